@@ -1,0 +1,1 @@
+"""Generated stubs of the contract `sluice.v1`. Written by tools/generate_stubs.py, never by hand."""

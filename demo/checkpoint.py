@@ -1,0 +1,68 @@
+"""A training run on disk: weights and optimiser state as safetensors, progress as JSON.
+
+In: tensors and a `Progress`. Out: the same, later. `state.json` is replaced last and in one move, so a run killed at
+any moment finds the checkpoint before it whole. Knows nothing of models.
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+STATE_FILE = "state.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    step: int = 0  # steps done
+    num_tokens: int = 0  # tokens seen
+    seconds: float = 0.0  # of work, over all the sittings
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    progress: Progress
+    weights: dict[str, Tensor]
+    optimiser: dict[str, Tensor]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = file_names(checkpoint.progress.step)
+    save_file(checkpoint.weights, folder / names[0])
+    save_file(checkpoint.optimiser, folder / names[1])
+    write_whole(folder / STATE_FILE, json.dumps(dataclasses.asdict(checkpoint.progress)) + "\n")
+    for path in folder.glob("*.safetensors"):
+        if path.name not in names:
+            path.unlink()
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """The last whole checkpoint, or None where there is none."""
+    progress = load_progress(folder)
+    if progress is None:
+        return None
+    weights, optimiser = file_names(progress.step)
+    return Checkpoint(progress, load_file(folder / weights), load_file(folder / optimiser))
+
+
+def load_progress(folder: Path) -> Progress | None:
+    path = folder / STATE_FILE
+    if not path.exists():
+        return None
+    return Progress(**json.loads(path.read_text()))
+
+
+def file_names(step: int) -> tuple[str, str]:
+    return f"weights-{step:06d}.safetensors", f"optimiser-{step:06d}.safetensors"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Never half a file: written beside, then moved over."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text)
+    os.replace(beside, path)

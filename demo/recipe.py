@@ -1,0 +1,63 @@
+"""How each demo model is trained: tokens, batches, rates. Values and plain arithmetic on the step number.
+
+In: a step. Out: its rate, its sequence length, where in the stream its sequences begin. Everything follows from the
+step alone, so a stopped run goes on exactly where it was. Knows nothing of tensors.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from demo.model import DRAFT, TARGET, Shape
+
+# Steps of the golden ratio round the stream: after any number of them every part has been met about equally often.
+GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True)
+class Recipe:
+    name: str  # the model's folder
+    shape: Shape
+    num_tokens: int  # seen in all, over several passes of the corpus
+    learns_from_target: bool  # the loss is the divergence from the target's distribution instead of the text's own loss
+    tokens_per_step: int = 4096
+    length: int = 512  # tokens of a sequence, until the decay
+    decay_length: int = 2048  # and during it: long enough to use every position the model offers
+    warmup_steps: int = 100
+    decay_share: float = 0.3  # of all steps, at the end; the rate falls to zero in a straight line
+    matrix_rate: float = 0.02  # Muon: every matrix between the embedding and the logits
+    other_rate: float = 0.003  # AdamW: the embedding and the norms
+    weight_decay: float = 0.05
+    seed: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_tokens // self.tokens_per_step
+
+    @property
+    def decay_start(self) -> int:
+        return self.num_steps - int(self.num_steps * self.decay_share)
+
+
+TARGET_RECIPE = Recipe("target", TARGET, num_tokens=10_000_000, learns_from_target=False)
+DRAFT_RECIPE = Recipe("draft", DRAFT, num_tokens=6_000_000, learns_from_target=True)
+
+
+def rate_factor(recipe: Recipe, step: int) -> float:
+    """Up in a line, level, down in a line to zero; the rates are multiplied by it."""
+    up = (step + 1) / recipe.warmup_steps
+    down = (recipe.num_steps - step) / max(recipe.num_steps - recipe.decay_start, 1)
+    return max(min(up, 1.0, down), 0.0)
+
+
+def sequence_length(recipe: Recipe, step: int) -> int:
+    return recipe.length if step < recipe.decay_start else recipe.decay_length
+
+
+def sequence_starts(recipe: Recipe, step: int, stream_length: int) -> npt.NDArray[np.int64]:
+    """Where this step's sequences begin in a stream of `stream_length` tokens; int64 [sequences]."""
+    length = sequence_length(recipe, step)
+    num_sequences = recipe.tokens_per_step // length
+    turns = (np.arange(num_sequences) + step * num_sequences + 1) * GOLDEN % 1.0
+    return (turns * (stream_length - length)).astype(np.int64)

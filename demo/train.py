@@ -1,0 +1,164 @@
+"""Train the demo models: `python -m demo.train`.
+
+In: the standard library of the Python that runs it. Out: checkpoints under `.demo-training/`, and the finished models
+under `demo/target` and `demo/draft`. Stops at Ctrl-C after the step it is in, and goes on from there when run again.
+"""
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+import typer
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from demo import bpe, checkpoint, corpus, recipe
+from demo.model import Llama, initialise
+from demo.optimiser import Optimiser
+
+TRAINING_FOLDER = Path(".demo-training")
+TOKENIZER_FILE = "tokenizer.json"
+SAVE_EVERY = 100  # steps: two minutes of a slow CPU
+SAY_EVERY = 20  # steps
+
+Teacher = Callable[[Tensor], Tensor]
+
+
+class Which(StrEnum):
+    TARGET = "target"
+    DRAFT = "draft"
+    BOTH = "both"
+
+
+def main(
+    which: Annotated[Which, typer.Option(help="which model to train")] = Which.BOTH,
+    tokens: Annotated[int | None, typer.Option(help="tokens to see instead of the recipe's number")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    folder: Annotated[Path, typer.Option(help="where checkpoints go")] = TRAINING_FOLDER,
+) -> None:
+    """Train the demo models on the standard library's source, resuming what an earlier run left."""
+    on = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    ids = training_stream(folder)
+    recipes = [one for one in (recipe.TARGET_RECIPE, recipe.DRAFT_RECIPE) if which in (one.name, Which.BOTH)]
+    stop = StopSignal()
+    for one in recipes:
+        train(dataclasses.replace(one, num_tokens=tokens or one.num_tokens), ids, folder, on, stop)
+        if stop.is_set:
+            return
+
+
+class StopSignal:
+    """Ctrl-C or a polite kill, noted and obeyed between two steps."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.note)
+
+    def note(self, number: int, frame: object) -> None:
+        self.is_set = True
+
+
+def training_stream(folder: Path) -> Tensor:
+    """The training split as one stream of ids (int64), with the tokenizer made on the first run."""
+    documents = corpus.collect(corpus.stdlib_root()).train
+    path = folder / TOKENIZER_FILE
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_whole(path, bpe.train_tokenizer([document.text for document in documents]).to_str())
+    return torch.from_numpy(bpe.stream(bpe.encode_documents(bpe.load_tokenizer(path), documents)))
+
+
+def train(plan: recipe.Recipe, ids: Tensor, folder: Path, device: torch.device, stop: StopSignal) -> Llama:
+    """Run `plan` to its end or to `stop`, saving as it goes; the model as it then is."""
+    run = Run(plan, folder, device)
+    with Progress(TextColumn(plan.name), *Progress.get_default_columns()[1:2], MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+        task = bar.add_task(plan.name, total=plan.num_steps, completed=run.progress.step)
+        while run.progress.step < plan.num_steps and not stop.is_set:
+            loss = run.step(ids)
+            bar.update(task, completed=run.progress.step)
+            if run.progress.step % SAY_EVERY == 0:
+                bar.console.print(f"{plan.name} {run.progress.step}/{plan.num_steps} loss {loss:.4f} {run.progress.seconds:.0f} s")
+            if run.progress.step % SAVE_EVERY == 0:
+                run.save()
+    run.save()
+    return run.model
+
+
+class Run:
+    """One model in training: its weights, its optimiser and how far it is."""
+
+    def __init__(self, plan: recipe.Recipe, folder: Path, device: torch.device) -> None:
+        self.plan = plan
+        self.folder = folder / plan.name
+        self.device = device
+        self.model = Llama(plan.shape)
+        initialise(self.model, plan.seed)
+        self.model.to(device)
+        self.optimiser = Optimiser(self.model, plan.matrix_rate, plan.other_rate, plan.weight_decay)
+        self.progress = checkpoint.Progress()
+        self.teacher = load_teacher(folder, device) if plan.learns_from_target else None
+        self.resume()
+
+    def resume(self) -> None:
+        saved = checkpoint.load(self.folder)
+        if saved is None:
+            return
+        self.progress = saved.progress
+        self.model.load_state_dict(saved.weights)
+        for name, tensor in saved.optimiser.items():
+            self.optimiser.state[name].copy_(tensor)
+
+    def save(self) -> None:
+        checkpoint.save(
+            self.folder, checkpoint.Checkpoint(self.progress, self.model.state_dict(), self.optimiser.state)
+        )
+
+    def step(self, ids: Tensor) -> float:
+        """One batch of `ids` (the whole stream), one move; the loss before it, in nats a token."""
+        began = time.monotonic()
+        step = self.progress.step
+        inputs, labels = batch(self.plan, step, ids, self.device)
+        loss = loss_of(self.model(inputs), inputs, labels, self.teacher)
+        loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.optimiser.step(step, recipe.rate_factor(self.plan, step))
+        nats = loss.item()
+        self.progress = checkpoint.Progress(
+            step + 1, self.progress.num_tokens + inputs.numel(), self.progress.seconds + time.monotonic() - began
+        )
+        return nats
+
+
+def batch(plan: recipe.Recipe, step: int, ids: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of a step, each [sequences, length] (int64)."""
+    starts = torch.from_numpy(recipe.sequence_starts(plan, step, ids.shape[0] - 1))
+    rows = ids[starts[:, None] + torch.arange(recipe.sequence_length(plan, step) + 1)].to(device)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def loss_of(logits: Tensor, inputs: Tensor, labels: Tensor, teacher: Teacher | None) -> Tensor:
+    """Mean cross-entropy in nats: against the text, or against the teacher's distribution where there is one."""
+    if teacher is None:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    with torch.no_grad():
+        wanted = teacher(inputs).softmax(dim=2)
+    return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(0, 1))
+
+
+def load_teacher(folder: Path, device: torch.device) -> Teacher:
+    saved = checkpoint.load(folder / recipe.TARGET_RECIPE.name)
+    if saved is None:
+        raise typer.BadParameter(f"the draft learns from the target, and {folder} holds none: train the target first")
+    model = Llama(recipe.TARGET_RECIPE.shape)
+    model.load_state_dict(saved.weights)
+    return model.to(device).eval()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,28 @@
+"""The engine's settings: frozen, read once, never written to. Computed quantities (block count, dtype) are returned by
+whoever computed them and passed on. Stdlib only."""
+
+import dataclasses
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def option(default: _T, text: str) -> _T:
+    """A dataclass field whose help text the command line shows."""
+    # typed as the value, as dataclasses.field itself is
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine needs to know beyond the checkpoint itself."""
+
+    device: str = option("auto", "auto, cpu or cuda; auto takes CUDA where there is one")
+    dtype: str = option("auto", "auto, float32 or bfloat16; auto takes bfloat16 where the device computes in it")
+    max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
+    max_num_seqs: int = option(64, "sequences that run at once at most")
+    max_num_batched_tokens: int = option(512, "tokens computed in one step at most (chunked prefill)")
+    block_size: int = option(32, "tokens in a KV cache block")
+    kv_cache_tokens: int = option(0, "tokens the KV cache holds; 0 sizes it from memory and max_num_seqs")
+    prefix_caching: bool = option(True, "share the KV cache of equal prompt prefixes of one tenant")
+    threads: int = option(0, "compute threads; 0 takes the cores that the process may use")

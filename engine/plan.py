@@ -1,0 +1,98 @@
+"""What one step will do, as flat lists: the scheduler's decision and all that a runner is told.
+
+A row is one scheduled sequence; rows with one token to compute come before longer ones. Stdlib only.
+"""
+
+import dataclasses
+
+from engine.request import SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """A sequence takes a slot: the runner resets everything it keeps for that slot.
+
+    Attributes:
+        slot: the permanent row of the runner's state.
+        barred_ids: ids that may not be sampled before position `min_position` (min_tokens).
+        min_position: first position whose token may be one of `barred_ids`.
+    """
+
+    slot: int
+    params: SamplingParams
+    barred_ids: tuple[int, ...]
+    min_position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """One step.
+
+    Attributes:
+        step: counts from 1.
+        slots: per row, the sequence's slot.
+        query_lens: per row, tokens to compute, ≥ 1.
+        starts: per row, position of the first of them = tokens already in the cache.
+        token_ids: the tokens to compute of all rows, one row after the other.
+        samples: per row, whether its last token is the newest that exists, so that one is sampled after it.
+        placements: slots newly taken since the last plan, applied first.
+        new_blocks: (slot, index in its block table, block ids) added since the last plan.
+    """
+
+    step: int
+    slots: list[int]
+    query_lens: list[int]
+    starts: list[int]
+    token_ids: list[int]
+    samples: list[bool]
+    placements: list[Placement]
+    new_blocks: list[tuple[int, int, list[int]]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return len(self.token_ids)
+
+    def row(self, i: int) -> "Plan":
+        """The plan of row `i` alone, its slot already placed: used to find the one request that breaks a step."""
+        first = sum(self.query_lens[:i])
+        return Plan(
+            step=self.step,
+            slots=[self.slots[i]],
+            query_lens=[self.query_lens[i]],
+            starts=[self.starts[i]],
+            token_ids=self.token_ids[first : first + self.query_lens[i]],
+            samples=[self.samples[i]],
+            placements=[],
+            new_blocks=[],
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one sampled token under the raw logits, and its best rivals.
+
+    Attributes:
+        rank: 1 for the most likely token.
+        top_ids: the most likely ids, best first, as many as were asked for.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step made of its rows.
+
+    Attributes:
+        token_ids: per row, the sampled token, or -1 for a row that samples none.
+        failed: rows whose logits held no usable number (NaN, infinity) or whose computation raised.
+        logprobs: of the rows that asked for them.
+    """
+
+    token_ids: list[int]
+    failed: frozenset[int] = frozenset()
+    logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)

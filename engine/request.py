@@ -1,0 +1,145 @@
+"""What is asked of the engine, as frozen values, and the one function that says whether it may be asked.
+
+`check_params` and `check_prompt` run at the gateway, the tokenizer and again at engine admission: the engine trusts
+nobody. Stdlib only; knows nothing of tensors, sockets or text.
+"""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Sequence
+
+from engine.errors import context_exceeded, invalid
+
+
+class FinishReason(enum.StrEnum):
+    """Why an output ended well. Anything else is a `ServiceError`."""
+
+    LENGTH = "length"
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What a model and this server allow. One table, known to every stage.
+
+    Attributes:
+        context_length: tokens of prompt plus output that the model and the server's setting allow.
+        vocab_size: width of the logits; every token id is below it.
+    """
+
+    context_length: int
+    vocab_size: int
+    max_prompt_bytes: int = 1 << 20
+    max_logprobs: int = 20
+    max_stop_strings: int = 16
+    max_stop_bytes: int = 256
+    max_stop_token_ids: int = 64
+    max_priority: int = 1000
+    max_temperature: float = 100.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Effective sampling parameters: every default is filled in by the gateway before this is made.
+
+    Attributes:
+        max_tokens: tokens to generate at most; 0 means as many as the context allows.
+        min_tokens: end-of-sequence and stop ids are barred until so many tokens exist.
+        temperature: 0 is greedy.
+        top_k: keep the k most likely; 0 keeps all.
+        top_p: keep the smallest set whose mass reaches p; 1 keeps all.
+        min_p: drop tokens less likely than min_p times the most likely; 0 keeps all.
+        seed: 64-bit key of the counter-based noise.
+        stop_token_ids: ids that end the output (FinishReason.STOP_TOKEN).
+        ignore_eos: go on after the model's end-of-sequence ids.
+        logprobs: candidates to report per token; -1 reports none, 0 only the chosen token's.
+    """
+
+    max_tokens: int = 0
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request as the engine takes it.
+
+    Attributes:
+        request_id: 128 random bits in hex, made by the gateway.
+        prompt_ids: the prompt's token ids, at least one.
+        priority: higher is sooner.
+        arrival_s: engine clock at arrival.
+        deadline_s: engine clock after which nobody waits for it; infinity when there is none.
+        cache_salt: keeps tenants' prefixes apart (and model revisions and adapters): part of the first block's hash.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    arrival_s: float = 0.0
+    deadline_s: float = math.inf
+    cache_salt: bytes = b""
+
+
+def check_params(params: SamplingParams, limits: Limits) -> None:
+    """Raise `ServiceError` INVALID_ARGUMENT naming the first field out of range, its value and its limit."""
+    _in_range("max_tokens", params.max_tokens, 0, limits.context_length)
+    _in_range("min_tokens", params.min_tokens, 0, limits.context_length)
+    if params.max_tokens and params.min_tokens > params.max_tokens:
+        raise invalid("min_tokens", f"{params.min_tokens} is above max_tokens {params.max_tokens}")
+    _in_range("temperature", params.temperature, 0.0, limits.max_temperature)
+    _in_range("top_k", params.top_k, 0, 2**31 - 1)
+    if not 0.0 < params.top_p <= 1.0:  # also refuses NaN
+        raise invalid("top_p", f"{params.top_p} is not in (0, 1]")
+    _in_range("min_p", params.min_p, 0.0, 1.0)
+    _in_range("seed", params.seed, 0, 2**64 - 1)
+    _in_range("logprobs", params.logprobs, -1, limits.max_logprobs)
+    if len(params.stop_token_ids) > limits.max_stop_token_ids:
+        raise invalid("stop_token_ids", f"{len(params.stop_token_ids)} ids; at most {limits.max_stop_token_ids}")
+    check_ids("stop_token_ids", params.stop_token_ids, limits)
+
+
+def check_prompt(num_tokens: int, params: SamplingParams, limits: Limits) -> None:
+    """Raise `ServiceError` when a prompt of `num_tokens` is empty or leaves no room for what is to be generated."""
+    if num_tokens == 0:
+        raise invalid("prompt", "has no tokens; send at least one")
+    needed = max(params.max_tokens, params.min_tokens, 1)
+    if num_tokens + needed > limits.context_length:
+        raise context_exceeded(
+            num_tokens + needed,
+            limits.context_length,
+            f"prompt has {num_tokens} tokens; this model allows {limits.context_length} minus the {needed} to generate",
+        )
+
+
+def check_priority(priority: int, limits: Limits) -> None:
+    """Raise `ServiceError` when the priority is outside ±`limits.max_priority`."""
+    _in_range("priority", priority, -limits.max_priority, limits.max_priority)
+
+
+def check_ids(field: str, ids: Sequence[int], limits: Limits) -> None:
+    """Raise `ServiceError` naming the first id outside the width of the logits (not the tokenizer's size)."""
+    if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
+        at, value = next((i, t) for i, t in enumerate(ids) if not 0 <= t < limits.vocab_size)
+        raise invalid(f"{field}[{at}]", f"{value} is not in [0, {limits.vocab_size})", limit=limits.vocab_size)
+
+
+def effective_max_tokens(num_prompt: int, params: SamplingParams, limits: Limits) -> int:
+    """Tokens this request may generate: its own bound, or all that the context leaves."""
+    return params.max_tokens or limits.context_length - num_prompt
+
+
+def _in_range(field: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # written so that NaN fails
+        raise invalid(field, f"{value} is not in [{low}, {high}]", limit=high if value > high else low)

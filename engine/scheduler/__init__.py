@@ -1,0 +1,1 @@
+"""Decides which tokens run next. Pure Python: the clock is passed in, no tensor is seen."""

@@ -1,0 +1,104 @@
+"""The service's settings, and the one place that turns settings into an environment for child processes.
+
+Every field is a flag `--field-name` and an environment variable `SLUICE_FIELD_NAME` (see `services.cli.options`).
+Frozen and read once. Knows nothing of what the settings do.
+"""
+
+import dataclasses
+import math
+
+from engine.config import EngineConfig, option
+from engine.errors import Code, ServiceError
+from services.messages import Role
+
+ENV_PREFIX = "SLUICE_"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """How the processes of one service find each other, what they admit and what they tell."""
+
+    model: str = option("demo", "a checkpoint directory, a Hugging Face hub id, or demo, the embedded model")
+    revision: str = option("", "branch, tag or commit of a hub model")
+    served_model_name: str = option("", "the name clients ask for; default: as in --model")
+    listen: str = option("127.0.0.1:50051", "host:port of the gRPC server; port 0 takes a free one")
+    role: str = option("", "run one process alone: gateway, tokenizer, engine or detokenizer")
+    process_id: str = option("", "this process's name in the peer tables; default: <role>-0")
+    inbox: str = option("", "where this process listens for ring messages: tcp://host:port or ipc://path")
+    gateway_peers: str = option("", "id=address, comma-separated, of every gateway")
+    tokenizer_peers: str = option("", "id=address, comma-separated, of every tokenizer")
+    engine_peers: str = option("", "id=address, comma-separated, of every engine")
+    detokenizer_peers: str = option("", "id=address, comma-separated, of every detokenizer")
+    gateways: int = option(1, "gateway processes, sharing the port")
+    tokenizers: int = option(1, "tokenizer processes")
+    detokenizers: int = option(1, "detokenizer processes")
+    encoding_threads: int = option(1, "threads of a tokenizer process that encode prompts")
+    max_open_requests: int = option(256, "requests admitted at once; more are refused with RESOURCE_EXHAUSTED")
+    max_prompt_bytes: int = option(1 << 20, "bytes of a prompt at most")
+    probe_interval_s: float = option(0.25, "seconds between health probes round the ring")
+    probe_timeout_s: float = option(5.0, "seconds without a probe's return after which the ring counts as stuck")
+    grace_s: float = option(30.0, "seconds that running generations get to finish after SIGTERM")
+    metrics_port: int = option(0, "first port of the Prometheus endpoints, one for each process; 0 is off")
+    otlp_endpoint: str = option("", "OTLP/gRPC collector for traces, http://host:port; empty is off")
+    log_level: str = option("info", "debug, info, warning or error")
+    log_format: str = option("console", "console or json")
+
+
+def to_environment(engine: EngineConfig, service: ServiceConfig) -> dict[str, str]:
+    """The settings as environment variables, which is how a supervisor hands them to its children."""
+    fields = {**dataclasses.asdict(engine), **dataclasses.asdict(service)}
+    return {ENV_PREFIX + name.upper(): _as_text(value) for name, value in fields.items()}
+
+
+def parse_peers(role: Role, text: str) -> dict[str, str]:
+    """A peer table {id: address} from "id=address,…". Raises ServiceError naming the flag when it is malformed."""
+    table: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, address = entry.partition("=")
+        if not name or not address.startswith(("tcp://", "ipc://")):
+            raise bad_setting(f"{role}_peers", f"{entry!r} is not id=tcp://host:port or id=ipc://path")
+        if name in table:
+            raise bad_setting(f"{role}_peers", f"the id {name!r} is given twice")
+        table[name] = address
+    return table
+
+
+def check(engine: EngineConfig, service: ServiceConfig) -> None:
+    """Raise ServiceError naming the first setting that is out of range, before any process starts."""
+    for name in ("gateways", "tokenizers", "detokenizers", "encoding_threads", "max_open_requests", "max_prompt_bytes"):
+        _at_least(name, getattr(service, name), 1)
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        _at_least(name, getattr(engine, name), 1)
+    for name in ("max_model_len", "kv_cache_tokens", "threads"):
+        _at_least(name, getattr(engine, name), 0)
+    for name in ("probe_interval_s", "probe_timeout_s", "grace_s"):
+        value = getattr(service, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise bad_setting(name, f"{value} is not a number of seconds")
+    _one_of("device", engine.device, ("auto", "cpu", "cuda"))
+    _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
+    _one_of("role", service.role, ("", *Role))
+    _one_of("log_level", service.log_level, ("debug", "info", "warning", "error"))
+    _one_of("log_format", service.log_format, ("console", "json"))
+    if not 0 <= service.metrics_port <= 65000:
+        raise bad_setting("metrics_port", f"{service.metrics_port} is not in [0, 65000]")
+
+
+def bad_setting(name: str, message: str) -> ServiceError:
+    """A setting that cannot be used; names the flag."""
+    flag = "--" + name.replace("_", "-")
+    return ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", f"{flag}: {message}", field=name)
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise bad_setting(name, f"{value} is below {low}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise bad_setting(name, f"{value!r} is not one of {', '.join(filter(None, allowed))}")
+
+
+def _as_text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

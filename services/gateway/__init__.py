@@ -1,0 +1,1 @@
+"""The front door: gRPC on one side, the ring on the other."""

@@ -1,0 +1,40 @@
+"""How much may be open at once: a count of requests and a budget of tokens. Pure; knows no request."""
+
+from engine.errors import Code, ServiceError, queue_full
+
+BYTES_PER_TOKEN = 4  # of English text under the usual vocabularies; only an estimate, exact counts come later
+
+
+class Admission:
+    """Counts what is open. A lone request is let in whatever it reserves: the engine knows if it can never fit."""
+
+    def __init__(self, max_requests: int, max_tokens: int) -> None:
+        self.max_requests = max_requests
+        self.max_tokens = max_tokens
+        self.num_requests = 0
+        self.num_tokens = 0
+
+    def reserve(self, num_tokens: int) -> None:
+        """Take a place and `num_tokens`, or raise `ServiceError` QUEUE_FULL with a time to try again."""
+        if self.num_requests >= self.max_requests:
+            raise queue_full(self.num_requests, self.max_requests)
+        if self.num_requests and self.num_tokens + num_tokens > self.max_tokens:
+            raise _budget_full(self.num_requests, self.num_tokens, num_tokens, self.max_tokens)
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+
+    def release(self, num_tokens: int) -> None:
+        """Give back what `reserve` took."""
+        self.num_requests -= 1
+        self.num_tokens -= num_tokens
+
+
+def _budget_full(depth: int, reserved: int, wanted: int, limit: int) -> ServiceError:
+    return ServiceError(
+        Code.RESOURCE_EXHAUSTED,
+        "QUEUE_FULL",
+        f"{depth} open requests hold {reserved} tokens and this one needs {wanted}; this server admits {limit}: "
+        "try again later or lower max_tokens",
+        details={"queue_depth": str(depth), "limit": str(limit), "actual": str(reserved + wanted)},
+        retry_after_s=1.0,
+    )

@@ -1,0 +1,175 @@
+"""From messages to the contract: deltas, outputs, usage, timings. Pure; the hot path of a stream."""
+
+from collections.abc import Callable, Sequence
+
+from google.protobuf.duration_pb2 import Duration
+from sluice.v1 import inference_pb2, types_pb2
+
+from engine.request import FinishReason
+from services.gateway.observer import Used
+from services.gateway.open_requests import OpenRequest
+from services.messages import Text, Timings, Tokenized, TokenRecord
+
+_REASONS = {
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
+    FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
+}
+
+
+def accepted(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
+    """First message of a stream."""
+    envelope = request.envelope
+    made = types_pb2.Accepted(
+        generation_id=envelope.request_id, model=envelope.model, revision=envelope.revision, params=effective(request)
+    )
+    return inference_pb2.StreamGenerateResponse(accepted=made)
+
+
+def delta(request: OpenRequest, texts: Sequence[Text]) -> inference_pb2.StreamGenerateResponse:
+    """`texts`, which wait together, as one delta."""
+    response = inference_pb2.StreamGenerateResponse()
+    made = response.delta
+    made.generation_id = request.envelope.request_id
+    made.seq = request.last_seq
+    made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
+    made.coalesced_steps = len(texts)
+    made.consumed = sum([len(one.tokens) for one in texts])
+    if request.asked.token_records:
+        for one in texts:
+            add_tokens(made.tokens.add, one.tokens)
+    return response
+
+
+def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecord]) -> None:
+    """Add a `Token` for each record through `add`, a repeated field's own."""
+    for record in records:
+        token = add(id=record.id, piece=record.piece)
+        scores = record.logprobs
+        if scores is None:
+            continue
+        token.logprob = scores.logprob
+        token.rank = scores.rank
+        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=True)
+        for rank, (rival, piece, logprob) in enumerate(rivals, start=1):
+            token.candidates.add(id=rival, piece=piece, logprob=logprob, rank=rank)
+
+
+def output_finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateResponse:
+    """The end of the one output."""
+    made = types_pb2.OutputFinished(
+        generation_id=request.envelope.request_id,
+        finish_reason=reason(last),
+        stop_match=stop_match(last),
+        completion_tokens=request.num_tokens,
+    )
+    return inference_pb2.StreamGenerateResponse(output_finished=made)
+
+
+def finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateResponse:
+    """The end of the generation."""
+    made = types_pb2.Finished(
+        generation_id=request.envelope.request_id,
+        last_seq=request.last_seq,
+        usage=usage(used(request)),
+        timings=timings(used(request)),
+        params=effective(request),
+    )
+    return inference_pb2.StreamGenerateResponse(finished=made)
+
+
+def whole(request: OpenRequest, last: Text) -> inference_pb2.GenerateResponse:
+    """The answer of a unary generation."""
+    texts = request.take_all()
+    envelope = request.envelope
+    output = types_pb2.Output(
+        text="".join([one.text for one in texts]),
+        finish_reason=reason(last),
+        stop_match=stop_match(last),
+        completion_tokens=request.num_tokens,
+    )
+    if request.asked.token_records:
+        for one in texts:
+            add_tokens(output.tokens.add, one.tokens)
+    return inference_pb2.GenerateResponse(
+        generation_id=envelope.request_id,
+        model=envelope.model,
+        revision=envelope.revision,
+        outputs=[output],
+        usage=usage(used(request)),
+        timings=timings(used(request)),
+        params=effective(request),
+    )
+
+
+def tokenized(request: OpenRequest, value: Tokenized) -> inference_pb2.TokenizeResponse:
+    """The answer of Tokenize."""
+    response = inference_pb2.TokenizeResponse(model=request.envelope.model, revision=request.envelope.revision)
+    for token_id, piece in zip(memoryview(value.ids).cast("i"), value.pieces, strict=True):
+        response.tokens.add(id=token_id, piece=piece)
+    return response
+
+
+def effective(request: OpenRequest) -> types_pb2.EffectiveParams | None:
+    """Parameters as used; `max_tokens` as the engine settled it."""
+    params = request.asked.effective
+    if params is not None and request.admitted is not None:
+        params.sampling.max_tokens = request.admitted.max_tokens
+    return params
+
+
+def used(request: OpenRequest) -> Used:
+    """What a request has used so far, finished or not."""
+    last = request.outcome if isinstance(request.outcome, Text) else None
+    admitted = request.admitted
+    return Used(
+        num_prompt=admitted.num_prompt if admitted else 0,
+        num_cached=admitted.num_cached if admitted else 0,
+        num_completion=request.num_tokens,
+        ttft_s=request.first_token_s - request.started_s if request.first_token_s is not None else 0.0,
+        finish_reason=last.finish.value if last and last.finish else "",
+        timings=last.timings if last else None,
+    )
+
+
+def usage(spent: Used) -> types_pb2.Usage:
+    """As the contract has it."""
+    return types_pb2.Usage(
+        prompt_tokens=spent.num_prompt, cached_tokens=spent.num_cached, completion_tokens=spent.num_completion
+    )
+
+
+def timings(spent: Used) -> types_pb2.Timings:
+    """As the contract has it."""
+    phases = spent.timings or Timings()
+    return types_pb2.Timings(
+        queue=duration(phases.queue_s),
+        tokenize=duration(phases.tokenize_s),
+        prefill=duration(phases.prefill_s),
+        decode=duration(phases.decode_s),
+        detokenize=duration(phases.detokenize_s),
+        ttft=duration(spent.ttft_s),
+        preemptions=phases.num_preemptions,
+    )
+
+
+def duration(seconds: float) -> Duration:
+    """Seconds, not negative, as a Duration."""
+    made = Duration()
+    made.FromNanoseconds(int(max(0.0, seconds) * 1e9))
+    return made
+
+
+def reason(last: Text) -> types_pb2.FinishReason:
+    """Why the output ended."""
+    return types_pb2.FINISH_REASON_UNSPECIFIED if last.finish is None else _REASONS[last.finish]
+
+
+def stop_match(last: Text) -> types_pb2.StopMatch | None:
+    """What ended the output, if something of its own did."""
+    if last.finish is FinishReason.STOP_STRING:
+        return types_pb2.StopMatch(text=last.stop_match)
+    if last.finish in (FinishReason.EOS, FinishReason.STOP_TOKEN) and last.tokens:
+        return types_pb2.StopMatch(token_id=last.tokens[-1].id)
+    return None

@@ -1,0 +1,95 @@
+"""Which fields of a request this server acts on, and which it refuses: none is accepted and ignored.
+
+Two tables of field paths; a test walks the descriptors and fails on a field that is in neither. Knows no values but
+the neutral ones, with which a field that is not built means the same as its absence.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from sluice.v1 import types_pb2
+
+from engine.errors import unsupported
+
+BUILT = frozenset(
+    [
+        "model",
+        "revision",
+        "text",
+        "token_ids",
+        "token_ids.ids",
+        "chat",
+        "chat.messages",
+        "chat.messages.role",
+        "chat.messages.parts",
+        "chat.messages.parts.text",
+        "chat.add_generation_prompt",
+        "sampling",
+        "sampling.max_tokens",
+        "sampling.min_tokens",
+        "sampling.temperature",
+        "sampling.top_k",
+        "sampling.top_p",
+        "sampling.min_p",
+        "sampling.seed",
+        "stop",
+        "stop.strings",
+        "stop.token_ids",
+        "stop.include",
+        "stop.ignore_eos",
+        "output",
+        "output.logprobs",
+        "output.token_records",
+        "cache",
+        "scheduling",
+        "scheduling.priority",
+        "speculation",
+    ]
+)
+
+NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are accepted, as they ask for nothing
+    "adapter": ("",),
+    "chat.messages.parts.image": (),
+    "sampling.typical_p": (1.0,),
+    "sampling.presence_penalty": (0.0,),
+    "sampling.frequency_penalty": (0.0,),
+    "sampling.repetition_penalty": (1.0,),
+    "sampling.logit_bias": (),
+    "sampling.n": (1,),
+    "sampling.best_of": (1,),
+    "sampling.beam": (),
+    "output.logprob_token_ids": (),
+    "output.prompt_logprobs": (),
+    "output.echo": (False,),
+    "output.skip_special_tokens": (True,),
+    "constraint": (),
+    "cache.bypass": (False,),
+    "scheduling.ttft_target": (),
+    "scheduling.on_disconnect": (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL),
+    "scheduling.detach_ttl": (),
+    "speculation.enabled": (False,),
+    "speculation.max_tokens": (),
+    "idempotency_key": (),
+    "resume": (),
+    "credit_window": (),
+}
+
+
+def refuse_unbuilt(message: Message, path: str = "") -> None:
+    """Raise `ServiceError` FEATURE_UNSUPPORTED naming the first field of `message` that is set and not built."""
+    for field, value in message.ListFields():
+        name = path + field.name
+        if name in NOT_BUILT:
+            if value not in NOT_BUILT[name]:
+                raise unsupported(name, f"{name} is not supported by this server: leave it out")
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for one in _messages(field, value):
+                refuse_unbuilt(one, name + ".")
+
+
+def _messages(field: FieldDescriptor, value: object) -> Iterable[Message]:
+    if isinstance(value, Message):
+        return (value,)
+    assert isinstance(value, Iterable), field.full_name
+    return value

@@ -1,0 +1,75 @@
+"""What a gateway tells whoever watches it: the protocols, and a watcher that looks away. Knows no telemetry library."""
+
+import dataclasses
+from typing import Protocol
+
+from engine.request import SamplingParams
+from services.messages import Timings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Started:
+    """A request that was admitted. `params` is None for Tokenize and Detokenize."""
+
+    request_id: str
+    method: str
+    model: str
+    traceparent: str  # of the caller, or ""
+    tracestate: str
+    params: SamplingParams | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Used:
+    """What a request has used when it ends, well or not. Times in seconds; `ttft_s` is 0 without a token."""
+
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_completion: int = 0
+    ttft_s: float = 0.0
+    finish_reason: str = ""
+    timings: Timings | None = None
+
+
+class RequestTrace(Protocol):
+    """Follows one request."""
+
+    @property
+    def traceparent(self) -> str:
+        """W3C context that later stages hang their spans under, or ""."""
+
+    def first_token(self) -> None:
+        """Its first token has come."""
+
+    def ended(self, status_code: int, reason: str, used: Used) -> None:
+        """It is over; `status_code` is gRPC's (0 is OK), `reason` that of ErrorInfo or ""."""
+
+
+class Observer(Protocol):
+    """Follows a gateway."""
+
+    def request_started(self, started: Started) -> RequestTrace:
+        """A request was admitted."""
+
+    def count(self, name: str, **labels: str) -> None:
+        """Something happened that has no request: a refusal (`refused`), a dropped message (`dropped`)."""
+
+
+class Unobserved:
+    """An observer and trace that does nothing but hand the caller's trace context on."""
+
+    def __init__(self, traceparent: str = "") -> None:
+        self.traceparent = traceparent
+
+    def request_started(self, started: Started) -> RequestTrace:
+        """Pass the caller's context on."""
+        return Unobserved(started.traceparent)
+
+    def count(self, name: str, **labels: str) -> None:
+        """Nothing."""
+
+    def first_token(self) -> None:
+        """Nothing."""
+
+    def ended(self, status_code: int, reason: str, used: Used) -> None:
+        """Nothing."""

@@ -1,0 +1,207 @@
+"""The requests that are open, and the one terminal state of each.
+
+Messages of the ring go in, news for the handlers comes out. While a handler is busy writing, news gathers in its
+request and leaves as one delta; the first news always leaves alone. Pure: no clock, no loop, no protobuf; handlers are
+woken by a callback.
+"""
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+
+from engine.errors import ServiceError, stage_lost
+from services.gateway.errors import from_failed
+from services.gateway.translate import Asked
+from services.messages import Admitted, Detokenized, Envelope, Failed, Result, Text, Tokenized
+
+Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
+TOKEN_BYTES = 64  # what a waiting token record weighs at most, without its log probabilities
+
+
+def _nothing() -> None:
+    """Wakes nobody."""
+
+
+class State(enum.Enum):
+    """Where a request stands."""
+
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+    FAILED = enum.auto()
+    CANCELLED = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """What may wait unsent for one slow reader, and for how long."""
+
+    stall_timeout_s: float
+    max_deltas: int
+    max_bytes: int
+
+
+class OpenRequest:
+    """One request: what came for it, what of that has been taken, how it ended."""
+
+    def __init__(self, envelope: Envelope, asked: Asked, started_s: float, streams: bool) -> None:
+        self.envelope = envelope
+        self.asked = asked
+        self.started_s = started_s
+        self.streams = streams  # wake the handler for every message, not only for the last
+        self.on_news: Callable[[], None] = _nothing
+        self.interrupt: Callable[[], None] = _nothing  # breaks a write that does not end
+        self.outcome: Outcome | None = None
+        self.admitted: Admitted | None = None
+        self.first_token_s: float | None = None
+        self.num_tokens = 0  # received: the next message must start here
+        self.last_seq = 0
+        self.is_cancelled = False
+        self.is_interrupted = False
+        self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
+        self.num_writes = 0
+        self.is_writing = False
+        self._waiting: list[Text] = []
+        self._waiting_bytes = 0
+        self._watched_write = 0
+        self._stalled_s = 0.0
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        if self.outcome is None:
+            return State.RUNNING
+        if self.is_cancelled:
+            return State.CANCELLED
+        return State.FAILED if isinstance(self.outcome, ServiceError) else State.FINISHED
+
+    def receive(self, text: Text, now_s: float) -> str:
+        """Take a message; the reason if it was dropped, else "". A gap means loss and ends the request."""
+        if text.first_index < self.num_tokens:
+            return "duplicate"
+        if text.first_index > self.num_tokens:
+            self.end(stage_lost("detokenizer"))
+            return "gap"
+        if text.admitted is not None:
+            self.admitted = text.admitted
+        self.num_tokens += len(text.tokens)
+        if text.tokens or text.text:
+            self._waiting.append(text)
+            self._waiting_bytes += len(text.text) + TOKEN_BYTES * len(text.tokens)
+        if self.first_token_s is None and text.tokens:
+            self.first_token_s = now_s
+        if text.finish is not None:
+            self.ring_knows_end = True
+            self.end(text)
+        elif self.streams:
+            self.on_news()
+        return ""
+
+    def end(self, outcome: Outcome) -> bool:
+        """Set the one outcome; False if there is one already."""
+        if self.outcome is not None:
+            return False
+        self.outcome = outcome
+        self.on_news()
+        return True
+
+    def take(self) -> list[Text]:
+        """Messages for the next delta: the first of all alone, later ones together. Empty when nothing waits."""
+        waiting = self._waiting
+        if self.last_seq == 0 and len(waiting) > 1:
+            taken, self._waiting = waiting[:1], waiting[1:]
+        else:
+            taken, self._waiting = waiting, []
+            self._waiting_bytes = 0
+        if taken:
+            self.last_seq += 1
+        return taken
+
+    def take_all(self) -> list[Text]:
+        """Everything that waits, as one."""
+        taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return taken
+
+    def begin_write(self) -> None:
+        """The handler waits for the transport from here on."""
+        self.num_writes += 1
+        self.is_writing = True
+
+    def end_write(self) -> None:
+        """The transport took it."""
+        self.is_writing = False
+
+    def is_stuck(self, elapsed_s: float, limits: SlotLimits) -> bool:
+        """Whether its reader must be let go; called every `elapsed_s`. One slow write alone does not count."""
+        if not self.is_writing or self.num_writes != self._watched_write:
+            self._watched_write = self.num_writes
+            self._stalled_s = 0.0
+            return False
+        self._stalled_s += elapsed_s
+        if not self._waiting and self.outcome is None:
+            return False
+        too_long = self._stalled_s >= limits.stall_timeout_s
+        return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
+
+
+class OpenRequests:
+    """All of them, by id, and how the last few thousand others ended."""
+
+    def __init__(self, on_drop: Callable[[str], None], num_remembered: int = 4096) -> None:
+        self._open: dict[str, OpenRequest] = {}
+        self._ended: collections.OrderedDict[str, State] = collections.OrderedDict()
+        self._on_drop = on_drop
+        self._num_remembered = num_remembered
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        return iter(tuple(self._open.values()))
+
+    def add(self, request: OpenRequest) -> None:
+        """Open it."""
+        self._open[request.envelope.request_id] = request
+
+    def get(self, request_id: str) -> OpenRequest | None:
+        """The open request of that id."""
+        return self._open.get(request_id)
+
+    def state(self, request_id: str) -> State | None:
+        """Where it stands or how it ended; None if unknown or forgotten."""
+        request = self._open.get(request_id)
+        return request.state if request else self._ended.get(request_id)
+
+    def remove(self, request: OpenRequest) -> bool:
+        """Close it; False if it was closed already."""
+        request_id = request.envelope.request_id
+        if self._open.pop(request_id, None) is None:
+            return False
+        self._ended[request_id] = request.state
+        if len(self._ended) > self._num_remembered:
+            self._ended.popitem(last=False)
+        return True
+
+    def deliver(self, message: Text | Failed | Result, now_s: float) -> None:
+        """Hand a message of the ring to its request; drop and count what is late, stale, doubled or unknown."""
+        envelope = message.envelope
+        request = self._open.get(envelope.request_id)
+        dropped = "unknown" if request is None else _unfit(request, envelope)
+        if request is not None and not dropped:
+            dropped = _hand_over(request, message, now_s)
+        if dropped:
+            self._on_drop(dropped)
+
+
+def _unfit(request: OpenRequest, envelope: Envelope) -> str:
+    if envelope.attempt != request.envelope.attempt:
+        return "stale_attempt"
+    return "ended" if request.outcome is not None else ""
+
+
+def _hand_over(request: OpenRequest, message: Text | Failed | Result, now_s: float) -> str:
+    if isinstance(message, Text):
+        return request.receive(message, now_s)
+    request.ring_knows_end = True
+    request.end(from_failed(message) if isinstance(message, Failed) else message.value)
+    return ""

@@ -1,0 +1,63 @@
+"""What a gateway is told at its start, as frozen values. Reads no file, no environment and no argument."""
+
+import dataclasses
+
+from engine.request import Limits, SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model behind this gateway.
+
+    Attributes:
+        id: what requests name.
+        revision: names its weights exactly.
+        context_length: tokens of prompt plus output at most.
+        eos_ids: ids that end an output.
+        defaults: values of absent knobs (temperature, top_k, top_p, min_p, max_tokens).
+        architecture, dtype: names, for people.
+    """
+
+    id: str
+    revision: str
+    context_length: int
+    eos_ids: tuple[int, ...] = ()
+    defaults: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    architecture: str = ""
+    dtype: str = ""
+    num_parameters: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """All numbers of a gateway.
+
+    Attributes:
+        gateway_id: key of the peer table; the `origin` of every request.
+        listen: host:port; port 0 takes a free one.
+        routes: ids of the processes that a Probe visits, one tuple per way round the ring.
+        max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
+        probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
+        stall_timeout_s: a reader that takes nothing for so long, while there is news for it, is let go.
+        max_slot_deltas, max_slot_bytes: unsent news of one stream beyond which it is let go within two probe intervals.
+    """
+
+    gateway_id: str
+    model: ModelInfo
+    limits: Limits
+    listen: str = "127.0.0.1:50051"
+    routes: tuple[tuple[str, ...], ...] = ((),)
+    version: str = "0.1.0"
+    max_open_requests: int = 1024
+    max_reserved_tokens: int = 1 << 22
+    max_chat_messages: int = 4096
+    max_token_ids: int = 1 << 18
+    probe_interval_s: float = 0.25
+    probe_timeout_s: float = 5.0
+    stall_timeout_s: float = 10.0
+    max_slot_deltas: int = 256
+    max_slot_bytes: int = 64 << 10
+    reuse_port: bool = False
+    reflection: bool = True
+    max_receive_bytes: int = 16 << 20
+    max_send_bytes: int = 64 << 20

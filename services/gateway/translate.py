@@ -1,0 +1,217 @@
+"""From the contract to messages: defaults filled in, limits checked, what is not built refused.
+
+Takes sluice.v1 requests, gives work for the ring and the effective parameters. Knows no call, no state and no socket.
+"""
+
+import array
+import dataclasses
+import secrets
+import sys
+from collections.abc import Sequence
+
+from sluice.v1 import inference_pb2, types_pb2
+
+from engine.errors import invalid
+from engine.request import SamplingParams, check_ids, check_params, check_priority, check_prompt
+from services.gateway.admission import BYTES_PER_TOKEN
+from services.gateway.contract import refuse_unbuilt
+from services.gateway.errors import not_found
+from services.gateway.settings import GatewaySettings, ModelInfo
+from services.messages import (
+    ChatMessage,
+    ChatPrompt,
+    Detokenize,
+    Generate,
+    PromptInput,
+    Stops,
+    TextPrompt,
+    Tokenize,
+    TokenPrompt,
+    Work,
+)
+
+_ROLES = {
+    types_pb2.ROLE_SYSTEM: "system",
+    types_pb2.ROLE_USER: "user",
+    types_pb2.ROLE_ASSISTANT: "assistant",
+    types_pb2.ROLE_TOOL: "tool",
+    types_pb2.ROLE_DEVELOPER: "developer",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client asked for, ready for the ring.
+
+    Attributes:
+        reserve: tokens that admission sets aside.
+        effective: parameters to echo; `max_tokens` is set when the engine has said it. None without a generation.
+        token_records: whether the client wants a record per token.
+    """
+
+    work: Work
+    reserve: int = 0
+    effective: types_pb2.EffectiveParams | None = None
+    token_records: bool = True
+
+
+def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+    """The work of Generate and StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
+    _check_model(spec, settings.model)
+    refuse_unbuilt(spec)
+    limits = settings.limits
+    params = _params(spec, settings.model.defaults)
+    check_params(params, limits)
+    stops = _stops(spec.stop, settings)
+    scheduling = spec.scheduling
+    priority = scheduling.priority if scheduling.HasField("priority") else priority
+    check_priority(priority, limits)
+    prompt, size = _prompt(spec, params, settings)
+    output = params.max_tokens or max(0, limits.context_length - size)
+    return Asked(
+        work=Generate(prompt=prompt, params=params, stops=stops, priority=priority),
+        reserve=size + output,
+        effective=_effective(params, stops, priority, spec),
+        token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
+    )
+
+
+def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettings) -> Asked:
+    """The work of Tokenize. Raises `ServiceError`."""
+    _check_model(request, settings.model)
+    add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+    if request.WhichOneof("prompt") == "text":
+        _check_bytes(len(request.text.encode()), settings)
+        return Asked(Tokenize(prompt=TextPrompt(request.text), add_special_tokens=add))
+    if request.WhichOneof("prompt") != "chat":
+        raise invalid("prompt", "is missing; send text or chat")
+    refuse_unbuilt(request.chat, "chat.")
+    return Asked(Tokenize(prompt=_chat(request.chat, settings), add_special_tokens=add))
+
+
+def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> Asked:
+    """The work of Detokenize. Raises `ServiceError`."""
+    _check_model(request, settings.model)
+    ids = _ids("token_ids", request.token_ids, settings)
+    skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+    return Asked(Detokenize(ids=ids, skip_special_tokens=skip))
+
+
+def _check_model(
+    request: types_pb2.GenerationSpec | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest,
+    model: ModelInfo,
+) -> None:
+    if request.HasField("model") and request.model != model.id:
+        raise not_found("model", request.model, f"this server serves {model.id!r}")
+    if request.HasField("revision") and request.revision != model.revision:
+        raise not_found("model", f"{model.id}@{request.revision}", f"this server serves revision {model.revision!r}")
+
+
+def _params(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> SamplingParams:
+    asked, stop, output = spec.sampling, spec.stop, spec.output
+    if asked.HasField("max_tokens") and asked.max_tokens == 0:
+        raise invalid("max_tokens", "0 is below 1; leave it out to generate all that the context leaves", limit=1)
+    return SamplingParams(
+        max_tokens=asked.max_tokens or defaults.max_tokens,
+        min_tokens=asked.min_tokens,
+        temperature=asked.temperature if asked.HasField("temperature") else defaults.temperature,
+        top_k=asked.top_k if asked.HasField("top_k") else defaults.top_k,
+        top_p=asked.top_p if asked.HasField("top_p") else defaults.top_p,
+        min_p=asked.min_p if asked.HasField("min_p") else defaults.min_p,
+        seed=asked.seed if asked.HasField("seed") else secrets.randbits(64),
+        stop_token_ids=tuple(stop.token_ids),
+        ignore_eos=stop.ignore_eos,
+        logprobs=output.logprobs if output.HasField("logprobs") else -1,
+    )
+
+
+def _stops(stop: types_pb2.StopConditions, settings: GatewaySettings) -> Stops:
+    limits = settings.limits
+    if len(stop.strings) > limits.max_stop_strings:
+        raise invalid("stop.strings", f"{len(stop.strings)} strings; at most {limits.max_stop_strings}")
+    for at, text in enumerate(stop.strings):
+        if not 1 <= len(text.encode()) <= limits.max_stop_bytes:
+            size = len(text.encode())
+            raise invalid(f"stop.strings[{at}]", f"has {size} bytes; 1 to {limits.max_stop_bytes} are allowed")
+    return Stops(strings=tuple(stop.strings), include=stop.include)
+
+
+def _prompt(
+    spec: types_pb2.GenerationSpec, params: SamplingParams, settings: GatewaySettings
+) -> tuple[PromptInput, int]:
+    """The prompt and its size in tokens: exact for ids, estimated for text."""
+    match spec.WhichOneof("prompt"):
+        case "text":
+            size = len(spec.text.encode())
+            _check_bytes(size, settings)
+            if not size:
+                raise invalid("prompt", "is empty; send at least one byte of text")
+            return TextPrompt(spec.text), size // BYTES_PER_TOKEN + 1
+        case "token_ids":
+            ids = _ids("prompt.token_ids", spec.token_ids.ids, settings)
+            check_prompt(len(spec.token_ids.ids), params, settings.limits)
+            return TokenPrompt(ids), len(spec.token_ids.ids)
+        case "chat":
+            chat = _chat(spec.chat, settings)
+            return chat, sum(len(one.content) for one in chat.messages) // BYTES_PER_TOKEN + len(chat.messages)
+        case _:
+            raise invalid("prompt", "is missing; send text, token_ids or chat")
+
+
+def _ids(field: str, ids: Sequence[int], settings: GatewaySettings) -> bytes:
+    if len(ids) > settings.max_token_ids:
+        raise invalid(field, f"has {len(ids)} ids; at most {settings.max_token_ids}", limit=settings.max_token_ids)
+    check_ids(field, ids, settings.limits)
+    packed = array.array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> ChatPrompt:
+    if not 1 <= len(chat.messages) <= settings.max_chat_messages:
+        raise invalid("chat.messages", f"has {len(chat.messages)}; 1 to {settings.max_chat_messages} are allowed")
+    messages = []
+    for at, one in enumerate(chat.messages):
+        if one.role not in _ROLES:
+            raise invalid(f"chat.messages[{at}].role", f"{one.role} is not a role of this server")
+        if not 1 <= len(one.parts) <= 256:
+            raise invalid(f"chat.messages[{at}].parts", f"has {len(one.parts)}; 1 to 256 are allowed")
+        messages.append(ChatMessage(role=_ROLES[one.role], content="".join(part.text for part in one.parts)))
+    _check_bytes(sum(len(one.content.encode()) for one in messages), settings)
+    opening = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
+    return ChatPrompt(messages=tuple(messages), add_generation_prompt=opening)
+
+
+def _check_bytes(size: int, settings: GatewaySettings) -> None:
+    limit = settings.limits.max_prompt_bytes
+    if size > limit:
+        raise invalid("prompt", f"has {size} bytes; this server takes {limit}", limit=limit, actual=size)
+
+
+def _effective(
+    params: SamplingParams, stops: Stops, priority: int, spec: types_pb2.GenerationSpec
+) -> types_pb2.EffectiveParams:
+    records = spec.output.token_records if spec.output.HasField("token_records") else True
+    return types_pb2.EffectiveParams(
+        sampling=types_pb2.SamplingParams(
+            min_tokens=params.min_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=params.seed,
+            n=1,
+        ),
+        stop=types_pb2.StopConditions(
+            strings=stops.strings,
+            token_ids=params.stop_token_ids,
+            include=stops.include,
+            ignore_eos=params.ignore_eos,
+        ),
+        output=types_pb2.OutputOptions(
+            logprobs=params.logprobs if params.logprobs >= 0 else None, skip_special_tokens=True, token_records=records
+        ),
+        cache=types_pb2.CacheOptions(bypass=False),
+        scheduling=types_pb2.SchedulingOptions(priority=priority, on_disconnect=types_pb2.DISCONNECT_ACTION_CANCEL),
+    )

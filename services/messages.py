@@ -1,0 +1,282 @@
+"""What travels round the ring. msgspec tagged structs, schema-checked on arrival; no pickle, no ext types.
+
+Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel. For all:
+Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched), Probe, Report.
+A `Frame` is what one ZeroMQ message holds: everything one stage had for one peer at the end of one turn of its loop.
+Knows nothing of sockets, protobuf or tensors.
+"""
+
+import enum
+from typing import TypeAlias
+
+import msgspec
+
+from engine.request import FinishReason, SamplingParams
+
+SCHEMA_VERSION = 1
+
+
+class Role(enum.StrEnum):
+    """The stages, in ring order."""
+
+    GATEWAY = "gateway"
+    TOKENIZER = "tokenizer"
+    ENGINE = "engine"
+    DETOKENIZER = "detokenizer"
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Who and what a message is about; copied from stage to stage.
+
+    The time left to the deadline is re-stamped at every hop, as clocks of two hosts are not compared.
+    """
+
+    request_id: str  # 128 random bits, hex, made by the gateway
+    origin: str  # id of the gateway that owns the request: a key of the peer table, never an address
+    tenant: str = ""
+    model: str = ""
+    revision: str = ""
+    adapter: str = ""
+    attempt: int = 0
+    traceparent: str = ""  # W3C context of the span that later stages hang theirs under
+    tracestate: str = ""
+    time_left_s: float | None = None  # None: no deadline
+
+
+class TextPrompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A prompt as text; special tokens of the tokenizer's own template are added."""
+
+    text: str
+
+
+class TokenPrompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A prompt as token ids, used as they are. `ids` is little-endian int32."""
+
+    ids: bytes
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a conversation, text parts already joined."""
+
+    role: str
+    content: str
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A conversation for the checkpoint's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+    add_generation_prompt: bool = True
+
+
+PromptInput: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
+
+
+class Stops(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Stop strings, matched by the detokenizer."""
+
+    strings: tuple[str, ...] = ()
+    include: bool = False  # keep the matched string in the text
+
+
+class Generate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Work: generate from a prompt."""
+
+    prompt: PromptInput
+    params: SamplingParams
+    stops: Stops = Stops()
+    priority: int = 0
+
+
+class Tokenize(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Work: token ids of a prompt."""
+
+    prompt: PromptInput
+    add_special_tokens: bool = True
+
+
+class Detokenize(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Work: the text of token ids (little-endian int32)."""
+
+    ids: bytes
+    skip_special_tokens: bool = True
+
+
+Work: TypeAlias = Generate | Tokenize | Detokenize
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Gateway → tokenizer: a request that was accepted."""
+
+    envelope: Envelope
+    work: Work
+
+
+class Prompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Tokenizer → engine: the same as token ids (little-endian int32)."""
+
+    envelope: Envelope
+    ids: bytes
+    params: SamplingParams
+    stops: Stops
+    priority: int
+    tokenize_s: float  # time from arrival at the tokenizer to this message
+
+
+class Admitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the engine found when it took the request; rides on its first Tokens."""
+
+    num_prompt: int
+    num_cached: int  # prompt tokens whose keys and values were in the prefix cache
+    max_tokens: int  # effective
+    stops: Stops
+
+
+class Timings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Durations in seconds, filled in by the stage that measured them; ride on the last message of a request."""
+
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    detokenize_s: float = 0.0
+    num_preemptions: int = 0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Log probability (natural) of one sampled token, before temperature and truncation, and its best rivals."""
+
+    logprob: float
+    rank: int  # 1 is the most likely
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Engine → detokenizer: tokens of one output, contiguous from `first_index`."""
+
+    envelope: Envelope
+    first_index: int
+    ids: tuple[int, ...]
+    output_index: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()  # as many as ids, or none
+    admitted: Admitted | None = None  # on the first message of a request
+    finish: FinishReason | None = None  # the output ends with these tokens
+    timings: Timings | None = None  # with finish
+
+
+class TokenRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One token as the client sees it; bytes, because a token can be half a code point."""
+
+    id: int
+    piece: bytes
+    logprobs: TokenLogprobs | None = None
+    top_pieces: tuple[bytes, ...] = ()
+
+
+class Text(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Detokenizer → gateway: text that became certain, and the tokens consumed (also those held back)."""
+
+    envelope: Envelope
+    first_index: int
+    tokens: tuple[TokenRecord, ...]
+    text: str
+    output_index: int = 0
+    admitted: Admitted | None = None
+    finish: FinishReason | None = None
+    stop_match: str = ""  # with FinishReason.STOP_STRING
+    timings: Timings | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Behind its request, all the way round: release everything. Idempotent everywhere."""
+
+    envelope: Envelope
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """From any stage, forward to the gateway: this request has ended without success."""
+
+    envelope: Envelope
+    code: int
+    reason: str
+    message: str
+    field: str = ""
+    details: dict[str, str] = {}
+    retry_after_s: float = 0.0
+
+
+class Tokenized(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Answer to Tokenize."""
+
+    ids: bytes
+    pieces: tuple[bytes, ...]
+
+
+class Detokenized(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Answer to Detokenize."""
+
+    text: str
+
+
+class Result(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """An answer that later stages pass on untouched."""
+
+    envelope: Envelope
+    value: Tokenized | Detokenized
+
+
+class Visit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One process that a Probe came through."""
+
+    role: Role
+    id: str
+    epoch: int
+    progress: int  # engine: layers computed since start; others: messages handled
+
+
+class Probe(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Health: sent by a gateway, visits one process of each role named in `route`, comes back to its origin."""
+
+    origin: str
+    nonce: int
+    route: tuple[str, ...]  # ids of the tokenizer, engine and detokenizer to visit
+    visits: tuple[Visit, ...] = ()
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An engine's load."""
+
+    num_waiting: int = 0
+    num_running: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0  # free or reclaimable
+    block_size: int = 0
+    step_s: float = 0.0  # recent mean
+    tokens_per_s: float = 0.0
+    num_preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_query_tokens: int = 0
+
+
+class Report(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """An engine's state, flowing on round the ring to every gateway."""
+
+    engine_id: str
+    epoch: int
+    load: Load
+    served_token: bool  # a real token has been made since start
+
+
+Message: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Failed | Result | Probe | Report
+RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Failed | Result
+
+
+class Frame(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """All messages of one turn of a stage's loop for one peer."""
+
+    sender: str
+    epoch: int  # random at each boot of the sender: another epoch is another process
+    seq: int  # counts frames of this sender to this peer from 1: gaps are loss
+    messages: tuple[Message, ...]
+    schema: int = SCHEMA_VERSION
