@@ -7,6 +7,9 @@ Knows nothing of sockets, protobuf or tensors.
 """
 
 import enum
+import sys
+from array import array
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -276,7 +279,24 @@ class Frame(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """All messages of one turn of a stage's loop for one peer."""
 
     sender: str
-    epoch: int  # random at each boot of the sender: another epoch is another process
+    epoch: int  # wall clock in ns at the boot of the sender: a higher one is a newer process, a lower one is stale
     seq: int  # counts frames of this sender to this peer from 1: gaps are loss
     messages: tuple[Message, ...]
     schema: int = SCHEMA_VERSION
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32, four bytes each whatever their size."""
+    packed = array("i", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """The ids in `data`. Raises ValueError when its length is no multiple of four."""
+    packed = array("i")
+    packed.frombytes(data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tolist()

@@ -18,10 +18,10 @@ class BlockPool:
             raise ValueError(f"a pool of {num_blocks} blocks")
         self.num_blocks = num_blocks
         self.num_free = num_blocks
-        self._refs = array("i", [0]) * num_blocks
+        self._refs: array[int] = array("i", [0]) * num_blocks
         # Index num_blocks is the sentinel of the ring: its next is the list's head, its prev the tail.
-        self._next = array("i", [*range(1, num_blocks + 1), 0])
-        self._prev = array("i", [num_blocks, *range(num_blocks)])
+        self._next: array[int] = array("i", [*range(1, num_blocks + 1), 0])
+        self._prev: array[int] = array("i", [num_blocks, *range(num_blocks)])
 
     @property
     def num_held(self) -> int:
@@ -30,7 +30,7 @@ class BlockPool:
 
     def refs(self, block: int) -> int:
         """How many tables hold `block`."""
-        return int(self._refs[block])
+        return self._refs[block]
 
     def allocate(self) -> int:
         """Take the least recently released free block, with one reference. The caller has checked `num_free`."""

@@ -161,7 +161,7 @@ def duration(seconds: float) -> Duration:
     return made
 
 
-def reason(last: Text) -> types_pb2.FinishReason:
+def reason(last: Text) -> "types_pb2.FinishReason.ValueType":
     """Why the output ended."""
     return types_pb2.FINISH_REASON_UNSPECIFIED if last.finish is None else _REASONS[last.finish]
 

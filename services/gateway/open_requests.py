@@ -50,13 +50,14 @@ class OpenRequest:
         self.started_s = started_s
         self.streams = streams  # wake the handler for every message, not only for the last
         self.on_news: Callable[[], None] = _nothing
-        self.interrupt: Callable[[], None] = _nothing  # breaks a write that does not end
+        self.interrupt: Callable[[], object] = _nothing  # breaks a write that does not end
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
         self.first_token_s: float | None = None
         self.num_tokens = 0  # received: the next message must start here
         self.last_seq = 0
         self.is_cancelled = False
+        self.is_own = False  # of the gateway itself
         self.is_interrupted = False
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
         self.num_writes = 0

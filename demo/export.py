@@ -1,0 +1,106 @@
+"""Write a trained demo model as a Hugging Face checkpoint: `python -m demo.export`.
+
+In: checkpoints and the tokenizer under `.demo-training/`. Out: `demo/target` and `demo/draft`, each file replaced in
+one move, so that a reader never meets half of one. Weights are bf16: half the bytes, and no measurable loss.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from safetensors.torch import save_file
+from torch import Tensor
+
+from demo import bpe, checkpoint, recipe
+from demo.model import Shape
+from demo.train import TOKENIZER_FILE, TRAINING_FOLDER
+
+DEMO_FOLDER = Path(__file__).parent
+
+# The model has read code and its comments, never a dialogue: what a user says becomes a comment, and code answers it.
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.content is string -%}{%- set text = message.content -%}
+{%- else -%}{%- set text = message.content | map(attribute='text') | join('') -%}{%- endif -%}
+{%- if message.role == 'assistant' -%}{{ text }}{{ '\\n\\n' }}
+{%- else -%}{{ '# ' + text.strip() | replace('\\n', '\\n# ') + '\\n' }}
+{%- endif -%}
+{%- endfor -%}"""
+
+
+def main(
+    training: Annotated[Path, typer.Option(help="where checkpoints are")] = TRAINING_FOLDER,
+    folder: Annotated[Path, typer.Option(help="where the two models go")] = DEMO_FOLDER,
+) -> None:
+    """Export what is trained so far."""
+    for plan in (recipe.TARGET_RECIPE, recipe.DRAFT_RECIPE):
+        export(plan, training, folder / plan.name)
+
+
+def export(plan: recipe.Recipe, training: Path, folder: Path) -> None:
+    """Write every file of one model. Raises `typer.BadParameter` where `training` holds no checkpoint of it."""
+    saved = checkpoint.load(training / plan.name)
+    if saved is None:
+        raise typer.BadParameter(f"{training / plan.name} holds no checkpoint: run `python -m demo.train` first")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_weights(folder / "model.safetensors", saved.weights)
+    checkpoint.write_whole(folder / TOKENIZER_FILE, (training / TOKENIZER_FILE).read_text())
+    for name, content in descriptions(plan.shape).items():
+        checkpoint.write_whole(folder / name, json.dumps(content, indent=2) + "\n")
+
+
+def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    beside = path.with_name(path.name + ".new")
+    save_file({name: weight.to(torch.bfloat16) for name, weight in weights.items()}, beside, metadata={"format": "pt"})
+    os.replace(beside, path)
+
+
+def descriptions(shape: Shape) -> dict[str, dict[str, object]]:
+    """The JSON files of a checkpoint, by name."""
+    ends: dict[str, object] = {"bos_token_id": bpe.END_OF_TEXT_ID, "eos_token_id": bpe.END_OF_TEXT_ID}
+    return {
+        "config.json": model_config(shape) | ends,
+        "generation_config.json": ends | {"do_sample": False},
+        "tokenizer_config.json": tokenizer_config(shape),
+    }
+
+
+def model_config(shape: Shape) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.max_positions,
+        "rope_theta": shape.rope_theta,
+        "rms_norm_eps": shape.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def tokenizer_config(shape: Shape) -> dict[str, object]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bpe.END_OF_TEXT,
+        "eos_token": bpe.END_OF_TEXT,
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": shape.max_positions,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,142 @@
+"""The detokenizer's place in the ring: Tokens in, Text out; a matched stop string ends the stream here.
+
+After a stop string the engine still sends tokens until the gateway's Cancel has gone round; they are dropped. Knows no
+engine and no socket.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from services.detokenizer.stream import OutputText
+from services.tokenizer.encoding import TextEncoder
+
+from engine.request import FinishReason
+from services.messages import Cancel, Envelope, Failed, Message, Stops, Text, Timings, TokenRecord, Tokens
+
+Emit = Callable[[Message], None]
+Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
+
+
+@dataclasses.dataclass(slots=True)
+class _Output:
+    """One output that is being detokenised."""
+
+    text: OutputText
+    next_index: int = 0
+    start: float = 0.0
+    busy_s: float = 0.0
+    ended: bool = False  # by a stop string: what still comes is dropped
+
+
+class DetokenizerStage:
+    """Turns tokens into text, per output of each request."""
+
+    def __init__(self, encoder: TextEncoder, emit: Emit, record: Record) -> None:
+        self.progress = 0
+        self.num_late = 0  # tokens dropped because their output had ended or began without its first message
+        self._encoder = encoder
+        self._emit = emit
+        self._record = record
+        self._outputs: dict[str, dict[int, _Output]] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Requests with state here."""
+        return len(self._outputs)
+
+    def turn(self) -> bool:
+        """Nothing between messages."""
+        return False
+
+    def handle(self, message: Message) -> None:
+        """Take Tokens; forget a request that failed or was cancelled; pass anything else on."""
+        self.progress += 1
+        match message:
+            case Tokens():
+                self._take(message)
+            case Cancel():
+                self._outputs.pop(message.envelope.request_id, None)
+            case Failed():
+                self._outputs.pop(message.envelope.request_id, None)
+                self._emit(message)
+            case _:
+                self._emit(message)
+
+    def _take(self, message: Tokens) -> None:
+        start = time.monotonic()
+        output = self._output(message, start)
+        if output is None or output.ended or message.first_index != output.next_index:
+            self.num_late += len(message.ids)
+            self._forget_if(message.finish is not None, message)
+            return
+        delta = output.text.push(message.ids)
+        consumed = delta.num_consumed
+        output.next_index += consumed
+        text, finish, stop_match = delta.text, message.finish, ""
+        if output.text.stopped is not None:
+            finish, stop_match = FinishReason.STOP_STRING, output.text.stopped
+            output.ended = True
+        elif finish is not None:
+            # A stop string can end in the text that was held back until now.
+            text += output.text.finish()
+            if output.text.stopped is not None:
+                finish, stop_match = FinishReason.STOP_STRING, output.text.stopped
+        now = time.monotonic()
+        output.busy_s += now - start
+        self._emit(
+            Text(
+                envelope=message.envelope,
+                first_index=message.first_index,
+                tokens=self._records(message, consumed),
+                text=text,
+                output_index=message.output_index,
+                admitted=message.admitted,
+                finish=finish,
+                stop_match=stop_match,
+                timings=_timings(message.timings, output.busy_s) if finish is not None else None,
+            )
+        )
+        if finish is not None:
+            self._record("detokenize", message.envelope, output.start, now, {"sluice.tokens": output.next_index})
+        self._forget_if(message.finish is not None, message)
+
+    def _output(self, message: Tokens, now: float) -> _Output | None:
+        """The output's state; made by the first message, which says how to detokenise."""
+        outputs = self._outputs.get(message.envelope.request_id)
+        if outputs is not None and message.output_index in outputs:
+            return outputs[message.output_index]
+        if message.admitted is None:
+            return None
+        stops: Stops = message.admitted.stops
+        output = _Output(OutputText(self._encoder.tokenizer, stops.strings, include_stop=stops.include), start=now)
+        self._outputs.setdefault(message.envelope.request_id, {})[message.output_index] = output
+        return output
+
+    def _forget_if(self, ended: bool, message: Tokens) -> None:
+        """The engine has sent an output's last token: drop the output's state."""
+        outputs = self._outputs.get(message.envelope.request_id)
+        if not ended or outputs is None:
+            return
+        outputs.pop(message.output_index, None)
+        if not outputs:
+            del self._outputs[message.envelope.request_id]
+
+    def _records(self, message: Tokens, consumed: int) -> tuple[TokenRecord, ...]:
+        ids = message.ids[:consumed]
+        pieces = self._encoder.pieces(ids)
+        if not message.logprobs:
+            return tuple(TokenRecord(token, piece) for token, piece in zip(ids, pieces, strict=True))
+        return tuple(
+            TokenRecord(token, piece, logprobs, self._pieces(logprobs.top_ids))
+            for token, piece, logprobs in zip(ids, pieces, message.logprobs, strict=False)
+        )
+
+    def _pieces(self, ids: Sequence[int]) -> tuple[bytes, ...]:
+        return self._encoder.pieces(ids)
+
+
+def _timings(timings: Timings | None, busy_s: float) -> Timings:
+    """The engine's timings with this stage's own; none are known when a stop string ended the output here."""
+    known = timings or Timings()
+    return Timings(known.tokenize_s, known.queue_s, known.prefill_s, known.decode_s, busy_s, known.num_preemptions)

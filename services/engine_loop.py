@@ -1,0 +1,190 @@
+"""The engine's place in the ring: Prompt in; Tokens or Failed out; a step a turn; reports of its load.
+
+The only file that knows both ring and engine. Times that the engine measured become spans here, after the fact.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from engine.cache.prefix import root
+from engine.engine import Engine
+from engine.errors import ServiceError
+from engine.plan import TokenLogprob
+from engine.request import EngineRequest
+from engine.scheduler.sequence import Sampled, Times
+from services.messages import (
+    Admitted,
+    Cancel,
+    Envelope,
+    Failed,
+    Load,
+    Message,
+    Prompt,
+    Report,
+    Result,
+    Timings,
+    TokenLogprobs,
+    Tokens,
+    unpack_ids,
+)
+from services.ring.loop import failed
+
+REPORT_INTERVAL_S = 0.25
+
+Emit = Callable[[Message], None]
+Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Open:
+    """What the ring needs to know of a request that the engine works on."""
+
+    prompt: Prompt
+    arrival: float
+
+
+class EngineStage:
+    """Drives one engine."""
+
+    def __init__(self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record) -> None:
+        self.engine = engine
+        self.ended: dict[str, int] = {}  # requests by end: finished, failed, cancelled
+        self._id = engine_id
+        self._epoch = epoch
+        self._emit = emit
+        self._record = record
+        self._open: dict[str, _Open] = {}
+        self._served_token = False
+        self._reported_at = 0.0
+
+    @property
+    def progress(self) -> int:
+        """Layers computed since start."""
+        return self.engine.runner.progress
+
+    @property
+    def num_open(self) -> int:
+        """Requests with state here."""
+        return len(self._open)
+
+    def handle(self, message: Message) -> None:
+        """Take a Prompt or a Cancel; pass anything else on."""
+        match message:
+            case Prompt():
+                self._add(message)
+            case Cancel():
+                self.engine.cancel(message.envelope.request_id)
+                if self._open.pop(message.envelope.request_id, None) is not None:
+                    self._count("cancelled")
+                self._emit(message)
+            case Failed() | Result():
+                self._emit(message)
+            case _:
+                raise TypeError(f"an engine takes no {type(message).__name__}")
+
+    def turn(self) -> bool:
+        """One engine step, if there is work."""
+        if self.engine.has_work:
+            events = self.engine.step()
+            for sampled in events.sampled:
+                self._emit(self._tokens(sampled))
+            for request_id, error in events.failed:
+                self._fail(request_id, error)
+        self._report()
+        return self.engine.has_work
+
+    def _add(self, prompt: Prompt) -> None:
+        envelope = prompt.envelope
+        now = time.monotonic()
+        request = EngineRequest(
+            request_id=envelope.request_id,
+            prompt_ids=tuple(unpack_ids(prompt.ids)),
+            params=prompt.params,
+            priority=prompt.priority,
+            arrival_s=now,
+            deadline_s=float("inf") if envelope.time_left_s is None else now + envelope.time_left_s,
+            cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
+        )
+        try:
+            self.engine.add(request)
+        except ServiceError as error:
+            self._count("failed")
+            self._emit(failed(envelope, error))
+            return
+        self._open[envelope.request_id] = _Open(prompt, now)
+
+    def _tokens(self, sampled: Sampled) -> Tokens:
+        opened = self._open[sampled.request_id]
+        prompt = opened.prompt
+        admitted = None
+        if sampled.admission is not None:
+            self._served_token = True
+            found = sampled.admission
+            admitted = Admitted(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops)
+        timings = None
+        if sampled.times is not None:
+            del self._open[sampled.request_id]
+            self._count("finished")
+            timings = self._end(opened, sampled.times, sampled.first_index + len(sampled.token_ids))
+        return Tokens(
+            envelope=prompt.envelope,
+            first_index=sampled.first_index,
+            ids=sampled.token_ids,
+            logprobs=tuple(_logprobs(logprob) for logprob in sampled.logprobs),
+            admitted=admitted,
+            finish=sampled.finish,
+            timings=timings,
+        )
+
+    def _end(self, opened: _Open, times: Times, num_tokens: int) -> Timings:
+        """Spans and durations of a request that finished."""
+        prompt = opened.prompt
+        scheduled = opened.arrival + times.queue_s
+        first = scheduled + times.prefill_s
+        self._record("queue", prompt.envelope, opened.arrival, scheduled, {})
+        self._record("prefill", prompt.envelope, scheduled, first, {"sluice.prompt_tokens": len(prompt.ids) // 4})
+        attributes = {"sluice.tokens": num_tokens, "sluice.preemptions": times.num_preemptions}
+        self._record("decode", prompt.envelope, first, first + times.decode_s, attributes)
+        return Timings(
+            prompt.tokenize_s, times.queue_s, times.prefill_s, times.decode_s, num_preemptions=times.num_preemptions
+        )
+
+    def _fail(self, request_id: str, error: ServiceError) -> None:
+        opened = self._open.pop(request_id)
+        self._count("failed")
+        self._record("queue", opened.prompt.envelope, opened.arrival, time.monotonic(), {})
+        self._emit(failed(opened.prompt.envelope, error))
+
+    def _count(self, end: str) -> None:
+        self.ended[end] = self.ended.get(end, 0) + 1
+
+    def _report(self) -> None:
+        """Tell the load, now and then."""
+        now = time.monotonic()
+        if now - self._reported_at < REPORT_INTERVAL_S:
+            return
+        self._reported_at = now
+        self._emit(Report(self._id, self._epoch, load_of(self.engine), self._served_token))
+
+
+def load_of(engine: Engine) -> Load:
+    """The engine's load as the ring carries it."""
+    scheduler = engine.scheduler
+    pool, stats = scheduler.cache.pool, scheduler.cache.stats
+    return Load(
+        num_waiting=scheduler.num_waiting,
+        num_running=scheduler.num_running,
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free,
+        block_size=scheduler.cache.block_size,
+        step_s=engine.stats.mean_step_s,
+        tokens_per_s=engine.stats.tokens_per_s,
+        num_preemptions=scheduler.num_preemptions,
+        prefix_hit_tokens=stats.hit_tokens,
+        prefix_query_tokens=stats.query_tokens,
+    )
+
+
+def _logprobs(logprob: TokenLogprob) -> TokenLogprobs:
+    return TokenLogprobs(logprob.logprob, logprob.rank, logprob.top_ids, logprob.top_logprobs)

@@ -1,0 +1,147 @@
+"""Opens and closes requests: the only place that admits, submits and cancels.
+
+Between the handlers and the ring. `emit` never blocks; the clock is passed in. Knows no gRPC call.
+"""
+
+import secrets
+from collections.abc import Callable
+
+from engine.errors import ServiceError, cancelled, engine_fault
+from services.gateway.admission import Admission
+from services.gateway.calls import Call
+from services.gateway.errors import draining, loading, not_found, slow_consumer
+from services.gateway.observer import Observer
+from services.gateway.open_requests import OpenRequest, OpenRequests, SlotLimits, State
+from services.gateway.settings import GatewaySettings
+from services.gateway.translate import Asked
+from services.messages import Cancel, Envelope, Failed, Message, Result, Submit, Text
+
+TENANT = "default"  # nothing that a client says chooses its tenant
+
+
+class Desk:
+    """The open requests of a gateway. `refusal` is what new ones are told, or None to let them in."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        emit: Callable[[Message], None],
+        observer: Observer,
+        clock: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.observer = observer
+        self.clock = clock
+        self.admission = Admission(settings.max_open_requests, settings.max_reserved_tokens)
+        self.requests = OpenRequests(lambda reason: observer.count("dropped", reason=reason))
+        self.refusal: ServiceError | None = loading()
+        self.on_empty: Callable[[], None] = lambda: None
+        self._emit = emit
+        self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
+
+    def open(self, call: Call, asked: Asked, *, streams: bool) -> OpenRequest:
+        """Admit a request, or raise `ServiceError`. It is sent round the ring by `submit`."""
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)  # one object for many: it must not gather their frames
+        self.admission.reserve(asked.reserve)
+        return self._add(call, asked, streams)
+
+    def open_own(self, call: Call, asked: Asked) -> OpenRequest:
+        """Open a request of the gateway itself, past admission, and send it."""
+        request = self._add(call, asked, streams=False)
+        request.is_own = True
+        self.submit(request, "")
+        return request
+
+    def submit(self, request: OpenRequest, traceparent: str) -> None:
+        """Send it round the ring under the span of `traceparent`."""
+        envelope = request.envelope
+        if traceparent != envelope.traceparent:
+            request.envelope = envelope = with_trace(envelope, traceparent)
+        self._emit(Submit(envelope=envelope, work=request.asked.work))
+
+    def close(self, request: OpenRequest) -> None:
+        """Forget it and tell the ring, unless the ring ended it. Never waits; a second time does nothing."""
+        request.end(cancelled())
+        if not self.requests.remove(request):
+            return
+        if not request.is_own:
+            self.admission.release(request.asked.reserve)
+        self._cancel_in_ring(request)
+        if not len(self.requests):
+            self.on_empty()
+
+    def cancel(self, request_id: str) -> tuple[State, State]:
+        """State in which it was found and state now. Raises `ServiceError` GENERATION_NOT_FOUND."""
+        found = self.requests.state(request_id)
+        request = self.requests.get(request_id)
+        if found is None or (request is not None and request.is_own):
+            raise not_found("generation", request_id, "it never ran here or ended long ago")
+        if request is None or found is not State.RUNNING:
+            return found, found
+        request.is_cancelled = True
+        request.end(cancelled())
+        self._cancel_in_ring(request)
+        return found, State.CANCELLED
+
+    def deliver(self, message: Text | Failed | Result) -> None:
+        """Take a message that came round the ring."""
+        self.requests.deliver(message, self.clock())
+
+    def fail_all(self, error: ServiceError) -> None:
+        """End every open request with `error`."""
+        for request in self.requests:
+            request.end(error)
+
+    def drain(self) -> None:
+        """Refuse everything new from now on."""
+        self.refusal = draining()
+
+    def release_stuck(self, elapsed_s: float) -> None:
+        """Let go of readers that take nothing; called every `elapsed_s`."""
+        for request in self.requests:
+            if request.is_stuck(elapsed_s, self._slots) and not request.is_interrupted:
+                request.is_interrupted = True
+                request.end(slow_consumer(request.last_seq))
+                self.observer.count("slow_consumer")
+                request.interrupt()
+
+    def _add(self, call: Call, asked: Asked, streams: bool) -> OpenRequest:
+        envelope = Envelope(
+            request_id=secrets.token_hex(16),
+            origin=self.settings.gateway_id,
+            tenant=TENANT,
+            model=self.settings.model.id,
+            revision=self.settings.model.revision,
+            traceparent=call.traceparent,
+            tracestate=call.tracestate,
+            time_left_s=call.time_left_s,
+        )
+        request = OpenRequest(envelope, asked, self.clock(), streams)
+        self.requests.add(request)
+        return request
+
+    def _cancel_in_ring(self, request: OpenRequest) -> None:
+        if not request.ring_knows_end:
+            request.ring_knows_end = True
+            self._emit(Cancel(envelope=request.envelope))
+
+
+def with_trace(envelope: Envelope, traceparent: str) -> Envelope:
+    """The same envelope under another span."""
+    return Envelope(
+        request_id=envelope.request_id,
+        origin=envelope.origin,
+        tenant=envelope.tenant,
+        model=envelope.model,
+        revision=envelope.revision,
+        traceparent=traceparent,
+        tracestate=envelope.tracestate,
+        time_left_s=envelope.time_left_s,
+    )
+
+
+def ended_error(request: OpenRequest) -> ServiceError:
+    """The error that ended a request, for a request that did not end well."""
+    error = request.outcome if isinstance(request.outcome, ServiceError) else engine_fault()
+    return error.with_traceback(None)  # shared by all that one loss ended: it must not gather their frames

@@ -1,0 +1,167 @@
+"""A gateway: gRPC server, desk, health and the pulse that keeps them honest, joined.
+
+The rest of the process sees `start`, `stop`, `deliver` and `fail_all`; what goes out goes through `emit`, which never
+blocks. Everything runs on one event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from engine.errors import ServiceError, stage_lost
+from engine.request import SamplingParams
+from services.gateway import server
+from services.gateway.calls import Call
+from services.gateway.control import Control
+from services.gateway.desk import Desk
+from services.gateway.errors import draining
+from services.gateway.inference import Inference
+from services.gateway.liveness import Liveness
+from services.gateway.observer import Observer, Unobserved
+from services.gateway.open_requests import OpenRequest, State
+from services.gateway.settings import GatewaySettings
+from services.gateway.translate import Asked
+from services.messages import Failed, Generate, Message, Probe, Report, Result, Text, TokenPrompt
+
+Inbound = Text | Failed | Result | Probe | Report
+FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
+
+
+class Gateway:
+    """Construct, `start`, feed with `deliver`, `stop`."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        emit: Callable[[Message], None],
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._emit = emit
+        self._clock = clock
+        self.desk = Desk(settings, emit, observer or Unobserved(), clock)
+        self._control = Control(self.desk)
+        self._liveness = Liveness(settings.gateway_id, settings.routes, settings.probe_timeout_s)
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+        self._pulse: asyncio.Task[None] | None = None
+        self._warm_up: OpenRequest | None = None
+        self._is_warm = False
+        self._is_draining = False
+        self._was_serving: bool | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are let in."""
+        return self.desk.refusal is None
+
+    async def start(self) -> int:
+        """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
+        self._server = server.build(self._settings, Inference(self.desk), self._control, self._health)
+        port = server.listen(self._server, self._settings)
+        await self._publish()
+        await self._server.start()
+        self._pulse = asyncio.create_task(self._beat(), name="gateway pulse")
+        return port
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new work, wait up to `grace_s` for the running, then end."""
+        self._is_draining = True
+        self.desk.drain()
+        await self._publish()
+        await self._emptied(grace_s)
+        self.desk.fail_all(draining())
+        if self._server is not None:
+            await self._server.stop(FLUSH_S)
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
+
+    def deliver(self, message: Inbound) -> None:
+        """Take a message that came round the ring. Waits for nothing."""
+        if isinstance(message, Probe):
+            self._probe_returned(message)
+        elif isinstance(message, Report):
+            self._control.report(message)
+        else:
+            self.desk.deliver(message)
+
+    def fail_all(self, error: ServiceError) -> None:
+        """End every open request with `error`: a stage of the ring was lost."""
+        self.desk.fail_all(error)
+
+    async def _beat(self) -> None:
+        interval_s = self._settings.probe_interval_s
+        last_s = self._clock()
+        while True:
+            now_s = self._clock()
+            elapsed_s = min(now_s - last_s, 2 * interval_s)  # our own pause is nobody's fault
+            last_s = now_s
+            for probe in self._liveness.send(elapsed_s):
+                self._emit(probe)
+            self.desk.release_stuck(elapsed_s)
+            if self._liveness.is_lost(self._control.step_s):
+                self._lost(stage_lost("serving"))
+            self._warm()
+            await self._publish()
+            await asyncio.sleep(interval_s)
+
+    def _probe_returned(self, probe: Probe) -> None:
+        changed = self._liveness.returned(probe)
+        if changed is not None:
+            self._lost(stage_lost(changed.value))
+        self._warm()
+
+    def _lost(self, error: ServiceError) -> None:
+        self._is_warm = False
+        self._liveness.forget()
+        self.desk.fail_all(error)
+        if not self._is_draining:
+            self.desk.refusal = error
+
+    def _warm(self) -> None:
+        """Have one token made, once a probe has come back on every way; open the door when it is there."""
+        if self._warm_up is None:
+            if not self._is_warm and not self._is_draining and self._liveness.is_complete:
+                self._warm_up = self.desk.open_own(Call("warm-up"), _one_token(self._settings))
+                self._warm_up.on_news = self._warm
+            return
+        if self._warm_up.state is State.RUNNING:
+            return
+        made, self._warm_up = self._warm_up, None
+        self.desk.close(made)
+        self._is_warm = made.state is State.FINISHED
+        if self._is_warm and not self._is_draining:
+            self.desk.refusal = None
+
+    async def _publish(self) -> None:
+        serving = self.is_serving
+        if serving is self._was_serving:
+            return
+        self._was_serving = serving
+        status = health_pb2.HealthCheckResponse
+        now = status.SERVING if serving else status.NOT_SERVING
+        for name in ("", server.INFERENCE.full_name):
+            await self._health.set(name, now)
+        alive = status.NOT_SERVING if self._is_draining else status.SERVING
+        await self._health.set(server.CONTROL.full_name, alive)
+
+    async def _emptied(self, grace_s: float) -> None:
+        empty = asyncio.Event()
+        self.desk.on_empty = empty.set
+        if len(self.desk.requests):
+            try:
+                async with asyncio.timeout(grace_s):
+                    await empty.wait()
+            except TimeoutError:
+                return
+
+
+def _one_token(settings: GatewaySettings) -> Asked:
+    token_id = settings.model.eos_ids[0] if settings.model.eos_ids else 0
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    return Asked(Generate(prompt=TokenPrompt(token_id.to_bytes(4, "little")), params=params), token_records=False)

@@ -1,0 +1,256 @@
+"""The handlers of InferenceService: one coroutine per call, `context.write` and never a generator.
+
+Each call: read the metadata, translate, open at the desk, write what comes, close in `finally`. Closing waits for
+nothing, so a cancelled call leaves at once; cancellation is always raised on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+from sluice.v1 import inference_pb2
+
+from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, unsupported
+from services.gateway import answers, translate
+from services.gateway.calls import Call, Context, read_call
+from services.gateway.desk import Desk, ended_error
+from services.gateway.errors import not_found, to_status
+from services.gateway.observer import RequestTrace, Started
+from services.gateway.open_requests import OpenRequest, State
+from services.gateway.translate import Asked
+from services.messages import Detokenized, Generate, Text, Tokenized
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_STATES = {
+    State.RUNNING: inference_pb2.GENERATION_STATE_RUNNING,
+    State.FINISHED: inference_pb2.GENERATION_STATE_FINISHED,
+    State.FAILED: inference_pb2.GENERATION_STATE_FAILED,
+    State.CANCELLED: inference_pb2.GENERATION_STATE_CANCELLED,
+}
+
+
+class Session:
+    """One call that has a request: opened, submitted and followed; ends on every path."""
+
+    def __init__(self, desk: Desk, context: Context, call: Call, asked: Asked, *, streams: bool) -> None:
+        self._desk = desk
+        self._context = context
+        self.request = desk.open(call, asked, streams=streams)
+        self._trace = self._observe(call, asked)
+        self._news = asyncio.Event()
+        self._saw_token = False
+        self.request.on_news = self._news.set
+        context.set_trailing_metadata(self._trailers())
+        desk.submit(self.request, self._trace.traceparent)
+
+    async def outcome(self) -> Text | Tokenized | Detokenized:
+        """Wait for the end; raises the error that ended the request, also while nothing is left to write."""
+        while self.request.outcome is None:
+            await self.news()
+        self._note_token()
+        if isinstance(self.request.outcome, ServiceError):
+            raise ended_error(self.request)
+        return self.request.outcome
+
+    async def news(self) -> None:
+        """Wait until something has come."""
+        await self._news.wait()
+        self._news.clear()
+        self._note_token()
+
+    async def write(self, message: inference_pb2.StreamGenerateResponse) -> None:
+        """Send `message`; ends in the error of the request if the reader is let go meanwhile."""
+        self.request.begin_write()
+        await self._context.write(message)
+        self.request.end_write()
+
+    def close(self, error: ServiceError | None) -> None:
+        """Release everything; waits for nothing."""
+        self._desk.close(self.request)
+        self.request.on_news = self.request.interrupt = _nothing
+        status, reason = (int(error.code), error.reason) if error else (0, "")
+        self._trace.ended(status, reason, answers.used(self.request))
+
+    def _observe(self, call: Call, asked: Asked) -> RequestTrace:
+        envelope = self.request.envelope
+        params = asked.work.params if isinstance(asked.work, Generate) else None
+        started = Started(envelope.request_id, call.method, envelope.model, call.traceparent, call.tracestate, params)
+        return self._desk.observer.request_started(started)
+
+    def _note_token(self) -> None:
+        if not self._saw_token and self.request.first_token_s is not None:
+            self._saw_token = True
+            self._trace.first_token()
+
+    def _trailers(self) -> tuple[tuple[str, str], ...]:
+        generation = ("x-sluice-generation-id", self.request.envelope.request_id)
+        trace = self._trace.traceparent
+        return (generation, ("x-sluice-trace-id", trace[3:35])) if trace else (generation,)
+
+
+class Inference:
+    """The handlers. Errors become a status in `_answer` and nowhere else."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._settings = desk.settings
+
+    async def generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.GenerateResponse:
+        """Generate: everything at once, at the end."""
+
+        async def body(session: Session) -> inference_pb2.GenerateResponse:
+            last = await session.outcome()
+            assert isinstance(last, Text)
+            return answers.whole(session.request, last)
+
+        def ask(call: Call) -> Asked:
+            return translate.generation(request.spec, call.priority, self._settings)
+
+        return await self._answer("Generate", context, ask, body)
+
+    async def stream_generate(self, request: inference_pb2.StreamGenerateRequest, context: Context) -> None:
+        """StreamGenerate: accepted, deltas, output_finished, finished."""
+
+        def ask(call: Call) -> Asked:
+            return translate.generation(request.spec, call.priority, self._settings)
+
+        await self._answer("StreamGenerate", context, ask, _stream, streams=True)
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Tokenize: through the ring, as everything."""
+
+        async def body(session: Session) -> inference_pb2.TokenizeResponse:
+            value = await session.outcome()
+            assert isinstance(value, Tokenized)
+            return answers.tokenized(session.request, value)
+
+        return await self._answer(
+            "Tokenize", context, lambda call: translate.tokenization(request, self._settings), body
+        )
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Detokenize: through the ring, as everything."""
+
+        async def body(session: Session) -> inference_pb2.DetokenizeResponse:
+            value = await session.outcome()
+            assert isinstance(value, Detokenized)
+            envelope = session.request.envelope
+            return inference_pb2.DetokenizeResponse(model=envelope.model, revision=envelope.revision, text=value.text)
+
+        return await self._answer(
+            "Detokenize", context, lambda call: translate.detokenization(request, self._settings), body
+        )
+
+    async def cancel_generation(
+        self, request: inference_pb2.CancelGenerationRequest, context: Context
+    ) -> inference_pb2.CancelGenerationResponse:
+        """CancelGeneration: idempotent; says what it found."""
+        try:
+            if not 1 <= len(request.generation_id) <= 128:
+                raise not_found("generation", request.generation_id, "send the id that Accepted named")
+            if request.output_index:
+                raise unsupported("output_index")
+            found, state = self._desk.cancel(request.generation_id)
+        except ServiceError as error:
+            await refuse(context, error)
+            raise
+        return inference_pb2.CancelGenerationResponse(found=_STATES[found], state=_STATES[state])
+
+    async def _answer(
+        self,
+        method: str,
+        context: Context,
+        ask: Callable[[Call], Asked],
+        body: Callable[[Session], Awaitable[_T]],
+        streams: bool = False,
+    ) -> _T:
+        session: Session | None = None
+        failure: ServiceError | None = cancelled()  # unless something else is found out
+        try:
+            call = read_call(method, context)
+            session = Session(self._desk, context, call, ask(call), streams=streams)
+            answer = await _interruptible(session, body)
+            failure = None
+            return answer
+        except ServiceError as error:
+            failure = error
+        except asyncio.CancelledError:
+            failure = deadline_exceeded() if context.time_remaining() == 0 else cancelled()
+            raise
+        except grpc.aio.InternalError:
+            raise  # the connection is gone
+        except Exception:
+            log.exception("a handler of %s failed", method)
+            failure = engine_fault()
+        finally:
+            if session is not None:
+                session.close(failure)
+        self._count_refusal(session, failure)
+        await refuse(context, failure, session.request if session else None)
+        raise failure
+
+    def _count_refusal(self, session: Session | None, failure: ServiceError) -> None:
+        if session is None:
+            self._desk.observer.count("refused", reason=failure.reason)
+
+
+async def _stream(session: Session) -> None:
+    request = session.request
+    while request.admitted is None and request.outcome is None:
+        await session.news()
+    if request.admitted is not None:
+        await session.write(answers.accepted(request))
+    while True:
+        texts = request.take()
+        if texts:
+            await session.write(answers.delta(request, texts))
+        elif request.outcome is None:
+            await session.news()
+        else:
+            break
+    last = await session.outcome()
+    assert isinstance(last, Text)
+    await session.write(answers.output_finished(request, last))
+    await session.write(answers.finished(request, last))
+
+
+async def _interruptible(session: Session, body: Callable[[Session], Awaitable[_T]]) -> _T:
+    """Run `body`; when the desk breaks its write, raise the request's error in place of the cancellation."""
+    task = asyncio.current_task()
+    assert task is not None
+    session.request.interrupt = task.cancel
+    try:
+        return await body(session)
+    except asyncio.CancelledError:
+        if session.request.is_interrupted and task.uncancel() == 0:
+            raise ended_error(session.request) from None
+        raise
+
+
+async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
+    """End the call with the status of `error`; grpc raises out of it."""
+    extra: dict[str, str] = {}
+    trailers = tuple(context.trailing_metadata() or ())
+    if request is not None:
+        extra = {"generation_id": request.envelope.request_id, "last_seq": str(request.last_seq)}
+    code, message, details = to_status(error, extra)
+    await context.abort(code, message, (*trailers, *details))
+
+
+async def refuse_feature(name: str, context: Context) -> None:
+    """Answer an RPC that is not built."""
+    await refuse(context, unsupported(name, f"{name} is not supported by this server"))
+
+
+def _nothing() -> None:
+    """Nobody is left to wake or break."""

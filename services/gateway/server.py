@@ -1,0 +1,134 @@
+"""Builds the grpc.aio server: options, services, reflection, port. The only file that knows how grpc is wired."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import _async as reflection
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from sluice.v1 import control_pb2, inference_pb2
+
+from engine.errors import Code, ServiceError
+from services.gateway.calls import Context
+from services.gateway.control import Control
+from services.gateway.inference import Inference, refuse_feature
+from services.gateway.settings import GatewaySettings
+
+INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
+HEALTH = "grpc.health.v1.Health"
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+
+_KINDS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
+    """Channel arguments. grpc ignores unknown keys silently, so a test looks each one up in its binary."""
+    return (
+        ("grpc.so_reuseport", int(settings.reuse_port)),
+        ("grpc.max_receive_message_length", settings.max_receive_bytes),
+        ("grpc.max_send_message_length", settings.max_send_bytes),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_connection_age_ms", 30 * 60_000),
+        ("grpc.max_connection_age_grace_ms", 60 * 60_000),
+        ("grpc.max_concurrent_streams", 2 * settings.max_open_requests),
+        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+    )
+
+
+def build(
+    settings: GatewaySettings, inference: Inference, control: Control, checks: health.aio.HealthServicer
+) -> grpc.aio.Server:
+    """A server with every service, not yet listening."""
+    server = grpc.aio.server(options=options(settings))
+    handlers = (_service(INFERENCE, inference_table(inference)), _service(CONTROL, control_table(control)))
+    server.add_generic_rpc_handlers(handlers)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    if settings.reflection:
+        _add_reflection(server)
+    return server
+
+
+def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
+    """Bind the address and give the port. Raises `ServiceError` LISTEN_FAILED when it cannot be had."""
+    try:
+        port = server.add_insecure_port(settings.listen)
+    except RuntimeError:
+        port = 0
+    if port:
+        return port
+    raise ServiceError(
+        Code.FAILED_PRECONDITION,
+        "LISTEN_FAILED",
+        f"cannot listen on {settings.listen}: the port is in use or the address is not of this host; "
+        "stop the other server or choose another port",
+    )
+
+
+def inference_table(inference: Inference) -> Mapping[str, Behaviour]:
+    """The handlers that are built, by method."""
+    return {
+        "Generate": inference.generate,
+        "StreamGenerate": inference.stream_generate,
+        "CancelGeneration": inference.cancel_generation,
+        "Tokenize": inference.tokenize,
+        "Detokenize": inference.detokenize,
+    }
+
+
+def control_table(control: Control) -> Mapping[str, Behaviour]:
+    """The handlers that are built, by method."""
+    return {
+        "ListModels": control.list_models,
+        "GetModel": control.get_model,
+        "GetServerInfo": control.get_server_info,
+        "GetLoad": control.get_load,
+    }
+
+
+def _service(descriptor: ServiceDescriptor, behaviours: Mapping[str, Behaviour]) -> grpc.GenericRpcHandler:
+    handlers = {}
+    for method in descriptor.methods:
+        make = _KINDS[(method.client_streaming, method.server_streaming)]
+        handlers[method.name] = make(
+            behaviours.get(method.name) or refusal(method.name),
+            request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
+            response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+
+
+def refusal(name: str) -> Behaviour:
+    """The handler of a method that is not built: a true coroutine function, as grpc asks for its kind."""
+
+    async def refuse_method(request: object, context: Context) -> None:
+        await refuse_feature(name, context)
+
+    return refuse_method
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    """Reflection v1alpha, and v1, which has the same messages under another name."""
+    names = [INFERENCE.full_name, CONTROL.full_name, HEALTH]
+    servicer = reflection.ReflectionServicer(names)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    v1 = grpc.method_handlers_generic_handler("grpc.reflection.v1.ServerReflection", {"ServerReflectionInfo": handler})
+    server.add_generic_rpc_handlers((v1,))

@@ -1,0 +1,157 @@
+"""The loop that every stage runs in: drain the inbox, let the stage work, flush the outboxes.
+
+Runs as callbacks on an asyncio loop. What a stage does with a message is the stage's; routing, probes, frames,
+counting and the answer to a stage that raises are here. Knows no stage by name.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from engine.errors import ServiceError, engine_fault
+from services.messages import Cancel, Envelope, Failed, Message, Probe, Report, Role, Visit
+from services.ring.peers import NEXT, NextHop
+from services.ring.sockets import Inbox, Outbox
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.02  # how soon a flush that met EAGAIN is tried again
+
+
+class Stage(Protocol):
+    """What a process does. All three are called on the loop and must not block on anything but computing."""
+
+    @property
+    def progress(self) -> int:
+        """Grows while the stage works; rides in probes."""
+
+    def handle(self, message: Message) -> None:
+        """Take one message."""
+
+    def turn(self) -> bool:
+        """Work between messages; True asks for another turn at once."""
+
+
+class RingLoop:
+    """One process's place in the ring."""
+
+    def __init__(
+        self, role: Role, process_id: str, inbox: str, peers: Mapping[str, str], max_message_bytes: int
+    ) -> None:
+        """`peers` is the table {id: address} of the next role. Binds `inbox`; raises zmq.ZMQError if it cannot."""
+        self.process_id = process_id
+        self.epoch = time.time_ns()
+        self.counts: Counter[str] = Counter()
+        self._role = role
+        self._hop = NextHop(role, tuple(sorted(peers)))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.inbox = Inbox(self._context, inbox, max_message_bytes)
+        self.outboxes = {
+            peer: Outbox(self._context, address, process_id, self.epoch, max_message_bytes)
+            for peer, address in peers.items()
+        }
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stage: Stage | None = None
+        self._scheduled = False
+
+    def start(self, stage: Stage) -> None:
+        """Begin to turn, on the running asyncio loop."""
+        self._loop = asyncio.get_running_loop()
+        self._stage = stage
+        self._loop.add_reader(self.inbox.fd, self.schedule)
+        self.schedule()
+
+    def stop(self) -> None:
+        """Stop turning; flush and close the sockets."""
+        if self._loop is not None:
+            self._loop.remove_reader(self.inbox.fd)
+            self._loop = None
+        self._flush()
+        self.inbox.close()
+        for outbox in self.outboxes.values():
+            outbox.close()
+        self._context.term()
+
+    def schedule(self) -> None:
+        """Ask for a turn soon; cheap when one is due already."""
+        if not self._scheduled and self._loop is not None:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def emit(self, message: Message) -> None:
+        """Send onward at the end of this turn. Never blocks."""
+        targets = self._hop.targets(message)
+        if not targets and not isinstance(message, Cancel):
+            self.counts["unroutable"] += 1
+        for peer in targets:
+            if not self.outboxes[peer].put(message):
+                self.counts["dropped"] += 1
+        self.schedule()
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._loop is None or self._stage is None:
+            return
+        for message in self.inbox.drain():
+            self._take(self._stage, message)
+        again = self._stage.turn()
+        if self._flush():
+            self._loop.call_later(RETRY_S, self.schedule)
+        if again or self.inbox.has_more:
+            self.schedule()
+
+    def _take(self, stage: Stage, message: Message) -> None:
+        self.counts["messages"] += 1
+        if isinstance(message, Probe) and self._role is not Role.GATEWAY:
+            visit = Visit(self._role, self.process_id, self.epoch, stage.progress)
+            self.emit(msgspec.structs.replace(message, visits=(*message.visits, visit)))
+            return
+        try:
+            stage.handle(message)
+        except Exception:
+            # A bug met by one message must cost that request only, and never leave it without an end.
+            logger.exception("%s could not handle a %s", self.process_id, type(message).__name__)
+            self.counts["handler_errors"] += 1
+            if not isinstance(message, Probe | Report) and self._role is not Role.GATEWAY:
+                self.emit(failed(message.envelope, engine_fault(f"the {self._role} failed on this request")))
+
+    def _flush(self) -> int:
+        """Messages that still wait after the attempt."""
+        waiting = 0
+        for outbox in self.outboxes.values():
+            for message in outbox.flush():
+                self._refuse(message)
+            waiting += outbox.backlog
+        return waiting
+
+    def _refuse(self, message: Message) -> None:
+        """A message too large to travel: its request fails instead of vanishing."""
+        if isinstance(message, Failed | Probe | Report):
+            self.counts["dropped"] += 1
+            return
+        error = engine_fault("a message of this request is larger than the ring carries")
+        self.emit(failed(message.envelope, error))
+
+
+def failed(envelope: Envelope, error: ServiceError) -> Failed:
+    """The message that carries an error round the ring."""
+    return Failed(
+        envelope=envelope,
+        code=int(error.code),
+        reason=error.reason,
+        message=error.message,
+        field=error.field,
+        details=error.details,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def next_role(role: Role) -> Role:
+    """The stage after `role`."""
+    return NEXT[role]

@@ -1,0 +1,127 @@
+"""The tokenizer's place in the ring: Submit in; Prompt, Result or Failed out.
+
+Encoding runs in a thread pool, so that probes and other requests' control pass meanwhile; order holds per request: a
+Cancel drops its own unfinished encoding. Knows no engine and no socket.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+import msgspec
+from services.tokenizer.encoding import TextEncoder
+
+from engine.errors import ServiceError, engine_fault
+from engine.request import Limits, check_params, check_prompt
+from services.messages import (
+    Cancel,
+    Detokenize,
+    Detokenized,
+    Envelope,
+    Generate,
+    Message,
+    Prompt,
+    Result,
+    Submit,
+    Tokenize,
+    Tokenized,
+    Work,
+    pack_ids,
+)
+from services.ring.loop import failed
+
+Emit = Callable[[Message], None]
+# (name, envelope, start and end on the monotonic clock, attributes)
+Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
+
+
+class TokenizerStage:
+    """Turns prompts into token ids."""
+
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        limits: Limits,
+        executor: Executor,
+        emit: Emit,
+        on_loop: Callable[[Callable[[], None]], None],
+        record: Record,
+    ) -> None:
+        """`on_loop` runs a callable on the loop's thread; it is called from the executor's threads."""
+        self.progress = 0
+        self._encoder = encoder
+        self._limits = limits
+        self._executor = executor
+        self._emit = emit
+        self._on_loop = on_loop
+        self._record = record
+        self._encoding: dict[str, Future[Message]] = {}
+
+    @property
+    def num_encoding(self) -> int:
+        """Requests whose prompt is being encoded."""
+        return len(self._encoding)
+
+    def turn(self) -> bool:
+        """Nothing between messages."""
+        return False
+
+    def handle(self, message: Message) -> None:
+        """Take a Submit or a Cancel; pass anything else on."""
+        self.progress += 1
+        match message:
+            case Submit():
+                self._begin(message)
+            case Cancel():
+                future = self._encoding.pop(message.envelope.request_id, None)
+                if future is not None:
+                    future.cancel()
+                self._emit(message)
+            case _:
+                self._emit(message)
+
+    def _begin(self, submit: Submit) -> None:
+        request_id = submit.envelope.request_id
+        start = time.monotonic()
+        future = self._executor.submit(self._answer, submit, start)
+        self._encoding[request_id] = future
+        future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(submit, start, done)))
+
+    def _finish(self, submit: Submit, start: float, future: Future[Message]) -> None:
+        """On the loop: send the answer, unless a Cancel came first."""
+        if self._encoding.pop(submit.envelope.request_id, None) is None or future.cancelled():
+            return
+        error = future.exception()
+        answer = failed(submit.envelope, engine_fault()) if error else future.result()
+        num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
+        self._record("tokenize", submit.envelope, start, time.monotonic(), {"sluice.prompt_tokens": num_tokens})
+        self._emit(answer)
+
+    def _answer(self, submit: Submit, start: float) -> Message:
+        """In a thread: do the work."""
+        try:
+            return self._do(submit.envelope, submit.work, start)
+        except ServiceError as error:
+            return failed(submit.envelope, error)
+
+    def _do(self, envelope: Envelope, work: Work, start: float) -> Message:
+        match work:
+            case Generate():
+                check_params(work.params, self._limits)
+                ids = self._encoder.encode(work.prompt, self._limits)
+                check_prompt(len(ids), work.params, self._limits)
+                took = time.monotonic() - start
+                return Prompt(_later(envelope, took), pack_ids(ids), work.params, work.stops, work.priority, took)
+            case Tokenize():
+                ids = self._encoder.encode(work.prompt, self._limits, work.add_special_tokens)
+                return Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
+            case Detokenize():
+                text = self._encoder.decode(work.ids, self._limits, work.skip_special_tokens)
+                return Result(envelope, Detokenized(text))
+
+
+def _later(envelope: Envelope, seconds: float) -> Envelope:
+    """The envelope with its time left re-stamped after `seconds` in this stage."""
+    if envelope.time_left_s is None:
+        return envelope
+    return msgspec.structs.replace(envelope, time_left_s=envelope.time_left_s - seconds)

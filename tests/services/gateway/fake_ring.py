@@ -1,0 +1,167 @@
+"""A gateway on a loopback port before a ring that is played by hand: what the gateway emits is listed and answered."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from sluice.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
+
+from engine.request import FinishReason, Limits
+from services.gateway.gateway import Gateway
+from services.gateway.observer import Observer
+from services.gateway.settings import GatewaySettings, ModelInfo
+from services.messages import (
+    Admitted,
+    Cancel,
+    Generate,
+    Message,
+    Probe,
+    Role,
+    Stops,
+    Submit,
+    Text,
+    Timings,
+    TokenRecord,
+    Visit,
+)
+
+MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy", dtype="float32")
+SETTINGS = GatewaySettings(
+    gateway_id="g0",
+    model=MODEL,
+    limits=Limits(context_length=1000, vocab_size=100),
+    listen="127.0.0.1:0",
+    routes=(("t0", "e0", "d0"),),
+    probe_interval_s=0.01,
+)
+
+
+def settings(**changes: Any) -> GatewaySettings:  # any field of the dataclass
+    return dataclasses.replace(SETTINGS, **changes)
+
+
+def text_of(submit: Submit, index: int, text: str, *, first: bool = False, last: bool = False) -> Text:
+    """One token of a generation as the detokenizer would send it."""
+    return Text(
+        envelope=submit.envelope,
+        first_index=index,
+        tokens=(TokenRecord(id=index % 100, piece=text.encode()),),
+        text=text,
+        admitted=Admitted(num_prompt=3, num_cached=1, max_tokens=8, stops=Stops()) if first else None,
+        finish=FinishReason.LENGTH if last else None,
+        timings=Timings(queue_s=0.5, num_preemptions=2) if last else None,
+    )
+
+
+def generation(submit: Submit, words: list[str]) -> list[Text]:
+    """A whole generation, one word a message."""
+    last = len(words) - 1
+    return [text_of(submit, at, word, first=at == 0, last=at == last) for at, word in enumerate(words)]
+
+
+class FakeRing:
+    """Answers probes and warm-ups at once; other requests by `script`, or not at all."""
+
+    def __init__(self) -> None:
+        self.gateway: Gateway | None = None
+        self.emitted: list[Message] = []
+        self.script: Callable[[Submit], None] = lambda submit: None
+        self.answers_probes = True
+        self.epoch = 1
+        self.changed = asyncio.Event()
+
+    def emit(self, message: Message) -> None:
+        self.emitted.append(message)
+        self.changed.set()
+        asyncio.get_running_loop().call_soon(self._answer, message)
+
+    def play(self, *messages: Text) -> None:
+        assert self.gateway is not None
+        for message in messages:
+            self.gateway.deliver(message)
+
+    @property
+    def submits(self) -> list[Submit]:
+        """What clients asked for: not the gateway's own warm-up."""
+        return [one for one in self.emitted if isinstance(one, Submit) and not is_warm_up(one)]
+
+    @property
+    def cancels(self) -> list[str]:
+        return [one.envelope.request_id for one in self.emitted if isinstance(one, Cancel)]
+
+    async def until(self, met: Callable[[], object]) -> None:
+        while not met():
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def next_submit(self) -> Submit:
+        await self.until(lambda: self.submits)
+        return self.submits[-1]
+
+    def _answer(self, message: Message) -> None:
+        assert self.gateway is not None
+        if isinstance(message, Probe) and self.answers_probes:
+            roles = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)
+            visits = tuple(Visit(role, one, self.epoch, 1) for role, one in zip(roles, message.route, strict=True))
+            self.gateway.deliver(Probe(message.origin, message.nonce, message.route, visits))
+        elif isinstance(message, Submit) and is_warm_up(message):
+            self.play(text_of(message, 0, "w", first=True, last=True))
+        elif isinstance(message, Submit):
+            self.script(message)
+        self.changed.set()
+
+
+def is_warm_up(submit: Submit) -> bool:
+    work = submit.work
+    return isinstance(work, Generate) and work.params.max_tokens == 1 and work.params.ignore_eos
+
+
+@dataclasses.dataclass
+class Rig:
+    """A gateway, its ring and a client."""
+
+    ring: FakeRing
+    gateway: Gateway
+    channel: grpc.aio.Channel
+    stub: inference_pb2_grpc.InferenceServiceAsyncStub
+    control: control_pb2_grpc.ControlServiceAsyncStub
+    port: int
+
+
+@contextlib.asynccontextmanager
+async def running(
+    chosen: GatewaySettings = SETTINGS,
+    *,
+    observer: Observer | None = None,
+    channel_options: tuple[tuple[str, int], ...] = (),
+    wait: bool = True,
+) -> AsyncIterator[Rig]:
+    ring = FakeRing()
+    gateway = ring.gateway = Gateway(chosen, ring.emit, observer)
+    port = await gateway.start()
+    local = (("grpc.use_local_subchannel_pool", 1), *channel_options)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=local) as channel:
+        inference = inference_pb2_grpc.InferenceServiceStub(channel)
+        control = control_pb2_grpc.ControlServiceStub(channel)
+        rig = Rig(ring, gateway, channel, inference, control, port)
+        if wait:
+            await ring.until(lambda: gateway.is_serving)
+        try:
+            yield rig
+        finally:
+            await gateway.stop(0.0)
+
+
+def spec(text: str = "hello", **fields: Any) -> types_pb2.GenerationSpec:  # any field of the message
+    return types_pb2.GenerationSpec(text=text, **fields)
+
+
+def stream_request(**fields: Any) -> inference_pb2.StreamGenerateRequest:
+    return inference_pb2.StreamGenerateRequest(spec=spec(**fields))
+
+
+def unary_request(**fields: Any) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(spec=spec(**fields))
