@@ -39,7 +39,7 @@ SETTINGS = GatewaySettings(
 )
 
 
-def settings(**changes: Any) -> GatewaySettings:  # any field of the dataclass
+def settings(**changes: Any) -> GatewaySettings:  # noqa: ANN401  # any field of the dataclass
     return dataclasses.replace(SETTINGS, **changes)
 
 
@@ -126,8 +126,8 @@ class Rig:
     ring: FakeRing
     gateway: Gateway
     channel: grpc.aio.Channel
-    stub: inference_pb2_grpc.InferenceServiceAsyncStub
-    control: control_pb2_grpc.ControlServiceAsyncStub
+    stub: "inference_pb2_grpc.InferenceServiceAsyncStub"
+    control: "control_pb2_grpc.ControlServiceAsyncStub"
     port: int
 
 
@@ -155,13 +155,13 @@ async def running(
             await gateway.stop(0.0)
 
 
-def spec(text: str = "hello", **fields: Any) -> types_pb2.GenerationSpec:  # any field of the message
+def spec(text: str = "hello", **fields: Any) -> types_pb2.GenerationSpec:  # noqa: ANN401  # any field of the message
     return types_pb2.GenerationSpec(text=text, **fields)
 
 
-def stream_request(**fields: Any) -> inference_pb2.StreamGenerateRequest:
+def stream_request(**fields: Any) -> inference_pb2.StreamGenerateRequest:  # noqa: ANN401  # as above
     return inference_pb2.StreamGenerateRequest(spec=spec(**fields))
 
 
-def unary_request(**fields: Any) -> inference_pb2.GenerateRequest:
+def unary_request(**fields: Any) -> inference_pb2.GenerateRequest:  # noqa: ANN401  # as above
     return inference_pb2.GenerateRequest(spec=spec(**fields))

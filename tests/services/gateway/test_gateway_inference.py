@@ -1,3 +1,6 @@
+import functools
+from collections.abc import Awaitable
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]  # shipped without types
@@ -7,6 +10,7 @@ from sluice.v1 import inference_pb2, types_pb2
 from engine.errors import Code, stage_lost
 from services.messages import Detokenized, Failed, Result, Tokenize, Tokenized
 from tests.services.gateway.fake_ring import (
+    Rig,
     generation,
     running,
     settings,
@@ -16,7 +20,7 @@ from tests.services.gateway.fake_ring import (
 )
 
 
-async def failure(call: "grpc.aio.UnaryUnaryCall[object, object]") -> tuple[grpc.aio.AioRpcError, str]:
+async def failure(call: Awaitable[object]) -> tuple[grpc.aio.AioRpcError, str]:
     """The error of a call, and its ErrorInfo reason."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
@@ -250,13 +254,16 @@ async def test_unknown_model() -> None:
         assert (error.code(), reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
 
 
+def _has_submits(rig: Rig, count: int) -> bool:
+    return len(rig.ring.submits) == count
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_nothing_is_leaked_by_many_random_cancels(stream: bool) -> None:
     async with running() as rig:
-        for _ in range(20):
+        for at in range(20):
             call = rig.stub.StreamGenerate(stream_request()) if stream else rig.stub.Generate(unary_request())
-            known = len(rig.ring.submits)
-            await rig.ring.until(lambda known=known: len(rig.ring.submits) > known)
+            await rig.ring.until(functools.partial(_has_submits, rig, at + 1))
             call.cancel()
         await rig.ring.until(lambda: len(rig.ring.cancels) == 20)
         assert len(rig.gateway.desk.requests) == 0

@@ -1,0 +1,1 @@
+"""Architectures, weight loading and layers. Knows nothing of batching policy, requests or text."""

@@ -1,0 +1,230 @@
+"""A checkpoint's config.json and generation_config.json, parsed as data into one frozen value.
+
+Stdlib only: processes that never see a tensor read it too. Nothing named in a file is ever imported or run
+(auto_map and trust_remote_code have no effect). Errors name file, field and value.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from engine.errors import Code, ServiceError
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base and one of the scalings default, linear, llama3, yarn with its parameters."""
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    parameters: tuple[tuple[str, float], ...] = ()
+
+    def get(self, name: str, default: float | None = None) -> float:
+        """A parameter of the scaling. Raises KeyError when it is absent and has no default."""
+        found = dict(self.parameters)
+        return found[name] if default is None else found.get(name, default)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What generation_config.json says; None where it is silent. Temperature 0 when it says do_sample: false."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer.
+
+    Attributes:
+        head_dim: may differ from hidden_size / num_heads.
+        windows: per layer, the sliding window in tokens, or None for full attention.
+        eos_ids: ids that end an output, of both files.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    context_length: int
+    tied_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    eos_ids: tuple[int, ...]
+    dtype: str
+    defaults: GenerationDefaults
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Numbers that the cache keeps of one token, all layers together."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Read a checkpoint directory. Raises ServiceError MODEL_INVALID naming file, field and value."""
+    path = directory / "config.json"
+    raw = _Fields(path, _read_json(path))
+    generation_path = directory / "generation_config.json"
+    generation = _Fields(generation_path, _read_json(generation_path) if generation_path.exists() else {})
+    architectures = raw.values.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        raise raw.wrong("architectures", "is missing; it names the model class")
+    if raw.values.get("quantization_config"):
+        raise raw.wrong("quantization_config", "quantised checkpoints are not supported; use the unquantised one")
+    heads = raw.integer("num_attention_heads")
+    hidden = raw.integer("hidden_size")
+    layers = raw.integer("num_hidden_layers")
+    context = raw.integer("max_position_embeddings")
+    return ModelConfig(
+        architecture=architectures[0],
+        vocab_size=raw.integer("vocab_size"),
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=raw.integer("num_key_value_heads", heads),
+        head_dim=raw.integer("head_dim", hidden // heads),
+        intermediate_size=raw.integer("intermediate_size"),
+        norm_eps=raw.number("rms_norm_eps", 1e-6),
+        rope=_rope(raw),
+        windows=_windows(raw, layers),
+        context_length=context,
+        tied_embeddings=raw.boolean("tie_word_embeddings", False),
+        attention_bias=raw.boolean("attention_bias", False),
+        mlp_bias=raw.boolean("mlp_bias", False),
+        eos_ids=_eos_ids(raw, generation),
+        dtype=raw.string("dtype", raw.string("torch_dtype", "float32")),
+        defaults=_defaults(generation),
+    )
+
+
+def invalid_model(path: Path, message: str) -> ServiceError:
+    """A checkpoint that cannot be served."""
+    return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{path}: {message}")
+
+
+class _Fields:
+    """A JSON object with typed getters whose errors name file, field and value."""
+
+    def __init__(self, path: Path, values: dict[str, Json]) -> None:
+        self.path = path
+        self.values = values
+
+    def wrong(self, name: str, message: str) -> ServiceError:
+        return invalid_model(self.path, f"{name} {message}")
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.values.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(name, f"is {value!r}; it must be a positive integer")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.values.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.wrong(name, f"is {value!r}; it must be a number")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, f"is {value!r}; it must be true or false")
+        return value
+
+    def string(self, name: str, default: str) -> str:
+        value = self.values.get(name) or default
+        if not isinstance(value, str):
+            raise self.wrong(name, f"is {value!r}; it must be a string")
+        return value
+
+
+def _read_json(path: Path) -> dict[str, Json]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise invalid_model(
+            path, "is missing; a checkpoint directory holds config.json, tokenizer.json and *.safetensors"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise invalid_model(path, f"cannot be read as JSON ({type(error).__name__})") from error
+    if not isinstance(value, dict):
+        raise invalid_model(path, "does not hold a JSON object")
+    return cast("dict[str, Json]", value)
+
+
+def _rope(raw: _Fields) -> RopeConfig:
+    """Both spellings: rope_parameters (newer), rope_theta with rope_scaling (older)."""
+    newer, older = raw.values.get("rope_parameters"), raw.values.get("rope_scaling")
+    scaling = newer if newer is not None else older
+    if scaling is not None and not isinstance(scaling, dict):
+        raise raw.wrong("rope_parameters", f"is {scaling!r}; it must be an object")
+    fields = dict(scaling or {})
+    kind = fields.pop("rope_type", fields.pop("type", "default"))
+    fields.pop("type", None)
+    if kind not in ROPE_KINDS:
+        raise raw.wrong("rope_parameters.rope_type", f"is {kind!r}; supported are {', '.join(ROPE_KINDS)}")
+    theta = fields.pop("rope_theta", None) or raw.number("rope_theta", 10_000.0)
+    if not isinstance(theta, int | float):
+        raise raw.wrong("rope_theta", f"is {theta!r}; it must be a number")
+    numbers = tuple((name, float(value)) for name, value in fields.items() if isinstance(value, int | float))
+    if kind != "default" and "factor" not in dict(numbers):
+        raise raw.wrong("rope_parameters.factor", f"is missing; {kind} scaling needs it")
+    return RopeConfig(float(theta), str(kind), numbers)
+
+
+def _windows(raw: _Fields, num_layers: int) -> tuple[int | None, ...]:
+    """Per layer, from layer_types where given, else from sliding_window and the Qwen switches."""
+    window = raw.values.get("sliding_window")
+    if window is None or raw.values.get("use_sliding_window") is False:
+        return (None,) * num_layers
+    size = raw.integer("sliding_window")
+    types = raw.values.get("layer_types")
+    if isinstance(types, list):
+        if len(types) != num_layers:
+            raise raw.wrong("layer_types", f"has {len(types)} entries for {num_layers} layers")
+        return tuple(size if kind == "sliding_attention" else None for kind in types)
+    if "use_sliding_window" in raw.values:
+        full = raw.values.get("max_window_layers", num_layers)
+        if not isinstance(full, int):
+            raise raw.wrong("max_window_layers", f"is {full!r}; it must be an integer")
+        return tuple(None if layer < full else size for layer in range(num_layers))
+    return (size,) * num_layers
+
+
+def _eos_ids(*files: _Fields) -> tuple[int, ...]:
+    ids: list[int] = []
+    for file in files:
+        value = file.values.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if token is None:
+                continue
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise file.wrong("eos_token_id", f"is {value!r}; it must be an integer or a list of them")
+            ids.append(token)
+    return tuple(dict.fromkeys(ids))
+
+
+def _defaults(generation: _Fields) -> GenerationDefaults:
+    def number(name: str) -> float | None:
+        return generation.number(name, 0.0) if generation.values.get(name) is not None else None
+
+    temperature = 0.0 if generation.values.get("do_sample") is False else number("temperature")
+    top_k = number("top_k")
+    return GenerationDefaults(temperature, None if top_k is None else int(top_k), number("top_p"), number("min_p"))

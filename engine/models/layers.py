@@ -1,0 +1,117 @@
+"""The decoder that all supported architectures share, over packed weights and the paged cache.
+
+Pre-norm attention and gated MLP on a residual stream in float32. Query, key and value are one matrix, gate and up
+another. In float32 the norms' weights are folded into the matrix behind them. Knows nothing of batching or sampling.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.models.config import ModelConfig
+from engine.models.style import Style
+from engine.models.weights import WeightSource
+from kernels import ops
+from kernels.linear import PackedLinear
+from kernels.metadata import AttentionMetadata
+
+
+class Packer:
+    """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows."""
+
+    def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
+        self._source = source
+        # Folding multiplies weights once instead of activations at each step; in bfloat16 it would round them again.
+        self._folds = dtype is torch.float32
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """A norm's weight [size]."""
+        return self._source.get(f"{name}.weight", (size,))
+
+    def kept(self, norm: Tensor) -> Tensor | None:
+        """The norm's weight if the norm itself must apply it; None when `linear` folds it in."""
+        return None if self._folds else norm
+
+    def linear(
+        self,
+        parts: list[tuple[str, int]],
+        width: int,
+        *,
+        bias: bool = False,
+        norm: Tensor | None = None,
+        rotated: dict[str, int] | None = None,
+    ) -> PackedLinear:
+        """One matrix of the projections `parts` [(name, rows)] one above the other, input `width`.
+
+        `rotated` maps names of projections under rotary embedding to their head size: their rows are permuted so that
+        the two halves of a rotated pair become neighbours. Scores do not change, as queries and keys are permuted
+        alike.
+        """
+        weights, biases = [], []
+        for name, rows in parts:
+            weight = self._source.get(f"{name}.weight", (rows, width))
+            order = pair_order(rows, rotated[name], weight.device) if rotated and name in rotated else None
+            weights.append(weight if order is None else weight[order])
+            if bias:
+                vector = self._source.get(f"{name}.bias", (rows,))
+                biases.append(vector if order is None else vector[order])
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        if norm is not None and self._folds:
+            weight = weight * norm
+        return ops.pack_linear(weight, torch.cat(biases) if biases else None)
+
+
+def pair_order(rows: int, head_dim: int, device: torch.device) -> Tensor:
+    """Row order that makes (i, i + head_dim / 2) of every head neighbours: int64 [rows]."""
+    one = torch.arange(head_dim, device=device).view(2, -1).t().reshape(-1)
+    return (torch.arange(0, rows, head_dim, device=device).unsqueeze(1) + one).view(-1)
+
+
+class DecoderLayer:
+    """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place."""
+
+    def __init__(self, config: ModelConfig, style: Style, index: int, packer: Packer, dtype: torch.dtype) -> None:
+        self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self._eps, self._window, self._dtype = config.norm_eps, style.windows[index], dtype
+        self._scale = config.head_dim**-0.5
+        at, hidden = f"model.layers.{index}", config.hidden_size
+        norm = packer.norm(f"{at}.input_layernorm", hidden)
+        self._attention_norm = packer.kept(norm)
+        q, k, v = (f"{at}.self_attn.{name}_proj" for name in "qkv")
+        queries, keys = self._heads * self._dim, self._kv_heads * self._dim
+        self._qkv = packer.linear(
+            [(q, queries), (k, keys), (v, keys)],
+            hidden,
+            bias=style.qkv_bias,
+            norm=norm,
+            rotated={q: self._dim, k: self._dim},
+        )
+        self._qk_norm = self._head_norms(packer, at) if style.qk_norm else None
+        self._output = packer.linear([(f"{at}.self_attn.o_proj", hidden)], queries, bias=style.output_bias)
+        norm = packer.norm(f"{at}.post_attention_layernorm", hidden)
+        self._mlp_norm = packer.kept(norm)
+        size = config.intermediate_size
+        gate_up = [(f"{at}.mlp.gate_proj", size), (f"{at}.mlp.up_proj", size)]
+        self._gate_up = packer.linear(gate_up, hidden, bias=style.mlp_bias, norm=norm)
+        self._down = packer.linear([(f"{at}.mlp.down_proj", hidden)], size, bias=style.mlp_bias)
+
+    def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
+        """Advance the residual stream h [T, hidden] (float32) in place."""
+        x = ops.rms_norm(h, self._attention_norm, self._eps, self._dtype)
+        heads = ops.linear(x, self._qkv).view(len(h), self._heads + 2 * self._kv_heads, self._dim)
+        rotated = heads[:, : self._heads + self._kv_heads]
+        if self._qk_norm is not None:
+            rotated.copy_(ops.rms_norm(rotated.float(), self._qk_norm, self._eps))
+        ops.rope_(rotated, cis)
+        ops.write_kv(heads[:, self._heads :].view(len(h), 2, self._kv_heads, self._dim), cache, meta)
+        seen = ops.paged_attention(heads[:, : self._heads], cache, meta, self._scale, self._window)
+        ops.linear_add_(h, seen, self._output)
+        x = ops.rms_norm(h, self._mlp_norm, self._eps, self._dtype)
+        ops.linear_add_(h, ops.silu_mul(ops.linear(x, self._gate_up)), self._down)
+
+    def _head_norms(self, packer: Packer, at: str) -> Tensor:
+        """Weights of the query and key head norms: float32 [heads + kv_heads, head_dim], in rotated order."""
+        q = packer.norm(f"{at}.self_attn.q_norm", self._dim)
+        k = packer.norm(f"{at}.self_attn.k_norm", self._dim)
+        order = pair_order(self._dim, self._dim, q.device)
+        each = [q[order].expand(self._heads, -1), k[order].expand(self._kv_heads, -1)]
+        return torch.cat(each).float()

@@ -1,0 +1,88 @@
+"""A loaded model: token ids and positions in, hidden states and logits out, over a paged cache.
+
+`load_model` reads a checkpoint, `plan_model` builds the same on the meta device from shapes alone.
+"""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.models.config import ModelConfig
+from engine.models.layers import DecoderLayer, Packer
+from engine.models.registry import style_of
+from engine.models.rope import rope_table
+from engine.models.weights import Checkpoint, Plan, WeightSource
+from kernels import ops
+from kernels.metadata import AttentionMetadata
+
+
+class Model:
+    """Weights of one model, packed for one device."""
+
+    def __init__(
+        self, config: ModelConfig, source: WeightSource, dtype: torch.dtype, device: torch.device, num_positions: int
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
+        style = style_of(config)
+        packer = Packer(source, dtype)
+        hidden, vocab = config.hidden_size, config.vocab_size
+        self._embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
+        self._layers = [DecoderLayer(config, style, i, packer, dtype) for i in range(config.num_layers)]
+        norm = packer.norm("model.norm", hidden)
+        self._norm = packer.kept(norm)
+        # A checkpoint may leave out a head that is tied.
+        tied = config.tied_embeddings or not source.has("lm_head.weight")
+        self._head = packer.linear([("model.embed_tokens" if tied else "lm_head", vocab)], hidden, norm=norm)
+        self._cis = rope_table(config, num_positions, device).unsqueeze(1)
+
+    def new_cache(self, num_blocks: int, block_size: int) -> list[Tensor]:
+        """A cache layer per layer: [num_blocks, block_size, 2, kv_heads, head_dim], zero: garbage could be NaN, and
+        a masked NaN is still NaN. The system hands out zero pages only when they are first touched."""
+        shape = (num_blocks, block_size, 2, self.config.num_kv_heads, self.config.head_dim)
+        return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.config.num_layers)]
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata) -> Tensor:
+        """Hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values."""
+        padding = max(0, ops.MIN_ROWS - len(ids))
+        if padding:
+            ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
+        h = ops.embedding(ids, self._embeddings).float()
+        cis = self._cis[positions]
+        for layer, layer_cache in zip(self._layers, cache, strict=True):
+            layer.forward(h, cis, layer_cache, meta)
+            self.layers_done += 1
+        return h[: meta.num_tokens]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, hidden] → float32 [R, vocab]."""
+        num = len(hidden)
+        if num < ops.MIN_ROWS:
+            hidden = F.pad(hidden, (0, 0, 0, ops.MIN_ROWS - num))
+        x = ops.rms_norm(hidden, self._norm, self.config.norm_eps, self.dtype)
+        return ops.linear(x, self._head).float()[:num]
+
+
+def load_model(
+    directory: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, num_positions: int = 0
+) -> Model:
+    """Load a checkpoint. `num_positions` bounds the rotary table; 0 is the model's context.
+
+    Raises ServiceError MODEL_INVALID naming file and tensor, or UNIMPLEMENTED for an architecture.
+    """
+    style_of(config)  # before any weight is read
+    source = Checkpoint(directory, dtype, device)
+    return Model(config, source, dtype, device, num_positions or config.context_length)
+
+
+def plan_model(config: ModelConfig, dtype: torch.dtype) -> Plan:
+    """Names and shapes of every tensor that loading would read; allocates nothing."""
+    plan = Plan(dtype)
+    Model(config, plan, dtype, torch.device("meta"), num_positions=1)
+    return plan

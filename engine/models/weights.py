@@ -1,0 +1,115 @@
+"""Where weights come from: safetensors files of a checkpoint, or a plan that knows only shapes.
+
+Both answer `get(name, shape)`. Files are memory-mapped and read tensor by tensor, so that nothing is held twice but
+the tensor being packed. Pickle checkpoints are refused: reading one can run code.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.models.config import invalid_model
+
+INDEX = "model.safetensors.index.json"
+
+
+class WeightSource(Protocol):
+    """Tensors by name."""
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor, of exactly that shape."""
+
+    def has(self, name: str) -> bool:
+        """Whether it is there."""
+
+
+class Plan:
+    """Meta tensors of any name and shape; remembers what was asked for: an 8B model is planned in no memory."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._dtype = dtype
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors asked for."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A meta tensor."""
+        self.shapes[name] = shape
+        return torch.empty(shape, dtype=self._dtype, device="meta")
+
+    def has(self, name: str) -> bool:
+        """Everything is planned to be there."""
+        return True
+
+
+class Checkpoint:
+    """The safetensors files of a directory, one or sharded."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+        self._directory = directory
+        self._dtype = dtype
+        self._device = device
+        self._file_of: dict[str, Path] = {}
+        self._files: dict[Path, safe_open] = {}
+        for path in _files(directory):
+            if not path.exists():
+                raise invalid_model(path, f"is missing; {INDEX} names it: download the checkpoint again")
+            self._files[path] = _open(path)
+            self._file_of.update(dict.fromkeys(self._files[path].keys(), path))
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Read, check and convert one tensor. Raises ServiceError naming file and tensor."""
+        path = self._file_of.get(name)
+        if path is None:
+            raise invalid_model(self._directory, f"no safetensors file holds the tensor {name}")
+        found = tuple(self._files[path].get_slice(name).get_shape())
+        if found != shape:
+            raise invalid_model(path, f"tensor {name} has shape {list(found)}; config.json implies {list(shape)}")
+        tensor: Tensor = self._files[path].get_tensor(name)
+        if not tensor.is_floating_point():
+            raise invalid_model(path, f"tensor {name} is {tensor.dtype}; quantised weights are not supported")
+        return tensor.to(self._device, self._dtype)
+
+    def has(self, name: str) -> bool:
+        """Whether a file holds it."""
+        return name in self._file_of
+
+
+def _files(directory: Path) -> Iterable[Path]:
+    index = directory / INDEX
+    if index.exists():
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise invalid_model(index, f"is not a safetensors index ({type(error).__name__})") from error
+        if any(not isinstance(name, str) or Path(name).name != name for name in names):
+            raise invalid_model(index, "names a file outside the checkpoint directory")
+        return [directory / name for name in sorted(names)]
+    single = directory / "model.safetensors"
+    if single.exists():
+        return [single]
+    found = sorted(directory.glob("*.safetensors"))
+    if found:
+        return found
+    if any(directory.glob("*.bin")) or any(directory.glob("*.pt")) or any(directory.glob("*.pth")):
+        raise invalid_model(
+            directory, "holds only pickle weights, which can run code when read; convert them to safetensors first"
+        )
+    raise invalid_model(directory, "holds no *.safetensors file")
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise invalid_model(
+            path, f"is corrupt or cut short ({path.stat().st_size} bytes): download it again"
+        ) from error

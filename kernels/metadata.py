@@ -1,0 +1,195 @@
+"""Where a step's tokens go in the paged cache and what each of them may see: made once a step, used by every layer.
+
+Takes flat lists and block tables, gives index tensors and masks. Knows nothing of models, requests or plans.
+
+A cache layer is one tensor [num_blocks, block_size, 2, kv_heads, head_dim] (keys at 0, values at 1), so that a token
+is one contiguous slot: slot = block * block_size + offset.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_SCORES = 1 << 22  # query × key pairs of one prefill call: bounds a mask to 16 MB
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows of one query each whose contexts are of similar length.
+
+    Attributes:
+        first, num: the rows, contiguous in the batch.
+        length: keys gathered for each row, the longest context of the group.
+        slots: int64 [num * length], padded with slots that the mask hides.
+        contexts: int64 [num], tokens of each row that exist.
+    """
+
+    first: int
+    num: int
+    length: int
+    slots: Tensor
+    contexts: Tensor
+    is_even: bool  # every context is `length` long: no mask is needed without a window
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chunk:
+    """Contiguous queries of one sequence.
+
+    Attributes:
+        first, num: its tokens in the batch.
+        start: position of its first token.
+        slots: int64 [start + num], all keys up to its last token.
+    """
+
+    first: int
+    num: int
+    start: int
+    slots: Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """One step as attention sees it.
+
+    Attributes:
+        num_tokens: T.
+        write_slots: int64 [T], where each token's key and value go.
+        last_tokens: int64 [rows], index of each row's last token.
+    """
+
+    num_tokens: int
+    write_slots: Tensor
+    last_tokens: Tensor
+    decodes: tuple[DecodeGroup, ...]
+    chunks: tuple[Chunk, ...]
+    _masks: dict[tuple[int, int | None], Tensor | None] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        query_lens: Sequence[int],
+        contexts: Sequence[int],
+        block_tables: np.ndarray[tuple[int, int], np.dtype[np.int32]],
+        block_size: int,
+        device: torch.device,
+    ) -> "AttentionMetadata":
+        """Lay out one step.
+
+        Args:
+            query_lens: tokens of each row in this step; rows of one token come first.
+            contexts: tokens of each row that exist after this step's write.
+            block_tables: int32 [rows, blocks], entries beyond a row's blocks may be anything valid.
+        """
+        num_decodes = sum(1 for num in query_lens if num == 1)
+        ends = np.asarray(contexts, dtype=np.int64)
+        decodes = tuple(
+            _decode_group(first, num, ends, block_tables, block_size, device)
+            for first, num in _similar(contexts[:num_decodes])
+        )
+        chunks, writes = [], [_slots_at(block_tables, ends[:num_decodes] - 1, block_size)]
+        at = num_decodes
+        for row in range(num_decodes, len(query_lens)):
+            num, end = query_lens[row], contexts[row]
+            slots = _all_slots(block_tables[row : row + 1], end, block_size)[0]
+            chunks.append(Chunk(at, num, end - num, torch.from_numpy(slots).to(device)))
+            writes.append(slots[end - num :])
+            at += num
+        return cls(
+            num_tokens=at,
+            write_slots=torch.from_numpy(np.concatenate(writes)).to(device),
+            last_tokens=torch.from_numpy(np.cumsum(query_lens) - 1).to(device),
+            decodes=decodes,
+            chunks=tuple(chunks),
+        )
+
+    def decode_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [num, 1, 1, length] of decode group `index`; None when all is visible. Kept for all layers."""
+        group = self.decodes[index]
+        if group.is_even and (window is None or group.length <= window):
+            return None
+        if (index, window) not in self._masks:
+            key = torch.arange(group.length, device=group.slots.device)
+            end = group.contexts.unsqueeze(1)
+            hidden = key >= end
+            if window is not None:
+                hidden |= key < end - window
+            self._masks[index, window] = _additive(hidden, dtype).view(group.num, 1, 1, group.length)
+        return self._masks[index, window]
+
+
+def chunk_mask(start: int, num: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Causal additive mask [num, start + num] of queries at positions start … start+num-1."""
+    key = torch.arange(start + num, device=device)
+    query = torch.arange(start, start + num, device=device).unsqueeze(1)
+    hidden = key > query
+    if window is not None:
+        hidden |= key <= query - window
+    return _additive(hidden, dtype)
+
+
+def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+
+def _similar(contexts: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs of neighbouring rows whose contexts round up to the same power of two (512 at least), as (first, num).
+
+    Padding a row to its neighbours then at most doubles what is gathered for it.
+    """
+    runs: list[tuple[int, int]] = []
+    last = -1
+    for row, context in enumerate(contexts):
+        size = max(9, (context - 1).bit_length())
+        if size == last:
+            first, num = runs[-1]
+            runs[-1] = (first, num + 1)
+        else:
+            runs.append((row, 1))
+            last = size
+    return runs
+
+
+def _decode_group(
+    first: int,
+    num: int,
+    ends: np.ndarray[tuple[int], np.dtype[np.int64]],
+    block_tables: np.ndarray[tuple[int, int], np.dtype[np.int32]],
+    block_size: int,
+    device: torch.device,
+) -> DecodeGroup:
+    contexts = ends[first : first + num]
+    length = int(contexts.max())
+    slots = _all_slots(block_tables[first : first + num], length, block_size)
+    return DecodeGroup(
+        first=first,
+        num=num,
+        length=length,
+        slots=torch.from_numpy(slots.reshape(-1)).to(device),
+        contexts=torch.from_numpy(contexts).to(device),
+        is_even=bool((contexts == length).all()),
+    )
+
+
+def _all_slots(
+    block_tables: np.ndarray[tuple[int, int], np.dtype[np.int32]], length: int, block_size: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Slots of positions 0 … length-1 of each row: int64 [rows, length]."""
+    num_blocks = -(-length // block_size)
+    bases = block_tables[:, :num_blocks].astype(np.int64) * block_size
+    slots = bases[:, :, None] + np.arange(block_size)
+    return slots.reshape(len(block_tables), num_blocks * block_size)[:, :length]
+
+
+def _slots_at(
+    block_tables: np.ndarray[tuple[int, int], np.dtype[np.int32]],
+    positions: np.ndarray[tuple[int], np.dtype[np.int64]],
+    block_size: int,
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Slot of one position of each of the first rows."""
+    rows = np.arange(len(positions))
+    blocks = block_tables[rows, positions // block_size].astype(np.int64)
+    return blocks * block_size + positions % block_size

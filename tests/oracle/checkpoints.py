@@ -1,0 +1,80 @@
+"""Random Hugging Face checkpoints of every supported architecture, and the reference that reads them."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+CLASSES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A tiny model. Odd sizes on purpose."""
+
+    architecture: str = "llama"
+    vocab: int = 111
+    hidden: int = 48
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    intermediate: int = 88
+    context: int = 256
+    tied: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def make_checkpoint(path: Path, shape: Shape, seed: int = 0, max_shard_size: str = "5GB") -> Path:
+    """Write a random float32 checkpoint; weights large enough that greedy tokens vary."""
+    config_class, model_class = CLASSES[shape.architecture]
+    config = config_class(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=shape.tied,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=None,
+        **dict(shape.options),
+    )
+    torch.manual_seed(seed)
+    model = model_class(config).float()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):
+            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
+    model.save_pretrained(path, max_shard_size=max_shard_size)
+    return path
+
+
+def reference(path: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+    """The oracle for a checkpoint."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    assert isinstance(model, transformers.PreTrainedModel)
+    return model.eval()
+
+
+@torch.inference_mode()
+def greedy(model: transformers.PreTrainedModel, prompt: list[int], num: int) -> list[int]:
+    """`num` greedy tokens after the prompt, end-of-sequence ignored."""
+    ids = torch.tensor([prompt])
+    past, out = None, []
+    for _ in range(num):
+        output = model(ids, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        out.append(int(output.logits[0, -1].argmax()))
+        ids = torch.tensor([[out[-1]]])
+    return out

@@ -1,0 +1,164 @@
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from sluice.v1 import inference_pb2, types_pb2
+
+from engine.errors import Code, ServiceError
+from services.gateway import translate
+from services.gateway.contract import BUILT, NOT_BUILT, refuse_unbuilt
+from services.messages import ChatPrompt, Generate, TokenPrompt
+from tests.services.gateway.fake_ring import SETTINGS, settings, spec
+
+CASES = {
+    "adapter": {"adapter": "a"},
+    "sampling.typical_p": {"sampling": {"typical_p": 0.5}},
+    "sampling.presence_penalty": {"sampling": {"presence_penalty": 0.1}},
+    "sampling.frequency_penalty": {"sampling": {"frequency_penalty": math.nan}},
+    "sampling.repetition_penalty": {"sampling": {"repetition_penalty": 1.1}},
+    "sampling.logit_bias": {"sampling": {"logit_bias": {3: 1.0}}},
+    "sampling.n": {"sampling": {"n": 2}},
+    "sampling.best_of": {"sampling": {"best_of": 2}},
+    "sampling.beam": {"sampling": {"beam": {}}},
+    "output.logprob_token_ids": {"output": {"logprob_token_ids": [1]}},
+    "output.prompt_logprobs": {"output": {"prompt_logprobs": 0}},
+    "output.echo": {"output": {"echo": True}},
+    "output.skip_special_tokens": {"output": {"skip_special_tokens": False}},
+    "constraint": {"constraint": {"regex": "a"}},
+    "cache.bypass": {"cache": {"bypass": True}},
+    "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
+    "scheduling.on_disconnect": {"scheduling": {"on_disconnect": types_pb2.DISCONNECT_ACTION_DETACH}},
+    "scheduling.detach_ttl": {"scheduling": {"detach_ttl": {"seconds": 1}}},
+    "speculation.enabled": {"speculation": {"enabled": True}},
+    "speculation.max_tokens": {"speculation": {"max_tokens": 1}},
+    "idempotency_key": {"idempotency_key": "k"},
+    "resume": {"resume": {}},
+    "credit_window": {"credit_window": 0},
+    "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
+}
+
+
+def paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
+    for field in descriptor.fields:
+        name = prefix + field.name
+        yield name
+        if field.type == FieldDescriptor.TYPE_MESSAGE and name not in NOT_BUILT:
+            assert field.message_type is not None
+            yield from paths(field.message_type, name + ".")
+
+
+def test_every_field_of_the_contract_is_built_or_refused() -> None:
+    found = set(paths(types_pb2.GenerationSpec.DESCRIPTOR))
+    assert found == BUILT | NOT_BUILT.keys()
+    assert not BUILT & NOT_BUILT.keys()
+
+
+@pytest.mark.parametrize("path", NOT_BUILT)
+def test_what_is_not_built_is_refused_by_name(path: str) -> None:
+    asked = types_pb2.GenerationSpec(**CASES[path])  # type: ignore[arg-type]  # a table of literals
+    with pytest.raises(ServiceError) as caught:
+        refuse_unbuilt(asked)
+    assert (caught.value.code, caught.value.details["feature"]) == (Code.UNIMPLEMENTED, path)
+
+
+def test_neutral_values_are_accepted() -> None:
+    neutral = types_pb2.SamplingParams(n=1, best_of=1, typical_p=1.0, presence_penalty=0.0, repetition_penalty=1.0)
+    refuse_unbuilt(spec(sampling=neutral, speculation={"enabled": False}, cache={"bypass": False}))
+    assert translate.generation(spec(sampling=neutral), 0, SETTINGS).effective is not None
+
+
+def knob_spec(group: str, knob: str, value: object) -> types_pb2.GenerationSpec:
+    fields: dict[str, Any] = {group: {knob: value}}
+    return spec("hello", **fields)
+
+
+def error_of(asked: types_pb2.GenerationSpec) -> str:
+    """Field of the error, or "" when it is accepted."""
+    try:
+        translate.generation(asked, 0, SETTINGS)
+    except ServiceError as error:
+        assert error.code == Code.INVALID_ARGUMENT
+        return error.field
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("group", "knob", "good", "bad"),
+    [
+        ("sampling", "max_tokens", [1, 999, 1000], [0, 1001]),
+        ("sampling", "min_tokens", [0, 999, 1000], [1001]),
+        ("sampling", "temperature", [0.0, 99.9, 100.0], [-0.1, 100.1, math.nan, math.inf]),
+        ("sampling", "top_k", [0, 2**31 - 2, 2**31 - 1], [2**31]),
+        ("sampling", "top_p", [0.001, 0.999, 1.0], [0.0, 1.001, math.nan]),
+        ("sampling", "min_p", [0.0, 0.5, 1.0], [-0.1, 1.001, math.nan]),
+        ("sampling", "seed", [0, 2**64 - 1], []),
+        ("output", "logprobs", [0, 19, 20], [21]),
+        ("scheduling", "priority", [-1000, 999, 1000], [-1001, 1001]),
+        ("stop", "strings", [[], ["a" * 255], ["a" * 256], ["a"] * 16], [[""], ["a" * 257], ["é" * 129], ["a"] * 17]),
+        ("stop", "token_ids", [[], [99], [1] * 64], [[100], [1] * 65]),
+    ],
+)
+def test_limits(group: str, knob: str, good: list[object], bad: list[object]) -> None:
+    assert error_of(spec()) == ""
+    assert [error_of(knob_spec(group, knob, value)) for value in good] == [""] * len(good)
+    fields = [error_of(knob_spec(group, knob, value)) for value in bad]
+    assert all(knob in field.replace("stop_token_ids", "token_ids") for field in fields)
+
+
+def test_absent_knobs_take_the_models_defaults_and_are_echoed() -> None:
+    asked = translate.generation(spec(), 0, SETTINGS)
+    assert isinstance(asked.work, Generate) and asked.effective is not None
+    assert asked.effective.sampling.temperature == SETTINGS.model.defaults.temperature
+    assert asked.effective.sampling.seed == asked.work.params.seed
+
+
+@pytest.mark.parametrize("size", [1, 99, 100, 101, 0])
+def test_prompt_bytes(size: int) -> None:
+    limits = settings(limits=type(SETTINGS.limits)(context_length=1000, vocab_size=100, max_prompt_bytes=100))
+    asked = spec(text="x" * size)
+    if 1 <= size <= 100:
+        assert translate.generation(asked, 0, limits).reserve > 0
+        return
+    with pytest.raises(ServiceError) as caught:
+        translate.generation(asked, 0, limits)
+    assert caught.value.field == "prompt"
+
+
+def test_token_prompts_are_checked_and_packed() -> None:
+    asked = types_pb2.GenerationSpec(token_ids=types_pb2.TokenIds(ids=[1, 99]))
+    work = translate.generation(asked, 0, SETTINGS).work
+    assert isinstance(work, Generate) and work.prompt == TokenPrompt(bytes([1, 0, 0, 0, 99, 0, 0, 0]))
+    for ids, field in (([1, 100], "prompt.token_ids[1]"), ([], "prompt"), ([1] * 1000, "prompt")):
+        assert error_of(types_pb2.GenerationSpec(token_ids=types_pb2.TokenIds(ids=ids))) == field
+    assert error_of(types_pb2.GenerationSpec()) == "prompt"
+
+
+def test_chat_is_joined_and_its_roles_are_known() -> None:
+    part = types_pb2.ContentPart(text="a")
+    turn = types_pb2.ChatMessage(role=types_pb2.ROLE_USER, parts=[part, part])
+    work = translate.generation(types_pb2.GenerationSpec(chat=types_pb2.Chat(messages=[turn])), 0, SETTINGS).work
+    assert isinstance(work, Generate) and isinstance(work.prompt, ChatPrompt)
+    assert (work.prompt.messages[0].role, work.prompt.messages[0].content) == ("user", "aa")
+    assert work.prompt.add_generation_prompt
+    bad: list[tuple[list[types_pb2.ChatMessage], str]] = [
+        ([], "chat.messages"),
+        ([types_pb2.ChatMessage(parts=[part])], "chat.messages[0].role"),
+        ([types_pb2.ChatMessage(role=types_pb2.ROLE_USER)], "chat.messages[0].parts"),
+    ]
+    for messages, field in bad:
+        assert error_of(types_pb2.GenerationSpec(chat=types_pb2.Chat(messages=messages))) == field
+
+
+def test_every_rpc_input_besides_the_spec_is_small_enough_to_know() -> None:
+    known: dict[type[Message], set[str]] = {
+        inference_pb2.GenerateRequest: {"spec"},
+        inference_pb2.StreamGenerateRequest: {"spec"},
+        inference_pb2.CancelGenerationRequest: {"generation_id", "output_index"},
+        inference_pb2.TokenizeRequest: {"model", "revision", "text", "chat", "add_special_tokens"},
+        inference_pb2.DetokenizeRequest: {"model", "revision", "token_ids", "skip_special_tokens"},
+    }
+    for message, names in known.items():
+        assert {field.name for field in message.DESCRIPTOR.fields} == names
