@@ -55,13 +55,15 @@ class StepStats:
     num_steps: int = 0
     mean_step_s: float = 0.0
     tokens_per_s: float = 0.0
-    last_step_s: float = 0.0
+    total_s: float = 0.0
+    num_tokens: int = 0
 
     def record(self, seconds: float, num_tokens: int) -> None:
         """Take one step into account."""
         weight = 1.0 if self.num_steps == 0 else 0.05
         self.num_steps += 1
-        self.last_step_s = seconds
+        self.total_s += seconds
+        self.num_tokens += num_tokens
         self.mean_step_s += weight * (seconds - self.mean_step_s)
         self.tokens_per_s += weight * (num_tokens / max(seconds, 1e-9) - self.tokens_per_s)
 

@@ -63,17 +63,15 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     peak = logits.amax(1)
     bad = ~torch.isfinite(peak)
     ids = torch.full_like(rows.positions, -1)
-    for index, draw in ((_where(~bad & (rows.temperature <= 0)), None), (_where(~bad & (rows.temperature > 0)), _draw)):
-        if len(index) == 0:
-            continue
-        chosen = logits if len(index) == len(logits) else logits[index]
-        if draw is None:
-            ids[index] = _argmax(chosen)
-        else:
-            own = rows.take(index)
-            # the peak becomes 0: no temperature overflows, and every floor is relative to it
-            scaled = (chosen - peak[index, None]).div_(own.temperature[:, None])
-            ids[index] = draw(scaled, own)
+    certain = _where(~bad & (rows.temperature <= 0))
+    if len(certain):
+        ids[certain] = _argmax(_take(logits, certain))
+    drawn = _where(~bad & (rows.temperature > 0))
+    if len(drawn):
+        own = rows.take(drawn)
+        # the peak becomes 0: no temperature overflows, and every floor is relative to it
+        scaled = (_take(logits, drawn) - peak[drawn, None]).div_(own.temperature[:, None])
+        ids[drawn] = _draw(scaled, own)
     return ids, bad
 
 

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Iterator
 
 from engine.errors import ServiceError, stage_lost
+from engine.request import FinishReason
 from services.gateway.errors import from_failed
 from services.gateway.translate import Asked
 from services.messages import Admitted, Detokenized, Envelope, Failed, Result, Text, Tokenized
@@ -92,7 +93,8 @@ class OpenRequest:
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
-            self.ring_knows_end = True
+            # After a stop string, which the detokenizer found, the engine still computes: it needs the Cancel.
+            self.ring_knows_end = text.finish is not FinishReason.STOP_STRING
             self.end(text)
         elif self.streams:
             self.on_news()

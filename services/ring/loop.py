@@ -16,7 +16,7 @@ import zmq
 
 from engine.errors import ServiceError, engine_fault
 from services.messages import Cancel, Envelope, Failed, Message, Probe, Report, Role, Visit
-from services.ring.peers import NEXT, NextHop
+from services.ring.peers import NextHop
 from services.ring.sockets import Inbox, Outbox
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,3 @@ def failed(envelope: Envelope, error: ServiceError) -> Failed:
         retry_after_s=error.retry_after_s,
     )
 
-
-def next_role(role: Role) -> Role:
-    """The stage after `role`."""
-    return NEXT[role]

@@ -1,0 +1,103 @@
+"""Makes an engine from settings and a checkpoint directory: device, dtype, weights, cache size.
+
+What is computed here (dtype, block count) is returned in `Built`, never written back into the settings.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import torch
+
+from engine.cache.cache import KVCache
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import Code, ServiceError
+from engine.models.config import ModelConfig
+from engine.models.model import load_model
+from engine.request import Limits
+from engine.runner.runner import Runner
+from engine.scheduler.scheduler import Scheduler
+
+CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
+CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Built:
+    """An engine and what was decided while building it."""
+
+    engine: Engine
+    device: str
+    dtype: str
+    num_blocks: int
+
+
+def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Path, limits: Limits) -> Built:
+    """Load the checkpoint and put an engine around it. Raises ServiceError naming what is wrong and what to do."""
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.threads or usable_cores())
+    model = load_model(directory, model_config, dtype, device, limits.context_length)
+    num_blocks = cache_blocks(config, model_config, limits, dtype, device)
+    cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
+    scheduler = Scheduler(cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens)
+    runner = Runner(model, num_blocks, config.block_size, config.max_num_seqs, limits.context_length)
+    return Built(Engine(scheduler, runner), str(device), str(dtype).removeprefix("torch."), num_blocks)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; auto takes CUDA where there is one. Raises ServiceError if CUDA is asked for in vain."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise _unusable(
+            "--device cuda: no CUDA device is usable here; use --device cpu, or check driver and torch build"
+        )
+    return torch.device("cuda")
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of that name; auto takes bfloat16 only where the device computes in it: emulated, it is slower."""
+    if name != "auto":
+        return torch.float32 if name == "float32" else torch.bfloat16
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    able = torch.cpu.get_capabilities()
+    return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
+
+
+def cache_blocks(
+    config: EngineConfig, model: ModelConfig, limits: Limits, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Blocks of the cache: as many tokens as asked for, else all sequences at full length as far as memory goes."""
+    token_bytes = model.kv_elements_per_token * dtype.itemsize
+    if device.type == "cuda":
+        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE) // token_bytes
+    else:
+        room = int(_free_memory() * CPU_CACHE_SHARE) // token_bytes
+    tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, room)
+    if tokens > room and device.type == "cuda":
+        raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * token_bytes >> 20} MiB; {room} tokens fit")
+    if tokens < config.block_size:
+        raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
+    return tokens // config.block_size
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and the CPU quota of its control group if that is less."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _unusable(message: str) -> ServiceError:
+    return ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", message)

@@ -1,0 +1,1 @@
+"""Plan to tensors, forward, sample. Keeps a permanent row for each slot; knows no policy."""

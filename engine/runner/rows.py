@@ -1,0 +1,60 @@
+"""The state that a runner keeps for each slot. One function resets a slot; nothing else resets anything.
+
+Arrays are indexed by slot. Knows slots and parameters; nothing of requests.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.plan import Placement
+from engine.sampling.rows import SamplingRows
+
+
+class SlotRows:
+    """Block tables and sampling parameters of `num_slots` slots."""
+
+    def __init__(self, num_slots: int, max_blocks: int) -> None:
+        self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
+        self._temperature = np.zeros(num_slots, dtype=np.float32)
+        self._top_k = np.zeros(num_slots, dtype=np.int64)
+        self._top_p = np.ones(num_slots, dtype=np.float32)
+        self._min_p = np.zeros(num_slots, dtype=np.float32)
+        self._seed = np.zeros(num_slots, dtype=np.int64)
+        self._num_logprobs = np.full(num_slots, -1, dtype=np.int64)
+        self._min_position = np.zeros(num_slots, dtype=np.int64)
+        self._barred_ids: list[tuple[int, ...]] = [()] * num_slots
+
+    def reset(self, placement: Placement) -> None:
+        """Forget whoever had the slot."""
+        slot, params = placement.slot, placement.params
+        self.block_tables[slot] = 0
+        self._temperature[slot] = params.temperature
+        self._top_k[slot] = params.top_k
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        self._seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
+        self._num_logprobs[slot] = params.logprobs
+        self._min_position[slot] = placement.min_position
+        self._barred_ids[slot] = placement.barred_ids
+
+    def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """The slot's block table goes on with `blocks` at index `first`."""
+        self.block_tables[slot, first : first + len(blocks)] = blocks
+
+    def sampling_rows(self, slots: list[int], positions: list[int]) -> SamplingRows:
+        """Parameters of the rows that sample now, each for the token at its position."""
+        at = np.asarray(positions)
+        below = np.flatnonzero(at < self._min_position[slots])
+        asked = np.flatnonzero(self._num_logprobs[slots] >= 0)
+        return SamplingRows(
+            temperature=self._temperature[slots],
+            top_k=self._top_k[slots],
+            top_p=self._top_p[slots],
+            min_p=self._min_p[slots],
+            seed=self._seed[slots],
+            position=at,
+            output=np.zeros(len(slots), dtype=np.int64),
+            barred={int(i): self._barred_ids[slots[i]] for i in below},
+            num_logprobs={int(i): int(self._num_logprobs[slots[i]]) for i in asked},
+        )

@@ -1,0 +1,90 @@
+"""Computes a plan: flat lists to tensors, forward through the model, one token for each row that samples.
+
+`place` and `launch` are all that changes its state. On CPU a step is done when `launch` returns (depth 0); `collect`
+is where a device would be waited for. Knows no request, no policy, no text.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.models.model import Model
+from engine.plan import Plan, StepResult
+from engine.runner.rows import SlotRows
+from engine.sampling.sampler import Sampler
+from kernels.metadata import AttentionMetadata
+
+
+class Done:
+    """A step that has been computed."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def collect(self) -> StepResult:
+        """The result, at once."""
+        return self._result
+
+
+class Runner:
+    """One model on one device, with its cache and the state of its slots."""
+
+    def __init__(self, model: Model, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._cache = model.new_cache(num_blocks, block_size)
+        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size))
+        self._sampler = Sampler()
+
+    @property
+    def progress(self) -> int:
+        """Layers computed since start."""
+        return self._model.layers_done
+
+    def place(self, plan: Plan) -> None:
+        """Reset newly taken slots, then note the blocks that tables have grown by."""
+        for placement in plan.placements:
+            self._rows.reset(placement)
+        for slot, first, blocks in plan.new_blocks:
+            self._rows.extend(slot, first, blocks)
+
+    def launch(self, plan: Plan) -> Done:
+        """Compute the plan's rows."""
+        meta = self._layout(plan)
+        ids = torch.tensor(plan.token_ids, device=self._model.device)
+        hidden = self._model.forward(ids, self._positions(plan), self._cache, meta)
+        return Done(self._sample(plan, hidden, meta))
+
+    def _layout(self, plan: Plan) -> AttentionMetadata:
+        contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
+        tables = self._rows.block_tables[plan.slots]
+        return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device)
+
+    def _positions(self, plan: Plan) -> Tensor:
+        if plan.num_tokens == len(plan.starts):
+            return torch.tensor(plan.starts, device=self._model.device)
+        pieces = [np.arange(start, start + num) for start, num in zip(plan.starts, plan.query_lens, strict=True)]
+        return torch.from_numpy(np.concatenate(pieces)).to(self._model.device)
+
+    def _sample(self, plan: Plan, hidden: Tensor, meta: AttentionMetadata) -> StepResult:
+        """Logits of the rows that sample, and their tokens."""
+        rows = [i for i, samples in enumerate(plan.samples) if samples]
+        if not rows:
+            return StepResult([-1] * len(plan.slots))
+        at = meta.last_tokens if len(rows) == len(plan.slots) else meta.last_tokens[rows]
+        logits = self._model.logits(hidden if len(at) == len(hidden) else hidden[at])
+        slots = [plan.slots[i] for i in rows]
+        # The sampled token's position: one behind the last computed.
+        positions = [plan.starts[i] + plan.query_lens[i] for i in rows]
+        sampled = self._sampler.sample(logits, self._rows.sampling_rows(slots, positions))
+        if len(rows) == len(plan.slots):
+            ids = sampled.ids
+        else:
+            ids = [-1] * len(plan.slots)
+            for i, token in zip(rows, sampled.ids, strict=True):
+                ids[i] = token
+        return StepResult(
+            token_ids=ids,
+            failed=frozenset(rows[i] for i in sampled.bad),
+            logprobs={rows[i]: logprob for i, logprob in sampled.logprobs.items()},
+        )

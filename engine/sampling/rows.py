@@ -1,0 +1,35 @@
+"""Sampling parameters of the rows of one step, as arrays: what a runner hands to the sampler."""
+
+import dataclasses
+from typing import TypeAlias
+
+import numpy as np
+
+Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
+Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Parameters of R rows.
+
+    Attributes:
+        temperature: float32 [R], 0 is greedy.
+        top_k: int64 [R], 0 keeps all.
+        top_p, min_p: float32 [R].
+        seed: int64 [R], two's complement of the unsigned seed.
+        position: int64 [R], of the token to be sampled.
+        output: int64 [R], index of the output within its request.
+        barred: ids that may not be sampled, of the rows that have any.
+        num_logprobs: candidates to report, of the rows that ask for log probabilities (0: the chosen token's only).
+    """
+
+    temperature: Floats
+    top_k: Ints
+    top_p: Floats
+    min_p: Floats
+    seed: Ints
+    position: Ints
+    output: Ints
+    barred: dict[int, tuple[int, ...]]
+    num_logprobs: dict[int, int]

@@ -1,0 +1,60 @@
+"""One vectorised pass from logits to tokens for all rows of a step, whatever their parameters.
+
+Rows that are greedy without exception take one argmax. Log probabilities are computed for the rows that ask only.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from engine.plan import TokenLogprob
+from engine.sampling.rows import SamplingRows
+from kernels.sampling import Rows, greedy, sample
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampledRows:
+    """Attributes:
+    ids: the token of each row.
+    bad: rows whose logits held no usable number; their id means nothing.
+    logprobs: of the rows that asked.
+    """
+
+    ids: list[int]
+    bad: list[int]
+    logprobs: dict[int, TokenLogprob]
+
+
+class Sampler:
+    """Keeps nothing between steps: noise is a function of (seed, output, position, token id)."""
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: SamplingRows) -> SampledRows:
+        """logits float32 [R, V], which it may overwrite; rows of R."""
+        raw = logits.clone() if rows.barred and rows.num_logprobs else logits
+        for row, barred in rows.barred.items():
+            logits[row, list(barred)] = -torch.inf
+        if not rows.temperature.any():
+            chosen, best = greedy(logits)
+            is_bad = ~torch.isfinite(best)
+        else:
+            chosen, is_bad = sample(logits, _tensors(rows, logits.device))
+        ids: list[int] = chosen.tolist()
+        bad = is_bad.nonzero()[:, 0].tolist() if bool(is_bad.any()) else []
+        logprobs = {row: _logprob(raw[row], ids[row], num) for row, num in rows.num_logprobs.items() if row not in bad}
+        return SampledRows(ids, bad, logprobs)
+
+
+def _tensors(rows: SamplingRows, device: torch.device) -> Rows:
+    columns = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position, rows.output)
+    return Rows(*(torch.from_numpy(column).to(device) for column in columns))
+
+
+def _logprob(logits: Tensor, token: int, num: int) -> TokenLogprob:
+    """Natural-log probability of `token` under softmax(logits [V]), its rank, and the `num` most likely ids."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    own = logprobs[token]
+    rank = 1 + int((logprobs > own).sum())
+    top = logprobs.topk(num)
+    return TokenLogprob(float(own), rank, tuple(top.indices.tolist()), tuple(top.values.tolist()))

@@ -1,0 +1,15 @@
+"""The detokenizer process: the stage with its decoder."""
+
+from services.tokenizer.encoding import TextEncoder
+
+from services.detokenizer.stage import DetokenizerStage
+from services.process import Process
+
+
+async def run(process: Process) -> int:
+    """Run until told to stop; the exit status."""
+    stage = DetokenizerStage(TextEncoder.load(process.source.directory), process.ring.emit, process.record)
+    process.metrics.collect_from(
+        lambda: {"sluice_requests_open": stage.num_open, "sluice_late_tokens_total": stage.num_late}
+    )
+    return await process.run(stage)

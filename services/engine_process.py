@@ -1,0 +1,45 @@
+"""The engine process: loads the model and drives it from the ring. The only one that imports torch."""
+
+import logging
+import time
+from collections.abc import Mapping
+
+from engine.build import build_engine
+from services.engine_loop import EngineStage, load_of
+from services.process import Process
+
+logger = logging.getLogger(__name__)
+
+
+async def run(process: Process) -> int:
+    """Run until told to stop; the exit status. Raises ServiceError when the checkpoint cannot be served."""
+    start = time.monotonic()
+    built = build_engine(process.engine_config, process.model, process.source.directory, process.limits)
+    took = time.monotonic() - start
+    about = (process.source.name, built.device, built.dtype, built.num_blocks, took)
+    logger.info("loaded %s on %s in %s with %d cache blocks in %.2f s", *about)
+    ring = process.ring
+    stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record)
+    process.metrics.collect_from(lambda: figures(stage))
+    return await process.run(stage)
+
+
+def figures(stage: EngineStage) -> Mapping[str, float]:
+    """The engine's figures under their metric names, read when somebody scrapes."""
+    load, stats = load_of(stage.engine), stage.engine.stats
+    ends = {f"sluice_engine_requests_{end}_total": float(num) for end, num in stage.ended.items()}
+    return {
+        "sluice_requests_open": stage.num_open,
+        "sluice_requests_waiting": load.num_waiting,
+        "sluice_requests_running": load.num_running,
+        "sluice_cache_blocks": load.num_blocks,
+        "sluice_cache_blocks_free": load.num_free_blocks,
+        "sluice_prefix_hit_tokens_total": load.prefix_hit_tokens,
+        "sluice_prefix_query_tokens_total": load.prefix_query_tokens,
+        "sluice_cache_evictions_total": stage.engine.scheduler.cache.stats.evictions,
+        "sluice_preemptions_total": load.num_preemptions,
+        "sluice_engine_steps_total": stats.num_steps,
+        "sluice_engine_tokens_computed_total": stats.num_tokens,
+        "sluice_engine_step_seconds_total": stats.total_s,
+        **ends,
+    }

@@ -1,0 +1,48 @@
+"""What every process of the ring has, whatever its role: settings, model facts, its place in the ring, telemetry."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Mapping
+
+from engine.config import EngineConfig
+from engine.models.config import ModelConfig
+from engine.request import Limits
+from services.config import ServiceConfig
+from services.messages import Envelope, Role
+from services.model_source import ModelSource
+from services.ring.loop import RingLoop, Stage
+from services.telemetry.metrics import Metrics
+from services.telemetry.tracing import Tracer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Process:
+    """Attributes:
+    stopping: SIGTERM or SIGINT came.
+    lost: SIGUSR1 came: another stage is gone, and with it every open request.
+    """
+
+    engine_config: EngineConfig
+    config: ServiceConfig
+    role: Role
+    source: ModelSource
+    model: ModelConfig
+    limits: Limits
+    ring: RingLoop
+    tracer: Tracer
+    metrics: Metrics
+    stopping: asyncio.Event
+    lost: asyncio.Event
+
+    def record(self, name: str, envelope: Envelope, start: float, end: float, attributes: Mapping[str, int]) -> None:
+        """Make a span of something that ran from `start` to `end` on the monotonic clock."""
+        offset = time.time_ns() - time.monotonic_ns()
+        start_ns, end_ns = int(start * 1e9) + offset, int(end * 1e9) + offset
+        self.tracer.record(name, envelope.traceparent, envelope.tracestate, start_ns, end_ns, dict(attributes))
+
+    async def run(self, stage: Stage) -> int:
+        """Turn `stage` in the ring until the process is told to stop; the exit status."""
+        self.ring.start(stage)
+        await self.stopping.wait()
+        return 0

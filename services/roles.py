@@ -1,0 +1,140 @@
+"""Starts one process of the ring: title, signals, telemetry, its place in the ring; then its role's own body.
+
+What `sluice serve --role …` runs, under a supervisor or alone in a container.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections.abc import Mapping
+from typing import assert_never
+
+import setproctitle
+import uvloop
+import zmq
+
+from engine.config import EngineConfig
+from engine.limits import limits_of
+from engine.models.config import read_config
+from services.config import ServiceConfig, bad_setting, parse_peers
+from services.messages import Role
+from services.model_source import resolve_model
+from services.process import Process
+from services.ring.loop import RingLoop
+from services.ring.peers import NEXT
+from services.telemetry import logs
+from services.telemetry.metrics import Metrics
+from services.telemetry.tracing import Tracer
+
+SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor: its death must be this process's too
+PR_SET_PDEATHSIG = 1
+MIN_MESSAGE_BYTES = 4 << 20  # headers, and what a prompt of the smallest allowed size can become
+
+
+def run_role(engine_config: EngineConfig, config: ServiceConfig) -> int:
+    """Run one process until it is told to stop; its exit status. Raises ServiceError for settings that cannot be."""
+    role = Role(config.role)
+    process_id = config.process_id or f"{role}-0"
+    setproctitle.setproctitle(f"sluice: {process_id}")
+    logs.configure(config.log_level, config.log_format, process_id)
+    die_with_supervisor()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(engine_config, config, role, process_id))
+
+
+async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, process_id: str) -> int:
+    stopping, lost = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    loop.add_signal_handler(signal.SIGUSR1, lost.set)
+    source = resolve_model(config.model, config.revision)
+    model = read_config(source.directory)
+    process = Process(
+        engine_config=engine_config,
+        config=config,
+        role=role,
+        source=source,
+        model=model,
+        limits=limits_of(engine_config, model, config.max_prompt_bytes),
+        ring=join_ring(config, role, process_id),
+        tracer=Tracer.create("sluice", role, process_id, config.otlp_endpoint),
+        metrics=Metrics(role, process_id),
+        stopping=stopping,
+        lost=lost,
+    )
+    try:
+        process.metrics.collect_from(lambda: ring_figures(process.ring))
+        if config.metrics_port:
+            process.metrics.serve(config.metrics_port)
+        return await _body(process)
+    finally:
+        process.ring.stop()
+        process.tracer.shutdown()
+
+
+async def _body(process: Process) -> int:
+    """Imports are made here so that each role pays only for its own: torch for one, grpc for another."""
+    match process.role:
+        case Role.GATEWAY:
+            from services.gateway import process as gateway
+
+            return await gateway.run(process)
+        case Role.TOKENIZER:
+            from services.tokenizer import process as tokenizer
+
+            return await tokenizer.run(process)
+        case Role.ENGINE:
+            from services import engine_process
+
+            return await engine_process.run(process)
+        case Role.DETOKENIZER:
+            from services.detokenizer import process as detokenizer
+
+            return await detokenizer.run(process)
+        case _:
+            assert_never(process.role)
+
+
+def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
+    """Bind the inbox and connect to the next role's peers. Raises ServiceError naming the setting at fault."""
+    if not config.inbox:
+        raise bad_setting("inbox", "is needed with --role: where this process listens, tcp://host:port or ipc://path")
+    tables = {
+        Role.GATEWAY: config.gateway_peers,
+        Role.TOKENIZER: config.tokenizer_peers,
+        Role.ENGINE: config.engine_peers,
+        Role.DETOKENIZER: config.detokenizer_peers,
+    }
+    following = NEXT[role]
+    peers = parse_peers(following, tables[following])
+    if not peers:
+        raise bad_setting(f"{following}_peers", f"is needed by a {role}: id=address of every {following}")
+    # A prompt's bytes can become four bytes each as token ids; everything else is far smaller.
+    max_message_bytes = MIN_MESSAGE_BYTES + 4 * config.max_prompt_bytes
+    try:
+        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes)
+    except zmq.ZMQError as error:
+        raise bad_setting("inbox", f"cannot listen on {config.inbox}: {zmq.strerror(error.errno)}") from error
+
+
+def ring_figures(ring: RingLoop) -> Mapping[str, float]:
+    """Counts of the ring's sockets and loop under their metric names."""
+    return {
+        **{f"sluice_ring_in_{reason}_total": float(num) for reason, num in ring.inbox.counts.items()},
+        **{f"sluice_ring_{reason}_total": float(num) for reason, num in ring.counts.items()},
+        **{
+            f"sluice_ring_out_{reason}_total": float(sum(outbox.counts[reason] for outbox in ring.outboxes.values()))
+            for reason in ("frames", "would_block", "oversize", "backlog_full")
+        },
+    }
+
+
+def die_with_supervisor() -> None:
+    """Ask the kernel to kill this process when its supervisor dies, and go at once if that has happened already."""
+    if SUPERVISOR_PID not in os.environ:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[SUPERVISOR_PID]):
+        raise SystemExit(1)
