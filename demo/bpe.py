@@ -23,9 +23,9 @@ Ids = npt.NDArray[np.int64]
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment] # stub has no setter
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment] # stub has no setter
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)  # type: ignore[assignment] # stub has no setter
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],

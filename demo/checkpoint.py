@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 STATE_FILE = "state.json"
+TOKENIZER_FILE = "tokenizer.json"
+TRAINING_FOLDER = Path(".demo-training")  # where a run keeps all it needs to go on
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
+    if load_progress(folder) == checkpoint.progress:
+        return  # it lies there already; written over, it could be cut in half
     folder.mkdir(parents=True, exist_ok=True)
     names = file_names(checkpoint.progress.step)
     save_file(checkpoint.weights, folder / names[0])

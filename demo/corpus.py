@@ -45,7 +45,7 @@ def stdlib_root() -> Path:
 
 
 def collect(root: Path) -> Corpus:
-    """Read every source file under `root` and split it. The same folder gives the same corpus, whatever its order on disk."""
+    """Read and split every source file under `root`. The order of files on disk does not matter."""
     documents = [Document(name, read(root / name)) for name in sorted(source_names(root))]
     kept = [document for document in documents if document.text.strip()]
     return Corpus(

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from demo import bpe, checkpoint, recipe
+from demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
 from demo.model import Shape
-from demo.train import TOKENIZER_FILE, TRAINING_FOLDER
 
 DEMO_FOLDER = Path(__file__).parent
 
@@ -55,6 +55,7 @@ def export(plan: recipe.Recipe, training: Path, folder: Path) -> None:
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
     beside = path.with_name(path.name + ".new")
     save_file({name: weight.to(torch.bfloat16) for name, weight in weights.items()}, beside, metadata={"format": "pt"})
+    beside.chmod(0o644)  # the safetensors library writes files for their owner alone
     os.replace(beside, path)
 
 

@@ -39,7 +39,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits [batch, length, vocab] (fp32) of ids [batch, length] (int64), each position seeing itself and before."""
+        """Logits [batch, length, vocab] (fp32) of ids [batch, length] (int64); each sees itself and those before."""
         length = ids.shape[1]
         hidden = self.model(ids, self.get_buffer("cos")[:length], self.get_buffer("sin")[:length])
         return F.linear(hidden, self.model.embed_tokens.weight)
@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
     def heads(self, projected: Tensor) -> Tensor:
         """[batch, length, heads * head_dim] as [batch, heads, length, head_dim]."""
-        return projected.unflatten(2, (-1, self.shape.head_dim)).transpose(1, 2)
+        return projected.view(*projected.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
 
 
 class FeedForward(nn.Module):

@@ -47,7 +47,8 @@ class Optimiser:
     def nesterov(self, name: str) -> Tensor:
         gradient = gradient_of(self.matrices[name])
         momentum = self.state[f"{name}.momentum"].lerp_(gradient, 1 - MOMENTUM)
-        return gradient.lerp(momentum, MOMENTUM)
+        ahead: Tensor = gradient.lerp(momentum, MOMENTUM)
+        return ahead
 
     def move_other(self, name: str, step: int, factor: float) -> None:
         weight = self.others[name]
@@ -79,4 +80,5 @@ def orthogonal(stack: Tensor) -> Tensor:
     for _ in range(QUINTIC_ROUNDS):
         gram = wide @ wide.transpose(1, 2)
         wide = a * wide + (b * gram + c * gram @ gram) @ wide
-    return wide.transpose(1, 2) if is_tall else wide
+    result: Tensor = wide.transpose(1, 2) if is_tall else wide
+    return result

@@ -25,7 +25,7 @@ class Recipe:
     length: int = 512  # tokens of a sequence, until the decay
     decay_length: int = 2048  # and during it: long enough to use every position the model offers
     warmup_steps: int = 100
-    decay_share: float = 0.3  # of all steps, at the end; the rate falls to zero in a straight line
+    decay_share: float = 0.25  # of all steps, at the end; the rate falls to zero in a straight line
     matrix_rate: float = 0.02  # Muon: every matrix between the embedding and the logits
     other_rate: float = 0.003  # AdamW: the embedding and the norms
     weight_decay: float = 0.05
@@ -40,8 +40,8 @@ class Recipe:
         return self.num_steps - int(self.num_steps * self.decay_share)
 
 
-TARGET_RECIPE = Recipe("target", TARGET, num_tokens=10_000_000, learns_from_target=False)
-DRAFT_RECIPE = Recipe("draft", DRAFT, num_tokens=6_000_000, learns_from_target=True)
+TARGET_RECIPE = Recipe("target", TARGET, num_tokens=7_600_000, learns_from_target=False)
+DRAFT_RECIPE = Recipe("draft", DRAFT, num_tokens=2_500_000, learns_from_target=True)
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:

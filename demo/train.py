@@ -15,15 +15,14 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 import typer
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from demo import bpe, checkpoint, corpus, recipe
+from demo import bpe, checkpoint, corpus, export, recipe
+from demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
 from demo.model import Llama, initialise
 from demo.optimiser import Optimiser
 
-TRAINING_FOLDER = Path(".demo-training")
-TOKENIZER_FILE = "tokenizer.json"
 SAVE_EVERY = 100  # steps: two minutes of a slow CPU
 SAY_EVERY = 20  # steps
 
@@ -41,6 +40,7 @@ def main(
     tokens: Annotated[int | None, typer.Option(help="tokens to see instead of the recipe's number")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     folder: Annotated[Path, typer.Option(help="where checkpoints go")] = TRAINING_FOLDER,
+    out: Annotated[Path, typer.Option(help="where the finished models go")] = export.DEMO_FOLDER,
 ) -> None:
     """Train the demo models on the standard library's source, resuming what an earlier run left."""
     on = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
@@ -51,6 +51,7 @@ def main(
         train(dataclasses.replace(one, num_tokens=tokens or one.num_tokens), ids, folder, on, stop)
         if stop.is_set:
             return
+        export.export(one, folder, out / one.name)
 
 
 class StopSignal:
@@ -78,13 +79,15 @@ def training_stream(folder: Path) -> Tensor:
 def train(plan: recipe.Recipe, ids: Tensor, folder: Path, device: torch.device, stop: StopSignal) -> Llama:
     """Run `plan` to its end or to `stop`, saving as it goes; the model as it then is."""
     run = Run(plan, folder, device)
-    with Progress(TextColumn(plan.name), *Progress.get_default_columns()[1:2], MofNCompleteColumn(), TimeRemainingColumn()) as bar:
+    with Progress(TextColumn(plan.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(plan.name, total=plan.num_steps, completed=run.progress.step)
         while run.progress.step < plan.num_steps and not stop.is_set:
             loss = run.step(ids)
             bar.update(task, completed=run.progress.step)
             if run.progress.step % SAY_EVERY == 0:
-                bar.console.print(f"{plan.name} {run.progress.step}/{plan.num_steps} loss {loss:.4f} {run.progress.seconds:.0f} s")
+                bar.console.print(
+                    f"{plan.name} {run.progress.step}/{plan.num_steps} loss {loss:.4f} {run.progress.seconds:.0f} s"
+                )
             if run.progress.step % SAVE_EVERY == 0:
                 run.save()
     run.save()

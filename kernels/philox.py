@@ -49,7 +49,7 @@ def uniforms(seeds: Tensor, positions: Tensor, outputs: Tensor, token_ids: Tenso
     """
     counter = Words(token_ids >> 2, *_row_words(positions, outputs))
     words = philox(counter, seeds)
-    lanes = torch.stack(torch.broadcast_tensors(*words))
+    lanes = torch.stack(words)
     return _to_unit(lanes.gather(0, (token_ids & 3)[None])[0])
 
 

@@ -1,9 +1,8 @@
 """The detokenizer process: the stage with its decoder."""
 
-from services.tokenizer.encoding import TextEncoder
-
 from services.detokenizer.stage import DetokenizerStage
 from services.process import Process
+from services.tokenizer.encoding import TextEncoder
 
 
 async def run(process: Process) -> int:

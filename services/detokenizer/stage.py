@@ -8,11 +8,10 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from services.detokenizer.stream import OutputText
-from services.tokenizer.encoding import TextEncoder
-
 from engine.request import FinishReason
+from services.detokenizer.stream import OutputText
 from services.messages import Cancel, Envelope, Failed, Message, Stops, Text, Timings, TokenRecord, Tokens
+from services.tokenizer.encoding import TextEncoder
 
 Emit = Callable[[Message], None]
 Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
@@ -109,7 +108,7 @@ class DetokenizerStage:
         if message.admitted is None:
             return None
         stops: Stops = message.admitted.stops
-        output = _Output(OutputText(self._encoder.tokenizer, stops.strings, include_stop=stops.include), start=now)
+        output = _Output(OutputText(self._encoder, stops.strings, include_stop=stops.include), start=now)
         self._outputs.setdefault(message.envelope.request_id, {})[message.output_index] = output
         return output
 

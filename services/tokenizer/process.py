@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from services.tokenizer.encoding import TextEncoder
-
 from services.process import Process
+from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import TokenizerStage
 
 

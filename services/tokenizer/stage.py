@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 import msgspec
-from services.tokenizer.encoding import TextEncoder
 
 from engine.errors import ServiceError, engine_fault
 from engine.request import Limits, check_params, check_prompt
@@ -29,6 +28,7 @@ from services.messages import (
     pack_ids,
 )
 from services.ring.loop import failed
+from services.tokenizer.encoding import TextEncoder
 
 Emit = Callable[[Message], None]
 # (name, envelope, start and end on the monotonic clock, attributes)

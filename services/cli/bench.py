@@ -1,0 +1,4 @@
+"""stub"""
+
+
+def bench() -> None: ...

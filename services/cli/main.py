@@ -1,0 +1,62 @@
+"""`sluice`: the commands, and the one place where a ServiceError becomes a line on stderr and an exit status."""
+
+import sys
+from importlib import metadata
+
+import typer
+
+from engine.config import EngineConfig
+from engine.errors import ServiceError
+from services.cli.bench import bench
+from services.cli.demo import demo
+from services.cli.generate import generate
+from services.cli.options import takes_settings
+from services.config import ServiceConfig
+
+EXIT_USAGE = 2
+
+app = typer.Typer(
+    name="sluice",
+    help="Serve language models over gRPC. Every option is also an environment variable, SLUICE_<OPTION>.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+@takes_settings
+def serve(engine: EngineConfig, service: ServiceConfig) -> None:
+    """Serve a model: gateway, tokenizer, engine and detokenizer under one supervisor, or one of them with --role."""
+    if service.role:
+        # Imported here: a supervisor needs nothing of what a role does.
+        from services.roles import run_role
+
+        raise typer.Exit(run_role(engine, service))
+    from services.supervisor import supervise
+
+    raise typer.Exit(supervise(engine, service))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(metadata.version("sluice"))
+
+
+app.command()(generate)
+app.command()(bench)
+app.command()(demo)
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except ServiceError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Traces, metrics and logs. Only services see it; the engine records plain numbers."""

@@ -1,0 +1,85 @@
+"""A checkpoint's tokenizer: prompts of every form to token ids, ids to text, ids to bytes.
+
+Checks what it is given against the limits before and after encoding. Thread-safe: `tokenizers` releases the GIL and
+keeps no state between calls. Knows no socket and no request.
+"""
+
+from pathlib import Path
+from typing import assert_never
+
+from tokenizers import Tokenizer
+
+from engine.errors import Code, ServiceError, invalid
+from engine.request import Limits, check_ids
+from services.messages import ChatPrompt, PromptInput, TextPrompt, TokenPrompt, unpack_ids
+from services.tokenizer.chat import ChatTemplate
+from services.tokenizer.pieces import Pieces
+
+
+class TextEncoder:
+    """Wraps the `tokenizers` library's tokenizer of one checkpoint."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.tokenizer = tokenizer
+        self.pieces = Pieces(tokenizer)
+        self._template = template
+
+    @classmethod
+    def load(cls, directory: Path) -> "TextEncoder":
+        """Read tokenizer.json and the chat template. Raises ServiceError MODEL_INVALID naming the file."""
+        path = directory / "tokenizer.json"
+        if not path.exists():
+            if (directory / "tokenizer.model").exists():
+                raise _invalid(path, "is missing; convert tokenizer.model to tokenizer.json first")
+            raise _invalid(path, "is missing")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise _invalid(path, "is not a tokenizer that this server can read") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return cls(tokenizer, ChatTemplate.load(directory))
+
+    def encode(self, prompt: PromptInput, limits: Limits, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt. Raises ServiceError INVALID_ARGUMENT naming the field, value and limit."""
+        match prompt:
+            case TextPrompt():
+                return self._encode(prompt.text, limits, "prompt.text", add_special_tokens)
+            case ChatPrompt():
+                text = self._template.render(prompt.messages, prompt.add_generation_prompt)
+                # A template writes the special tokens itself.
+                return self._encode(text, limits, "prompt.chat", add_special_tokens=False)
+            case TokenPrompt():
+                return unpack_checked(prompt.ids, limits, "prompt.token_ids")
+            case _:
+                assert_never(prompt)
+
+    def decode(self, ids: bytes, limits: Limits, skip_special_tokens: bool) -> str:
+        """Text of packed ids. Raises ServiceError INVALID_ARGUMENT for ids outside the vocabulary."""
+        text: str = self.tokenizer.decode(unpack_checked(ids, limits, "token_ids"), skip_special_tokens)
+        return text
+
+    def _encode(self, text: str, limits: Limits, field: str, add_special_tokens: bool) -> list[int]:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise invalid(field, f"is not valid Unicode: lone surrogate at character {error.start}") from error
+        if size > limits.max_prompt_bytes:
+            raise invalid(field, f"has {size} bytes; at most {limits.max_prompt_bytes}", limit=limits.max_prompt_bytes)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # A tokenizer may know more ids than the model has logits.
+        check_ids(field, ids, limits)
+        return ids
+
+
+def unpack_checked(data: bytes, limits: Limits, field: str) -> list[int]:
+    """Packed int32 ids, each inside the logits. Raises ServiceError INVALID_ARGUMENT."""
+    if len(data) % 4:
+        raise invalid(field, f"has {len(data)} bytes, which is no whole number of int32 ids")
+    ids = unpack_ids(data)
+    check_ids(field, ids, limits)
+    return ids
+
+
+def _invalid(path: Path, message: str) -> ServiceError:
+    return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{path}: {message}")
