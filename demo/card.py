@@ -12,7 +12,7 @@ from demo.recipe import Recipe
 class ModelFigures:
     num_parameters: int
     bits_per_byte: float  # on the held-out tenth
-    parse_rate: float  # of 100 greedy completions
+    parse_rate: float  # of 100 completions
     num_tokens: int  # seen in training
     seconds: float  # of training, as the clock on the wall saw them
 
@@ -92,9 +92,10 @@ on the same training files. The models read windows of {shape.max_positions:,} t
 document is not counted. Files were held out by path, not by content: some share an author or habits with others, and
 `_pydecimal.py` alone is a quarter of the bytes.
 
-- **`ast.parse`** accepts {own.parse_rate:.0%} of 100 greedy completions. Prompts are the lines of held-out module-level
+- **`ast.parse`** accepts {own.parse_rate:.0%} of 100 completions. Prompts are the lines of held-out module-level
   functions up to their first statement (docstring included, at most 128 tokens), evenly spread over all of them; a
-  completion is 96 tokens, cut where the function ends or else at the last complete line, and parsed with its prompt.
+  completion is 96 tokens at temperature 0.7, cut where the function ends or else at the last complete line, and parsed with its prompt.
+  One that adds no statement counts as a failure.
 - **Agreement**: after the same held-out text, draft and target have the same likeliest token at
   {figures.agreement:.1%} of positions.
 

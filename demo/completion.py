@@ -1,11 +1,12 @@
 """How often what a demo model writes is Python.
 
-In: a model, its tokenizer and held-out documents. Out: the share of completed functions that `ast.parse` accepts.
-Decoding is greedy and has no cache: it is a measurement, not a server.
+In: a model, its tokenizer and held-out documents. Out: the share of completed functions that `ast.parse` accepts and
+that do something.
+Decoding has no cache: it is a measurement, not a server.
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from tokenizers import Tokenizer
@@ -18,15 +19,25 @@ from demo.model import Llama
 NUM_PROMPTS = 100
 MAX_PROMPT_TOKENS = 128
 NUM_NEW_TOKENS = 96
+TEMPERATURE = 0.7  # greedy, a model of this size falls into loops
+SEED = 0
+ROWS_AT_ONCE = 10  # of like length, so that little is computed for padding
+
+Choice = Callable[[Tensor], Tensor]  # logits [rows, vocab] to ids [rows]
 
 
 def parse_rate(model: Llama, tokenizer: Tokenizer, documents: Sequence[Document]) -> float:
-    """The share of completions, of `NUM_PROMPTS` prompts, that parse together with their prompt."""
+    """The share of completions, of `NUM_PROMPTS` prompts, that make a function of their prompt."""
     chosen = prompts(tokenizer, documents)
-    encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in chosen]
-    completions = [tokenizer.decode(ids) for ids in complete(model, encoded, NUM_NEW_TOKENS)]
-    parsed = [is_python(prompt + trimmed(text)) for prompt, text in zip(chosen, completions, strict=True)]
-    return sum(parsed) / len(parsed)
+    chosen.sort(key=len)
+    choose = sampler(TEMPERATURE, SEED)
+    num_parsed = 0
+    for begin in range(0, len(chosen), ROWS_AT_ONCE):
+        group = chosen[begin : begin + ROWS_AT_ONCE]
+        encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in group]
+        completions = [tokenizer.decode(ids) for ids in complete(model, encoded, NUM_NEW_TOKENS, choose)]
+        num_parsed += sum(is_function(prompt + trimmed(text)) for prompt, text in zip(group, completions, strict=True))
+    return num_parsed / len(chosen)
 
 
 def prompts(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[str]:
@@ -38,7 +49,10 @@ def prompts(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[str]:
 
 
 def openings(source: str) -> Iterator[str]:
-    """Of each module-level function of more than its docstring: every line before its first statement."""
+    """Of each module-level function of more than its docstring: every line before its first statement.
+
+    The last line's end is left to the model: tokens join it with the indentation that follows.
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:  # templates for code generators, and files kept for other versions
@@ -48,12 +62,12 @@ def openings(source: str) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef):
             rest = node.body[1:] if ast.get_docstring(node) is not None else node.body
             if rest and rest[0].lineno > node.lineno:
-                yield "".join(lines[node.lineno - 1 : rest[0].lineno - 1])
+                yield "".join(lines[node.lineno - 1 : rest[0].lineno - 1]).rstrip()
 
 
 @torch.inference_mode()
-def complete(model: Llama, prompt_ids: Sequence[list[int]], num_new: int) -> list[list[int]]:
-    """The `num_new` likeliest tokens after each prompt, taken one by one; cut at the end of text."""
+def complete(model: Llama, prompt_ids: Sequence[list[int]], num_new: int, choose: Choice) -> list[list[int]]:
+    """`num_new` tokens after each prompt, chosen one by one; cut at the end of text."""
     lengths = torch.tensor([len(ids) for ids in prompt_ids])
     rows = torch.zeros(len(prompt_ids), int(lengths.max()) + num_new, dtype=torch.int64)
     for row, ids in zip(rows, prompt_ids, strict=True):
@@ -61,14 +75,18 @@ def complete(model: Llama, prompt_ids: Sequence[list[int]], num_new: int) -> lis
     at = torch.arange(len(prompt_ids))
     for step in range(num_new):
         # The rows are padded on the right: a causal model does not see it.
-        rows[at, lengths + step] = next_ids(model, rows[:, : int(lengths.max()) + step], lengths + step - 1)
+        logits = model(rows[:, : int(lengths.max()) + step])
+        rows[at, lengths + step] = choose(logits[at, lengths + step - 1])
     return [until_end(row[len(ids) : len(ids) + num_new].tolist()) for row, ids in zip(rows, prompt_ids, strict=True)]
 
 
-def next_ids(model: Llama, rows: Tensor, last: Tensor) -> Tensor:
-    """The likeliest id after place `last` [rows] of each row; in groups, so that the logits stay small."""
-    groups = zip(torch.split(rows, 10), torch.split(last, 10), strict=True)
-    return torch.cat([model(group)[torch.arange(group.shape[0]), places].argmax(1) for group, places in groups])
+def sampler(temperature: float, seed: int) -> Choice:
+    generator = torch.Generator().manual_seed(seed)
+
+    def choose(logits: Tensor) -> Tensor:
+        return torch.multinomial((logits / temperature).softmax(1), 1, generator=generator)[:, 0]
+
+    return choose
 
 
 def until_end(ids: list[int]) -> list[int]:
@@ -77,17 +95,19 @@ def until_end(ids: list[int]) -> list[int]:
 
 def trimmed(completion: str) -> str:
     """Up to where the function ends (a line that starts at the margin), or else to the last complete line."""
-    kept: list[str] = []
-    for line in completion.splitlines(keepends=True):
+    head, *lines = completion.splitlines(keepends=True) or [""]
+    kept = [head]  # the rest of the prompt's own last line
+    for line in lines:
         if not line.endswith("\n") or not (line[0].isspace() or line[0] == "#"):
             break
         kept.append(line)
     return "".join(kept)
 
 
-def is_python(source: str) -> bool:
+def is_function(source: str) -> bool:
+    """Whether `source` parses, and begins with a function of more than its docstring."""
     try:
-        ast.parse(source)
+        (first, *_) = ast.parse(source).body
     except (SyntaxError, ValueError):
         return False
-    return True
+    return isinstance(first, ast.FunctionDef) and len(first.body) > (ast.get_docstring(first) is not None)

@@ -116,7 +116,7 @@ def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
     try:
         return RingLoop(role, process_id, config.inbox, peers, max_message_bytes)
     except zmq.ZMQError as error:
-        raise bad_setting("inbox", f"cannot listen on {config.inbox}: {zmq.strerror(error.errno)}") from error
+        raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
 
 
 def ring_figures(ring: RingLoop) -> Mapping[str, float]:

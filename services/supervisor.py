@@ -196,7 +196,7 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
     }
     ids = {role: [f"{role}-{i}" for i in range(num)] for role, num in counts.items()}
     address = {name: f"ipc://{directory}/{name}" for names in ids.values() for name in names}
-    peers = {f"{role}_peers": ",".join(f"{name}={address[name]}" for name in names) for role, names in ids.items()}
+    peers = {role: ",".join(f"{name}={address[name]}" for name in names) for role, names in ids.items()}
     children: list[Child] = []
     for role, names in ids.items():
         for name in names:
@@ -206,7 +206,10 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
                 process_id=name,
                 inbox=address[name],
                 metrics_port=service.metrics_port and service.metrics_port + len(children),
-                **peers,
+                gateway_peers=peers[Role.GATEWAY],
+                tokenizer_peers=peers[Role.TOKENIZER],
+                engine_peers=peers[Role.ENGINE],
+                detokenizer_peers=peers[Role.DETOKENIZER],
             )
             children.append(Child(name, role, to_environment(engine, own)))
     return children

@@ -1,4 +1,180 @@
-"""stub"""
+"""`sluice bench`: load on a running service over real gRPC; random token ids, end-of-sequence ignored, greedy."""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from services.cli import load
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from sluice.v1 import inference_pb2_grpc
+
+Stubs: TypeAlias = "list[inference_pb2_grpc.InferenceServiceAsyncStub]"
+Samples: TypeAlias = list[load.Sample]
+
+STREAMS_PER_CHANNEL = 16
+EXIT_FAILED = 1
 
 
-def bench() -> None: ...
+def bench(  # noqa: PLR0913 # a command line lists its options
+    address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
+    concurrency: Annotated[int, typer.Option(envvar="SLUICE_CONCURRENCY", min=1, help="streams of a closed loop")] = 8,
+    rate: Annotated[float, typer.Option(envvar="SLUICE_RATE", min=0, help="arrivals a second; 0: closed loop")] = 0.0,
+    input_len: Annotated[int, typer.Option(envvar="SLUICE_INPUT_LEN", min=1, help="prompt tokens")] = 64,
+    output_len: Annotated[int, typer.Option(envvar="SLUICE_OUTPUT_LEN", min=1, help="output tokens")] = 64,
+    requests: Annotated[int, typer.Option(envvar="SLUICE_REQUESTS", min=1, help="requests to count")] = 64,
+    warmup: Annotated[int, typer.Option(envvar="SLUICE_WARMUP", min=0, help="requests before those")] = 4,
+    seed: Annotated[int, typer.Option(envvar="SLUICE_SEED", help="seed of prompts and arrivals")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", envvar="SLUICE_JSON_FILE", help="write figures here")
+    ] = None,
+) -> None:
+    """Measure TTFT, ITL, TPOT and throughput of the server at ADDRESS."""
+    # Imported here, so that the other commands start without them.
+    import uvloop
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    plan = Plan(address, concurrency, rate, input_len, output_len, requests, warmup, seed)
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True, refresh_per_second=4) as progress:
+        samples = uvloop.run(_measure(plan, progress))
+    figures = {"settings": plan.settings(), **load.report(samples)}
+    if json_file is not None:
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
+    _print(figures)
+    if any(sample.error for sample in samples):
+        raise typer.Exit(EXIT_FAILED)
+
+
+class Plan:
+    """What to send."""
+
+    def __init__(  # noqa: PLR0913 # the options of one command
+        self,
+        address: str,
+        concurrency: int,
+        rate: float,
+        input_len: int,
+        output_len: int,
+        requests: int,
+        warmup: int,
+        seed: int,
+    ) -> None:
+        self.address = address
+        self.concurrency = concurrency if not rate else requests
+        self.rate = rate
+        self.input_len = input_len
+        self.output_len = output_len
+        self.requests = requests
+        self.warmup = warmup
+        self.seed = seed
+
+    def settings(self) -> dict[str, object]:
+        """As it goes into the result."""
+        return dict(vars(self))
+
+
+async def _measure(plan: Plan, progress: "Progress") -> list[load.Sample]:
+    import grpc
+    from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
+
+    from services.cli.client import CHANNEL_OPTIONS, describe
+
+    async with AsyncExitStack() as stack:
+        num_channels = -(-plan.concurrency // STREAMS_PER_CHANNEL)
+        channels = [
+            await stack.enter_async_context(grpc.aio.insecure_channel(plan.address, options=CHANNEL_OPTIONS))
+            for _ in range(min(num_channels, 64))
+        ]
+        control: control_pb2_grpc.ControlServiceAsyncStub = control_pb2_grpc.ControlServiceStub(channels[0])
+        try:
+            found = await control.ListModels(control_pb2.ListModelsRequest(), timeout=10)
+        except grpc.RpcError as error:
+            print(f"error: {describe(error, plan.address)}", file=sys.stderr)
+            raise typer.Exit(EXIT_FAILED) from error
+        vocab = found.models[0].vocab_size
+        stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
+        rng = random.Random(plan.seed)
+        prompts = [load.random_prompt(rng, vocab, plan.input_len) for _ in range(plan.warmup + plan.requests)]
+        warm = progress.add_task("warm-up", total=plan.warmup)
+        await _closed_loop(plan, stubs, prompts[: plan.warmup], lambda: progress.advance(warm))
+        task = progress.add_task("requests", total=plan.requests)
+        run = _open_loop if plan.rate else _closed_loop
+        return await run(plan, stubs, prompts[plan.warmup :], lambda: progress.advance(task))
+
+
+async def _closed_loop(plan: Plan, stubs: Stubs, prompts: list[list[int]], done: Callable[[], None]) -> Samples:
+    """`concurrency` workers, each sending its next request when its last one has ended."""
+    waiting = list(reversed(prompts))
+    samples: Samples = []
+
+    async def work(number: int) -> None:
+        while waiting:
+            samples.append(await _one(plan, stubs[number % len(stubs)], waiting.pop()))
+            done()
+
+    await asyncio.gather(*(work(number) for number in range(min(plan.concurrency, len(prompts)))))
+    return samples
+
+
+async def _open_loop(plan: Plan, stubs: Stubs, prompts: list[list[int]], done: Callable[[], None]) -> Samples:
+    """Requests at their times, however many are still running."""
+    times = load.arrival_times(len(prompts), plan.rate, plan.seed)
+
+    async def send(number: int) -> load.Sample:
+        await asyncio.sleep(times[number])
+        sample = await _one(plan, stubs[number % len(stubs)], prompts[number])
+        done()
+        return sample
+
+    return list(await asyncio.gather(*(send(number) for number in range(len(prompts)))))
+
+
+async def _one(plan: Plan, stub: "inference_pb2_grpc.InferenceServiceAsyncStub", prompt: list[int]) -> load.Sample:
+    """Send one request and note when its messages come."""
+    import grpc
+    from sluice.v1 import inference_pb2, types_pb2
+
+    spec = types_pb2.GenerationSpec(
+        token_ids=types_pb2.TokenIds(ids=prompt),
+        sampling=types_pb2.SamplingParams(max_tokens=plan.output_len, temperature=0.0),
+        stop=types_pb2.StopConditions(ignore_eos=True),
+        output=types_pb2.OutputOptions(token_records=False),
+    )
+    start = time.perf_counter()
+    arrivals: list[tuple[float, int]] = []
+    try:
+        async for event in stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec)):
+            if event.WhichOneof("event") == "delta":
+                arrivals.append((time.perf_counter(), event.delta.consumed))
+    except grpc.RpcError as error:
+        assert isinstance(error, grpc.aio.AioRpcError)
+        return load.Sample(start, tuple(arrivals), time.perf_counter(), error.code().name)
+    return load.Sample(start, tuple(arrivals), time.perf_counter())
+
+
+def _print(figures: dict[str, object]) -> None:
+    """The figures as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "mean", "p50", "p90", "p99", "max", title="milliseconds")
+    for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"):
+        row = figures[name]
+        assert isinstance(row, dict)
+        table.add_row(name.removesuffix("_ms"), *(f"{row[key]:.2f}" for key in row))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{figures['requests']} requests, {figures['output_tokens']} tokens in {figures['duration_s']} s: "
+        f"{figures['output_tokens_per_s']} tokens/s, {figures['requests_per_s']} requests/s; errors {figures['errors']}"
+    )

@@ -67,7 +67,7 @@ def generate(  # noqa: PLR0913 # a command line lists its options
         except KeyboardInterrupt as error:
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except BrokenPipeError as error:
-            sys.stdout = None  # type: ignore[assignment] # nobody reads: the interpreter must not flush at exit
+            sys.stdout = None  # nobody reads: the interpreter must not flush at exit
             raise typer.Exit(EXIT_FAILED) from error
 
 

@@ -150,4 +150,3 @@ def failed(envelope: Envelope, error: ServiceError) -> Failed:
         details=error.details,
         retry_after_s=error.retry_after_s,
     )
-

@@ -1,0 +1,68 @@
+# Everything a person types. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+# Two compute threads of one test must not fight those of its children for the cores.
+export OMP_WAIT_POLICY ?= passive
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help demo test test-long check lint types stubs proto-lint train-demo bench bench-step bench-service bench-start clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | column -t -s '	'
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+		|| { echo "sluice needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: constraints.txt pyproject.toml clients/python/pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e clients/python -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.run ## start the ring on the embedded model and stream a completion
+	$(BIN)/sluice demo
+
+test: $(VENV)/.dev ## all tests that CI runs
+	$(PYTEST) -m "not long"
+
+test-long: $(VENV)/.dev ## all tests, the long ones too
+	$(PYTEST) --timeout 3600
+
+check: lint types test ## linters, types and tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+stubs: $(VENV)/.dev ## regenerate the Python stubs of the contract
+	$(BIN)/python -m tools.generate_stubs
+
+proto-lint: ## lint the contract with buf (needs npm)
+	npx --yes @bufbuild/buf@1.75.0 lint
+
+train-demo: $(VENV)/.dev ## train the embedded model again (resumable; hours on two cores)
+	$(BIN)/python -m demo.train
+
+bench: bench-step bench-start bench-service ## every figure of the README, written to benchmarks/results
+
+bench-step: $(VENV)/.run ## engine decode step against a bare forward
+	$(BIN)/python -m benchmarks.engine_step
+
+bench-start: $(VENV)/.run ## cold start to first token, and memory
+	$(BIN)/python -m benchmarks.cold_start
+
+bench-service: $(VENV)/.run ## whole service against the engine alone
+	$(BIN)/python -m benchmarks.whole_service
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
