@@ -51,7 +51,7 @@ def render(plan: Recipe, figures: Figures) -> str:
 
 ROLES = {
     "target": "The demo model: small enough to live in a repository, good enough to write plausible Python.",
-    "draft": "The demo model's draft: it proposes, `demo/target` decides. It learned from the target's distribution.",
+    "draft": "The demo model's draft: it proposes, `demo/target` decides. At the end of its training it learned from it.",
 }
 
 CARD = """\
@@ -94,8 +94,8 @@ document is not counted. Files were held out by path, not by content: some share
 
 - **`ast.parse`** accepts {own.parse_rate:.0%} of 100 completions. Prompts are the lines of held-out module-level
   functions up to their first statement (docstring included, at most 128 tokens), evenly spread over all of them; a
-  completion is 96 tokens at temperature 0.7, cut where the function ends or else at the last complete line, and parsed with its prompt.
-  One that adds no statement counts as a failure.
+  completion is 96 tokens at temperature 0.7, cut where the function ends or else at the last complete line, and parsed
+  with its prompt. One that adds no statement counts as a failure.
 - **Agreement**: after the same held-out text, draft and target have the same likeliest token at
   {figures.agreement:.1%} of positions.
 

@@ -20,7 +20,7 @@ class Recipe:
     name: str  # the model's folder
     shape: Shape
     num_tokens: int  # seen in all, over several passes of the corpus
-    learns_from_target: bool  # the loss is the divergence from the target's distribution instead of the text's own loss
+    learns_from_target: bool  # during the decay the target's distribution is to be matched, not the text
     tokens_per_step: int = 4096
     length: int = 512  # tokens of a sequence, until the decay
     decay_length: int = 2048  # and during it: long enough to use every position the model offers
@@ -41,7 +41,7 @@ class Recipe:
 
 
 TARGET_RECIPE = Recipe("target", TARGET, num_tokens=7_600_000, learns_from_target=False)
-DRAFT_RECIPE = Recipe("draft", DRAFT, num_tokens=2_500_000, learns_from_target=True)
+DRAFT_RECIPE = Recipe("draft", DRAFT, num_tokens=4_000_000, learns_from_target=True)
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:

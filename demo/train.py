@@ -106,7 +106,8 @@ class Run:
         self.model.to(device)
         self.optimiser = Optimiser(self.model, plan.matrix_rate, plan.other_rate, plan.weight_decay)
         self.progress = checkpoint.Progress()
-        self.teacher = load_teacher(folder, device) if plan.learns_from_target else None
+        self.teacher: Teacher | None = None  # loaded when the decay begins: until then there is nothing to ask it
+        self.teachers_folder = folder
         self.resume()
 
     def resume(self) -> None:
@@ -128,6 +129,8 @@ class Run:
         began = time.monotonic()
         step = self.progress.step
         inputs, labels = batch(self.plan, step, ids, self.device)
+        if self.plan.learns_from_target and step >= self.plan.decay_start and self.teacher is None:
+            self.teacher = load_teacher(self.teachers_folder, self.device)
         loss = loss_of(self.model(inputs), inputs, labels, self.teacher)
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.optimiser.step(step, recipe.rate_factor(self.plan, step))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # shipped without types
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from engine.errors import Code, ServiceError

@@ -1,0 +1,93 @@
+"""Every stage killed, stopped and terminated once: clients have a status within two seconds, nothing is left behind."""
+
+import signal
+import threading
+import time
+
+import grpc
+import psutil
+import pytest
+from sluice.v1 import inference_pb2
+
+from tests.system.service import Service, run_directories, serve, spec, wait_until
+
+STATUS_WITHIN_S = 2.0
+
+
+class Reader(threading.Thread):
+    """Reads a long stream until it ends; notes the first token, the status and when it came."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self.first = threading.Event()
+        self.status: grpc.StatusCode | None = None
+        self.ended_at = 0.0
+        self._service = service
+
+    def run(self) -> None:
+        with self._service.stub() as stub:
+            request = inference_pb2.StreamGenerateRequest(spec=spec([5, 6, 7], 1900))
+            try:
+                for event in stub.StreamGenerate(request, timeout=60):
+                    if event.HasField("delta"):
+                        self.first.set()
+                self.status = grpc.StatusCode.OK
+            except grpc.RpcError as error:
+                assert isinstance(error, grpc.Call)
+                self.status = error.code()
+            self.ended_at = time.monotonic()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda n: n.name)
+@pytest.mark.parametrize("role", ["gateway", "tokenizer", "engine", "detokenizer"])
+def test_a_lost_stage_ends_streams_with_a_status(role: str, number: signal.Signals) -> None:
+    before = run_directories()
+    with serve("--grace-s", "0") as service:
+        children = service.children()
+        reader = Reader(service)
+        reader.start()
+        assert reader.first.wait(30)
+        lost_at = time.monotonic()
+        children[f"{role}-0"].send_signal(number)
+        reader.join(30)
+        assert reader.status is grpc.StatusCode.UNAVAILABLE
+        assert reader.ended_at - lost_at < STATUS_WITHIN_S
+        assert service.process.wait(10) == 1
+        assert not [
+            child for child in children.values() if child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+        ]
+    assert run_directories() == before
+
+
+def test_supervisor_killed_leaves_no_process() -> None:
+    with serve() as service:
+        children = service.children()
+        assert len(children) == 4
+        service.process.kill()
+        service.process.wait()
+        wait_until(lambda: not any(child.is_running() for child in children.values()), 5, "children outlive it")
+
+
+def test_sigterm_lets_running_generations_finish() -> None:
+    with serve() as service:
+        reader = Reader(service)
+        reader.start()
+        assert reader.first.wait(30)
+        service.process.send_signal(signal.SIGTERM)
+        reader.join(60)
+        assert reader.status is grpc.StatusCode.OK
+        assert service.process.wait(10) == 0
+
+
+def test_second_signal_is_fast() -> None:
+    with serve() as service:
+        reader = Reader(service)
+        reader.start()
+        assert reader.first.wait(30)
+        service.process.send_signal(signal.SIGINT)
+        time_out = 5
+        wait_until(lambda: reader.is_alive(), time_out, "the reader ended before the second signal")
+        service.process.send_signal(signal.SIGINT)
+        assert service.process.wait(time_out) == 0
+        reader.join(10)
+        assert reader.status is not None
