@@ -43,15 +43,17 @@ def render(plan: Recipe, figures: Figures) -> str:
         own=own,
         minutes=own.seconds / 60,
         passes=own.num_tokens / figures.num_train_tokens,
+        imitating=IMITATING if plan.learns_from_target else "",
         role=ROLES[plan.name],
         over_byte=own.bits_per_byte / figures.byte_ngram - 1,
         over_token=own.bits_per_byte / figures.token_ngram - 1,
     )
 
 
+IMITATING = ", with the target's distribution in the place of the text"
 ROLES = {
     "target": "The demo model: small enough to live in a repository, good enough to write plausible Python.",
-    "draft": "The demo model's draft: it proposes, `demo/target` decides. At the end of its training it learned from it.",
+    "draft": "The demo model's draft: it proposes, `demo/target` decides. Its training ended in imitating it.",
 }
 
 CARD = """\
@@ -103,6 +105,6 @@ document is not counted. Files were held out by path, not by content: some share
 
 `python -m demo.train --which {plan.name}`: {own.num_tokens:,} tokens ({passes:.1f} passes) in {minutes:.0f} minutes on
 {figures.machine}. Muon and AdamW, {plan.tokens_per_step:,} tokens a step; the rate falls to zero over the last
-{plan.decay_share:.0%} of steps, in sequences of {plan.decay_length:,} tokens instead of {plan.length:,}.
+{plan.decay_share:.0%} of steps, in sequences of {plan.decay_length:,} tokens instead of {plan.length:,}{imitating}.
 `python -m demo.evaluate` measures and writes this page.
 """

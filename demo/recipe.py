@@ -41,7 +41,7 @@ class Recipe:
 
 
 TARGET_RECIPE = Recipe("target", TARGET, num_tokens=7_600_000, learns_from_target=False)
-DRAFT_RECIPE = Recipe("draft", DRAFT, num_tokens=4_000_000, learns_from_target=True)
+DRAFT_RECIPE = Recipe("draft", DRAFT, num_tokens=3_000_000, learns_from_target=True)
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:

@@ -29,15 +29,24 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
         [q's rows, heads * head_dim]; padding rows are zero.
     """
     slots = cache.view(-1, *cache.shape[2:])
+    if len(meta.decodes) == 1 and not meta.chunks and len(q) == meta.num_tokens:  # the common step: no copy
+        return _decode_group(q, slots, meta, 0, window, scale).view(len(q), -1)
     out = torch.zeros_like(q) if len(q) > meta.num_tokens else torch.empty_like(q)
     for i, group in enumerate(meta.decodes):
-        kv = slots.index_select(0, group.slots).view(group.num, group.length, *slots.shape[1:])
-        rows = q[group.first : group.first + group.num]
-        mask = meta.decode_mask(i, window, q.dtype)
-        out[group.first : group.first + group.num] = _decode(rows, kv, mask, scale)
+        rows = slice(group.first, group.first + group.num)
+        out[rows] = _decode_group(q[rows], slots, meta, i, window, scale)
     for chunk in meta.chunks:
         out[chunk.first : chunk.first + chunk.num] = _prefill(q, slots, chunk, scale, window)
     return out.view(len(q), -1)
+
+
+def _decode_group(
+    q: Tensor, slots: Tensor, meta: AttentionMetadata, index: int, window: int | None, scale: float
+) -> Tensor:
+    """Decode group `index`: its queries q [n, heads, D] over their gathered keys → [n, heads, D]."""
+    group = meta.decodes[index]
+    kv = slots.index_select(0, group.slots).view(group.num, group.length, *slots.shape[1:])
+    return _decode(q, kv, meta.decode_mask(index, window, q.dtype), scale)
 
 
 def _decode(q: Tensor, kv: Tensor, mask: Tensor | None, scale: float) -> Tensor:

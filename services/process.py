@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import Mapping
 
 from engine.config import EngineConfig
@@ -21,6 +20,7 @@ class Process:
     """Attributes:
     stopping: SIGTERM or SIGINT came.
     lost: SIGUSR1 came: another stage is gone, and with it every open request.
+    clock_offset_ns: wall clock minus monotonic clock, read once so that spans that touch do so exactly.
     """
 
     engine_config: EngineConfig
@@ -34,11 +34,11 @@ class Process:
     metrics: Metrics
     stopping: asyncio.Event
     lost: asyncio.Event
+    clock_offset_ns: int
 
     def record(self, name: str, envelope: Envelope, start: float, end: float, attributes: Mapping[str, int]) -> None:
         """Make a span of something that ran from `start` to `end` on the monotonic clock."""
-        offset = time.time_ns() - time.monotonic_ns()
-        start_ns, end_ns = int(start * 1e9) + offset, int(end * 1e9) + offset
+        start_ns, end_ns = (int(at * 1e9) + self.clock_offset_ns for at in (start, end))
         self.tracer.record(name, envelope.traceparent, envelope.tracestate, start_ns, end_ns, dict(attributes))
 
     async def run(self, stage: Stage) -> int:

@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Mapping
 from typing import assert_never
 
@@ -63,6 +64,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         metrics=Metrics(role, process_id),
         stopping=stopping,
         lost=lost,
+        clock_offset_ns=time.time_ns() - time.monotonic_ns(),
     )
     try:
         process.metrics.collect_from(lambda: ring_figures(process.ring))

@@ -4,6 +4,7 @@ Rows that are greedy without exception take one argmax. Log probabilities are co
 """
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -37,11 +38,11 @@ class Sampler:
             logits[row, list(barred)] = -torch.inf
         if not rows.temperature.any():
             chosen, best = greedy(logits)
-            is_bad = ~torch.isfinite(best)
+            bad = [row for row, value in enumerate(best.tolist()) if not math.isfinite(value)]
         else:
             chosen, is_bad = sample(logits, _tensors(rows, logits.device))
+            bad = is_bad.nonzero()[:, 0].tolist()
         ids: list[int] = chosen.tolist()
-        bad = is_bad.nonzero()[:, 0].tolist() if bool(is_bad.any()) else []
         logprobs = {row: _logprob(raw[row], ids[row], num) for row, num in rows.num_logprobs.items() if row not in bad}
         return SampledRows(ids, bad, logprobs)
 

@@ -12,7 +12,7 @@ import typer
 
 PROMPT = 'def fibonacci(n):\n    """Return'
 START_TIMEOUT_S = 30.0
-SPANS = {"tokenize", "queue", "prefill", "decode", "detokenize", "/sluice.v1.InferenceService/StreamGenerate"}
+SPANS = {"tokenize", "queue", "prefill", "decode", "detokenize", "sluice.v1.InferenceService/StreamGenerate"}
 
 
 def demo(

@@ -20,7 +20,7 @@ from services.gateway.errors import not_found, to_status
 from services.gateway.observer import RequestTrace, Started
 from services.gateway.open_requests import OpenRequest, State
 from services.gateway.translate import Asked
-from services.messages import Detokenized, Generate, Text, Tokenized
+from services.messages import ChatPrompt, Detokenized, Generate, Text, Tokenized
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,12 @@ class Session:
 
     def _observe(self, call: Call, asked: Asked) -> RequestTrace:
         envelope = self.request.envelope
-        params = asked.work.params if isinstance(asked.work, Generate) else None
-        started = Started(envelope.request_id, call.method, envelope.model, call.traceparent, call.tracestate, params)
+        params, is_chat = None, False
+        if isinstance(asked.work, Generate):
+            params, is_chat = asked.work.params, isinstance(asked.work.prompt, ChatPrompt)
+        started = Started(
+            envelope.request_id, call.method, envelope.model, call.traceparent, call.tracestate, params, is_chat
+        )
         return self._desk.observer.request_started(started)
 
     def _note_token(self) -> None:

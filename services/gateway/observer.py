@@ -12,11 +12,12 @@ class Started:
     """A request that was admitted. `params` is None for Tokenize and Detokenize."""
 
     request_id: str
-    method: str
+    method: str  # the RPC's own name, without its service
     model: str
     traceparent: str  # of the caller, or ""
     tracestate: str
     params: SamplingParams | None
+    is_chat: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ async def run(process: Process) -> int:
     observer = GatewayObserver(process.tracer, process.metrics)
     gateway = Gateway(settings_of(process), process.ring.emit, observer)
     process.ring.start(GatewayStage(gateway))
+    process.metrics.collect_from(lambda: {"sluice_requests_open": len(gateway.desk.requests)})
     port = await gateway.start()
     tasks = [
         asyncio.create_task(_say_ready(gateway, f"{process.config.listen.rpartition(':')[0]}:{port}")),

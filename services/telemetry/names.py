@@ -9,6 +9,8 @@ SPAN_PREFILL = "prefill"
 SPAN_DECODE = "decode"
 SPAN_DETOKENIZE = "detokenize"
 
+RPC_SERVICE = "sluice.v1.InferenceService"
+
 OPERATION_CHAT = "chat"
 OPERATION_COMPLETION = "text_completion"
 

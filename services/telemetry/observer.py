@@ -36,10 +36,10 @@ class _Trace:
         self._start = time.monotonic()
         self._ttft_s = 0.0
         parent = parent_context(started.traceparent, started.tracestate) if tracer.is_on else None
-        method = started.method
+        method = f"{names.RPC_SERVICE}/{started.method}"
         rpc: Attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method}
         self._rpc = tracer.begin(method, parent, "server", rpc)
-        operation = names.OPERATION_COMPLETION if started.params is not None else "tokenize"
+        operation = _operation(started)
         self._work = tracer.begin(f"{operation} {started.model}", self._rpc, "internal", _asked(operation, started))
         self.traceparent = traceparent_of(self._work, started.traceparent)
 
@@ -66,6 +66,13 @@ class _Trace:
             self._metrics.observe(names.METRIC_TTFT, self._ttft_s)
         if self._ttft_s and used.num_completion > 1:
             self._metrics.observe(names.METRIC_TPOT, (took - self._ttft_s) / (used.num_completion - 1))
+
+
+def _operation(started: Started) -> str:
+    """The GenAI operation; requests that generate nothing are named by their RPC."""
+    if started.params is None:
+        return started.method.lower()
+    return names.OPERATION_CHAT if started.is_chat else names.OPERATION_COMPLETION
 
 
 def _asked(operation: str, started: Started) -> Attributes:

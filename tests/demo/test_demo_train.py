@@ -1,5 +1,6 @@
 """A run that was stopped and goes on ends where one that was never stopped ends, to the bit."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ def test_learning_from_a_teacher_is_least_at_its_own_distribution() -> None:
     assert torch.allclose(same, entropy) and other > same
 
 
-def test_a_draft_without_a_target_is_refused(tmp_path: Path) -> None:
+def test_a_draft_needs_its_target_only_when_the_decay_begins(tmp_path: Path, ids: Tensor) -> None:
+    run = train.Run(dataclasses.replace(PLAN, name="draft", learns_from_target=True), tmp_path, CPU)
+    for _ in range(PLAN.decay_start):
+        run.step(ids)
     with pytest.raises(typer.BadParameter, match="train the target first"):
-        train.load_teacher(tmp_path, CPU)
+        run.step(ids)
+
+
+def test_the_decay_of_a_draft_matches_the_target(tmp_path: Path, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = train.Run(PLAN, tmp_path, CPU)
+    monkeypatch.setattr(train, "load_teacher", lambda folder, device: target.model)
+    run = train.Run(dataclasses.replace(PLAN, name="draft", learns_from_target=True), tmp_path, CPU)
+    run.model.load_state_dict(target.model.state_dict())
+    run.progress = checkpoint.Progress(PLAN.decay_start, 0, 0.0)
+    logits = target.model(train.batch(PLAN, PLAN.decay_start, ids, CPU)[0])
+    entropy = -(logits.softmax(2) * logits.log_softmax(2)).sum(2).mean()
+    assert run.step(ids) == pytest.approx(entropy.item(), rel=1e-5)

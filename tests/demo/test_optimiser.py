@@ -32,3 +32,18 @@ def test_matrices_go_to_muon_and_decay() -> None:
     optimiser.step(0, factor=1.0)
     assert torch.allclose(model.weight, before * 0.95)
     assert set(optimiser.state) == {"weight.momentum"}
+
+
+@pytest.mark.parametrize(("rows", "columns", "longest"), [(4, 4, 1.0), (4, 8, 1.0), (16, 4, 2.0)])
+def test_a_matrix_moves_against_its_gradient_as_far_as_its_shape_allows(
+    rows: int, columns: int, longest: float
+) -> None:
+    model = nn.Linear(columns, rows, bias=False)
+    before = model.weight.detach().clone()
+    gradient = torch.randn(rows, columns, generator=torch.Generator().manual_seed(8))
+    optimiser = Optimiser(model, matrix_rate=0.1, other_rate=0.0, weight_decay=0.0)
+    model.weight.grad = gradient.clone()
+    optimiser.step(0, factor=0.5)
+    moved = model.weight.detach() - before
+    assert (moved * gradient).sum() < 0
+    assert torch.linalg.svdvals(moved).max().item() == pytest.approx(0.05 * longest, rel=0.3)

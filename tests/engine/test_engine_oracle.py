@@ -24,9 +24,7 @@ SHAPES = {
 }
 ROOMY = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=4096, threads=1)
 # 14 blocks of 8 hold two of the prompts below at full length: everything else waits, is preempted and comes back.
-TIGHT = EngineConfig(
-    device="cpu", dtype="float32", block_size=8, kv_cache_tokens=112, max_num_batched_tokens=7, max_num_seqs=5, threads=1
-)
+TIGHT = EngineConfig("cpu", "float32", 0, max_num_seqs=5, max_num_batched_tokens=7, block_size=8, kv_cache_tokens=112)
 
 
 def make_engine(directory: Path, config: EngineConfig) -> Engine:
@@ -66,9 +64,9 @@ def some_prompts(vocab: int, num: int, seed: int = 1) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module", params=list(SHAPES))
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Shape]]:
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Shape]:
     shape = SHAPES[request.param]
-    yield make_checkpoint(tmp_path_factory.mktemp(request.param), shape), shape
+    return make_checkpoint(tmp_path_factory.mktemp(request.param), shape), shape
 
 
 @pytest.fixture(autouse=True)
@@ -113,10 +111,10 @@ def test_bfloat16_stays_close(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, shape)
     wide = make_engine(tmp_path, ROOMY)
     narrow = make_engine(tmp_path, EngineConfig(device="cpu", dtype="bfloat16", block_size=8, kv_cache_tokens=4096))
-    params = {"max_tokens": 1, "logprobs": 20}
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20)
     logprobs: list[dict[int, float]] = []
     for engine in (wide, narrow):
-        engine.add(EngineRequest("0" * 32, tuple(range(3, 60)), SamplingParams(temperature=0.0, **params)))
+        engine.add(EngineRequest("0" * 32, tuple(range(3, 60)), params))
         events = [event for event in engine.step().sampled]
         found = events[0].logprobs[0]
         logprobs.append(dict(zip(found.top_ids, found.top_logprobs, strict=True)))

@@ -64,7 +64,8 @@ def reference(path: Path, dtype: torch.dtype = torch.float32) -> transformers.Pr
     """The oracle for a checkpoint."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
     assert isinstance(model, transformers.PreTrainedModel)
-    return model.eval()
+    model.train(False)
+    return model
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from sluice.v1 import inference_pb2
 
-from tests.system.service import Service, run_directories, serve, spec, wait_until
+from tests.system.service import Service, generate, run_directories, serve, spec, wait_until
 
 STATUS_WITHIN_S = 2.0
 
@@ -85,9 +85,20 @@ def test_second_signal_is_fast() -> None:
         reader.start()
         assert reader.first.wait(30)
         service.process.send_signal(signal.SIGINT)
-        time_out = 5
-        wait_until(lambda: reader.is_alive(), time_out, "the reader ended before the second signal")
+        wait_until(lambda: refuses(service), 5, "the first signal did not close the door")
+        assert reader.is_alive()
         service.process.send_signal(signal.SIGINT)
-        assert service.process.wait(time_out) == 0
+        assert service.process.wait(5) == 0
         reader.join(10)
-        assert reader.status is not None
+        assert reader.status is grpc.StatusCode.UNAVAILABLE
+
+
+def refuses(service: Service) -> bool:
+    """Whether a new request is told that the server drains."""
+    with service.stub() as stub:
+        try:
+            generate(stub, spec([5], 1))
+        except grpc.RpcError as error:
+            assert isinstance(error, grpc.Call)
+            return error.code() is grpc.StatusCode.UNAVAILABLE
+    return False

@@ -1,0 +1,127 @@
+"""Engine decode step (scheduler, cache, forward, sampler) against a bare torch forward of the same model, interleaved.
+
+    python -m benchmarks.engine_step [--runs 5] [--steps 48] [--threads N]
+
+6.5 M parameters: 6 layers, hidden 256, 4/2 heads of 64, vocabulary 8,192; 128-token prompts; random weights.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.bare_forward import BareModel
+from benchmarks.machine import median, write
+from engine.cache.cache import KVCache
+from engine.engine import Engine
+from engine.models.config import GenerationDefaults, ModelConfig, RopeConfig
+from engine.models.model import Model
+from engine.request import EngineRequest, Limits, SamplingParams
+from engine.runner.runner import Runner
+from engine.scheduler.scheduler import Scheduler
+
+PROMPT = 128
+BLOCK = 8
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=8192,
+    hidden_size=256,
+    num_layers=6,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    intermediate_size=704,
+    norm_eps=1e-5,
+    rope=RopeConfig(),
+    windows=(None,) * 6,
+    context_length=512,
+    tied_embeddings=False,
+    attention_bias=False,
+    mlp_bias=False,
+    eos_ids=(2,),
+    dtype="float32",
+    defaults=GenerationDefaults(),
+)
+
+
+class RandomWeights:
+    """Seeded normal weights of any name."""
+
+    def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor."""
+        torch.manual_seed(hash(name) % 1000)
+        return torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.05
+
+    def has(self, name: str) -> bool:
+        """Everything is there."""
+        return True
+
+
+def make_engine(num: int) -> Engine:
+    """An engine with room for `num` sequences of the whole context."""
+    model = Model(CONFIG, RandomWeights(), torch.float32, torch.device("cpu"), CONFIG.context_length)
+    blocks = num * CONFIG.context_length // 32
+    limits = Limits(CONFIG.context_length, CONFIG.vocab_size)
+    scheduler = Scheduler(KVCache(blocks, 32, prefix_caching=True), limits, CONFIG.eos_ids, num, 512)
+    return Engine(scheduler, Runner(model, blocks, 32, num, CONFIG.context_length))
+
+
+def fill(engine: Engine, num: int, steps: int, seed: int) -> None:
+    """Add `num` greedy requests and compute their prompts."""
+    ids = torch.randint(0, CONFIG.vocab_size, (num, PROMPT), generator=torch.Generator().manual_seed(seed)).tolist()
+    params = SamplingParams(max_tokens=steps + 40, temperature=0.0, ignore_eos=True)
+    for i in range(num):
+        engine.add(EngineRequest(f"{seed:016x}{i:016x}", tuple(ids[i]), params))
+    produced: set[str] = set()
+    while len(produced) < num:
+        produced.update(event.request_id for event in engine.step().sampled)
+
+
+def measure(num: int, steps: int, seed: int) -> tuple[float, float]:
+    """Median step in ms of (engine, bare), taken in turn, BLOCK steps each, so that the machine's moods hit both."""
+    engine = make_engine(num)
+    fill(engine, num, steps, seed)
+    bare = BareModel(CONFIG, RandomWeights(), num, CONFIG.context_length)
+    ids = torch.zeros(num, dtype=torch.int64)
+    ours, theirs = [], []
+    for i in range(steps):
+        if i % BLOCK == 0:
+            ours += [timed(engine.step) for _ in range(BLOCK)][1:]  # the first brings the weights back into the cache
+            bare.step(ids, PROMPT + i)
+        start = time.perf_counter()
+        ids = bare.step(ids, PROMPT + i)
+        theirs.append((time.perf_counter() - start) * 1e3)
+    return median(ours), median(theirs)
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Milliseconds that a call takes."""
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def main() -> None:
+    """Measure at 1, 8 and 32 sequences and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--threads", type=int, default=0)
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    rows: dict[str, object] = {}
+    for num in (1, 8, 32):
+        runs = [measure(num, options.steps, seed) for seed in range(options.runs)]
+        ours, bare = median([run[0] for run in runs]), median([run[1] for run in runs])
+        ratio = median([run[0] / run[1] for run in runs])
+        rows[str(num)] = {"engine_ms": round(ours, 3), "bare_ms": round(bare, 3), "ratio": round(ratio, 3)}
+        print(f"{num:3d} sequences: engine {ours:.2f} ms, bare {bare:.2f} ms, ratio {ratio:.2f}", flush=True)
+    threads = torch.get_num_threads()
+    command = f"python -m benchmarks.engine_step --runs {options.runs} --steps {options.steps} --threads {threads}"
+    write("engine_step", command, {"threads": threads, "decode_step_by_sequences": rows})
+
+
+if __name__ == "__main__":
+    main()

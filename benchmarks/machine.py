@@ -1,0 +1,34 @@
+"""What every result says of where it was measured, and how results are written."""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, object]:
+    """Processor, cores, versions."""
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    versions = {name: metadata.version(name) for name in ("torch", "grpcio", "tokenizers", "pyzmq")}
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **versions}
+
+
+def median(values: Sequence[float]) -> float:
+    """Middle value."""
+    return statistics.median(values)
+
+
+def write(name: str, command: str, figures: dict[str, object]) -> None:
+    """Write benchmarks/results/NAME.json and show it."""
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps({"command": command, "machine": machine(), **figures}, indent=2)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
+    print(text)
