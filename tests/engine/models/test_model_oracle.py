@@ -1,0 +1,86 @@
+"""Logits of every architecture against `transformers`: whole, in chunks, mixed with other rows, scattered blocks."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.models.config import read_config
+from engine.models.model import load_model, plan_model
+from kernels.metadata import AttentionMetadata
+from tests.oracle.checkpoints import Shape, make_checkpoint, reference
+
+CPU = torch.device("cpu")
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+ROPES = {
+    "llama3": {**LLAMA3, "rope_theta": 10000.0, "original_max_position_embeddings": 64},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64},
+}
+QWEN_WINDOW = (("use_sliding_window", True), ("sliding_window", 9), ("max_window_layers", 1))
+SHAPES = {
+    "llama": Shape("llama"),
+    "llama-tied-odd": Shape("llama", tied=True, head_dim=24, vocab=1023),
+    "llama-biases": Shape("llama", options=(("attention_bias", True), ("mlp_bias", True))),
+    **{f"llama-{name}": Shape("llama", options=(("rope_parameters", rope),)) for name, rope in ROPES.items()},
+    "mistral-window": Shape("mistral", options=(("sliding_window", 10),)),
+    "mistral-tied-full": Shape("mistral", tied=True, options=(("sliding_window", None),)),
+    "qwen2": Shape("qwen2"),
+    "qwen2-tied-window": Shape("qwen2", tied=True, options=QWEN_WINDOW),
+    "qwen3": Shape("qwen3", head_dim=32),
+    "qwen3-tied-mqa": Shape("qwen3", tied=True, kv_heads=1),
+}
+CUTS = {"whole": [50], "sevens": [7] * 7 + [1], "mixed": [7, 7, 1, 1, 20, 14]}
+
+
+@pytest.mark.parametrize("cut", list(CUTS))
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_logits_equal_transformers(name: str, cut: str, tmp_path: Path) -> None:
+    shape, rng = SHAPES[name], random.Random(name)
+    make_checkpoint(tmp_path, shape)
+    model = load_model(tmp_path, read_config(tmp_path), torch.float32, CPU)
+    ids = [[rng.randrange(shape.vocab) for _ in range(50)] for _ in range(2)]
+    blocks = rng.sample(range(40), 20)
+    tables = np.array([blocks[:10], blocks[10:]], dtype=np.int32)
+    cache = model.new_cache(40, 8)
+    other = AttentionMetadata.build([10], [10], tables[1:], 8, CPU)
+    model.forward(torch.tensor(ids[1][:10]), torch.arange(10), cache, other)
+    logits, at = [], 0
+    for step, num in enumerate(CUTS[cut]):
+        # A decode row of another sequence rides along: rows of one token come first.
+        meta = AttentionMetadata.build([1, num], [11 + step, at + num], tables[::-1], 8, CPU)
+        if num == 1:
+            meta = AttentionMetadata.build([1, 1], [11 + step, at + 1], tables[::-1], 8, CPU)
+        tokens = torch.tensor([ids[1][10 + step], *ids[0][at : at + num]])
+        positions = torch.tensor([10 + step, *range(at, at + num)])
+        logits.append(model.logits(model.forward(tokens, positions, cache, meta))[1:])
+        at += num
+    with torch.inference_mode():
+        want = reference(tmp_path)(torch.tensor(ids[:1])).logits[0, :at]
+    got = torch.cat(logits)
+    assert float((got - want).abs().max()) < 1e-4
+    assert torch.equal(got.argmax(-1), want.argmax(-1))
+
+
+def test_sharded_checkpoint_loads(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, SHAPES["llama"], max_shard_size="60KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    model = load_model(tmp_path, read_config(tmp_path), torch.float32, CPU)
+    meta = AttentionMetadata.build([3], [3], np.array([[0]], dtype=np.int32), 8, CPU)
+    hidden = model.forward(torch.tensor([5, 6, 7]), torch.arange(3), model.new_cache(1, 8), meta)
+    with torch.inference_mode():
+        want = reference(tmp_path)(torch.tensor([[5, 6, 7]])).logits[0]
+    assert float((model.logits(hidden) - want).abs().max()) < 1e-4
+
+
+def test_an_8b_shape_is_planned_in_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        """{"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072, "rope_theta": 500000.0, "eos_token_id": [128001, 128009]}"""
+    )
+    plan = plan_model(read_config(tmp_path), torch.bfloat16)
+    assert plan.num_parameters == 8_030_261_248
+    assert len(plan.shapes) == 291

@@ -1,0 +1,73 @@
+"""Broken checkpoints: each a ServiceError that names the file and what is wrong with it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.errors import Code, ServiceError
+from engine.models.config import read_config
+from engine.models.model import load_model
+from tests.oracle.checkpoints import Shape, make_checkpoint
+
+WEIGHTS = "model.safetensors"
+
+
+def edit_config(**changes: object) -> Callable[[Path], None]:
+    """A fault that changes config.json; None removes a field."""
+
+    def fault(directory: Path) -> None:
+        path = directory / "config.json"
+        values = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+    return fault
+
+
+def replace_weights(directory: Path) -> None:
+    save_file({"model.embed_tokens.weight": torch.zeros(111, 48)}, directory / WEIGHTS)
+
+
+def pickle_only(directory: Path) -> None:
+    (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
+
+
+def index(entry: str) -> Callable[[Path], None]:
+    def fault(directory: Path) -> None:
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": entry}}))
+
+    return fault
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda d: (d / "config.json").unlink(), r"config\.json: is missing"),
+    "config is no JSON": (lambda d: (d / "config.json").write_text("{"), r"config\.json: cannot be read as JSON"),
+    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "does not hold a JSON object"),
+    "no architecture": (edit_config(architectures=[]), "architectures is missing"),
+    "other architecture": (edit_config(architectures=["GPT2LMHeadModel"]), "supported are LlamaForCausalLM"),
+    "text for a number": (edit_config(hidden_size="big"), "hidden_size is 'big'; it must be a positive integer"),
+    "missing number": (edit_config(num_hidden_layers=None), "num_hidden_layers is None"),
+    "quantised": (edit_config(quantization_config={"bits": 4}), "quantised checkpoints are not supported"),
+    "unknown rope": (edit_config(rope_parameters={"rope_type": "magic"}), "'magic'; supported are default"),
+    "no weights": (lambda d: (d / WEIGHTS).unlink(), r"holds no \*\.safetensors"),
+    "pickle only": (pickle_only, "holds only pickle weights, which can run code"),
+    "cut short": (lambda d: (d / WEIGHTS).write_bytes((d / WEIGHTS).read_bytes()[:5000]), "corrupt or cut short"),
+    "garbage": (lambda d: (d / WEIGHTS).write_bytes(b"\xff" * 500), "corrupt or cut short"),
+    "tensor missing": (replace_weights, "no safetensors file holds the tensor model.layers.0.input_layernorm.weight"),
+    "wrong shape": (edit_config(intermediate_size=64), r"has shape \[88, 48\]; config\.json implies \[64, 48\]"),
+    "index names nothing": (index("gone.safetensors"), r"gone\.safetensors: is missing"),
+    "index leaves the directory": (index("../x.safetensors"), "names a file outside the checkpoint directory"),
+}
+
+
+@pytest.mark.parametrize("name", list(FAULTS))
+def test_each_fault_is_named(name: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, Shape())
+    fault, message = FAULTS[name]
+    fault(tmp_path)
+    with pytest.raises(ServiceError, match=message) as caught:
+        load_model(tmp_path, read_config(tmp_path), torch.float32, torch.device("cpu"))
+    assert caught.value.code in (Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED)
