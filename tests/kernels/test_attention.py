@@ -97,7 +97,7 @@ def test_linear_and_its_in_place_form(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_row_bits_do_not_depend_on_company(threads: int) -> None:
-    """Of every op that claims it in BATCH_INVARIANT: rows alone (padded to MIN_ROWS) equal the rows of a batch of 64."""
+    """Of every op that claims it: few rows (MIN_ROWS at least) equal, to the bit, the same rows of a batch of 64."""
     torch.manual_seed(2)
     x, weight, table = torch.randn(64, 256), torch.randn(256), torch.randn(100, 256)
     packed = ops.pack_linear(torch.randn(704, 256))

@@ -1,7 +1,6 @@
 """Streamed text is whole decoding, whatever the ids; stop strings are found wherever they lie."""
 
 import random
-from pathlib import Path
 
 import pytest
 

@@ -14,13 +14,21 @@ from tests.oracle.tokenizers import FAMILIES, byte_level_bpe
 
 LIMITS = Limits(context_length=100, vocab_size=404, max_prompt_bytes=64)
 TEMPLATES = {
-    "chatml": "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-    "llama3": "{{ bos_token }}{% for m in messages %}<|h|>{{ m['role'] }}<|e|>\n\n{{ m['content'] | trim }}<|eot|>{% endfor %}\n"
-    "{%- if add_generation_prompt %}\n  <|h|>assistant<|e|>\n{% endif %}",
-    "mistral": "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
-    "{% else %}{{ m['content'] + eos_token }}{% endif %}{% endfor %}",
+    "chatml": """{% for m in messages %}
+{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
+    "llama3": """{{ bos_token }}
+{%- for m in messages %}
+    <|h|>{{ m['role'] }}<|e|>\n\n{{ m['content'] | trim }}<|eot|>
+{% endfor %}
+{% if add_generation_prompt %}
+  <|h|>assistant<|e|>
+{% endif %}""",
+    "mistral": """{{ bos_token }}{% for m in messages %}
+{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}{{ m['content'] + eos_token }}{% endif %}
+{% endfor %}""",
 }
 MESSAGES = (ChatMessage("user", " hi <b> "), ChatMessage("assistant", "yes"), ChatMessage("user", "é 😀"))
 

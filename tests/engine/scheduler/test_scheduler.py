@@ -1,0 +1,166 @@
+"""The scheduler: cases one by one, random histories, and seeded bugs that the histories must catch."""
+
+from collections.abc import Callable
+
+import pytest
+
+from engine.cache.cache import BlockTable, KVCache
+from engine.cache.pool import BlockPool
+from engine.errors import Code, ServiceError
+from engine.plan import StepResult
+from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.sequence import Sequence
+from tests.engine.scheduler.simulate import Simulation
+
+LIMITS = Limits(context_length=64, vocab_size=50)
+
+
+def make(num_blocks: int = 40, max_num_seqs: int = 8, budget: int = 16) -> Scheduler:
+    return Scheduler(KVCache(num_blocks, 4, prefix_caching=True), LIMITS, (7,), max_num_seqs, budget)
+
+
+def request(number: int, num_prompt: int = 5, priority: int = 0, **params: object) -> EngineRequest:
+    options = SamplingParams(**{"max_tokens": 5, **params})  # type: ignore[arg-type] # mixed values
+    prompt = tuple((number * 7 + i) % 50 for i in range(num_prompt))
+    return EngineRequest(f"{number:032x}", prompt, options, priority)
+
+
+def run_all(scheduler: Scheduler, token: int = 9) -> dict[str, list[FinishReason]]:
+    """Steps until nothing is left, every sampled token being `token`; how each request finished."""
+    ends: dict[str, list[FinishReason]] = {}
+    while (plan := scheduler.plan(0.0)) is not None:
+        events, _ = scheduler.apply(plan, StepResult([token] * len(plan.slots)), 0.0)
+        for event in events:
+            if event.finish is not None:
+                ends.setdefault(event.request_id, []).append(event.finish)
+        scheduler.check()
+    return ends
+
+
+def test_budget_smaller_than_the_batch_starves_nobody() -> None:
+    scheduler = make(max_num_seqs=32, num_blocks=200, budget=7)
+    for number in range(32):
+        scheduler.add(request(number, num_prompt=1, max_tokens=3))
+    assert len(run_all(scheduler)) == 32
+
+
+def test_higher_priority_gets_blocks_first_and_the_lower_one_comes_back() -> None:
+    scheduler = make(num_blocks=5, budget=64)
+    scheduler.add(request(1, num_prompt=10, max_tokens=6))
+    first = scheduler.plan(0.0)
+    assert first is not None
+    scheduler.apply(first, StepResult([9]), 0.0)
+    scheduler.add(request(2, num_prompt=2, priority=5, max_tokens=14))
+    ends = run_all(scheduler)
+    assert list(ends) == [f"{2:032x}", f"{1:032x}"]
+    assert scheduler.num_preemptions > 0
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    with pytest.raises(ServiceError, match="need 8 cache blocks; this server has 4") as caught:
+        make(num_blocks=4).add(request(1, num_prompt=10, max_tokens=20))
+    assert caught.value.code is Code.FAILED_PRECONDITION
+
+
+def test_the_engine_checks_again_what_the_door_checked() -> None:
+    for bad in (
+        request(1, num_prompt=0),
+        request(1, temperature=float("nan")),
+        request(1, num_prompt=60, max_tokens=5),
+        request(1, stop_token_ids=(50,)),
+        request(1, priority=10_000),
+    ):
+        with pytest.raises(ServiceError) as caught:
+            make().add(bad)
+        assert caught.value.code is Code.INVALID_ARGUMENT
+
+
+def test_finish_reasons() -> None:
+    scheduler = make()
+    scheduler.add(request(1))
+    assert run_all(scheduler, token=7) == {f"{1:032x}": [FinishReason.EOS]}
+    scheduler.add(request(2, stop_token_ids=(9,)))
+    assert run_all(scheduler) == {f"{2:032x}": [FinishReason.STOP_TOKEN]}
+    scheduler.add(request(3, ignore_eos=True))
+    assert run_all(scheduler, token=7) == {f"{3:032x}": [FinishReason.LENGTH]}
+
+
+def test_cancel_frees_at_once_in_every_state() -> None:
+    scheduler = make(max_num_seqs=1)
+    for number in (1, 2):
+        scheduler.add(request(number))
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert scheduler.cancel(f"{1:032x}")  # running, its step in flight
+    assert scheduler.cancel(f"{2:032x}")  # waiting
+    assert not scheduler.cancel(f"{1:032x}")
+    assert scheduler.apply(plan, StepResult([9]), 0.0) == ([], [])
+    assert scheduler.cache.pool.num_held == 0
+
+
+def test_random_histories() -> None:
+    for seed in range(24):
+        Simulation(seed).run(4000)
+
+
+def test_equal_seeds_give_equal_traces() -> None:
+    assert Simulation(3).run(2000) == Simulation(3).run(2000)
+    assert Simulation(3).run(2000) != Simulation(4).run(2000)
+
+
+def skip_release(self: KVCache, table: BlockTable) -> None:
+    table.blocks.clear()
+    table.num_named = 0
+
+
+def release_twice(self: KVCache, table: BlockTable) -> None:
+    for block in table.blocks * 2:
+        self.pool.release(block)
+    table.blocks.clear()
+
+
+def share_without_counting(self: BlockPool, block: int) -> None:
+    if self._refs[block] == 0:
+        self._unlink(block)
+        self._refs[block] = 1
+
+
+def lose_deadlines(self: Scheduler, now: float) -> list[object]:
+    return []
+
+
+def lose_a_cancel(self: Scheduler, request_id: str) -> bool:
+    return request_id in self._open
+
+
+def grow_one_short(self: KVCache, table: BlockTable, num_tokens: int) -> bool:
+    return original_grow(self, table, num_tokens - 1)
+
+
+def keep_the_slot(self: Scheduler, sequence: Sequence) -> None:
+    slot = sequence.slot
+    original_release(self, sequence)
+    sequence.slot = slot
+
+
+original_grow, original_release = KVCache.grow, Scheduler._release
+BUGS: list[tuple[type, str, Callable[..., object]]] = [
+    (KVCache, "release", skip_release),
+    (KVCache, "release", release_twice),
+    (BlockPool, "share", share_without_counting),
+    (Scheduler, "expire", lose_deadlines),
+    (Scheduler, "cancel", lose_a_cancel),
+    (KVCache, "grow", grow_one_short),
+    (Scheduler, "_release", keep_the_slot),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "bug"), BUGS, ids=[bug.__name__ for _, _, bug in BUGS])
+def test_seeded_bugs_are_caught(
+    owner: type, name: str, bug: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, bug)
+    with pytest.raises((AssertionError, KeyError, ValueError, IndexError)):
+        for seed in range(12):
+            Simulation(seed).run(2000)

@@ -1,0 +1,219 @@
+"""Sockets, loop and routing over real ipc: what is dropped is counted, what fails has an answer."""
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from services.messages import (
+    Cancel,
+    Envelope,
+    Failed,
+    Frame,
+    Load,
+    Message,
+    Probe,
+    Report,
+    Result,
+    Role,
+    Text,
+    Tokenized,
+    pack_ids,
+    unpack_ids,
+)
+from services.ring.loop import RingLoop
+from services.ring.peers import NextHop
+from services.ring.sockets import Inbox, Outbox
+
+ENVELOPE = Envelope("0000000500000000000000000000000a", "gateway-1")
+LIMIT = 10_000
+
+
+class Net:
+    """Makes sockets and closes them."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._closers: list[Callable[[], None]] = []
+
+    def inbox(self, address: str) -> Inbox:
+        inbox = Inbox(self._context, address, LIMIT)
+        self._closers.append(inbox.close)
+        return inbox
+
+    def outbox(self, address: str) -> Outbox:
+        outbox = Outbox(self._context, address, "y", 1, LIMIT)
+        self._closers.append(outbox.close)
+        return outbox
+
+    def push(self, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
+        socket.connect(address)
+        self._closers.append(socket.close)
+        return socket
+
+    def close(self) -> None:
+        for close in self._closers:
+            close()
+        self._context.term()
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    net = Net()
+    yield net
+    net.close()
+
+
+def frame(seq: int, epoch: int = 5, sender: str = "x", messages: tuple[Message, ...] = ()) -> bytes:
+    return msgspec.msgpack.encode(Frame(sender, epoch, seq, messages))
+
+
+async def drained(inbox: Inbox, num_frames: int) -> list[Message]:
+    """What comes until `num_frames` frames have been seen."""
+    messages: list[Message] = []
+    async with asyncio.timeout(10):
+        while inbox.counts["frames"] < num_frames:
+            messages.extend(inbox.drain())
+            await asyncio.sleep(0)
+    return messages
+
+
+async def test_inbox_counts_what_it_drops(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/in"
+    inbox, sender = net.inbox(address), net.push(address)
+    wanted = Cancel(ENVELOPE)
+    for data in (
+        frame(1, messages=(wanted,)),
+        frame(1),  # repeated
+        frame(4),  # two are lost
+        frame(1, epoch=6),  # a newer process begins again
+        frame(9, epoch=5),  # stale
+        b"garbage",
+        msgspec.msgpack.encode({"type": "Frame", "sender": "x", "extra": 1}),
+    ):
+        sender.send(data)
+    assert await drained(inbox, 7) == [wanted]
+    counts = {name: inbox.counts[name] for name in ("repeated", "lost", "stale", "malformed")}
+    assert counts == {"repeated": 1, "lost": 2, "stale": 1, "malformed": 2}
+
+
+async def test_ten_thousand_random_frames_are_dropped(net: Net, tmp_path: Path) -> None:
+    address, rng = f"ipc://{tmp_path}/in", random.Random(1)
+    inbox, sender = net.inbox(address), net.push(address)
+    good, found = frame(1, messages=(Cancel(ENVELOPE),)), []
+    for number in range(10_000):
+        data = bytearray(good)
+        for _ in range(rng.randrange(1, 6)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        sender.send(os.urandom(rng.randrange(200)) if number % 2 else bytes(data))
+        if number % 100 == 99:
+            found += await drained(inbox, number + 1)
+    sender.send(frame(1, epoch=1 << 62, sender="good", messages=(Cancel(ENVELOPE),)))
+    assert (await drained(inbox, 10_001))[-1] == Cancel(ENVELOPE)
+    assert inbox.counts["malformed"] > 5000
+
+
+async def test_outbox_keeps_what_cannot_leave_and_merges_it(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/late"
+    outbox = net.outbox(address)
+    for _ in range(5):
+        assert outbox.put(Cancel(ENVELOPE))
+        assert outbox.flush() == []
+    assert outbox.backlog == 5
+    inbox = net.inbox(address)
+    async with asyncio.timeout(10):
+        while outbox.backlog:
+            outbox.flush()
+            await asyncio.sleep(0.01)
+    assert await drained(inbox, 1) == [Cancel(ENVELOPE)] * 5
+
+
+async def test_a_message_too_large_is_given_back(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/in"
+    inbox, outbox = net.inbox(address), net.outbox(address)
+    large = Result(ENVELOPE, Tokenized(b"x" * LIMIT, ()))
+    small = [Result(ENVELOPE, Tokenized(b"x" * 1500, ()))] * 20
+    for message in (large, *small):
+        outbox.put(message)
+    refused: list[Message] = []
+    async with asyncio.timeout(10):
+        while outbox.backlog:
+            refused += outbox.flush()
+            await asyncio.sleep(0)
+    assert refused == [large]
+    assert await drained(inbox, outbox.counts["frames"]) == small
+
+
+class Echo:
+    """A stage that passes everything on, and breaks on results."""
+
+    def __init__(self, ring: RingLoop) -> None:
+        self.progress = 3
+        self.seen: list[Message] = []
+        self._ring = ring
+
+    def handle(self, message: Message) -> None:
+        self.seen.append(message)
+        if isinstance(message, Result):
+            raise ValueError("a bug")
+        if self._ring.process_id != "gateway-1":
+            self._ring.emit(message)
+
+    def turn(self) -> bool:
+        return False
+
+
+async def test_a_ring_of_four_loops(tmp_path: Path) -> None:
+    ids = {Role.GATEWAY: "gateway-1", Role.TOKENIZER: "t", Role.ENGINE: "e", Role.DETOKENIZER: "d"}
+    order = list(Role)
+    rings = {
+        role: RingLoop(
+            role,
+            ids[role],
+            f"ipc://{tmp_path}/{ids[role]}",
+            {ids[order[(i + 1) % 4]]: f"ipc://{tmp_path}/{ids[order[(i + 1) % 4]]}"},
+            LIMIT,
+        )
+        for i, role in enumerate(order)
+    }
+    stages = {role: Echo(ring) for role, ring in rings.items()}
+    for role, ring in rings.items():
+        ring.start(stages[role])
+    home = stages[Role.GATEWAY].seen
+    rings[Role.GATEWAY].emit(Probe("gateway-1", 1, ("t", "e", "d")))
+    rings[Role.GATEWAY].emit(Result(ENVELOPE, Tokenized(b"", ())))
+    async with asyncio.timeout(10):
+        while len(home) < 2:
+            await asyncio.sleep(0.01)
+    probe = next(message for message in home if isinstance(message, Probe))
+    assert [(visit.role, visit.id, visit.progress) for visit in probe.visits] == [
+        (role, ids[role], 3) for role in order[1:]
+    ]
+    broken = next(message for message in home if isinstance(message, Failed))
+    assert (broken.reason, broken.envelope) == ("ENGINE_FAULT", ENVELOPE)
+    for ring in rings.values():
+        ring.stop()
+
+
+def test_routing() -> None:
+    text = Text(ENVELOPE, 0, (), "")
+    assert NextHop(Role.DETOKENIZER, ("gateway-0", "gateway-1")).targets(text) == ("gateway-1",)
+    assert NextHop(Role.DETOKENIZER, ("gateway-0",)).targets(text) == ()
+    assert NextHop(Role.GATEWAY, ("t0", "t1", "t2")).targets(Cancel(ENVELOPE)) == ("t2",)  # 5 mod 3
+    assert NextHop(Role.DETOKENIZER, ("gateway-1",)).targets(Cancel(ENVELOPE)) == ()
+    report = Report("e", 1, Load(), served_token=True)
+    assert NextHop(Role.ENGINE, ("d0", "d1")).targets(report) == ("d0",)
+    assert NextHop(Role.DETOKENIZER, ("g0", "g1")).targets(report) == ("g0", "g1")
+    assert NextHop(Role.GATEWAY, ("t0", "t1")).targets(Probe("g0", 1, ("t1", "e0", "d0"))) == ("t1",)
+
+
+def test_ids_travel_as_four_bytes_each() -> None:
+    assert unpack_ids(pack_ids([0, 1, 151_935])) == [0, 1, 151_935]
+    with pytest.raises(ValueError, match="bytes"):
+        unpack_ids(b"12345")
