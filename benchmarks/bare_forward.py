@@ -80,9 +80,10 @@ class BareModel:
             h = torch.addmm(h, seen, layer.output)
             gate, up = (self._norm(h) @ layer.gate_up).chunk(2, dim=-1)
             h = torch.addmm(h, F.silu(gate).mul_(up), layer.down)
-        ids: Tensor = (self._norm(h) @ self._head).argmax(-1)
-        return ids
+        chosen: Tensor = (self._norm(h) @ self._head).argmax(-1)
+        return chosen
 
     def _norm(self, x: Tensor) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x * norm.mul_(norm).mul_(1.0 / x.shape[-1]).add_(self._config.norm_eps).rsqrt_()
+        scale: Tensor = norm.mul_(norm).mul_(1.0 / x.shape[-1]).add_(self._config.norm_eps).rsqrt_()
+        return x * scale

@@ -58,7 +58,7 @@ class Inbox:
     def _open(self, data: bytes) -> tuple[Message, ...]:
         try:
             frame = self._decoder.decode(data)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: broken UTF-8 inside a string
             self.counts["malformed"] += 1
             return ()
         epoch, seq = self._last.get(frame.sender, (0, 0))

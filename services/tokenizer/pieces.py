@@ -1,51 +1,119 @@
-"""The exact bytes of each token, as clients get them: a token can be half a code point, so text cannot say it.
+"""The bytes that each token adds to the text, and how those bytes become text.
 
-Derived from what tokenizer.json says of its decoder: byte-level BPE spells bytes as printable characters (GPT-2's
-table), others write a space as ▁ and, with byte fallback, odd bytes as <0xE2>. Added tokens stand for themselves.
+Read from the decoder that tokenizer.json describes: byte-level BPE spells bytes as printable characters (GPT-2's
+table), others write a space as ▁ and, with byte fallback, odd bytes as <0xE2>. Clients get bytes because a token can be
+half a code point. A decoder of another shape is refused at start: guessing would corrupt every answer. Knows no stream.
 """
 
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import Tokenizer
 
+from engine.errors import Code, ServiceError
+
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_UNSPELLABLE = 0x10FFFF  # a code point that latin-1 refuses: marks characters outside the spelling
 
 
 class Pieces:
-    """A table id → bytes for the whole vocabulary; ids without a token are empty.
+    """A table id → bytes for the whole vocabulary, added tokens too; ids without a token are empty.
 
     Attributes:
-        is_byte_level, has_fallback: how the tokenizer spells bytes.
-        special_ids: ids that are left out of text.
-        byte_ids: ids of the byte-fallback tokens.
+        is_byte_level: the text is all pieces joined, then decoded as UTF-8.
+        byte_ids: byte-fallback tokens; a run of them that is not UTF-8 becomes one U+FFFD for each.
+        special_ids: ids that are left out of text when asked.
+        lead: (character, number): at most so many of it are dropped where the text begins.
+        drops_first_spaces: the first token of a text loses its ▁; see `first`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        spec = json.loads(tokenizer.to_str())
-        decoder = json.dumps(spec.get("decoder"))
-        self.is_byte_level = '"ByteLevel"' in decoder
-        self.has_fallback = '"ByteFallback"' in decoder
-        added = {token["id"]: token["content"] for token in spec.get("added_tokens", [])}
-        self.special_ids = frozenset(token["id"] for token in spec.get("added_tokens", []) if token["special"])
+        """Raises ServiceError MODEL_INVALID for a decoder that is not understood."""
+        self._tokenizer = tokenizer
+        decoder = tokenizer.decoder
+        shape = _Shape(None if decoder is None else json.loads(decoder.__getstate__()))
+        self.is_byte_level = shape.is_byte_level
+        self.lead = shape.lead
+        self.drops_first_spaces = shape.drops_first_spaces
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
         vocab = tokenizer.get_vocab(with_added_tokens=True)
-        self._table = [b""] * (max(vocab.values(), default=-1) + 1)
-        byte_of = byte_table()
-        fallbacks = vocab.items() if self.has_fallback else ()
+        fallbacks = vocab.items() if shape.has_fallback else ()
         self.byte_ids = frozenset(index for token, index in fallbacks if _FALLBACK.fullmatch(token))
+        self._table: list[bytes | None] = [None] * (max(vocab.values(), default=-1) + 1)
         for token, index in vocab.items():
-            if index in added:
-                self._table[index] = added[index].encode()
-            elif self.is_byte_level:
-                self._table[index] = spelled_bytes(token, byte_of)
-            else:
-                self._table[index] = plain_bytes(token, self.has_fallback)
+            self._table[index] = shape.piece(token)
 
     def __call__(self, ids: Sequence[int]) -> tuple[bytes, ...]:
         """Bytes of each id."""
-        table, size = self._table, len(self._table)
-        return tuple([table[index] if index < size else b"" for index in ids])
+        return tuple([self.get(index) or b"" for index in ids])
+
+    def get(self, index: int) -> bytes | None:
+        """Bytes of one id; None if there is no such token, which decoding passes over."""
+        return self._table[index] if 0 <= index < len(self._table) else None
+
+    def first(self, index: int) -> str:
+        """Text of a token that begins a text, where `drops_first_spaces`."""
+        text: str = self._tokenizer.decode([index], skip_special_tokens=False)
+        return text
+
+
+class _Shape:
+    """What a decoder's description says. Metaspace, Replace and ByteFallback work token by token, then Fuse and Strip
+    on the whole; their order among themselves matters only for bytes that spell out a ▁."""
+
+    def __init__(self, decoder: dict[str, Any] | None) -> None:
+        self.is_byte_level = False
+        self.has_fallback = False
+        self.drops_first_spaces = False
+        self.lead = ("", 0)
+        self._replaced: list[tuple[str, str]] = []
+        self._prefix = ""
+        self._spelling = _spelling()
+        if decoder is None:  # such tokens are words, joined by spaces
+            self._prefix, self.lead = " ", (" ", 1)
+            return
+        fused = False
+        for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
+            self._take(step, fused)
+            fused = fused or step["type"] in ("Fuse", "ByteLevel")
+
+    def piece(self, token: str) -> bytes:
+        """Bytes that a token adds to the text, except where the text begins."""
+        for old, new in self._replaced:
+            token = token.replace(old, new)
+        if self.is_byte_level:
+            try:
+                return token.translate(self._spelling).encode("latin-1")
+            except UnicodeEncodeError:  # not spelled: the token stands for itself, as in the library
+                return token.encode()
+        match = _FALLBACK.fullmatch(token) if self.has_fallback else None
+        return bytes([int(match.group(1), 16)]) if match else (self._prefix + token).encode()
+
+    def _take(self, step: dict[str, Any], fused: bool) -> None:
+        match step:
+            case {"type": "ByteLevel"} if not fused and not self.has_fallback:
+                self.is_byte_level = True
+            case {"type": "ByteFallback"} if not fused:
+                self.has_fallback = True
+            case {"type": "Fuse"}:
+                pass
+            case {"type": "Strip", "content": str(char), "start": int(start), "stop": 0} if fused:
+                self.lead = (char, start)
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if not fused or len(old) == 1:
+                self._replaced.append((old, new))
+            case {"type": "Metaspace", "replacement": str(old), "prepend_scheme": scheme} if not fused:
+                self._replaced.append((old, " "))
+                self.drops_first_spaces = scheme != "never"
+            case _:
+                raise ServiceError(
+                    Code.FAILED_PRECONDITION,
+                    "MODEL_INVALID",
+                    f"tokenizer.json: decoder {step.get('type')} is not supported in this place; supported are ByteLevel, "
+                    "Metaspace, and Replace, ByteFallback, Fuse, Strip in this order",
+                )
 
 
 def byte_table() -> dict[str, int]:
@@ -57,17 +125,7 @@ def byte_table() -> dict[str, int]:
     return table
 
 
-def spelled_bytes(token: str, byte_of: dict[str, int]) -> bytes:
-    """Bytes of a byte-level token; one with a character outside the spelling stands for itself, as in the library."""
-    try:
-        return bytes([byte_of[char] for char in token])
-    except KeyError:
-        return token.encode()
-
-
-def plain_bytes(token: str, has_fallback: bool) -> bytes:
-    """Bytes of a Metaspace, Unigram or plain token."""
-    match = _FALLBACK.fullmatch(token) if has_fallback else None
-    if match:
-        return bytes([int(match.group(1), 16)])
-    return token.replace("\u2581", " ").encode()
+def _spelling() -> dict[int, int]:
+    """For str.translate: spelled characters to their byte as a code point, all other code points below 256 to none."""
+    unspelled = dict.fromkeys(range(256), _UNSPELLABLE)
+    return unspelled | {ord(char): byte for char, byte in byte_table().items()}

@@ -1,6 +1,7 @@
 """Every op against its plain twin, and the claims of batch invariance bit by bit."""
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -102,7 +103,7 @@ def test_row_bits_do_not_depend_on_company(threads: int) -> None:
     x, weight, table = torch.randn(64, 256), torch.randn(256), torch.randn(100, 256)
     packed = ops.pack_linear(torch.randn(704, 256))
     cis, ids = torch.polar(torch.ones(64, 1, 32), torch.randn(64, 1, 32)), torch.arange(64)
-    claims = {
+    claims: dict[str, Callable[[int], torch.Tensor]] = {
         "linear": lambda rows: ops.linear(x[:rows], packed),
         "rms_norm": lambda rows: ops.rms_norm(x[:rows], weight, 1e-5),
         "rope_": lambda rows: ops.rope_(x[:rows].clone().view(rows, 4, 64), cis[:rows]),

@@ -3,7 +3,7 @@ from collections.abc import Awaitable
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]  # shipped without types
+from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from sluice.v1 import inference_pb2, types_pb2
 

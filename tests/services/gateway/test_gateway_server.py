@@ -4,7 +4,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]  # shipped without types
+from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from sluice.v1 import control_pb2, inference_pb2

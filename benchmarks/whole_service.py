@@ -1,0 +1,118 @@
+"""The whole service against its engine alone, closed loop, and the CPU that the other stages take for a token.
+
+    python -m benchmarks.whole_service [--runs 5] [--streams 32] [--requests 96]
+
+Demo model, 64 tokens in and 64 out, random ids, greedy. The engine alone runs the same requests, `streams` at a time,
+in a process of its own settings. Both are measured in turn; the load generator shares the machine with the service.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.machine import median, write
+
+LENGTH = 64
+SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
+ENGINE_ALONE = "--engine-alone"
+
+
+def engine_alone(streams: int, requests: int) -> float:
+    """Output tokens a second of the engine without any service, in this process."""
+    from engine.build import build_engine
+    from engine.config import EngineConfig
+    from engine.limits import limits_of
+    from engine.models.config import read_config
+    from engine.request import EngineRequest, SamplingParams
+    from services.model_source import resolve_model
+
+    directory, config = resolve_model("demo", "").directory, EngineConfig()
+    model = read_config(directory)
+    engine = build_engine(config, model, directory, limits_of(config, model, 1 << 20)).engine
+    rng = random.Random(0)
+    params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+    waiting = [tuple(rng.randrange(model.vocab_size) for _ in range(LENGTH)) for _ in range(requests + streams)]
+
+    def run(num: int) -> float:
+        start, added, done = time.perf_counter(), 0, 0
+        while done < num:
+            while added < num and added - done < streams:
+                engine.add(EngineRequest(f"{len(waiting):032x}", waiting.pop(), params))
+                added += 1
+            done += sum(event.finish is not None for event in engine.step().sampled)
+        return num * LENGTH / (time.perf_counter() - start)
+
+    run(streams)
+    return run(requests)
+
+
+def whole_service(streams: int, requests: int) -> tuple[float, float, float]:
+    """Output tokens a second, and microseconds of CPU a token: gateway with tokenizer and detokenizer; engine."""
+    with (
+        subprocess.Popen(SERVE, stdout=subprocess.PIPE, text=True) as service,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        assert service.stdout is not None
+        address = service.stdout.readline().split(" on ")[1].split(",")[0]
+        bench = [sys.executable, "-m", "services.cli.main", "bench", "--address", address]
+        bench += ["--concurrency", str(streams), "--input-len", str(LENGTH), "--output-len", str(LENGTH)]
+        children = {" ".join(c.cmdline()): c for c in psutil.Process(service.pid).children()}
+        subprocess.run([*bench, "--requests", str(streams)], check=True, stdout=subprocess.DEVNULL)
+        before = {name: sum(child.cpu_times()[:2]) for name, child in children.items()}
+        result = Path(scratch) / "bench.json"
+        command = [*bench, "--requests", str(requests), "--warmup", "0", "--seed", "1", "--json", str(result)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        used = {name: sum(child.cpu_times()[:2]) - before[name] for name, child in children.items()}
+        service.send_signal(signal.SIGTERM)
+        figures = json.loads(result.read_text())
+    tokens = figures["output_tokens"]
+    engine_s = sum(seconds for name, seconds in used.items() if "engine" in name)
+    return figures["output_tokens_per_s"], (sum(used.values()) - engine_s) / tokens * 1e6, engine_s / tokens * 1e6
+
+
+def main() -> None:
+    """Measure in turn and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument(ENGINE_ALONE, action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.engine_alone:
+        print(engine_alone(options.streams, options.requests))
+        return
+    own = [sys.executable, "-m", "benchmarks.whole_service", ENGINE_ALONE]
+    own += ["--streams", str(options.streams), "--requests", str(options.requests)]
+    alone, service, others, engine = [], [], [], []
+    for _ in range(options.runs):
+        alone.append(float(subprocess.run(own, check=True, capture_output=True, text=True, env=os.environ).stdout))
+        rate, others_us, engine_us = whole_service(options.streams, options.requests)
+        service.append(rate)
+        others.append(others_us)
+        engine.append(engine_us)
+        print(
+            f"engine alone {alone[-1]:.0f} tok/s, service {rate:.0f}, other stages {others_us:.0f} µs/token", flush=True
+        )
+    ratios = [whole / bare for whole, bare in zip(service, alone, strict=True)]
+    command = f"python -m benchmarks.whole_service --runs {options.runs} --streams {options.streams}"
+    figures: dict[str, object] = {
+        "engine_alone_tokens_per_s": round(median(alone), 1),
+        "service_tokens_per_s": round(median(service), 1),
+        "ratio": round(median(ratios), 3),
+        "other_stages_cpu_us_per_token": round(median(others), 1),
+        "engine_cpu_us_per_token": round(median(engine), 1),
+    }
+    write("whole_service", f"{command} --requests {options.requests}", figures)
+
+
+if __name__ == "__main__":
+    main()
