@@ -55,8 +55,8 @@ def engine_alone(streams: int, requests: int) -> float:
     return run(requests)
 
 
-def whole_service(streams: int, requests: int) -> tuple[float, float, float]:
-    """Output tokens a second, and microseconds of CPU a token: gateway with tokenizer and detokenizer; engine."""
+def whole_service(streams: int, requests: int) -> tuple[float, dict[str, float]]:
+    """Output tokens a second, and microseconds of CPU a token of each process."""
     with (
         subprocess.Popen(SERVE, stdout=subprocess.PIPE, text=True) as service,
         tempfile.TemporaryDirectory() as scratch,
@@ -75,8 +75,8 @@ def whole_service(streams: int, requests: int) -> tuple[float, float, float]:
         service.send_signal(signal.SIGTERM)
         figures = json.loads(result.read_text())
     tokens = figures["output_tokens"]
-    engine_s = sum(seconds for name, seconds in used.items() if "engine" in name)
-    return figures["output_tokens_per_s"], (sum(used.values()) - engine_s) / tokens * 1e6, engine_s / tokens * 1e6
+    microseconds = {name.removeprefix("sluice: ").strip(): time_s / tokens * 1e6 for name, time_s in used.items()}
+    return figures["output_tokens_per_s"], microseconds
 
 
 def main() -> None:
@@ -92,16 +92,16 @@ def main() -> None:
         return
     own = [sys.executable, "-m", "benchmarks.whole_service", ENGINE_ALONE]
     own += ["--streams", str(options.streams), "--requests", str(options.requests)]
-    alone, service, others, engine = [], [], [], []
+    alone, service, others = [], [], []
+    by_process: dict[str, list[float]] = {}
     for _ in range(options.runs):
         alone.append(float(subprocess.run(own, check=True, capture_output=True, text=True, env=os.environ).stdout))
-        rate, others_us, engine_us = whole_service(options.streams, options.requests)
+        rate, used = whole_service(options.streams, options.requests)
         service.append(rate)
-        others.append(others_us)
-        engine.append(engine_us)
-        print(
-            f"engine alone {alone[-1]:.0f} tok/s, service {rate:.0f}, other stages {others_us:.0f} µs/token", flush=True
-        )
+        others.append(sum(value for name, value in used.items() if not name.startswith("engine")))
+        for name, value in used.items():
+            by_process.setdefault(name, []).append(value)
+        print(f"alone {alone[-1]:.0f} tok/s, service {rate:.0f}, other stages {others[-1]:.0f} µs/token", flush=True)
     ratios = [whole / bare for whole, bare in zip(service, alone, strict=True)]
     command = f"python -m benchmarks.whole_service --runs {options.runs} --streams {options.streams}"
     figures: dict[str, object] = {
@@ -109,7 +109,7 @@ def main() -> None:
         "service_tokens_per_s": round(median(service), 1),
         "ratio": round(median(ratios), 3),
         "other_stages_cpu_us_per_token": round(median(others), 1),
-        "engine_cpu_us_per_token": round(median(engine), 1),
+        "cpu_us_per_token": {name: round(median(values), 1) for name, values in sorted(by_process.items())},
     }
     write("whole_service", f"{command} --requests {options.requests}", figures)
 
