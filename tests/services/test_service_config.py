@@ -1,0 +1,47 @@
+"""Settings: each bad value names its flag; children get the same settings through their environment."""
+
+import dataclasses
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ServiceError
+from services.config import ServiceConfig, check, parse_peers, to_environment
+from services.messages import Role
+
+BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
+    ({"block_size": 0}, {}, "--block-size: 0 is below 1"),
+    ({"threads": -1}, {}, "--threads: -1 is below 0"),
+    ({"device": "tpu"}, {}, "--device: 'tpu' is not one of auto, cpu, cuda"),
+    ({}, {"gateways": 0}, "--gateways: 0 is below 1"),
+    ({}, {"grace_s": float("nan")}, "--grace-s: nan is not a number of seconds"),
+    ({}, {"metrics_port": 70000}, "--metrics-port: 70000 is not in"),
+    ({}, {"log_format": "xml"}, "--log-format: 'xml' is not one of console, json"),
+]
+
+
+@pytest.mark.parametrize(("engine", "service", "message"), BAD, ids=[message for _, _, message in BAD])
+def test_bad_settings_name_their_flag(engine: dict[str, object], service: dict[str, object], message: str) -> None:
+    with pytest.raises(ServiceError, match=message):
+        check(EngineConfig(**engine), ServiceConfig(**service))  # type: ignore[arg-type] # bad on purpose
+
+
+def test_defaults_are_good() -> None:
+    check(EngineConfig(), ServiceConfig())
+    assert {field.name for field in dataclasses.fields(EngineConfig)}.isdisjoint(
+        field.name for field in dataclasses.fields(ServiceConfig)
+    )
+
+
+def test_environment_carries_every_setting() -> None:
+    environment = to_environment(EngineConfig(prefix_caching=False), ServiceConfig(role="engine"))
+    assert environment["SLUICE_PREFIX_CACHING"] == "0"
+    assert environment["SLUICE_ROLE"] == "engine"
+    assert len(environment) == len(dataclasses.fields(EngineConfig)) + len(dataclasses.fields(ServiceConfig))
+
+
+def test_peer_tables() -> None:
+    assert parse_peers(Role.ENGINE, "e0=ipc:///x, e1=tcp://h:1,") == {"e0": "ipc:///x", "e1": "tcp://h:1"}
+    for text in ("e0", "e0=http://h", "=ipc:///x", "e0=ipc:///x,e0=ipc:///y"):
+        with pytest.raises(ServiceError, match="--engine-peers"):
+            parse_peers(Role.ENGINE, text)
