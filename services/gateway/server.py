@@ -6,15 +6,16 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import _async as reflection
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2
 
-from engine.errors import Code, ServiceError
+from engine.errors import Code, ServiceError, invalid
 from services.gateway.calls import Context
 from services.gateway.control import Control
-from services.gateway.inference import Inference, refuse_feature
+from services.gateway.inference import Inference, refuse, refuse_feature
 from services.gateway.settings import GatewaySettings
 
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -104,11 +105,37 @@ def _service(descriptor: ServiceDescriptor, behaviours: Mapping[str, Behaviour])
     for method in descriptor.methods:
         make = _KINDS[(method.client_streaming, method.server_streaming)]
         handlers[method.name] = make(
-            behaviours.get(method.name) or refusal(method.name),
-            request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
+            guarded(behaviours.get(method.name) or refusal(method.name), method.input_type.name),
+            request_deserializer=_parser(message_factory.GetMessageClass(method.input_type)),
             response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
         )
     return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+
+
+class Malformed:
+    """Stands for bytes that are no request: grpc itself would answer INTERNAL, as if we had broken."""
+
+
+def _parser(message: type[Message]) -> Callable[[bytes], Message | Malformed]:
+    def parse(data: bytes) -> Message | Malformed:
+        try:
+            return message.FromString(data)
+        except DecodeError:
+            return Malformed()
+
+    return parse
+
+
+def guarded(behaviour: Behaviour, type_name: str) -> Behaviour:
+    """The handler behind the one answer to malformed bytes: a true coroutine function, as grpc asks for its kind."""
+
+    async def handle(request: object, context: Context) -> object:
+        if isinstance(request, Malformed):
+            message = f"is not a valid {type_name}: broken encoding, or text that is not UTF-8"
+            await refuse(context, invalid("request", message))
+        return await behaviour(request, context)
+
+    return handle
 
 
 def refusal(name: str) -> Behaviour:

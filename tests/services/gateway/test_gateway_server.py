@@ -56,6 +56,24 @@ async def test_rpcs_that_are_not_built_say_so() -> None:
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize(
+    "garbage", [b"\x0a\x03\x22\x01\xff", b"\xff\xff\xff", b"\x0a\x80"], ids=["utf-8", "tag", "length"]
+)
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
+async def test_bytes_that_are_no_request_are_an_invalid_argument(method: str, garbage: bytes) -> None:
+    async with running() as rig:
+        path = f"/{server.INFERENCE.full_name}/{method}"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            if method == "Generate":
+                unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = rig.channel.unary_unary(path)
+                await unary(garbage)
+            else:
+                stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = rig.channel.unary_stream(path)
+                await stream(garbage).read()
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "request: is not a valid" in (caught.value.details() or "")
+
+
 async def test_not_serving_until_a_probe_is_back_and_a_token_was_made() -> None:
     async with running(wait=False) as rig:
         rig.ring.answers_probes = False
