@@ -28,6 +28,7 @@ from services.model_source import resolve_model
 
 RUN_DIRECTORY_PREFIX = "sluice-run-"
 LOCK = "lock"
+JUST_MADE_S = 60.0
 LAST_WORDS_S = 0.7  # what gateways get to tell their clients that a stage was lost
 TERMINATE_S = 2.0  # what inner processes get to leave after SIGTERM
 POLL_S = 0.5  # a child's end wakes us by SIGCHLD; this is only for what could be missed
@@ -252,7 +253,9 @@ def run_directory() -> Iterator[Path]:
 
 
 def _is_stale(directory: Path) -> bool:
-    """Whether its owner is gone: only a living supervisor holds the lock."""
+    """Whether its owner is gone: only a living supervisor holds the lock, which it takes right after the directory."""
+    if not (directory / LOCK).exists():
+        return time.time() - directory.stat().st_mtime > JUST_MADE_S
     try:
         with (directory / LOCK).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
