@@ -11,13 +11,14 @@ from typing import Annotated
 import typer
 
 PROMPT = 'def fibonacci(n):\n    """Return'
+SEED = 7
 START_TIMEOUT_S = 30.0
 SPANS = {"tokenize", "queue", "prefill", "decode", "detokenize", "sluice.v1.InferenceService/StreamGenerate"}
 
 
 def demo(
     max_tokens: Annotated[int, typer.Option(envvar="SLUICE_MAX_TOKENS", help="tokens to generate")] = 96,
-    temperature: Annotated[float, typer.Option(envvar="SLUICE_TEMPERATURE", help="0 is greedy")] = 0.0,
+    temperature: Annotated[float, typer.Option(envvar="SLUICE_TEMPERATURE", help="0 is greedy")] = 0.7,
 ) -> None:
     """Start everything, stream a completion, show its figures and spans, stop everything."""
     from rich.console import Console
@@ -51,7 +52,7 @@ def _stream(console: object, address: str, trace_id: str, max_tokens: int, tempe
     from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
     assert isinstance(console, Console)
-    sampling = types_pb2.SamplingParams(max_tokens=max_tokens, temperature=temperature)
+    sampling = types_pb2.SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=SEED)
     request = inference_pb2.StreamGenerateRequest(spec=types_pb2.GenerationSpec(text=PROMPT, sampling=sampling))
     metadata = (("traceparent", f"00-{trace_id}-{token_hex(8)}-01"),)
     with grpc.insecure_channel(address) as channel:
