@@ -1,6 +1,7 @@
 """Broken checkpoints: each a ServiceError that names the file and what is wrong with it."""
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from engine.errors import Code, ServiceError
 from engine.models.config import read_config
 from engine.models.model import load_model
+from engine.models.weights import Checkpoint
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -71,3 +73,26 @@ def test_each_fault_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(ServiceError, match=message) as caught:
         load_model(tmp_path, read_config(tmp_path), torch.float32, torch.device("cpu"))
     assert caught.value.code in (Code.FAILED_PRECONDITION, Code.UNIMPLEMENTED)
+
+
+def test_loading_holds_a_few_raw_tensors_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tensors read, only those being packed are alive, besides what the model keeps as it is (embeddings)."""
+    make_checkpoint(tmp_path, Shape(layers=8, vocab=64), max_shard_size="100KB")
+    alive: list[weakref.ref[torch.Tensor]] = []
+    peak = total = 0
+    get = Checkpoint.get
+
+    def counted(self: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        nonlocal peak, total
+        tensor = get(self, name, shape)
+        alive.append(weakref.ref(tensor))
+        total += tensor.nbytes
+        peak = max(peak, sum(found.nbytes for ref in alive if (found := ref()) is not None))
+        return tensor
+
+    monkeypatch.setattr(Checkpoint, "get", counted)
+    load_model(tmp_path, read_config(tmp_path), torch.float32, torch.device("cpu"))
+    shards = [path.stat().st_size for path in tmp_path.glob("*.safetensors")]
+    assert len(shards) > 4
+    assert total > 5 * peak
+    assert peak < max(shards)
