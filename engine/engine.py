@@ -7,10 +7,10 @@ finish or a failure (a cancelled one ends silently: who cancelled it knows). Kno
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.errors import ServiceError
+from engine.errors import ServiceError, unsupported
 from engine.plan import Plan, StepResult
 from engine.request import EngineRequest
 from engine.scheduler.scheduler import Scheduler
@@ -86,9 +86,36 @@ class Engine:
         """Queue a request. Raises ServiceError when it may not or can never run."""
         self.scheduler.add(request)
 
-    def cancel(self, request_id: str) -> bool:
-        """End a request silently and free what it holds. False if it is not open."""
+    def cancel(self, request_id: str, output_index: int | None = None) -> bool:
+        """End a request silently and free what it holds, or end one output of it. False if it is not open."""
+        if output_index is not None:
+            raise unsupported("cancel of one output")
         return self.scheduler.cancel(request_id)
+
+    def grant(self, request_id: str, num_tokens: int) -> None:
+        """Allow `num_tokens` more to be sampled, over all outputs. Raises ServiceError: not open, or out of range."""
+        raise unsupported("grant")
+
+    def append(self, request_id: str, ids: Sequence[int]) -> None:
+        """More prompt for a request whose input is open.
+
+        Raises ServiceError when it is not open, its input is closed, or the whole no longer fits; it stays as it was.
+        """
+        raise unsupported("append")
+
+    def close_input(self, request_id: str) -> None:
+        """No more prompt comes: sampling may start. Raises ServiceError when the request is not open."""
+        raise unsupported("close_input")
+
+    def update(
+        self,
+        request_id: str,
+        max_tokens: int | None = None,
+        priority: int | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Change an open request; what is None stays. Raises ServiceError when it is not open or out of range."""
+        raise unsupported("update")
 
     def step(self) -> StepEvents:
         """Compute one step for whoever is due."""

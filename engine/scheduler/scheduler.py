@@ -11,7 +11,7 @@ the blocks of every other one that is not yet part of the step, so it at least a
 import math
 
 from engine.cache.cache import BlockTable, KVCache
-from engine.errors import Code, ServiceError, deadline_exceeded, engine_fault, never_fits
+from engine.errors import Code, ServiceError, deadline_exceeded, engine_fault, never_fits, unsupported
 from engine.plan import Placement, Plan, StepResult, TokenLogprob
 from engine.request import (
     EngineRequest,
@@ -68,6 +68,8 @@ class Scheduler:
         if request.request_id in self._open:
             raise ServiceError(Code.INTERNAL, "DUPLICATE_ID", "this request id is already open in the engine")
         check_params(request.params, self.limits)
+        if request.params.num_sequences > 1 or request.credit is not None or request.is_open or request.resume_ids:
+            raise unsupported("several outputs, credit, open input and resume")
         check_priority(request.priority, self.limits)
         check_ids("prompt", request.prompt_ids, self.limits)
         check_prompt(len(request.prompt_ids), request.params, self.limits)
