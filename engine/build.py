@@ -18,6 +18,7 @@ from engine.models.model import load_model
 from engine.request import Limits
 from engine.runner.runner import Runner
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.settings import settings_of
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
 CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
@@ -42,7 +43,10 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
     model = load_model(directory, model_config, dtype, device, limits.context_length)
     num_blocks = cache_blocks(config, model_config, limits, dtype, device)
     cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
-    scheduler = Scheduler(cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens)
+    settings = settings_of(config)
+    scheduler = Scheduler(
+        cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens, settings
+    )
     runner = Runner(model, num_blocks, config.block_size, config.max_num_seqs, limits.context_length)
     return Built(Engine(scheduler, runner), str(device), str(dtype).removeprefix("torch."), num_blocks)
 

@@ -16,12 +16,14 @@ class Placement:
         slot: the permanent row of the runner's state.
         barred_ids: ids that may not be sampled before position `min_position` (min_tokens).
         min_position: first position whose token may be one of `barred_ids`.
+        output_index: of the output within its request: part of the key of its noise.
     """
 
     slot: int
     params: SamplingParams
     barred_ids: tuple[int, ...]
     min_position: int
+    output_index: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
