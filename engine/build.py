@@ -18,6 +18,7 @@ from engine.models.model import load_model
 from engine.request import Limits
 from engine.runner.runner import Runner
 from engine.scheduler.scheduler import Scheduler
+from kernels import native
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
 CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
@@ -38,7 +39,9 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     if device.type == "cpu":
-        torch.set_num_threads(config.threads or usable_cores())
+        threads = config.threads or usable_cores()
+        torch.set_num_threads(threads)
+        native.set_threads(threads)
     model = load_model(directory, model_config, dtype, device, limits.context_length)
     num_blocks = cache_blocks(config, model_config, limits, dtype, device)
     cache = KVCache(num_blocks, config.block_size, config.prefix_caching)

@@ -4,7 +4,6 @@
 is where a device would be waited for. Knows no request, no policy, no text.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,19 +51,13 @@ class Runner:
         """Compute the plan's rows."""
         meta = self._layout(plan)
         ids = torch.tensor(plan.token_ids, device=self._model.device)
-        hidden = self._model.forward(ids, self._positions(plan), self._cache, meta)
+        hidden = self._model.forward(ids, meta.positions, self._cache, meta)
         return Done(self._sample(plan, hidden, meta))
 
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
         tables = self._rows.block_tables[plan.slots]
         return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device)
-
-    def _positions(self, plan: Plan) -> Tensor:
-        if plan.num_tokens == len(plan.starts):
-            return torch.tensor(plan.starts, device=self._model.device)
-        pieces = [np.arange(start, start + num) for start, num in zip(plan.starts, plan.query_lens, strict=True)]
-        return torch.from_numpy(np.concatenate(pieces)).to(self._model.device)
 
     def _sample(self, plan: Plan, hidden: Tensor, meta: AttentionMetadata) -> StepResult:
         """Logits of the rows that sample, and their tokens."""
