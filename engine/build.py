@@ -26,12 +26,17 @@ CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Built:
-    """An engine and what was decided while building it."""
+    """An engine and what was decided while building it.
+
+    Attributes:
+        kernels: what computes: the instruction set of our own CPU kernels, or "torch".
+    """
 
     engine: Engine
     device: str
     dtype: str
     num_blocks: int
+    kernels: str
 
 
 def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Path, limits: Limits) -> Built:
@@ -47,7 +52,14 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
     cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
     scheduler = Scheduler(cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens)
     runner = Runner(model, num_blocks, config.block_size, config.max_num_seqs, limits.context_length)
-    return Built(Engine(scheduler, runner), str(device), str(dtype).removeprefix("torch."), num_blocks)
+    own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
+    return Built(
+        engine=Engine(scheduler, runner),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        num_blocks=num_blocks,
+        kernels=native.instruction_set() if own else "torch",
+    )
 
 
 def choose_device(name: str) -> torch.device:

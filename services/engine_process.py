@@ -16,8 +16,10 @@ async def run(process: Process) -> int:
     start = time.monotonic()
     built = build_engine(process.engine_config, process.model, process.source.directory, process.limits)
     took = time.monotonic() - start
-    about = (process.source.name, built.device, built.dtype, built.num_blocks, took)
-    logger.info("loaded %s on %s in %s with %d cache blocks in %.2f s", *about)
+    about = (process.source.name, built.device, built.dtype, built.kernels, built.num_blocks, took)
+    logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %.2f s", *about)
+    if built.device == "cpu" and built.dtype == "float32" and built.kernels == "torch":
+        logger.warning("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again")
     ring = process.ring
     stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record)
     process.metrics.collect_from(lambda: figures(stage))

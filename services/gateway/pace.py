@@ -10,7 +10,7 @@ from collections.abc import Callable
 from services.gateway.open_requests import OpenRequest
 
 DELTAS_PER_S = 1000  # of one gateway; about a tenth of a core
-MAX_INTERVAL_S = 0.025  # nobody sees text stand still for so short a time
+MAX_INTERVAL_S = 0.03  # nobody sees text stand still for so short a time
 
 
 class Pace:
