@@ -2,13 +2,15 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from engine.build import build_engine
 from services.engine_loop import EngineStage, load_of
 from services.process import Process
 
 logger = logging.getLogger(__name__)
+
+ATTEND_S = 0.1  # how often probes are answered during a step, between two layers
 
 
 async def run(process: Process) -> int:
@@ -22,8 +24,23 @@ async def run(process: Process) -> int:
         logger.warning("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again")
     ring = process.ring
     stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record)
+    built.engine.runner.watch(at_most_every(ATTEND_S, ring.attend))
     process.metrics.collect_from(lambda: figures(stage))
     return await process.run(stage)
+
+
+def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    """`call`, passed over while the last one is less than `seconds` ago."""
+    last = time.monotonic()
+
+    def passed_over_or_called() -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= seconds:
+            last = now
+            call()
+
+    return passed_over_or_called
 
 
 def figures(stage: EngineStage) -> Mapping[str, float]:

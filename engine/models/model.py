@@ -3,6 +3,7 @@
 `load_model` reads a checkpoint, `plan_model` builds the same on the meta device from shapes alone.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ class Model:
         self.dtype = dtype
         self.device = device
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
+        self.on_layer: Callable[[], None] = _nothing  # called after each layer
         style = style_of(config)
         packer = Packer(source, dtype)
         hidden, vocab = config.hidden_size, config.vocab_size
@@ -58,6 +60,7 @@ class Model:
         for layer, layer_cache in zip(self._layers, cache, strict=True):
             layer.forward(h, cis, layer_cache, meta)
             self.layers_done += 1
+            self.on_layer()
         return h[: meta.num_tokens]
 
     @torch.inference_mode()
@@ -67,6 +70,10 @@ class Model:
         if num < self._head.min_rows:
             hidden = F.pad(hidden, (0, 0, 0, self._head.min_rows - num))
         return ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()[:num]
+
+
+def _nothing() -> None:
+    """Nobody watches."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

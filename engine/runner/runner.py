@@ -4,6 +4,8 @@
 is where a device would be waited for. Knows no request, no policy, no text.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,10 @@ class Runner:
     def progress(self) -> int:
         """Layers computed since start."""
         return self._model.layers_done
+
+    def watch(self, on_layer: Callable[[], None]) -> None:
+        """Have `on_layer` called after each layer: a long step is no reason to be deaf."""
+        self._model.on_layer = on_layer
 
     def place(self, plan: Plan) -> None:
         """Reset newly taken slots, then note the blocks that tables have grown by."""

@@ -16,7 +16,9 @@ namespace sluice {
 
 constexpr int KEYS = 32;
 constexpr int MAX_DIM = 256;
-constexpr int QUERIES = 4;  // query rows that share a load of keys and values
+constexpr int QUERIES = 16;  // query rows that share a look-up of keys and values
+constexpr int SHARING = 4;   // of these, rows that share a load of values
+constexpr int PAIR = 2;      // and rows that share a load of keys
 
 struct Attention {
   const float* q;  // [T, heads, dim], tokens q_stride apart
@@ -42,88 +44,126 @@ struct QueryTile {
   int64_t begin[QUERIES], end[QUERIES];  // visible keys
 };
 
-template <int COUNT>
-inline void score_keys(const QueryTile& tile, const float* const* keys, int num, int64_t dim, float scale,
-                       float (*scores)[KEYS]) {
-  for (int j = 0; j < num; ++j) {
-    Vec acc[COUNT] = {};
-    for (int64_t d = 0; d < dim; d += LANES) {
-      const Vec key = load(keys[j] + d);
-      for (int r = 0; r < COUNT; ++r) acc[r] += load(tile.q[r] + d) * key;
+// Where the keys and values of one head lie, KEYS of them at a time.
+struct KeyBlock {
+  const float* keys[KEYS];
+  const float* values[KEYS];
+  int num;
+
+  // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
+  // before a window may lie in blocks that were given back, and none of these is to be looked at.
+  void find(const Attention& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin, int64_t end) {
+    const int64_t slot = 2 * job.kv_heads * job.dim;
+    num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
+    int64_t block = -1, within = 0;
+    for (int j = 0; j < KEYS; ++j) {
+      const int64_t position = std::min(std::max(from + j, begin), end - 1);
+      if (block < 0 || position >= (block + 1) * job.block_size) block = position / job.block_size;
+      within = position - block * job.block_size;
+      keys[j] = job.cache + (table[block] * job.block_size + within) * slot + kv_head * job.dim;
+      values[j] = keys[j] + job.kv_heads * job.dim;
     }
-    for (int r = 0; r < COUNT; ++r) scores[r][j] = sum(acc[r]) * scale;
+  }
+};
+
+// Scores of ROWS queries, a power of two. Each is a dot product in LANES chains whose ends are added by `sums`, whether
+// the vectors of one call belong to LANES keys of one query or to fewer keys of several.
+template <int ROWS>
+inline void score_keys(const float* const* q, const KeyBlock& block, int64_t dim, float scale, float (*scores)[KEYS]) {
+  constexpr int WIDTH = LANES / ROWS;
+  for (int from = 0; from < KEYS; from += WIDTH) {
+    Vec acc[LANES] = {};
+    for (int64_t d = 0; d < dim; d += LANES) {
+      Vec query[ROWS];
+      for (int r = 0; r < ROWS; ++r) query[r] = load(q[r] + d);
+      for (int j = 0; j < WIDTH; ++j) {
+        const Vec key = load(block.keys[from + j] + d);
+        for (int r = 0; r < ROWS; ++r) acc[r * WIDTH + j] += query[r] * key;
+      }
+    }
+    const Vec scaled = sums(acc) * scale;
+    float each[LANES];
+    store(each, scaled);
+    for (int r = 0; r < ROWS; ++r) std::copy(each + r * WIDTH, each + (r + 1) * WIDTH, scores[r] + from);
   }
 }
 
+// acc += weights · values, for COUNT rows. The order of keys is the same for each row, however many there are.
 template <int COUNT>
-inline void add_values(const float* const* values, int num, int64_t dim, const float (*weights)[KEYS],
-                       float (*acc)[MAX_DIM]) {
+inline void add_values(const KeyBlock& block, int64_t dim, const float (*weights)[KEYS], float (*acc)[MAX_DIM]) {
   for (int64_t d = 0; d < dim; d += LANES) {
     Vec sums[COUNT];
     for (int r = 0; r < COUNT; ++r) sums[r] = load(acc[r] + d);
-    for (int j = 0; j < num; ++j) {
-      const Vec value = load(values[j] + d);
+    for (int j = 0; j < block.num; ++j) {
+      const Vec value = load(block.values[j] + d);
       for (int r = 0; r < COUNT; ++r) sums[r] += weights[r][j] * value;
     }
     for (int r = 0; r < COUNT; ++r) store(acc[r] + d, sums[r]);
   }
 }
 
-// Turns one query's scores of keys [from, from + KEYS) into weights and rescales what it has. False: it sees none.
-inline bool weigh(float* scores, int64_t from, int64_t begin, int64_t end, float& peak, float& total, float* acc,
+inline void add_values(int count, const KeyBlock& block, int64_t dim, const float (*weights)[KEYS],
+                       float (*acc)[MAX_DIM]) {
+  for (int r = 0; r < count; r += SHARING) switch (count - r) {
+      case 1: add_values<1>(block, dim, weights + r, acc + r); break;
+      case 2: add_values<2>(block, dim, weights + r, acc + r); break;
+      case 3: add_values<3>(block, dim, weights + r, acc + r); break;
+      default: add_values<SHARING>(block, dim, weights + r, acc + r);
+    }
+}
+
+// Turns one query's scores of keys [from, from + KEYS), of which it sees [begin, end), into weights; rescales what it
+// has when the peak rises.
+inline void weigh(float* scores, int64_t from, int64_t begin, int64_t end, float& peak, float& total, float* acc,
                   int64_t dim) {
   const float none = -std::numeric_limits<float>::infinity();
-  for (int64_t j = 0; j < KEYS; ++j)
-    if (from + j < begin || from + j >= end) scores[j] = none;
-  float best = peak;
-  for (int j = 0; j < KEYS; j += LANES) best = std::max(best, greatest(load(scores + j)));
   if (from + KEYS <= begin || from >= end) {
-    for (int j = 0; j < KEYS; ++j) scores[j] = 0.0f;
-    return false;
+    std::fill(scores, scores + KEYS, 0.0f);
+    return;
   }
-  if (best > peak) {
-    const float shrink = exp(broadcast(peak - best))[0];  // 0 the first time
+  if (from < begin || from + KEYS > end)
+    for (int64_t j = 0; j < KEYS; ++j)
+      if (from + j < begin || from + j >= end) scores[j] = none;
+  Vec best = load(scores);
+  for (int j = LANES; j < KEYS; j += LANES) best = greater(best, load(scores + j));
+  const float highest = greatest(best);
+  if (highest > peak) {
+    const float shrink = exp(broadcast(peak - highest))[0];  // 0 the first time
     total *= shrink;
     for (int64_t d = 0; d < dim; d += LANES) store(acc + d, load(acc + d) * shrink);
-    peak = best;
+    peak = highest;
   }
-  Vec sums{};
+  Vec added{};
   for (int j = 0; j < KEYS; j += LANES) {
     const Vec weight = exp(load(scores + j) - peak);
     store(scores + j, weight);
-    sums += weight;
+    added += weight;
   }
-  total += sum(sums);
-  return true;
+  total += sum(added);
 }
 
-template <int COUNT>
-inline void attend_tile(const Attention& job, const QueryTile& tile, const int32_t* table, int64_t kv_head) {
-  float acc[COUNT][MAX_DIM] = {};
-  float scores[COUNT][KEYS];
-  float peak[COUNT], total[COUNT] = {};
-  std::fill(peak, peak + COUNT, -std::numeric_limits<float>::infinity());
+inline void attend(const Attention& job, const QueryTile& tile, const int32_t* table, int64_t kv_head) {
+  float acc[QUERIES][MAX_DIM];
+  float scores[QUERIES][KEYS];
+  float peak[QUERIES], total[QUERIES] = {};
   int64_t begin = tile.begin[0], end = tile.end[0];
-  for (int r = 1; r < COUNT; ++r) begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
-  const int64_t slot = 2 * job.kv_heads * job.dim, to_values = job.kv_heads * job.dim;
-  const float* head = job.cache + kv_head * job.dim;
-  for (int64_t from = begin / KEYS * KEYS; from < end; from += KEYS) {
-    const int num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
-    const float* keys[KEYS];
-    const float* values[KEYS];
-    for (int j = 0; j < num; ++j) {
-      // Keys before the window may lie in blocks that were given back: look at none of them.
-      const int64_t position = std::max(from + j, begin);
-      keys[j] = head + (table[position / job.block_size] * job.block_size + position % job.block_size) * slot;
-      values[j] = keys[j] + to_values;
-    }
-    score_keys<COUNT>(tile, keys, num, job.dim, job.scale, scores);
-    bool any = false;
-    for (int r = 0; r < COUNT; ++r)
-      any |= weigh(scores[r], from, tile.begin[r], tile.end[r], peak[r], total[r], acc[r], job.dim);
-    if (any) add_values<COUNT>(values, num, job.dim, scores, acc);
+  for (int r = 0; r < tile.count; ++r) {
+    std::fill(acc[r], acc[r] + job.dim, 0.0f);
+    peak[r] = -std::numeric_limits<float>::infinity();
+    begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
   }
-  for (int r = 0; r < COUNT; ++r)
+  KeyBlock block;
+  for (int64_t from = begin / KEYS * KEYS; from < end; from += KEYS) {
+    block.find(job, table, kv_head, from, begin, end);
+    int scored = 0;
+    for (; scored + PAIR <= tile.count; scored += PAIR)
+      score_keys<PAIR>(tile.q + scored, block, job.dim, job.scale, scores + scored);
+    for (; scored < tile.count; ++scored) score_keys<1>(tile.q + scored, block, job.dim, job.scale, scores + scored);
+    for (int r = 0; r < tile.count; ++r)
+      weigh(scores[r], from, tile.begin[r], tile.end[r], peak[r], total[r], acc[r], job.dim);
+    add_values(tile.count, block, job.dim, scores, acc);
+  }
+  for (int r = 0; r < tile.count; ++r)
     for (int64_t d = 0; d < job.dim; d += LANES) store(tile.out[r] + d, load(acc[r] + d) / total[r]);
 }
 
@@ -140,13 +180,7 @@ inline void attend(const Attention& job, int64_t row, int64_t at) {
     tile.end[r] = start + token + 1;
     tile.begin[r] = job.window == 0 ? 0 : std::max<int64_t>(0, tile.end[r] - job.window);
   }
-  const int32_t* table = job.tables + row * job.table_width;
-  switch (tile.count) {
-    case 1: return attend_tile<1>(job, tile, table, kv_head);
-    case 2: return attend_tile<2>(job, tile, table, kv_head);
-    case 3: return attend_tile<3>(job, tile, table, kv_head);
-    default: return attend_tile<4>(job, tile, table, kv_head);
-  }
+  attend(job, tile, job.tables + row * job.table_width, kv_head);
 }
 
 inline void run(const Attention& job) {

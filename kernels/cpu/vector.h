@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace sluice {
 
@@ -29,6 +30,27 @@ inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
 inline Vec broadcast(float x) { return Vec{} + x; }
 
+// Lane `lane` of the lower or upper halves of groups of 2 * WIDTH lanes of two vectors, side by side.
+template <int WIDTH>
+constexpr int half_of(int lane, bool upper) {
+  return lane / WIDTH * 2 * WIDTH + lane % WIDTH + (upper ? WIDTH : 0);
+}
+
+template <int WIDTH, int... LANE>
+inline Vec add_halves(Vec a, Vec b, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, false)...) +
+         __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, true)...);
+}
+
+// Sums of the lanes of LANES vectors: lane i of the result is that of v[i]. Halves are added to halves, as in `sum`.
+template <int WIDTH = LANES / 2>
+inline Vec sums(Vec* v) {
+  for (int i = 0; i < WIDTH; ++i)
+    v[i] = add_halves<WIDTH>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>());
+  if constexpr (WIDTH > 1) return sums<WIDTH / 2>(v);
+  return v[0];
+}
+
 // Sum of the lanes, always halved in the same way.
 inline float sum(Vec v) {
   float lanes[LANES];
@@ -38,10 +60,14 @@ inline float sum(Vec v) {
   return lanes[0];
 }
 
+inline Vec greater(Vec a, Vec b) { return a > b ? a : b; }
+
 inline float greatest(Vec v) {
-  float best = v[0];
-  for (int i = 1; i < LANES; ++i) best = v[i] > best ? v[i] : best;
-  return best;
+  float lanes[LANES];
+  store(lanes, v);
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
 }
 
 // e^x to two units in the last place (Cephes' polynomial); 0 below -87, as softmax wants it. NaN stays NaN.
