@@ -17,7 +17,7 @@ $(VENV)/bin/python:
 		|| { echo "sluice needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: constraints.txt pyproject.toml clients/python/pyproject.toml | $(VENV)/bin/python
+$(VENV)/.run: constraints.txt pyproject.toml setup.py clients/python/pyproject.toml $(wildcard kernels/cpu/*.h kernels/cpu/*.cpp) | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e clients/python -e .
 	@touch $@
 

@@ -19,6 +19,7 @@ from engine.request import Limits
 from engine.runner.runner import Runner
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
+from kernels import native
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
 CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
@@ -26,12 +27,17 @@ CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Built:
-    """An engine and what was decided while building it."""
+    """An engine and what was decided while building it.
+
+    Attributes:
+        kernels: what computes: the instruction set of our own CPU kernels, or "torch".
+    """
 
     engine: Engine
     device: str
     dtype: str
     num_blocks: int
+    kernels: str
 
 
 def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Path, limits: Limits) -> Built:
@@ -39,7 +45,9 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     if device.type == "cpu":
-        torch.set_num_threads(config.threads or usable_cores())
+        threads = config.threads or usable_cores()
+        torch.set_num_threads(threads)
+        native.set_threads(threads)
     model = load_model(directory, model_config, dtype, device, limits.context_length)
     num_blocks = cache_blocks(config, model_config, limits, dtype, device)
     cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
@@ -48,7 +56,14 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
         cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens, settings
     )
     runner = Runner(model, num_blocks, config.block_size, config.max_num_seqs, limits.context_length)
-    return Built(Engine(scheduler, runner), str(device), str(dtype).removeprefix("torch."), num_blocks)
+    own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
+    return Built(
+        engine=Engine(scheduler, runner),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        num_blocks=num_blocks,
+        kernels=native.instruction_set() if own else "torch",
+    )
 
 
 def choose_device(name: str) -> torch.device:

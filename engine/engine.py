@@ -34,8 +34,11 @@ class StepRunner(Protocol):
     def progress(self) -> int:
         """Layers computed since start."""
 
+    def watch(self, on_layer: Callable[[], None]) -> None:
+        """Have `on_layer` called after each layer computed."""
+
     def place(self, plan: Plan) -> None:
-        """Apply the plan's placements and block-table additions to the per-slot state."""
+        """Apply the plan's copies, placements and block-table additions."""
 
     def launch(self, plan: Plan) -> Pending:
         """Start computing the plan's rows, whose slots are in place."""

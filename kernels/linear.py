@@ -1,47 +1,131 @@
-"""Linear layers with weights packed for the device that runs them.
+"""Linear layers with weights packed for what runs them: one class for each form, chosen when a weight is packed.
 
-One table of forms, chosen when a weight is packed; `apply` and `add_to` then know nothing of devices. Measured on two
-Skylake cores, N, K = 1024, 256 and M = 32: `F.linear` 267 µs, `x @ W^T` with W^T stored contiguously 91 µs; bfloat16
-without hardware for it 365 µs prepacked.
+Measured on two Skylake cores, N, K = 1024, 256 and M = 32: `F.linear` 267 µs, `x @ W^T` with W^T stored contiguously
+91 µs; bfloat16 without hardware for it 365 µs prepacked.
 """
-
-import dataclasses
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import native
+from kernels.elementwise import rms_norm, silu_mul
 
-@dataclasses.dataclass(frozen=True, slots=True)
+
 class PackedLinear:
-    """A weight ready to use. `features` is N of [N, K]; `form` names how it is stored."""
+    """A weight [N, K] and a bias [N], ready to use. Knows how to apply itself and what surrounds it in a decoder.
 
-    weight: Tensor
-    bias: Tensor | None
-    features: int
-    form: str
+    Attributes:
+        features: N.
+        min_rows: fewer rows of x take another path and differ in the last bits: pad to this.
+        batch_invariant: whether a row's bits depend on that row alone, given `min_rows`.
+    """
+
+    min_rows = 1
+    batch_invariant = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.features = weight.shape[0]
+        self.dtype = weight.dtype
+
+    def apply(self, x: Tensor) -> Tensor:
+        """x [M, K] → [M, N] in x's dtype."""
+        return F.linear(x, self.weight, self.bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual [M, N] += layer(x [M, K]) in place; the residual may be of a wider dtype."""
+        return residual.add_(self.apply(x))
+
+    def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        """The layer of RMSNorm(x [M, K]); `norm` [K] or None when it is folded into the weight."""
+        return self.apply(rms_norm(x, norm, eps, self.dtype))
+
+    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        """silu(first half) · second half of the layer of RMSNorm(x [M, K]): [M, N / 2]."""
+        return silu_mul(self.apply_normed(x, norm, eps))
 
 
-def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
-    """Pack a weight [N, K] (and bias [N]) for its device and dtype."""
+class Transposed(PackedLinear):
+    """float32 on CPU without kernels of our own: W^T contiguous, for BLAS.
+
+    Batch-invariant for K up to about 700: beyond, BLAS splits K by the number of rows.
+    """
+
+    min_rows = 4
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.weight = weight.t().contiguous()
+
+    def apply(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.mm(x, self.weight)
+        return torch.addmm(self.bias, x, self.weight)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        if self.bias is None and residual.dtype is x.dtype:
+            return residual.addmm_(x, self.weight)  # one pass, no temporary
+        return super().add_to(residual, x)
+
+
+class OneDNN(PackedLinear):
+    """bfloat16 on CPU: oneDNN's own layout, through operators that are not part of torch's public interface."""
+
+    min_rows = 4
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+
+    def apply(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return y
+
+
+class Panels(PackedLinear):
+    """float32 on CPU with our own kernels, norm and activation fused in. Batch-invariant for every M and K."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
+        super().__init__(weight, bias)
+        self._gated = gated
+        self._inputs = weight.shape[1]
+        self.weight = native.pack(weight, gated)
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self._store(x, native.NO_NORM)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        native.linear(x, self.weight, self.bias, residual, self._inputs, native.NO_NORM, native.ADD)
+        return residual
+
+    def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        return self._store(x, eps) if norm is None else super().apply_normed(x, norm, eps)
+
+    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        if norm is not None:
+            x, eps = rms_norm(x, norm, eps), native.NO_NORM
+        y = x.new_empty(len(x), self.features // 2)
+        native.linear(x, self.weight, self.bias, y, self._inputs, eps, native.GATE)
+        return y
+
+    def _store(self, x: Tensor, eps: float) -> Tensor:
+        assert not self._gated, "a gated layer's halves are interleaved"
+        y = x.new_empty(len(x), self.features)
+        native.linear(x, self.weight, self.bias, y, self._inputs, eps, native.STORE)
+        return y
+
+
+def pack(weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+    """Pack a weight [N, K] (and bias [N]) for its device and dtype; `gated` if only `apply_gated` will be used."""
     if weight.device.type == "cpu" and weight.dtype is torch.float32:
-        return PackedLinear(weight.t().contiguous(), bias, weight.shape[0], "transposed")
+        if native.is_available():
+            return Panels(weight, bias, gated)
+        return Transposed(weight, bias)
     if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and onednn_works():
-        return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight, 1), bias, weight.shape[0], "onednn")
-    return PackedLinear(weight, bias, weight.shape[0], "plain")
-
-
-def apply(x: Tensor, packed: PackedLinear) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype."""
-    return _APPLY[packed.form](x, packed)
-
-
-def add_to(residual: Tensor, x: Tensor, packed: PackedLinear) -> Tensor:
-    """Add the layer's output to `residual` [M, N] in place and return it; the residual may be of a wider dtype."""
-    if packed.form == "transposed" and packed.bias is None and residual.dtype is x.dtype:
-        return residual.addmm_(x, packed.weight)  # one pass, no temporary
-    return residual.add_(apply(x, packed))
+        return OneDNN(weight, bias)
+    return PackedLinear(weight, bias)
 
 
 def onednn_works() -> bool:
@@ -54,25 +138,3 @@ def onednn_works() -> bool:
     except (AttributeError, RuntimeError):
         return False
     return torch.allclose(y.float(), F.linear(x, w).float(), atol=0.1, rtol=0.05)
-
-
-def _transposed(x: Tensor, packed: PackedLinear) -> Tensor:
-    if packed.bias is None:
-        return torch.mm(x, packed.weight)
-    return torch.addmm(packed.bias, x, packed.weight)
-
-
-def _onednn(x: Tensor, packed: PackedLinear) -> Tensor:
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
-    return y
-
-
-def _plain(x: Tensor, packed: PackedLinear) -> Tensor:
-    return F.linear(x, packed.weight, packed.bias)
-
-
-_APPLY: dict[str, Callable[[Tensor, PackedLinear], Tensor]] = {
-    "transposed": _transposed,
-    "onednn": _onednn,
-    "plain": _plain,
-}

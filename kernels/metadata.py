@@ -7,11 +7,16 @@ is one contiguous slot: slot = block * block_size + offset.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Longs: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+Tables: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
 # Lengths of decode attention are rounded up to this: at each new length oneDNN makes new kernels, which costs more than
 # the step itself (6.5 M parameters, 1 sequence: 5.6 ms a step with exact lengths).
@@ -54,21 +59,28 @@ class Chunk:
     slots: Tensor
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class AttentionMetadata:
-    """One step as attention sees it.
+    """One step as attention sees it. What only some kernels need is made when it is first asked for.
 
     Attributes:
         num_tokens: T.
+        counts: int64 [rows], tokens of each row in this step.
+        contexts: int64 [rows], tokens of each row that exist after this step's write.
+        tables: int32 [rows, blocks], contiguous; entries beyond a row's blocks may be anything valid.
+        positions: int64 [T] of each token in its sequence.
         write_slots: int64 [T], where each token's key and value go.
         last_tokens: int64 [rows], index of each row's last token.
     """
 
     num_tokens: int
+    counts: Longs
+    contexts: Longs
+    tables: Tables
+    block_size: int
+    positions: Tensor
     write_slots: Tensor
     last_tokens: Tensor
-    decodes: tuple[DecodeGroup, ...]
-    chunks: tuple[Chunk, ...]
     _masks: dict[tuple[int, int | None], Tensor | None] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -76,7 +88,7 @@ class AttentionMetadata:
         cls,
         query_lens: Sequence[int],
         contexts: Sequence[int],
-        block_tables: np.ndarray[tuple[int, int], np.dtype[np.int32]],
+        block_tables: Tables,
         block_size: int,
         device: torch.device,
     ) -> "AttentionMetadata":
@@ -87,27 +99,57 @@ class AttentionMetadata:
             contexts: tokens of each row that exist after this step's write.
             block_tables: int32 [rows, blocks], entries beyond a row's blocks may be anything valid.
         """
-        num_decodes = sum(1 for num in query_lens if num == 1)
-        ends = np.asarray(contexts, dtype=np.int64)
-        decodes = tuple(
-            _decode_group(first, num, ends, block_tables, block_size, device)
-            for first, num in _similar(contexts[:num_decodes])
-        )
-        chunks, writes = [], [_slots_at(block_tables, ends[:num_decodes] - 1, block_size)]
-        at = num_decodes
-        for row in range(num_decodes, len(query_lens)):
-            num, end = query_lens[row], contexts[row]
-            slots = _all_slots(block_tables[row : row + 1], end, block_size)[0]
-            chunks.append(Chunk(at, num, end - num, torch.from_numpy(slots).to(device)))
-            writes.append(slots[end - num :])
-            at += num
+        counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
+        last = np.cumsum(counts) - 1
+        num_tokens = int(last[-1]) + 1
+        if num_tokens == len(counts):
+            rows, positions = np.arange(num_tokens), ends - 1
+        else:
+            rows = np.repeat(np.arange(len(counts)), counts)
+            positions = np.arange(num_tokens) + (ends - 1 - last)[rows]
+        slots = block_tables[rows, positions // block_size] * np.int64(block_size) + positions % block_size
         return cls(
-            num_tokens=at,
-            write_slots=torch.from_numpy(np.concatenate(writes)).to(device),
-            last_tokens=torch.from_numpy(np.cumsum(query_lens) - 1).to(device),
-            decodes=decodes,
-            chunks=tuple(chunks),
+            num_tokens=num_tokens,
+            counts=counts,
+            contexts=ends,
+            tables=np.ascontiguousarray(block_tables),
+            block_size=block_size,
+            positions=torch.from_numpy(positions).to(device),
+            write_slots=torch.from_numpy(slots).to(device),
+            last_tokens=torch.from_numpy(last).to(device),
         )
+
+    @functools.cached_property
+    def firsts(self) -> Longs:
+        """int64 [rows], index of each row's first token."""
+        return np.cumsum(self.counts) - self.counts
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, int, int, int, int, int]:
+        """For kernels on CPU: addresses and sizes of (tables, their width, firsts, counts, contexts, rows)."""
+        arrays = (self.firsts, self.counts, self.contexts)
+        firsts, counts, contexts = (array.ctypes.data for array in arrays)
+        return self.tables.ctypes.data, self.tables.shape[1], firsts, counts, contexts, len(self.counts)
+
+    @functools.cached_property
+    def decodes(self) -> tuple[DecodeGroup, ...]:
+        """The rows of one token, in groups of similar length."""
+        num = int((self.counts == 1).sum())
+        return tuple(
+            _decode_group(first, size, self.contexts, self.tables, self.block_size, self.write_slots.device)
+            for first, size in _similar(self.contexts[:num].tolist())
+        )
+
+    @functools.cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The rows of several tokens."""
+        made = []
+        for row in np.flatnonzero(self.counts > 1).tolist():
+            num, end = int(self.counts[row]), int(self.contexts[row])
+            slots = _all_slots(self.tables[row : row + 1], end, self.block_size)[0]
+            keys = torch.from_numpy(slots).to(self.write_slots.device)
+            made.append(Chunk(int(self.firsts[row]), num, end - num, keys))
+        return tuple(made)
 
     def decode_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [num, 1, 1, length] of decode group `index`; None when all is visible. Kept for all layers."""
@@ -159,8 +201,8 @@ def _similar(contexts: Sequence[int]) -> list[tuple[int, int]]:
 def _decode_group(
     first: int,
     num: int,
-    ends: np.ndarray[tuple[int], np.dtype[np.int64]],
-    block_tables: np.ndarray[tuple[int, int], np.dtype[np.int32]],
+    ends: Longs,
+    block_tables: Tables,
     block_size: int,
     device: torch.device,
 ) -> DecodeGroup:
@@ -178,22 +220,9 @@ def _decode_group(
     )
 
 
-def _all_slots(
-    block_tables: np.ndarray[tuple[int, int], np.dtype[np.int32]], length: int, block_size: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def _all_slots(block_tables: Tables, length: int, block_size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """Slots of positions 0 … length-1 of each row: int64 [rows, length]."""
     num_blocks = -(-length // block_size)
     bases = block_tables[:, :num_blocks].astype(np.int64) * block_size
     slots = bases[:, :, None] + np.arange(block_size)
     return slots.reshape(len(block_tables), num_blocks * block_size)[:, :length]
-
-
-def _slots_at(
-    block_tables: np.ndarray[tuple[int, int], np.dtype[np.int32]],
-    positions: np.ndarray[tuple[int], np.dtype[np.int64]],
-    block_size: int,
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Slot of one position of each of the first rows."""
-    rows = np.arange(len(positions))
-    blocks = block_tables[rows, positions // block_size].astype(np.int64)
-    return blocks * block_size + positions % block_size

@@ -88,8 +88,7 @@ class EngineStage:
         if self._open:
             events = self.engine.step()
             for sampled in events.sampled:
-                if sampled.request_id in self._open:  # not one whose Cancel came just before
-                    self._emit(self._tokens(sampled))
+                self._emit(self._tokens(sampled))
             for request_id, error in events.failed:
                 self._fail(request_id, error)
         self._report()

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from engine.build import build_engine
 from services.engine_loop import EngineStage, load_of
@@ -10,18 +10,37 @@ from services.process import Process
 
 logger = logging.getLogger(__name__)
 
+ATTEND_S = 0.1  # how often probes are answered during a step, between two layers
+
 
 async def run(process: Process) -> int:
     """Run until told to stop; the exit status. Raises ServiceError when the checkpoint cannot be served."""
     start = time.monotonic()
     built = build_engine(process.engine_config, process.model, process.source.directory, process.limits)
     took = time.monotonic() - start
-    about = (process.source.name, built.device, built.dtype, built.num_blocks, took)
-    logger.info("loaded %s on %s in %s with %d cache blocks in %.2f s", *about)
+    about = (process.source.name, built.device, built.dtype, built.kernels, built.num_blocks, took)
+    logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %.2f s", *about)
+    if built.device == "cpu" and built.dtype == "float32" and built.kernels == "torch":
+        logger.warning("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again")
     ring = process.ring
     stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record)
+    built.engine.runner.watch(at_most_every(ATTEND_S, ring.attend))
     process.metrics.collect_from(lambda: figures(stage))
     return await process.run(stage)
+
+
+def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    """`call`, passed over while the last one is less than `seconds` ago."""
+    last = time.monotonic()
+
+    def passed_over_or_called() -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= seconds:
+            last = now
+            call()
+
+    return passed_over_or_called
 
 
 def figures(stage: EngineStage) -> Mapping[str, float]:

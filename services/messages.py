@@ -4,6 +4,8 @@ Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind i
 Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched), Probe, Report.
 A `Frame` is what one ZeroMQ message holds: everything one stage had for one peer at the end of one turn of its loop.
 Knows nothing of sockets, protobuf or tensors.
+
+All are `gc=False`: none can be part of a cycle, and not being tracked halves the time that decoding takes.
 """
 
 import enum
@@ -28,7 +30,7 @@ class Role(enum.StrEnum):
     DETOKENIZER = "detokenizer"
 
 
-class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """Who and what a message is about; copied from stage to stage.
 
     The time left to the deadline is re-stamped at every hop, as clocks of two hosts are not compared.
@@ -46,26 +48,26 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     time_left_s: float | None = None  # None: no deadline
 
 
-class TextPrompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class TextPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """A prompt as text; special tokens of the tokenizer's own template are added."""
 
     text: str
 
 
-class TokenPrompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class TokenPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """A prompt as token ids, used as they are. `ids` is little-endian int32."""
 
     ids: bytes
 
 
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One turn of a conversation, text parts already joined."""
 
     role: str
     content: str
 
 
-class ChatPrompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """A conversation for the checkpoint's chat template."""
 
     messages: tuple[ChatMessage, ...]
@@ -75,14 +77,14 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
 PromptInput: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
 
 
-class Stops(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Stops(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Stop strings, matched by the detokenizer."""
 
     strings: tuple[str, ...] = ()
     include: bool = False  # keep the matched string in the text
 
 
-class Generate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Work: generate from a prompt."""
 
     prompt: PromptInput
@@ -91,14 +93,14 @@ class Generate(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     priority: int = 0
 
 
-class Tokenize(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Work: token ids of a prompt."""
 
     prompt: PromptInput
     add_special_tokens: bool = True
 
 
-class Detokenize(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Detokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Work: the text of token ids (little-endian int32)."""
 
     ids: bytes
@@ -108,14 +110,14 @@ class Detokenize(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
 Work: TypeAlias = Generate | Tokenize | Detokenize
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Submit(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Gateway → tokenizer: a request that was accepted."""
 
     envelope: Envelope
     work: Work
 
 
-class Prompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Tokenizer → engine: the same as token ids (little-endian int32)."""
 
     envelope: Envelope
@@ -126,7 +128,7 @@ class Prompt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     tokenize_s: float  # time from arrival at the tokenizer to this message
 
 
-class Admitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """What the engine found when it took the request; rides on its first Tokens."""
 
     num_prompt: int
@@ -135,7 +137,7 @@ class Admitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     stops: Stops
 
 
-class Timings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """Durations in seconds, filled in by the stage that measured them; ride on the last message of a request."""
 
     tokenize_s: float = 0.0
@@ -146,7 +148,7 @@ class Timings(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     num_preemptions: int = 0
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """Log probability (natural) of one sampled token, before temperature and truncation, and its best rivals."""
 
     logprob: float
@@ -155,7 +157,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
     top_logprobs: tuple[float, ...] = ()
 
 
-class Tokens(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """Engine → detokenizer: tokens of one output, contiguous from `first_index`."""
 
     envelope: Envelope
@@ -168,7 +170,7 @@ class Tokens(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, 
     timings: Timings | None = None  # with finish
 
 
-class TokenRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TokenRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One token as the client sees it; bytes, because a token can be half a code point."""
 
     id: int
@@ -177,7 +179,7 @@ class TokenRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     top_pieces: tuple[bytes, ...] = ()
 
 
-class Text(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """Detokenizer → gateway: text that became certain, and the tokens consumed (also those held back)."""
 
     envelope: Envelope
@@ -191,13 +193,13 @@ class Text(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, om
     timings: Timings | None = None
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Behind its request, all the way round: release everything. Idempotent everywhere."""
 
     envelope: Envelope
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Failed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """From any stage, forward to the gateway: this request has ended without success."""
 
     envelope: Envelope
@@ -209,27 +211,27 @@ class Failed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     retry_after_s: float = 0.0
 
 
-class Tokenized(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Tokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Answer to Tokenize."""
 
     ids: bytes
     pieces: tuple[bytes, ...]
 
 
-class Detokenized(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Detokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Answer to Detokenize."""
 
     text: str
 
 
-class Result(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Result(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """An answer that later stages pass on untouched."""
 
     envelope: Envelope
     value: Tokenized | Detokenized
 
 
-class Visit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One process that a Probe came through."""
 
     role: Role
@@ -238,7 +240,7 @@ class Visit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     progress: int  # engine: layers computed since start; others: messages handled
 
 
-class Probe(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Health: sent by a gateway, visits one process of each role named in `route`, comes back to its origin."""
 
     origin: str
@@ -247,7 +249,7 @@ class Probe(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     visits: tuple[Visit, ...] = ()
 
 
-class Load(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """An engine's load."""
 
     num_waiting: int = 0
@@ -262,7 +264,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     prefix_query_tokens: int = 0
 
 
-class Report(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """An engine's state, flowing on round the ring to every gateway."""
 
     engine_id: str
@@ -275,7 +277,7 @@ Message: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Failed | Result 
 RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Failed | Result
 
 
-class Frame(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class Frame(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """All messages of one turn of a stage's loop for one peer."""
 
     sender: str

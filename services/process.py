@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 from collections.abc import Mapping
 
 from engine.config import EngineConfig
@@ -13,6 +14,8 @@ from services.model_source import ModelSource
 from services.ring.loop import RingLoop, Stage
 from services.telemetry.metrics import Metrics
 from services.telemetry.tracing import Tracer
+
+GC_THRESHOLD = 20_000  # objects made and not yet gone between two collections of the youngest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,8 +44,15 @@ class Process:
         start_ns, end_ns = (int(at * 1e9) + self.clock_offset_ns for at in (start, end))
         self.tracer.record(name, envelope.traceparent, envelope.tracestate, start_ns, end_ns, dict(attributes))
 
+    def start(self, stage: Stage) -> None:
+        """Begin to turn `stage` in the ring. What exists now stays, and requests leave few cycles behind: the collector
+        need not look at the former, and at the latter seldom (it took a tenth of a gateway's time)."""
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD, 50, 100)
+        self.ring.start(stage)
+
     async def run(self, stage: Stage) -> int:
         """Turn `stage` in the ring until the process is told to stop; the exit status."""
-        self.ring.start(stage)
+        self.start(stage)
         await self.stopping.wait()
         return 0

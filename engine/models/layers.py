@@ -4,6 +4,8 @@ Pre-norm attention and gated MLP on a residual stream in float32. Query, key and
 another. In float32 the norms' weights are folded into the matrix behind them. Knows nothing of batching or sampling.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,19 @@ from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 
 
+class Pack(Protocol):
+    """How a weight [N, K] and bias [N] are made ready for use."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
+        """The packed layer; `gated` if only `ops.linear_gated` will use it."""
+
+
 class Packer:
     """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
+    def __init__(self, source: WeightSource, dtype: torch.dtype, pack: Pack = ops.pack_linear) -> None:
         self._source = source
+        self._pack = pack
         # Folding multiplies weights once instead of activations at each step; in bfloat16 it would round them again.
         self._folds = dtype is torch.float32
 
@@ -39,8 +49,10 @@ class Packer:
         bias: bool = False,
         norm: Tensor | None = None,
         rotated: dict[str, int] | None = None,
+        gated: bool = False,
     ) -> PackedLinear:
-        """One matrix of the projections `parts` [(name, rows)] one above the other, input `width`.
+        """One matrix of the projections `parts` [(name, rows)] one above the other, input `width`; `gated` if they are
+        gate and up of an MLP.
 
         `rotated` maps names of projections under rotary embedding to their head size: their rows are permuted so that
         the two halves of a rotated pair become neighbours. Scores do not change, as queries and keys are permuted
@@ -57,7 +69,7 @@ class Packer:
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         if norm is not None and self._folds:
             weight = weight * norm
-        return ops.pack_linear(weight, torch.cat(biases) if biases else None)
+        return self._pack(weight, torch.cat(biases) if biases else None, gated=gated)
 
 
 def pair_order(rows: int, head_dim: int, device: torch.device) -> Tensor:
@@ -69,9 +81,9 @@ def pair_order(rows: int, head_dim: int, device: torch.device) -> Tensor:
 class DecoderLayer:
     """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place."""
 
-    def __init__(self, config: ModelConfig, style: Style, index: int, packer: Packer, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, style: Style, index: int, packer: Packer) -> None:
         self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._eps, self._window, self._dtype = config.norm_eps, style.windows[index], dtype
+        self._eps, self._window = config.norm_eps, style.windows[index]
         self._scale = config.head_dim**-0.5
         at, hidden = f"model.layers.{index}", config.hidden_size
         norm = packer.norm(f"{at}.input_layernorm", hidden)
@@ -91,22 +103,20 @@ class DecoderLayer:
         self._mlp_norm = packer.kept(norm)
         size = config.intermediate_size
         gate_up = [(f"{at}.mlp.gate_proj", size), (f"{at}.mlp.up_proj", size)]
-        self._gate_up = packer.linear(gate_up, hidden, bias=style.mlp_bias, norm=norm)
+        self._gate_up = packer.linear(gate_up, hidden, bias=style.mlp_bias, norm=norm, gated=True)
         self._down = packer.linear([(f"{at}.mlp.down_proj", hidden)], size, bias=style.mlp_bias)
 
     def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
         """Advance the residual stream h [T, hidden] (float32) in place."""
-        x = ops.rms_norm(h, self._attention_norm, self._eps, self._dtype)
-        heads = ops.linear(x, self._qkv).view(len(h), self._heads + 2 * self._kv_heads, self._dim)
-        rotated = heads[:, : self._heads + self._kv_heads]
+        heads = ops.linear_normed(h, self._attention_norm, self._eps, self._qkv)
+        heads = heads.view(len(h), self._heads + 2 * self._kv_heads, self._dim)
         if self._qk_norm is not None:
-            rotated.copy_(ops.rms_norm(rotated.float(), self._qk_norm, self._eps))
-        ops.rope_(rotated, cis)
-        ops.write_kv(heads[:, self._heads :].view(len(h), 2, self._kv_heads, self._dim), cache, meta)
+            normed = heads[:, : self._heads + self._kv_heads]
+            normed.copy_(ops.rms_norm(normed.float(), self._qk_norm, self._eps))
+        ops.rotate_and_write(heads, cis, cache, meta)
         seen = ops.paged_attention(heads[:, : self._heads], cache, meta, self._scale, self._window)
         ops.linear_add_(h, seen, self._output)
-        x = ops.rms_norm(h, self._mlp_norm, self._eps, self._dtype)
-        ops.linear_add_(h, ops.silu_mul(ops.linear(x, self._gate_up)), self._down)
+        ops.linear_add_(h, ops.linear_gated(h, self._mlp_norm, self._eps, self._gate_up), self._down)
 
     def _head_norms(self, packer: Packer, at: str) -> Tensor:
         """Weights of the query and key head norms: float32 [heads + kv_heads, head_dim], in rotated order."""

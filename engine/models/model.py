@@ -3,6 +3,7 @@
 `load_model` reads a checkpoint, `plan_model` builds the same on the meta device from shapes alone.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,12 @@ class Model:
         self.dtype = dtype
         self.device = device
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
+        self.on_layer: Callable[[], None] = _nothing  # called after each layer
         style = style_of(config)
         packer = Packer(source, dtype)
         hidden, vocab = config.hidden_size, config.vocab_size
         self._embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
-        self._layers = [DecoderLayer(config, style, i, packer, dtype) for i in range(config.num_layers)]
+        self._layers = [DecoderLayer(config, style, i, packer) for i in range(config.num_layers)]
         norm = packer.norm("model.norm", hidden)
         self._norm = packer.kept(norm)
         # A checkpoint may leave out a head that is tied.
@@ -50,7 +52,7 @@ class Model:
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata) -> Tensor:
         """Hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values."""
-        padding = max(0, ops.MIN_ROWS - len(ids))
+        padding = max(0, self._head.min_rows - len(ids))
         if padding:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
         h = ops.embedding(ids, self._embeddings).float()
@@ -58,16 +60,20 @@ class Model:
         for layer, layer_cache in zip(self._layers, cache, strict=True):
             layer.forward(h, cis, layer_cache, meta)
             self.layers_done += 1
+            self.on_layer()
         return h[: meta.num_tokens]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden] → float32 [R, vocab]."""
         num = len(hidden)
-        if num < ops.MIN_ROWS:
-            hidden = F.pad(hidden, (0, 0, 0, ops.MIN_ROWS - num))
-        x = ops.rms_norm(hidden, self._norm, self.config.norm_eps, self.dtype)
-        return ops.linear(x, self._head).float()[:num]
+        if num < self._head.min_rows:
+            hidden = F.pad(hidden, (0, 0, 0, self._head.min_rows - num))
+        return ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()[:num]
+
+
+def _nothing() -> None:
+    """Nobody watches."""
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

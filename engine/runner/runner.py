@@ -4,7 +4,8 @@
 is where a device would be waited for. Knows no request, no policy, no text.
 """
 
-import numpy as np
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -41,8 +42,15 @@ class Runner:
         """Layers computed since start."""
         return self._model.layers_done
 
+    def watch(self, on_layer: Callable[[], None]) -> None:
+        """Have `on_layer` called after each layer: a long step is no reason to be deaf."""
+        self._model.on_layer = on_layer
+
     def place(self, plan: Plan) -> None:
-        """Reset newly taken slots, then note the blocks that tables have grown by."""
+        """Copy blocks that forks part with, reset newly taken slots, note the blocks that tables have grown by."""
+        for source, target in plan.copies:
+            for layer in self._cache:
+                layer[target] = layer[source]
         for placement in plan.placements:
             self._rows.reset(placement)
         for slot, first, blocks in plan.new_blocks:
@@ -52,19 +60,13 @@ class Runner:
         """Compute the plan's rows."""
         meta = self._layout(plan)
         ids = torch.tensor(plan.token_ids, device=self._model.device)
-        hidden = self._model.forward(ids, self._positions(plan), self._cache, meta)
+        hidden = self._model.forward(ids, meta.positions, self._cache, meta)
         return Done(self._sample(plan, hidden, meta))
 
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
         tables = self._rows.block_tables[plan.slots]
         return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device)
-
-    def _positions(self, plan: Plan) -> Tensor:
-        if plan.num_tokens == len(plan.starts):
-            return torch.tensor(plan.starts, device=self._model.device)
-        pieces = [np.arange(start, start + num) for start, num in zip(plan.starts, plan.query_lens, strict=True)]
-        return torch.from_numpy(np.concatenate(pieces)).to(self._model.device)
 
     def _sample(self, plan: Plan, hidden: Tensor, meta: AttentionMetadata) -> StepResult:
         """Logits of the rows that sample, and their tokens."""

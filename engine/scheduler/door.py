@@ -7,7 +7,7 @@ import dataclasses
 import math
 
 from engine.cache.cache import BlockTable, KVCache
-from engine.errors import Code, ServiceError, invalid, never_fits, unsupported
+from engine.errors import Code, ServiceError, invalid, never_fits
 from engine.request import (
     EngineRequest,
     Limits,
@@ -86,8 +86,6 @@ class Door:
             raise invalid("ttft_target", f"{request.ttft_target_s} s is not above 0")
         if math.isnan(request.deadline_s):
             raise invalid("deadline", "is not a number")
-        if params.num_sequences > 1:
-            raise unsupported("several outputs")
         if params.num_sequences > self.max_num_seqs:
             raise _too_many(params.num_sequences, self.max_num_seqs)
         if request.credit is not None:

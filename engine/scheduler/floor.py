@@ -53,7 +53,7 @@ class Floor:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child goes on from what its parent has computed, in one of the group's spare slots."""
         child.slot = parent.group.spare_slots.pop()
-        raise NotImplementedError("the door refuses what would fork")
+        child.table = self.cache.fork(parent.table, parent.num_computed)
         parent.room = parent.num_computed  # the tail is shared now: the next write asks the cache
         self._start(child, parent.num_computed)
 

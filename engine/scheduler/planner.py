@@ -92,9 +92,15 @@ class Planner:
         if not here or not budget:
             return
         here.sort(key=_key)
-        for one, num in self._turns.share(here, budget):
-            if one.state is State.RUNNING and one.num_missing > 0 and self._take(one, num):
+        decodes = len(self.rows)
+        for one, share in self._turns.share(here, budget):
+            # An earlier row may have preempted it, or spent the last credit of its request.
+            num = min(share, one.num_missing) if one.state is State.RUNNING else 0
+            if num > 0 and self._take(one, num):
                 self._lens.append(num)
+        if 1 in self._lens[decodes:]:  # a runner takes rows of one token first
+            pairs = sorted(zip(self._lens, self.rows, strict=True), key=lambda pair: pair[0] > 1)
+            self._lens, self.rows = [num for num, _ in pairs], [one for _, one in pairs]
 
     def _take(self, sequence: Sequence, num: int) -> bool:
         """Make the sequence a row of the step, with `num` tokens; False if it has to sit this one out."""
@@ -173,6 +179,7 @@ class Planner:
             samples=samples,
             placements=placements,
             new_blocks=new_blocks,
+            copies=self._floor.cache.take_copies(),
         )
 
 

@@ -110,12 +110,13 @@ class Scheduler:
             self._due.append(group)
 
     def cancel(self, request_id: str) -> bool:
-        """Forget a request and free what it holds, now. False if it is not open."""
+        """Forget a request, events not yet told included, and free what it holds, now. False if it is not open."""
+        untold = [event for event in self._ended if event.request_id == request_id]
+        self._ended = [event for event in self._ended if event.request_id != request_id]
         group = self._floor.groups.get(request_id)
-        if group is None:
-            return False
-        self._outputs.forget(group)
-        return True
+        if group is not None:
+            self._outputs.forget(group)
+        return group is not None or bool(untold)
 
     def cancel_output(self, request_id: str, index: int, now: float) -> bool:
         """End one output; an event says so at the next step. False if it is not open, or is part of a search."""

@@ -3,6 +3,7 @@
 Between the handlers and the ring. `emit` never blocks; the clock is passed in. Knows no gRPC call.
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from services.gateway.calls import Call
 from services.gateway.errors import draining, loading, not_found, slow_consumer
 from services.gateway.observer import Observer
 from services.gateway.open_requests import OpenRequest, OpenRequests, SlotLimits, State
+from services.gateway.pace import Pace
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
 from services.messages import Cancel, Envelope, Failed, Message, Result, Submit, Text
@@ -36,6 +38,7 @@ class Desk:
         self.requests = OpenRequests(lambda reason: observer.count("dropped", reason=reason))
         self.refusal: ServiceError | None = loading()
         self.on_empty: Callable[[], None] = lambda: None
+        self._pace = Pace(lambda: len(self.requests), clock, _call_later)
         self._emit = emit
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
 
@@ -117,7 +120,7 @@ class Desk:
             tracestate=call.tracestate,
             time_left_s=call.time_left_s,
         )
-        request = OpenRequest(envelope, asked, self.clock(), streams)
+        request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None)
         self.requests.add(request)
         return request
 
@@ -125,6 +128,10 @@ class Desk:
         if not request.ring_knows_end:
             request.ring_knows_end = True
             self._emit(Cancel(envelope=request.envelope))
+
+
+def _call_later(delay_s: float, callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 def with_trace(envelope: Envelope, traceparent: str) -> Envelope:

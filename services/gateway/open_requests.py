@@ -45,12 +45,15 @@ class SlotLimits:
 class OpenRequest:
     """One request: what came for it, what of that has been taken, how it ended."""
 
-    def __init__(self, envelope: Envelope, asked: Asked, started_s: float, streams: bool) -> None:
+    def __init__(
+        self, envelope: Envelope, asked: Asked, started_s: float, on_text: "Callable[[OpenRequest], None] | None" = None
+    ) -> None:
+        """`on_text` is told of text that is not the last; None for a caller that wants all at once."""
         self.envelope = envelope
         self.asked = asked
         self.started_s = started_s
-        self.streams = streams  # wake the handler for every message, not only for the last
         self.on_news: Callable[[], None] = _nothing
+        self._on_text = on_text
         self.interrupt: Callable[[], object] = _nothing  # breaks a write that does not end
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
@@ -96,8 +99,8 @@ class OpenRequest:
             # After a stop string, which the detokenizer found, the engine still computes: it needs the Cancel.
             self.ring_knows_end = text.finish is not FinishReason.STOP_STRING
             self.end(text)
-        elif self.streams:
-            self.on_news()
+        elif self._on_text is not None:
+            self._on_text(self)
         return ""
 
     def end(self, outcome: Outcome) -> bool:

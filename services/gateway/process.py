@@ -25,7 +25,7 @@ async def run(process: Process) -> int:
     """Serve until told to stop, then drain; 1 if another stage was lost. Raises ServiceError LISTEN_FAILED."""
     observer = GatewayObserver(process.tracer, process.metrics)
     gateway = Gateway(settings_of(process), process.ring.emit, observer)
-    process.ring.start(GatewayStage(gateway))
+    process.start(GatewayStage(gateway))
     process.metrics.collect_from(lambda: {"sluice_requests_open": len(gateway.desk.requests)})
     port = await gateway.start()
     tasks = [

@@ -59,6 +59,7 @@ class RingLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stage: Stage | None = None
         self._scheduled = False
+        self._later: list[Message] = []  # came while a stage was computing
 
     def start(self, stage: Stage) -> None:
         """Begin to turn, on the running asyncio loop."""
@@ -94,16 +95,31 @@ class RingLoop:
                 self.counts["dropped"] += 1
         self.schedule()
 
+    def attend(self) -> None:
+        """Answer probes now: for a stage that computes for long, between two pieces of its work. What else has come
+        waits for the end of the turn, in order."""
+        if self._stage is None:
+            return
+        for message in self.inbox.drain():
+            if isinstance(message, Probe):
+                self._take(self._stage, message)
+            else:
+                self._later.append(message)
+        self._flush()
+
     def _turn(self) -> None:
         self._scheduled = False
         if self._loop is None or self._stage is None:
             return
+        later, self._later = self._later, []
+        for message in later:
+            self._take(self._stage, message)
         for message in self.inbox.drain():
             self._take(self._stage, message)
         again = self._stage.turn()
         if self._flush():
             self._loop.call_later(RETRY_S, self.schedule)
-        if again or self.inbox.has_more:
+        if again or self._later or self.inbox.has_more:
             self.schedule()
 
     def _take(self, stage: Stage, message: Message) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from engine.models.config import read_config
 from engine.models.model import load_model, plan_model
+from kernels import native
 from kernels.metadata import AttentionMetadata
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
@@ -35,9 +36,14 @@ SHAPES = {
 CUTS = {"whole": [50], "sevens": [7] * 7 + [1], "mixed": [7, 7, 1, 1, 20, 14]}
 
 
-@pytest.mark.parametrize("cut", list(CUTS))
+@pytest.mark.parametrize(("cut", "ours"), [*((cut, True) for cut in CUTS), ("mixed", False)])
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_logits_equal_transformers(name: str, cut: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(
+    name: str, cut: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With our own kernels where there are some, and with torch's operators alone."""
+    if not ours:
+        monkeypatch.setattr(native, "MODULE", None)
     shape, rng = SHAPES[name], random.Random(name)
     make_checkpoint(tmp_path, shape)
     model = load_model(tmp_path, read_config(tmp_path), torch.float32, CPU)

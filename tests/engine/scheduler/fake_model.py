@@ -40,6 +40,17 @@ def candidates_after(chain: int, num: int) -> TokenLogprob:
     return TokenLogprob(0.0, 1, ids, tuple(-0.3 - 0.37 * i for i in range(len(ids))))
 
 
+def sample(prompt: tuple[int, ...], params: SamplingParams, output: int, eos: int) -> list[int]:
+    """All tokens of an output."""
+    chain, ids = chain_of(prompt), list[int]()
+    while len(ids) < params.max_tokens:
+        ids.append(token_after(chain, params.seed, output, len(prompt) + len(ids)))
+        chain = extend(chain, ids[-1])
+        if ids[-1] == eos and not params.ignore_eos:
+            break
+    return ids
+
+
 class FakeRunner:
     """Computes plans."""
 
@@ -50,7 +61,11 @@ class FakeRunner:
         self._rows: list[tuple[SamplingParams, int]] = [(SamplingParams(), 0)] * num_slots
 
     def place(self, plan: Plan) -> None:
-        """Reset and extend the rows of slots."""
+        """Copy blocks, reset and extend the rows of slots."""
+        for source, target in plan.copies:
+            self._cells[target * self._size : (target + 1) * self._size] = self._cells[
+                source * self._size : (source + 1) * self._size
+            ]
         for placement in plan.placements:
             self._tables[placement.slot] = []
             self._rows[placement.slot] = (placement.params, placement.output_index)
@@ -62,6 +77,7 @@ class FakeRunner:
     def compute(self, plan: Plan, failed: frozenset[int]) -> StepResult:
         """Write the cells of the plan's rows, then sample."""
         assert len(set(plan.slots)) == len(plan.slots), "a slot computes twice in one step"
+        assert sorted(plan.query_lens, key=lambda num: num > 1) == plan.query_lens, "rows of one token come first"
         ids, logprobs, at, written = [], {}, 0, set()
         for i, slot in enumerate(plan.slots):
             start, num = plan.starts[i], plan.query_lens[i]

@@ -21,7 +21,7 @@ from engine.scheduler.policies import POLICIES
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import State
 from engine.scheduler.settings import SchedulerSettings
-from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, extend
+from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, extend, sample
 from tests.engine.scheduler.ledger import EOS, Ledger, Open
 
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
@@ -116,7 +116,7 @@ class Simulation:
         params = SamplingParams(max_tokens=rng.randrange(1, 40), seed=rng.randrange(3), ignore_eos=rng.random() < 0.5)
         params = dataclasses.replace(params, **self.outputs())
         tenant = rng.choice("ab")
-        extra = self.extras(params) if rng.random() < 0.3 else {}
+        extra = self.extras(prompt, params) if rng.random() < 0.3 else {}
         return EngineRequest(
             request_id=f"{self.num_submitted:032x}",
             prompt_ids=prompt,
@@ -133,7 +133,7 @@ class Simulation:
         """How many outputs, and how they are searched for."""
         rng = self.rng
         kind = rng.random()
-        if kind < 1.7:
+        if kind < 0.7:
             return {}
         if kind < 0.85:
             return {"n": rng.randrange(2, 4)}
@@ -141,7 +141,7 @@ class Simulation:
             return {"n": 1, "best_of": rng.randrange(2, 4)}
         return {"n": 2, "beam_width": rng.randrange(2, 5), "early_stopping": rng.random() < 0.5}
 
-    def extras(self, params: SamplingParams) -> dict[str, Any]:
+    def extras(self, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Any]:
         """Credit, open input, or a prefix that was received before."""
         rng = self.rng
         kind = rng.randrange(3)
@@ -149,18 +149,29 @@ class Simulation:
             return {"credit": rng.randrange(5)}
         if kind == 1 and not params.is_search:
             return {"is_open": True}
+        if kind == 2 and not params.is_search:
+            return {"resume_ids": self.received(prompt, params)}
         return {}
+
+    def received(self, prompt: tuple[int, ...], params: SamplingParams) -> tuple[tuple[int, ...] | None, ...]:
+        """What the client of a request may have received before its engine died."""
+        rng = self.rng
+        outputs: list[tuple[int, ...] | None] = []
+        for index in range(params.n):
+            ids = sample(prompt, params, index, EOS)
+            outputs.append(tuple(ids[: rng.randrange(len(ids) + 1)]) if index == 0 or rng.random() < 0.7 else None)
+        return tuple(outputs)
 
     def disturb(self, request_id: str, one: Open) -> None:
         """Something happens to an open request."""
         rng, scheduler = self.rng, self.scheduler
         kind = rng.randrange(6)
-        if one.is_ending:
-            assert not scheduler.cancel(request_id)
-        elif kind == 0:
+        if kind == 0:
             assert scheduler.cancel(request_id)
             assert not scheduler.cancel(request_id)
             self.ledger.end(request_id, "cancelled")
+        elif one.is_ending:
+            assert not scheduler.cancel_output(request_id, 0, self.now)
         elif kind == 1 and not one.request.params.is_search:
             scheduler.cancel_output(request_id, rng.randrange(one.request.params.n), self.now)
             one.is_ending = request_id not in scheduler._floor.groups
@@ -221,10 +232,10 @@ class Simulation:
         self.runner.place(plan)
         result = self.runner.compute(plan, failed)
         events, failures = self.scheduler.apply(plan, result, self.now)
-        for request_id, _ in failures:
-            self.ledger.end(request_id, "failed")
         for event in events:
             self.ledger.take(event, self.now)
+        for request_id, _ in failures:
+            self.ledger.end(request_id, "failed")
 
     def check_idle(self) -> None:
         """I6: no idle step with work."""

@@ -1,5 +1,6 @@
 """Mutation check: bugs planted one by one in the engine's classes, each of which the simulator must notice soon."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.plan import Plan
 from engine.request import FinishReason
 from engine.scheduler import victims
 from engine.scheduler.admission import Admission
+from engine.scheduler.events import Sampled
 from engine.scheduler.floor import Floor
 from engine.scheduler.group import Group
 from engine.scheduler.outputs import Outputs
@@ -70,6 +72,48 @@ def name_without_parent(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 def name_without_framing(parent: bytes, tokens: Sequence[int]) -> bytes:
     return name_block(parent, [sum(tokens)])
+
+
+def fork_without_counting(self: KVCache, table: BlockTable, num_tokens: int) -> BlockTable:
+    child = fork(self, table, num_tokens)
+    for block in child.blocks:
+        self.pool.release(block)
+    return child
+
+
+def write_to_a_shared_tail(self: KVCache, table: BlockTable, num_tokens: int) -> BlockTable:
+    child = fork(self, table, num_tokens)
+    child.shared_tail = table.shared_tail = -1
+    return child
+
+
+def lose_a_copy(self: KVCache) -> list[tuple[int, int]]:
+    return take_copies(self)[1:]
+
+
+def copy_the_other_way(self: KVCache) -> list[tuple[int, int]]:
+    return [(target, source) for source, target in take_copies(self)]
+
+
+def same_noise_for_all(self: Floor, sequence: Row) -> None:
+    tell(self, sequence)
+    self.placements[-1] = dataclasses.replace(self.placements[-1], output_index=0)
+
+
+def fork_a_token_late(self: Floor, parent: Row, child: Row) -> None:
+    fork_row(self, parent, child)
+    child.num_computed += 1
+
+
+def lose_a_spare_slot(self: Floor, group: Group) -> None:
+    group.spare_slots.clear()
+
+
+def best_is_worst(self: Outputs, group: Group, now: float) -> list[Sampled]:
+    group.completed.reverse()
+    group.completed.sort(key=lambda one: one.score)
+    del group.completed[group.params.n :]
+    return answer(self, group, now)
 
 
 def lose_deadlines(self: Scheduler, now: float) -> tuple[list[Any], list[Any]]:
@@ -166,7 +210,8 @@ expire, leave, write, enrol, admit = (
     Planner._enrol,
     Admission.admit,
 )
-finish_of = Outputs._finish_of
+finish_of, answer = Outputs._finish_of, Outputs._answer
+fork, take_copies, fork_row, tell = KVCache.fork, KVCache.take_copies, Floor.fork, Floor._tell
 BUGS: list[Bug] = [
     (KVCache, "release", skip_release),
     (KVCache, "release", release_twice),
@@ -177,6 +222,14 @@ BUGS: list[Bug] = [
     (PrefixIndex, "forget", forget_nothing),
     (cache_module, "name_block", name_without_parent),
     (cache_module, "name_block", name_without_framing),
+    (KVCache, "fork", fork_without_counting),
+    (KVCache, "fork", write_to_a_shared_tail),
+    (KVCache, "take_copies", lose_a_copy),
+    (KVCache, "take_copies", copy_the_other_way),
+    (Floor, "_tell", same_noise_for_all),
+    (Floor, "fork", fork_a_token_late),
+    (Floor, "_give_spares", lose_a_spare_slot),
+    (Outputs, "_answer", best_is_worst),
     (Scheduler, "expire", lose_deadlines),
     (Scheduler, "cancel", lose_a_cancel),
     (Scheduler, "grant", lose_a_grant),

@@ -20,7 +20,7 @@ def text(first_index: int, word: str = "x", *, attempt: int = 0, name: str = "r"
 def opened() -> tuple[OpenRequests, OpenRequest, list[str]]:
     dropped: list[str] = []
     table = OpenRequests(dropped.append, num_remembered=2)
-    request = OpenRequest(ENVELOPE, Asked(Detokenize(b"")), 0.0, streams=True)
+    request = OpenRequest(ENVELOPE, Asked(Detokenize(b"")), 0.0, lambda one: one.on_news())
     table.add(request)
     return table, request, dropped
 
@@ -60,7 +60,7 @@ def test_how_requests_ended_is_remembered_for_a_while() -> None:
     assert table.remove(request) and not table.remove(request)
     assert table.state("r") is State.FAILED
     for name in ("a", "b"):
-        other = OpenRequest(Envelope(request_id=name, origin="g"), Asked(Detokenize(b"")), 0.0, streams=False)
+        other = OpenRequest(Envelope(request_id=name, origin="g"), Asked(Detokenize(b"")), 0.0)
         table.add(other)
         table.remove(other)
     assert table.state("r") is None

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -217,3 +218,42 @@ def test_ids_travel_as_four_bytes_each() -> None:
     assert unpack_ids(pack_ids([0, 1, 151_935])) == [0, 1, 151_935]
     with pytest.raises(ValueError, match="bytes"):
         unpack_ids(b"12345")
+
+
+class Busy(Echo):
+    """A stage whose first turn lasts until a probe that came meanwhile has been answered."""
+
+    def __init__(self, ring: RingLoop, sender: Outbox, answers: Inbox) -> None:
+        super().__init__(ring)
+        self.answered: list[Message] = []
+        self.seen_in_turn: list[Message] | None = None
+        self._sender = sender
+        self._answers = answers
+
+    def turn(self) -> bool:
+        deadline = time.monotonic() + 10
+        while self.seen_in_turn is None:
+            self._sender.flush()
+            self._ring.attend()
+            self.answered += self._answers.drain()
+            if self.answered or time.monotonic() > deadline:
+                self.seen_in_turn = list(self.seen)
+        return False
+
+
+async def test_probes_are_answered_while_a_stage_computes(net: Net, tmp_path: Path) -> None:
+    """What else comes is neither handled in the middle of the turn nor lost, nor does its order change."""
+    address = f"ipc://{tmp_path}/e"
+    ring = RingLoop(Role.ENGINE, "e", address, {"d": f"ipc://{tmp_path}/d"}, LIMIT)
+    sender = net.outbox(address)
+    stage = Busy(ring, sender, net.inbox(f"ipc://{tmp_path}/d"))
+    other = Envelope("0000000600000000000000000000000b", "gateway-1")
+    for message in (Cancel(ENVELOPE), Probe("gateway-1", 1, ("e", "d")), Cancel(other)):
+        sender.put(message)
+    ring.start(stage)
+    async with asyncio.timeout(20):
+        while len(stage.seen) < 2:
+            await asyncio.sleep(0.01)
+    assert [type(message) for message in stage.answered] == [Probe]
+    assert stage.seen_in_turn == [] and stage.seen == [Cancel(ENVELOPE), Cancel(other)]
+    ring.stop()

@@ -1,0 +1,227 @@
+// Attention of ragged queries over a paged cache, and the rotation and write that come before it, in float32.
+//
+// A query meets its keys in blocks of KEYS that start at multiples of KEYS, with a running maximum (Milakov &
+// Gimelshein 2018; FlashAttention). What one query computes is the same in decode, in any chunk and in any batch, to
+// the bit: a block that a neighbour sees and it does not is passed over.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "pool.h"
+#include "vector.h"
+
+namespace sluice {
+
+constexpr int KEYS = 32;
+constexpr int MAX_DIM = 256;
+constexpr int QUERIES = 16;  // query rows that share a look-up of keys and values
+constexpr int SHARING = 4;   // of these, rows that share a load of values
+constexpr int PAIR = 2;      // and rows that share a load of keys
+
+struct Attention {
+  const float* q;  // [T, heads, dim], tokens q_stride apart
+  int64_t q_stride;
+  const float* cache;  // [blocks, block_size, 2, kv_heads, dim]
+  int64_t block_size, kv_heads, heads, dim;
+  const int32_t* tables;  // [rows, table_width]
+  int64_t table_width;
+  const int64_t* firsts;  // [rows] first token of each row
+  const int64_t* counts;  // [rows] its tokens in this step
+  const int64_t* contexts;  // [rows] tokens that exist after this step's write
+  int64_t rows;
+  int64_t window;  // keys visible to a query, itself included; 0: all
+  float scale;
+  float* out;  // [T, heads, dim] contiguous
+};
+
+// Up to QUERIES query heads of one sequence that use one head of keys: consecutive in (token, head of the group).
+struct QueryTile {
+  int count;
+  const float* q[QUERIES];
+  float* out[QUERIES];
+  int64_t begin[QUERIES], end[QUERIES];  // visible keys
+};
+
+// Where the keys and values of one head lie, KEYS of them at a time.
+struct KeyBlock {
+  const float* keys[KEYS];
+  const float* values[KEYS];
+  int num;
+
+  // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
+  // before a window may lie in blocks that were given back, and none of these is to be looked at.
+  void find(const Attention& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin, int64_t end) {
+    const int64_t slot = 2 * job.kv_heads * job.dim;
+    num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
+    int64_t block = -1, within = 0;
+    for (int j = 0; j < KEYS; ++j) {
+      const int64_t position = std::min(std::max(from + j, begin), end - 1);
+      if (block < 0 || position >= (block + 1) * job.block_size) block = position / job.block_size;
+      within = position - block * job.block_size;
+      keys[j] = job.cache + (table[block] * job.block_size + within) * slot + kv_head * job.dim;
+      values[j] = keys[j] + job.kv_heads * job.dim;
+    }
+  }
+};
+
+// Scores of ROWS queries, a power of two. Each is a dot product in LANES chains whose ends are added by `sums`, whether
+// the vectors of one call belong to LANES keys of one query or to fewer keys of several.
+template <int ROWS>
+inline void score_keys(const float* const* q, const KeyBlock& block, int64_t dim, float scale, float (*scores)[KEYS]) {
+  constexpr int WIDTH = LANES / ROWS;
+  for (int from = 0; from < KEYS; from += WIDTH) {
+    Vec acc[LANES] = {};
+    for (int64_t d = 0; d < dim; d += LANES) {
+      Vec query[ROWS];
+      for (int r = 0; r < ROWS; ++r) query[r] = load(q[r] + d);
+      for (int j = 0; j < WIDTH; ++j) {
+        const Vec key = load(block.keys[from + j] + d);
+        for (int r = 0; r < ROWS; ++r) acc[r * WIDTH + j] += query[r] * key;
+      }
+    }
+    const Vec scaled = sums(acc) * scale;
+    float each[LANES];
+    store(each, scaled);
+    for (int r = 0; r < ROWS; ++r) std::copy(each + r * WIDTH, each + (r + 1) * WIDTH, scores[r] + from);
+  }
+}
+
+// acc += weights · values, for COUNT rows. The order of keys is the same for each row, however many there are.
+template <int COUNT>
+inline void add_values(const KeyBlock& block, int64_t dim, const float (*weights)[KEYS], float (*acc)[MAX_DIM]) {
+  for (int64_t d = 0; d < dim; d += LANES) {
+    Vec sums[COUNT];
+    for (int r = 0; r < COUNT; ++r) sums[r] = load(acc[r] + d);
+    for (int j = 0; j < block.num; ++j) {
+      const Vec value = load(block.values[j] + d);
+      for (int r = 0; r < COUNT; ++r) sums[r] += weights[r][j] * value;
+    }
+    for (int r = 0; r < COUNT; ++r) store(acc[r] + d, sums[r]);
+  }
+}
+
+inline void add_values(int count, const KeyBlock& block, int64_t dim, const float (*weights)[KEYS],
+                       float (*acc)[MAX_DIM]) {
+  for (int r = 0; r < count; r += SHARING) switch (count - r) {
+      case 1: add_values<1>(block, dim, weights + r, acc + r); break;
+      case 2: add_values<2>(block, dim, weights + r, acc + r); break;
+      case 3: add_values<3>(block, dim, weights + r, acc + r); break;
+      default: add_values<SHARING>(block, dim, weights + r, acc + r);
+    }
+}
+
+// Turns one query's scores of keys [from, from + KEYS), of which it sees [begin, end), into weights; rescales what it
+// has when the peak rises.
+inline void weigh(float* scores, int64_t from, int64_t begin, int64_t end, float& peak, float& total, float* acc,
+                  int64_t dim) {
+  const float none = -std::numeric_limits<float>::infinity();
+  if (from + KEYS <= begin || from >= end) {
+    std::fill(scores, scores + KEYS, 0.0f);
+    return;
+  }
+  if (from < begin || from + KEYS > end)
+    for (int64_t j = 0; j < KEYS; ++j)
+      if (from + j < begin || from + j >= end) scores[j] = none;
+  Vec best = load(scores);
+  for (int j = LANES; j < KEYS; j += LANES) best = greater(best, load(scores + j));
+  const float highest = greatest(best);
+  if (highest > peak) {
+    const float shrink = exp(broadcast(peak - highest))[0];  // 0 the first time
+    total *= shrink;
+    for (int64_t d = 0; d < dim; d += LANES) store(acc + d, load(acc + d) * shrink);
+    peak = highest;
+  }
+  Vec added{};
+  for (int j = 0; j < KEYS; j += LANES) {
+    const Vec weight = exp(load(scores + j) - peak);
+    store(scores + j, weight);
+    added += weight;
+  }
+  total += sum(added);
+}
+
+inline void attend(const Attention& job, const QueryTile& tile, const int32_t* table, int64_t kv_head) {
+  float acc[QUERIES][MAX_DIM];
+  float scores[QUERIES][KEYS];
+  float peak[QUERIES], total[QUERIES] = {};
+  int64_t begin = tile.begin[0], end = tile.end[0];
+  for (int r = 0; r < tile.count; ++r) {
+    std::fill(acc[r], acc[r] + job.dim, 0.0f);
+    peak[r] = -std::numeric_limits<float>::infinity();
+    begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
+  }
+  KeyBlock block;
+  for (int64_t from = begin / KEYS * KEYS; from < end; from += KEYS) {
+    block.find(job, table, kv_head, from, begin, end);
+    int scored = 0;
+    for (; scored + PAIR <= tile.count; scored += PAIR)
+      score_keys<PAIR>(tile.q + scored, block, job.dim, job.scale, scores + scored);
+    for (; scored < tile.count; ++scored) score_keys<1>(tile.q + scored, block, job.dim, job.scale, scores + scored);
+    for (int r = 0; r < tile.count; ++r)
+      weigh(scores[r], from, tile.begin[r], tile.end[r], peak[r], total[r], acc[r], job.dim);
+    add_values(tile.count, block, job.dim, scores, acc);
+  }
+  for (int r = 0; r < tile.count; ++r)
+    for (int64_t d = 0; d < job.dim; d += LANES) store(tile.out[r] + d, load(acc[r] + d) / total[r]);
+}
+
+// Piece `at` of one row: a tile of its query heads that share a head of keys.
+inline void attend(const Attention& job, int64_t row, int64_t at) {
+  const int64_t group = job.heads / job.kv_heads, kv_head = at % job.kv_heads, first = at / job.kv_heads * QUERIES;
+  const int64_t num = job.counts[row] * group, start = job.contexts[row] - job.counts[row];
+  QueryTile tile;
+  tile.count = static_cast<int>(std::min<int64_t>(QUERIES, num - first));
+  for (int r = 0; r < tile.count; ++r) {
+    const int64_t token = (first + r) / group, head = kv_head * group + (first + r) % group;
+    tile.q[r] = job.q + (job.firsts[row] + token) * job.q_stride + head * job.dim;
+    tile.out[r] = job.out + ((job.firsts[row] + token) * job.heads + head) * job.dim;
+    tile.end[r] = start + token + 1;
+    tile.begin[r] = job.window == 0 ? 0 : std::max<int64_t>(0, tile.end[r] - job.window);
+  }
+  attend(job, tile, job.tables + row * job.table_width, kv_head);
+}
+
+inline void run(const Attention& job) {
+  std::vector<int64_t> ends(job.rows);  // pieces of the rows up to and including each
+  int64_t pieces = 0;
+  const int64_t group = job.heads / job.kv_heads;
+  for (int64_t row = 0; row < job.rows; ++row)
+    ends[row] = pieces += (job.counts[row] * group + QUERIES - 1) / QUERIES * job.kv_heads;
+  Pool::instance().run(static_cast<int>(pieces), [&](int64_t piece) {
+    const int64_t row = std::upper_bound(ends.begin(), ends.end(), piece) - ends.begin();
+    attend(job, row, piece - (row == 0 ? 0 : ends[row - 1]));
+  });
+}
+
+struct RotateAndWrite {
+  float* heads;  // [T, num_heads + kv_heads (keys) + kv_heads (values), dim]: queries and keys rotated in place
+  const float* cis;  // [T, dim / 2] complex
+  int64_t tokens, num_heads, kv_heads, dim;
+  float* cache;  // [slots, 2, kv_heads, dim]
+  const int64_t* slots;  // [T] where each token's keys and values go
+};
+
+inline void run(const RotateAndWrite& job) {
+  const int64_t rotated = job.num_heads + job.kv_heads, width = (rotated + job.kv_heads) * job.dim;
+  const int64_t kept = 2 * job.kv_heads * job.dim;
+  const auto one = [&](int64_t t) {
+    float* x = job.heads + t * width;
+    const float* cis = job.cis + t * job.dim;
+    for (int64_t h = 0; h < rotated; ++h)
+      for (int64_t d = 0; d < job.dim; d += 2) {
+        float* pair = x + h * job.dim + d;
+        const float a = pair[0], b = pair[1], c = cis[d], s = cis[d + 1];
+        pair[0] = a * c - b * s;
+        pair[1] = a * s + b * c;
+      }
+    std::memcpy(job.cache + job.slots[t] * kept, x + job.num_heads * job.dim, kept * sizeof(float));
+  };
+  const int64_t pieces = std::min<int64_t>(job.tokens * width <= SMALL ? 1 : 64, job.tokens);
+  Pool::instance().run(static_cast<int>(pieces), [&](int64_t piece) {
+    for (int64_t t = job.tokens * piece / pieces; t < job.tokens * (piece + 1) / pieces; ++t) one(t);
+  });
+}
+
+}  // namespace sluice

@@ -1,0 +1,95 @@
+// One vector type of the instruction set that this file is compiled for, and what the kernels do with it.
+//
+// GCC's vector extension, which clang shares: no intrinsics, so that the same source is built once for each
+// instruction set. Every sum has one fixed order, whatever is computed beside it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace sluice {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
+
+inline Vec load(const float* from) {
+  Vec v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
+
+inline Vec broadcast(float x) { return Vec{} + x; }
+
+// Lane `lane` of the lower or upper halves of groups of 2 * WIDTH lanes of two vectors, side by side.
+template <int WIDTH>
+constexpr int half_of(int lane, bool upper) {
+  return lane / WIDTH * 2 * WIDTH + lane % WIDTH + (upper ? WIDTH : 0);
+}
+
+template <int WIDTH, int... LANE>
+inline Vec add_halves(Vec a, Vec b, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, false)...) +
+         __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, true)...);
+}
+
+// Sums of the lanes of LANES vectors: lane i of the result is that of v[i]. Halves are added to halves, as in `sum`.
+template <int WIDTH = LANES / 2>
+inline Vec sums(Vec* v) {
+  for (int i = 0; i < WIDTH; ++i)
+    v[i] = add_halves<WIDTH>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>());
+  if constexpr (WIDTH > 1) return sums<WIDTH / 2>(v);
+  return v[0];
+}
+
+// Sum of the lanes, always halved in the same way.
+inline float sum(Vec v) {
+  float lanes[LANES];
+  store(lanes, v);
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+inline Vec greater(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float greatest(Vec v) {
+  float lanes[LANES];
+  store(lanes, v);
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+// e^x to two units in the last place (Cephes' polynomial); 0 below -87, as softmax wants it. NaN stays NaN.
+inline Vec exp(Vec x) {
+  const Vec clamped = x < -87.0f ? broadcast(-87.0f) : (x > 88.0f ? broadcast(88.0f) : x);
+  const Vec scaled = clamped * 1.44269504088896341f;
+  const Vec half = scaled < 0.0f ? broadcast(-0.5f) : broadcast(0.5f);
+  const IntVec power = __builtin_convertvector(scaled + half, IntVec);
+  const Vec whole = __builtin_convertvector(power, Vec);
+  const Vec r = clamped - whole * 0.693359375f + whole * 2.12194440e-4f;
+  Vec p = broadcast(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const Vec mantissa = p * r * r + r + 1.0f;
+  const IntVec bits = (power + 127) << 23;
+  Vec two_to_power;
+  std::memcpy(&two_to_power, &bits, sizeof bits);
+  const Vec result = x < -87.0f ? Vec{} : mantissa * two_to_power;
+  return x == x ? result : x;
+}
+
+}  // namespace sluice

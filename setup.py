@@ -1,0 +1,32 @@
+"""Builds the CPU kernels with the package, once for each instruction set; everything else is in pyproject.toml.
+
+They are optional: without a compiler the installation goes on and torch's own operators serve, more slowly.
+"""
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+SOURCES = Path("kernels/cpu")
+LEVELS = {"x86_64": {"v4": "-march=x86-64-v4", "v3": "-march=x86-64-v3"}}
+FLAGS = ["-std=c++20", "-O3", "-fno-math-errno", "-fvisibility=hidden", "-mprefer-vector-width=512", "-pthread"]
+
+
+def kernels() -> list[Extension]:
+    """One module for each instruction set of this machine's architecture."""
+    return [
+        Extension(
+            f"kernels.cpu.{name}",
+            sources=[str(SOURCES / "module.cpp")],
+            depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
+            define_macros=[("SLUICE_MODULE", name)],
+            extra_compile_args=[*FLAGS, level],
+            extra_link_args=["-pthread"],
+            optional=True,
+        )
+        for name, level in LEVELS.get(platform.machine(), {}).items()
+    ]
+
+
+setup(ext_modules=kernels())

@@ -1,0 +1,213 @@
+"""Every op against its plain twin, and the claims of batch invariance bit by bit."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels import native, ops, twins
+from kernels.metadata import AttentionMetadata
+
+CPU = torch.device("cpu")
+BATCHES = {
+    "decode": [(1, 1), (1, 17), (1, 40)],
+    "long and short decode": [(1, 3), (1, 600)],
+    "prefill": [(33, 33), (5, 5)],
+    "chunks": [(7, 40), (16, 17)],
+    "mixed": [(1, 9), (1, 64), (2, 2), (13, 50)],
+}
+
+
+def make(
+    batch: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block: int
+) -> tuple[torch.Tensor, torch.Tensor, AttentionMetadata]:
+    """Queries, a cache whose unowned blocks are NaN, and the layout."""
+    rng = random.Random(1)
+    torch.manual_seed(1)
+    widths = [-(-context // block) for _, context in batch]
+    blocks = rng.sample(range(1, 2 * sum(widths) + 2), sum(widths))
+    tables = np.zeros((len(batch), max(widths) + 40 // block + 1), dtype=np.int32)
+    cache = torch.full((2 * sum(widths) + 2, block, 2, kv_heads, dim), float("nan"))
+    cache[0] = 0.0  # what a table's empty entries point at: never uninitialised in a runner
+    for row, width in enumerate(widths):
+        tables[row, :width] = [blocks.pop() for _ in range(width)]
+        cache[tables[row, :width]] = torch.randn(width, block, 2, kv_heads, dim)
+    lens, contexts = [num for num, _ in batch], [context for _, context in batch]
+    meta = AttentionMetadata.build(lens, contexts, tables, block, CPU)
+    return torch.randn(sum(lens), heads, dim), cache, meta
+
+
+@pytest.fixture(params=["v4", "v3", "torch"], autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test with our own kernels, of each instruction set that this machine has, and without."""
+    name: str = request.param
+    module = native.load(name) if name in native.runnable() else None
+    if module is None and name != "torch":
+        pytest.skip(f"no {name}: not an instruction set of this machine, or installed without a C++ compiler")
+    monkeypatch.setattr(native, "MODULE", module)
+    return name
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block"), [(4, 2, 64, 16), (8, 1, 80, 5), (5, 5, 96, 32), (4, 4, 128, 1)]
+)
+@pytest.mark.parametrize("name", list(BATCHES))
+def test_paged_attention_equals_its_twin(
+    name: str, heads: int, kv_heads: int, dim: int, block: int, window: int | None
+) -> None:
+    q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, block)
+    got = ops.paged_attention(q, cache, meta, dim**-0.5, window)
+    want = twins.paged_attention(q, cache, meta, dim**-0.5, window)
+    assert torch.allclose(got, want, atol=2e-5)
+
+
+def test_padding_rows_are_zero() -> None:
+    q, cache, meta = make(BATCHES["decode"], 4, 2, 64, 16)
+    padded = torch.cat([q, torch.full((1, 4, 64), float("nan"))])
+    got = ops.paged_attention(padded, cache, meta, 0.125, None)
+    assert torch.equal(got[-1], torch.zeros(256))
+    assert torch.allclose(got[:-1], twins.paged_attention(q, cache, meta, 0.125, None), atol=2e-5)
+
+
+def test_keys_and_values_go_to_their_slots_only() -> None:
+    _, cache, meta = make(BATCHES["mixed"], 4, 2, 64, 16)
+    before = cache.clone()
+    heads = torch.randn(meta.num_tokens + 2, 8, 64)  # two padding rows
+    cis = torch.polar(torch.ones(len(heads), 1, 32), torch.randn(len(heads), 1, 32))
+    want = heads.clone()
+    twins.rope_(want[:, :6], cis)
+    ops.rotate_and_write(heads, cis, cache, meta)
+    assert torch.allclose(heads[: meta.num_tokens], want[: meta.num_tokens], atol=1e-5)
+    slots = cache.view(-1, 2, 2, 64)
+    assert torch.equal(slots[meta.write_slots], heads[: meta.num_tokens, 4:].view(-1, 2, 2, 64))
+    others = torch.ones(len(slots), dtype=torch.bool)
+    others[meta.write_slots] = False
+    assert torch.equal(slots[others].nan_to_num(7.0), before.view(-1, 2, 2, 64)[others].nan_to_num(7.0))
+
+
+def test_a_step_in_bfloat16_equals_its_twin() -> None:
+    q, cache, meta = make(BATCHES["mixed"], 4, 2, 64, 16)
+    heads = torch.randn(meta.num_tokens, 8, 64).bfloat16()
+    cis = torch.polar(torch.ones(len(heads), 1, 32), torch.randn(len(heads), 1, 32))
+    want, narrow = heads.clone(), cache.bfloat16()
+    twins.rope_(want[:, :6], cis)
+    ops.rotate_and_write(heads, cis, narrow, meta)
+    assert torch.allclose(heads.float(), want.float(), atol=0.05)
+    got = ops.paged_attention(q.bfloat16(), narrow, meta, 0.125, None)
+    assert torch.allclose(got.float(), twins.paged_attention(q, narrow.float(), meta, 0.125, None), atol=0.05)
+
+
+def test_elementwise_ops_equal_their_twins() -> None:
+    x, weight = torch.randn(9, 96) * 3, torch.randn(96)
+    assert torch.allclose(ops.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5), atol=1e-5)
+    assert torch.allclose(ops.rms_norm(x, None, 1e-5), twins.rms_norm(x, None, 1e-5), atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6, 7, 33, 100])
+@pytest.mark.parametrize(("features", "inputs"), [(2, 5), (96, 48), (130, 1030)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_fused_linears_equal_their_parts(rows: int, features: int, inputs: int, has_bias: bool) -> None:
+    torch.manual_seed(3)
+    x, weight, norm = torch.randn(rows, inputs) * 2, torch.randn(features, inputs) * 0.2, torch.rand(inputs) + 0.5
+    bias = torch.randn(features) if has_bias else None
+    for scale in (None, norm):
+        plain = F.linear(twins.rms_norm(x, scale, 1e-5), weight, bias)
+        normed = ops.linear_normed(x, scale, 1e-5, ops.pack_linear(weight, bias))
+        assert torch.allclose(normed, plain, atol=1e-3)
+        gated = ops.linear_gated(x, scale, 1e-5, ops.pack_linear(weight, bias, gated=True))
+        assert torch.allclose(gated, twins.silu_mul(plain), atol=1e-2)
+
+
+def test_large_and_broken_numbers_stay_what_they_are() -> None:
+    """Activations far out on both sides, infinities and NaN: as the twin has them, row by row."""
+    rows = [[200.0, 1.0], [-200.0, 1.0], [88.0, 3.0], [float("inf"), 1.0], [float("nan"), 1.0]]
+    packed = ops.pack_linear(torch.eye(2), gated=True)
+    got = ops.linear_gated(torch.tensor(rows), torch.ones(2), 1e-30, packed)
+    normed = twins.rms_norm(torch.tensor(rows), None, 1e-30)
+    assert torch.allclose(got, twins.silu_mul(normed), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_and_its_in_place_form(dtype: torch.dtype) -> None:
+    x, weight, bias = torch.randn(5, 48).to(dtype), torch.randn(33, 48).to(dtype), torch.randn(33).to(dtype)
+    want = x.float() @ weight.float().t()
+    error = 1e-4 if dtype is torch.float32 else 0.2
+    assert torch.allclose(ops.linear(x, ops.pack_linear(weight)).float(), want, atol=error)
+    assert torch.allclose(ops.linear(x, ops.pack_linear(weight, bias)).float(), want + bias.float(), atol=error)
+    residual = torch.randn(5, 33)
+    assert torch.allclose(ops.linear_add_(residual.clone(), x, ops.pack_linear(weight)), residual + want, atol=error)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_row_bits_do_not_depend_on_company(threads: int, kernels: str) -> None:
+    """Of every op that claims it: few rows (`min_rows` at least) equal, to the bit, the same rows of a batch of 64."""
+    torch.manual_seed(2)
+    inputs = 256 if kernels == "torch" else 2050
+    x, weight, table = torch.randn(64, inputs), torch.randn(inputs), torch.randn(100, 256)
+    packed, gated = (ops.pack_linear(torch.randn(704, inputs), gated=is_gated) for is_gated in (False, True))
+    ids = torch.arange(64)
+    claims: dict[str, Callable[[int], torch.Tensor]] = {
+        "linear": lambda rows: ops.linear(x[:rows], packed),
+        "linear_normed": lambda rows: ops.linear_normed(x[:rows], None, 1e-5, packed),
+        "linear_gated": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated),
+        "rms_norm": lambda rows: ops.rms_norm(x[:rows], weight, 1e-5),
+        "embedding": lambda rows: ops.embedding(ids[:rows], table),
+    }
+    claimed = {name for name, claim in ops.is_batch_invariant(torch.float32, CPU).items() if claim}
+    assert {*claims} == claimed - {"rotate_and_write", "paged_attention"}
+    with threads_of(2):
+        whole = {name: op(64) for name, op in claims.items()}
+    with threads_of(threads):
+        for name, op in claims.items():
+            for rows in (packed.min_rows, 5, 8, 16, 33):
+                assert torch.equal(op(rows), whole[name][:rows]), (name, rows)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (8, 1), (3, 3)])
+def test_attention_bits_depend_neither_on_chunks_nor_on_company(
+    heads: int, kv_heads: int, window: int | None, kernels: str
+) -> None:
+    """A sequence of 70 tokens: at once, in chunks, and token by token beside a stranger."""
+    if not ops.is_batch_invariant(torch.float32, CPU)["paged_attention"]:
+        assert kernels == "torch"
+        return
+    torch.manual_seed(4)
+    dim, block, num = 64, 16, 70
+    cache = torch.randn(12, block, 2, kv_heads, dim)
+    q, stranger = torch.randn(num, heads, dim), torch.randn(1, heads, dim)
+    tables = np.array([[1, 3, 5, 7, 9], [2, 4, 0, 0, 0]], dtype=np.int32)
+
+    def attend(queries: torch.Tensor, lens: list[int], contexts: list[int]) -> torch.Tensor:
+        meta = AttentionMetadata.build(lens, contexts, tables[: len(lens)], block, CPU)
+        return ops.paged_attention(queries, cache, meta, 0.125, window)
+
+    with threads_of(1):
+        whole = attend(q, [num], [num])
+    with threads_of(2):
+        for size in (7, 33):
+            pieces = [
+                attend(q[i : i + size], [len(q[i : i + size])], [min(num, i + size)]) for i in range(0, num, size)
+            ]
+            assert torch.equal(torch.cat(pieces), whole)
+        for i in range(num):
+            pair = torch.cat([q[i : i + 1], stranger])
+            assert torch.equal(attend(pair, [1, 1], [i + 1, 20])[0], whole[i]), i
+
+
+@contextlib.contextmanager
+def threads_of(num: int) -> Iterator[None]:
+    """Compute with `num` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    native.set_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        native.set_threads(before)
