@@ -68,11 +68,12 @@ class Floor:
         """Preempt: take everything back. Tokens and order stay, so that recomputing changes nothing."""
         group = sequence.group
         idle = sequence.is_idle
-        leaving = [one for one in group.sequences if one.slot != NO_SLOT] if group.beam else [sequence]
+        leaving = group.sequences if group.beam else [sequence]
         for one in leaving:
-            one.num_once_computed = max(one.num_once_computed, one.num_computed)
             one.num_preemptions += not idle  # who has nothing to do loses nothing by it
-            self._leave(one)
+            if one.slot != NO_SLOT:
+                one.num_once_computed = max(one.num_once_computed, one.num_computed)
+                self._leave(one)
             one.state = State.UNFORKED
         if group.beam:
             group.unforked = group.sequences[1:]
