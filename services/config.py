@@ -29,6 +29,7 @@ class ServiceConfig:
     tokenizer_peers: str = option("", "id=address, comma-separated, of every tokenizer")
     engine_peers: str = option("", "id=address, comma-separated, of every engine")
     detokenizer_peers: str = option("", "id=address, comma-separated, of every detokenizer")
+    ring_keys: str = option("", "directory of CURVE keys, made by `sluice keys`: needed for tcp:// in the ring")
     gateways: int = option(1, "gateway processes, sharing the port")
     tokenizers: int = option(1, "tokenizer processes")
     detokenizers: int = option(1, "detokenizer processes")

@@ -26,9 +26,9 @@ from services.messages import (
     Timings,
     TokenLogprobs,
     Tokens,
-    unpack_ids,
+    failed,
 )
-from services.ring.loop import failed
+from services.work import unpack_ids
 
 REPORT_INTERVAL_S = 0.25
 
@@ -49,7 +49,7 @@ class EngineStage:
 
     def __init__(self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record) -> None:
         self.engine = engine
-        self.ended: dict[str, int] = {}  # requests by end: finished, failed, cancelled
+        self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
         self._id = engine_id
         self._epoch = epoch
         self._emit = emit
@@ -74,9 +74,9 @@ class EngineStage:
             case Prompt():
                 self._add(message)
             case Cancel():
-                self.engine.cancel(message.envelope.request_id)
-                if self._open.pop(message.envelope.request_id, None) is not None:
-                    self._count("cancelled")
+                opened = self._open.get(message.envelope.request_id)
+                if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
+                    self._drop(message.envelope.request_id)
                 self._emit(message)
             case Failed() | Result():
                 self._emit(message)
@@ -94,8 +94,20 @@ class EngineStage:
         self._report()
         return self.engine.has_work
 
+    def _drop(self, request_id: str) -> None:
+        """Let go of a request whose end is told by somebody else."""
+        self.engine.cancel(request_id)
+        del self._open[request_id]
+        self._count("cancelled")
+
     def _add(self, prompt: Prompt) -> None:
         envelope = prompt.envelope
+        opened = self._open.get(envelope.request_id)
+        if opened is not None:
+            if envelope.attempt <= opened.prompt.envelope.attempt:
+                self._count("stale")
+                return
+            self._drop(envelope.request_id)  # a replay and what it replaces must not both speak
         now = time.monotonic()
         request = EngineRequest(
             request_id=envelope.request_id,

@@ -10,6 +10,7 @@ from engine.errors import ServiceError
 from services.cli.bench import bench
 from services.cli.demo import demo
 from services.cli.generate import generate
+from services.cli.keys import keys
 from services.cli.options import takes_settings
 from services.config import ServiceConfig
 
@@ -47,6 +48,7 @@ def version() -> None:
 app.command()(generate)
 app.command()(bench)
 app.command()(demo)
+app.command()(keys)
 
 
 def main() -> None:

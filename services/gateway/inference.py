@@ -20,7 +20,15 @@ from services.gateway.errors import not_found, to_status
 from services.gateway.observer import RequestTrace, Started
 from services.gateway.open_requests import OpenRequest, State
 from services.gateway.translate import Asked
-from services.messages import ChatPrompt, Detokenized, Generate, Text, Tokenized
+from services.messages import (
+    Detokenized,
+    Text,
+    Tokenized,
+)
+from services.work import (
+    ChatPrompt,
+    Generate,
+)
 
 log = logging.getLogger(__name__)
 
