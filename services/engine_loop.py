@@ -44,16 +44,30 @@ class _Open:
     arrival: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class About:
+    """What people may want to know of the model that was loaded."""
+
+    dtype: str = ""
+    num_parameters: int = 0
+
+
+UNKNOWN = About()
+
+
 class EngineStage:
     """Drives one engine."""
 
-    def __init__(self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record) -> None:
+    def __init__(
+        self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record, about: About = UNKNOWN
+    ) -> None:
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
         self._id = engine_id
         self._epoch = epoch
         self._emit = emit
         self._record = record
+        self._about = about
         self._open: dict[str, _Open] = {}
         self._served_token = False
         self._reported_at = 0.0
@@ -177,7 +191,8 @@ class EngineStage:
         if now - self._reported_at < REPORT_INTERVAL_S:
             return
         self._reported_at = now
-        self._emit(Report(self._id, self._epoch, load_of(self.engine), self._served_token))
+        load, about = load_of(self.engine), self._about
+        self._emit(Report(self._id, self._epoch, load, self._served_token, about.dtype, about.num_parameters))
 
 
 def load_of(engine: Engine) -> Load:

@@ -208,6 +208,8 @@ class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     epoch: int
     load: Load
     served_token: bool  # a real token has been made since start
+    dtype: str = ""  # number format that it computes in
+    num_parameters: int = 0
 
 
 class Blob(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from safetensors import safe_open
 from sluice.v1 import control_pb2
 
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -79,6 +80,8 @@ def test_a_hub_id_is_fetched_and_served(tmp_path: Path) -> None:
     repository, home = tmp_path / "repository", tmp_path / "home"
     repository.mkdir()
     make_checkpoint(repository, Shape(vocab=404))
+    with safe_open(repository / "model.safetensors", framework="pt") as weights:
+        num_parameters = sum(weights.get_tensor(name).numel() for name in weights.keys())  # noqa: SIM118 # not a dict
     byte_level_bpe(repository)
     (repository / "pytorch_model.bin").write_bytes(b"never fetched")
     with hub(repository) as endpoint:
@@ -87,6 +90,7 @@ def test_a_hub_id_is_fetched_and_served(tmp_path: Path) -> None:
             with service.control() as control:
                 model = control.ListModels(control_pb2.ListModelsRequest()).models[0]
             assert (model.id, model.revision) == (NAME, COMMIT)
+            assert (model.dtype in ("float32", "bfloat16"), model.parameter_count) == (True, num_parameters)
             with service.stub() as stub:
                 assert generate(stub, spec("hello", 4)).completion_tokens == 4
         assert not list(home.rglob("*.bin"))

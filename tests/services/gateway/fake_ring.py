@@ -30,7 +30,7 @@ from services.work import (
     Stops,
 )
 
-MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy", dtype="float32")
+MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy")
 SETTINGS = GatewaySettings(
     gateway_id="g0",
     model=MODEL,
