@@ -18,6 +18,7 @@ from engine.models.model import load_model, plan_model
 from engine.request import Limits
 from engine.runner.runner import Runner
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.settings import settings_of
 from kernels import native
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
@@ -51,7 +52,10 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
     model = load_model(directory, model_config, dtype, device, limits.context_length)
     num_blocks = cache_blocks(config, model_config, limits, dtype, device)
     cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
-    scheduler = Scheduler(cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens)
+    settings = settings_of(config)
+    scheduler = Scheduler(
+        cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens, settings
+    )
     runner = Runner(model, num_blocks, config.block_size, config.max_num_seqs, limits.context_length)
     own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
     return Built(

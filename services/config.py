@@ -9,6 +9,8 @@ import math
 
 from engine.config import EngineConfig, option
 from engine.errors import Code, ServiceError
+from engine.scheduler.policies import POLICIES
+from engine.scheduler.settings import parse_weights
 from services.messages import Role
 
 ENV_PREFIX = "SLUICE_"
@@ -68,14 +70,16 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     """Raise ServiceError naming the first setting that is out of range, before any process starts."""
     for name in ("gateways", "tokenizers", "detokenizers", "encoding_threads", "max_open_requests", "max_prompt_bytes"):
         _at_least(name, getattr(service, name), 1)
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_queued_requests", "max_queued_tokens"):
         _at_least(name, getattr(engine, name), 1)
     for name in ("max_model_len", "kv_cache_tokens", "threads"):
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "grace_s"):
-        value = getattr(service, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise bad_setting(name, f"{value} is not a number of seconds")
+        _seconds(name, getattr(service, name))
+    for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s"):
+        _seconds(name, getattr(engine, name))
+    _one_of("scheduling_policy", engine.scheduling_policy, tuple(POLICIES))
+    parse_weights(engine.tenant_weights)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("role", service.role, ("", *Role))
@@ -94,6 +98,11 @@ def bad_setting(name: str, message: str) -> ServiceError:
 def _at_least(name: str, value: int, low: int) -> None:
     if value < low:
         raise bad_setting(name, f"{value} is below {low}")
+
+
+def _seconds(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise bad_setting(name, f"{value} is not a number of seconds")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

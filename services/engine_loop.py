@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.errors import ServiceError
 from engine.plan import TokenLogprob
 from engine.request import EngineRequest
-from engine.scheduler.sequence import Sampled, Times
+from engine.scheduler.events import Sampled, Times
 from services.messages import (
     Admitted,
     Cancel,
@@ -98,8 +98,8 @@ class EngineStage:
                 raise TypeError(f"an engine takes no {type(message).__name__}")
 
     def turn(self) -> bool:
-        """One engine step, if there is work."""
-        if self.engine.has_work:
+        """One engine step; also for paused requests, as a deadline may pass."""
+        if self._open:
             events = self.engine.step()
             for sampled in events.sampled:
                 self._emit(self._tokens(sampled))
@@ -128,6 +128,7 @@ class EngineStage:
             prompt_ids=tuple(unpack_ids(prompt.ids)),
             params=prompt.params,
             priority=prompt.priority,
+            tenant=envelope.tenant,
             arrival_s=now,
             deadline_s=float("inf") if envelope.time_left_s is None else now + envelope.time_left_s,
             cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
@@ -150,13 +151,15 @@ class EngineStage:
             admitted = Admitted(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops)
         timings = None
         if sampled.times is not None:
+            timings = self._end(opened, sampled.times, sampled.first_index + len(sampled.token_ids))
+        if sampled.is_last:
             del self._open[sampled.request_id]
             self._count("finished")
-            timings = self._end(opened, sampled.times, sampled.first_index + len(sampled.token_ids))
         return Tokens(
             envelope=prompt.envelope,
             first_index=sampled.first_index,
             ids=sampled.token_ids,
+            output_index=sampled.output_index,
             logprobs=tuple(_logprobs(logprob) for logprob in sampled.logprobs),
             admitted=admitted,
             finish=sampled.finish,
@@ -164,7 +167,7 @@ class EngineStage:
         )
 
     def _end(self, opened: _Open, times: Times, num_tokens: int) -> Timings:
-        """Spans and durations of a request that finished."""
+        """Spans and durations of an output that finished."""
         prompt = opened.prompt
         scheduled = opened.arrival + times.queue_s
         first = scheduled + times.prefill_s

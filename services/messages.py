@@ -102,7 +102,7 @@ class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     ids: tuple[int, ...]
     output_index: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()  # as many as ids, or none
-    admitted: Admitted | None = None  # on the first message of a request
+    admitted: Admitted | None = None  # on the first message of each output
     finish: FinishReason | None = None  # the output ends with these tokens
     timings: Timings | None = None  # with finish
 
