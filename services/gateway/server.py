@@ -17,6 +17,8 @@ from services.gateway.calls import Context
 from services.gateway.control import Control
 from services.gateway.inference import Inference, refuse, refuse_feature
 from services.gateway.settings import GatewaySettings
+from services.gateway.tls import server_credentials
+from services.listening import check_plaintext
 
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
@@ -44,8 +46,9 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_connection_age_ms", 30 * 60_000),
         ("grpc.max_connection_age_grace_ms", 60 * 60_000),
-        ("grpc.max_concurrent_streams", 2 * settings.max_open_requests),
-        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.server_handshake_timeout_ms", 10_000),
     )
 
@@ -64,9 +67,15 @@ def build(
 
 
 def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
-    """Bind the address and give the port. Raises `ServiceError` LISTEN_FAILED when it cannot be had."""
+    """Bind the address and give the port. Raises `ServiceError` LISTEN_FAILED when it cannot be had, and one that names
+    the setting for a certificate that cannot be used or a plaintext address that other hosts reach."""
+    check_plaintext("listen", settings.listen, settings.tls is not None, settings.insecure)
+    credentials = server_credentials(settings.tls) if settings.tls is not None else None
     try:
-        port = server.add_insecure_port(settings.listen)
+        if credentials is not None:
+            port = server.add_secure_port(settings.listen, credentials)
+        else:
+            port = server.add_insecure_port(settings.listen)
     except RuntimeError:
         port = 0
     if port:

@@ -3,6 +3,7 @@
 import dataclasses
 
 from engine.request import Limits, SamplingParams
+from services.gateway.tls import TlsFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class GatewaySettings:
 
     Attributes:
         gateway_id: key of the peer table; the `origin` of every request.
-        listen: host:port; port 0 takes a free one.
+        listen: host:port or unix:/path; port 0 takes a free one.
+        tls: the certificate; None is plaintext, which only this host may reach unless `insecure`.
         routes: ids of the processes that a Probe visits, one tuple per way round the ring.
         max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
@@ -46,6 +48,8 @@ class GatewaySettings:
     model: ModelInfo
     limits: Limits
     listen: str = "127.0.0.1:50051"
+    tls: TlsFiles | None = None
+    insecure: bool = False
     routes: tuple[tuple[str, ...], ...] = ((),)
     version: str = "0.1.0"
     max_open_requests: int = 1024
@@ -61,3 +65,5 @@ class GatewaySettings:
     reflection: bool = True
     max_receive_bytes: int = 16 << 20
     max_send_bytes: int = 64 << 20
+    max_metadata_bytes: int = 16 << 10
+    max_concurrent_streams: int = 2048  # of one connection
