@@ -25,6 +25,7 @@ class ServiceConfig:
     tls_cert: str = option("", "PEM certificate chain of the gRPC server; read again when it changes")
     tls_key: str = option("", "PEM key of --tls-cert")
     tls_client_ca: str = option("", "PEM authorities of clients' certificates; clients must then show one (mTLS)")
+    access_file: str = option("", "TOML file of tenants, hashed keys and quotas; read again when it changes")
     insecure: bool = option(False, "serve an address that other hosts reach in plaintext")
     reflection: bool = option(True, "let clients ask for the contract by gRPC reflection")
     role: str = option("", "run one process alone: gateway, tokenizer, engine or detokenizer")

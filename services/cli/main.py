@@ -11,6 +11,7 @@ from services.cli.bench import bench
 from services.cli.demo import demo
 from services.cli.generate import generate
 from services.cli.options import takes_settings
+from services.cli.token import token
 from services.config import ServiceConfig
 
 EXIT_USAGE = 2
@@ -47,6 +48,7 @@ def version() -> None:
 app.command()(generate)
 app.command()(bench)
 app.command()(demo)
+app.add_typer(token, name="token")
 
 
 def main() -> None:

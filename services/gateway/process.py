@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from importlib import metadata
+from pathlib import Path
 
 from engine.errors import stage_lost
 from engine.request import SamplingParams
@@ -70,6 +71,8 @@ def settings_of(process: Process) -> GatewaySettings:
         listen=config.listen,
         tls=files_of(config.tls_cert, config.tls_key, config.tls_client_ca),
         insecure=config.insecure,
+        access_file=Path(config.access_file) if config.access_file else None,
+        num_gateways=config.gateways,
         reflection=config.reflection,
         routes=routes_of(process),
         version=metadata.version("sluice"),

@@ -15,6 +15,7 @@ from sluice.v1 import control_pb2, inference_pb2
 from engine.errors import Code, ServiceError, invalid
 from services.gateway.calls import Context
 from services.gateway.control import Control
+from services.gateway.guard import Guard
 from services.gateway.inference import Inference, refuse, refuse_feature
 from services.gateway.settings import GatewaySettings
 from services.gateway.tls import server_credentials
@@ -54,10 +55,14 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
 
 
 def build(
-    settings: GatewaySettings, inference: Inference, control: Control, checks: health.aio.HealthServicer
+    settings: GatewaySettings,
+    guard: Guard,
+    inference: Inference,
+    control: Control,
+    checks: health.aio.HealthServicer,
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
-    server = grpc.aio.server(options=options(settings))
+    server = grpc.aio.server(options=options(settings), interceptors=(guard,))
     handlers = (_service(INFERENCE, inference_table(inference)), _service(CONTROL, control_table(control)))
     server.add_generic_rpc_handlers(handlers)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
