@@ -12,6 +12,7 @@ from services.cli.demo import demo
 from services.cli.generate import generate
 from services.cli.keys import keys
 from services.cli.options import takes_settings
+from services.cli.token import token
 from services.config import ServiceConfig
 
 EXIT_USAGE = 2
@@ -49,6 +50,7 @@ app.command()(generate)
 app.command()(bench)
 app.command()(demo)
 app.command()(keys)
+app.add_typer(token, name="token")
 
 
 def main() -> None:
