@@ -39,6 +39,7 @@ class Door:
         end_ids = params.stop_token_ids + (() if params.ignore_eos else self.eos_ids)
         group = Group(
             request=request,
+            request_id=request.request_id,
             order=order,
             prompt=list(request.prompt_ids),
             params=_for_runner(params, len(set(end_ids)), self.limits),
@@ -61,7 +62,6 @@ class Door:
             if ids is not None:
                 tokens = group.prompt + list(ids)
                 group.sequences.append(Sequence(group, index, tokens, BlockTable(root=request.cache_salt)))
-                group.num_sampled += len(ids)
         group.unforked = group.sequences[1:]
         group.refresh_hold()
         return group

@@ -27,6 +27,7 @@ class Group:
     """State of one request while it is open."""
 
     request: EngineRequest
+    request_id: str
     order: int  # arrival number
     prompt: list[int]
     params: SamplingParams  # for the runner: with the candidates that a search needs
@@ -46,18 +47,13 @@ class Group:
     held_since_s: float = 0.0
     completed: list[Completed] = dataclasses.field(default_factory=list)
     num_cached: int = -1  # prompt tokens found in the prefix cache when first scheduled; -1: not yet
-    num_sampled: int = 0  # over all outputs
+    num_sampled: int = 0  # by outputs that have ended
     num_preemptions: int = 0  # of all outputs
     num_overtaken: int = 0  # admissions of later requests since it first did not fit
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0
     is_held: bool = False  # no token may be sampled: there is no credit, or the input is open
     holds_back: bool = False  # is_held, or sequences wait to be forked: see num_ready
-
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
 
     @property
     def can_fork(self) -> bool:

@@ -26,21 +26,21 @@ class Outputs:
         self._policy = policy
         self._lengths = lengths
 
-    def advance(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> list[Sampled]:
-        """A token was sampled after the sequence."""
+    def advance(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
+    ) -> None:
+        """A token was sampled after the sequence: add what it brings to `events`."""
         group = sequence.group
-        if group.first_token_s < 0:
-            group.first_token_s = now
-        if group.params.is_search:
-            return self._search(sequence, token, logprob, now)
-        first_index = sequence.num_output
+        if not sequence.has_spoken or logprob is not None:
+            self._advance_rarely(sequence, token, logprob, now, events)
+            return
+        # What nearly all tokens are: they end nothing, and nothing else is asked about them.
+        num_output = len(sequence.tokens) - len(group.prompt)
         sequence.tokens.append(token)
-        group.num_sampled += 1
-        finish = self._finish_of(sequence, token)
-        if finish is None and sequence.has_spoken and logprob is None:  # what most tokens are
-            return [Sampled(group.request_id, first_index, (token,), (), None, None, None, sequence.index)]
-        logprobs = () if logprob is None else (logprob,)
-        return [self._event(sequence, first_index, (token,), logprobs, finish, now)]
+        if token in group.end_ids or num_output + 1 >= group.max_tokens:
+            events.append(self._event(sequence, num_output, (token,), (), self._finish_of(sequence, token), now))
+            return
+        events.append(Sampled(group.request_id, num_output, (token,), (), None, None, None, sequence.index))
 
     def cut(self, sequence: Sequence, finish: FinishReason, now: float) -> Sampled:
         """End an output without a further token."""
@@ -60,14 +60,31 @@ class Outputs:
 
     def fail(self, group: Group, error: ServiceError) -> Failure:
         """The request ends without success."""
-        self._policy.leave(group)
-        self._floor.close(group)
+        self.forget(group)
         return group.request_id, error
 
     def forget(self, group: Group) -> None:
         """The request ends silently."""
+        group.num_sampled += sum(sequence.num_output for sequence in group.sequences)
         self._policy.leave(group)
         self._floor.close(group)
+
+    def _advance_rarely(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
+    ) -> None:
+        """An output's first token, one with log probabilities, or one of a search."""
+        group = sequence.group
+        if group.first_token_s < 0:
+            group.first_token_s = now
+        if group.params.is_search:
+            assert logprob is not None, "a search was sampled without log probabilities"
+            self._search(sequence, token, logprob, now, events)
+            return
+        first_index = sequence.num_output
+        sequence.tokens.append(token)
+        logprobs = () if logprob is None else (logprob,)
+        finish = self._finish_of(sequence, token)
+        events.append(self._event(sequence, first_index, (token,), logprobs, finish, now))
 
     def _event(
         self,
@@ -97,22 +114,22 @@ class Outputs:
 
     def _end(self, sequence: Sequence) -> None:
         group = sequence.group
+        group.num_sampled += sequence.num_output
         self._lengths.observe(group.request.tenant, max(1, sequence.num_output))
         if len(group.sequences) == 1:
             self._policy.leave(group)
         self._floor.end(sequence)
 
-    def _search(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> list[Sampled]:
+    def _search(self, sequence: Sequence, token: int, logprob: TokenLogprob, now: float, events: list[Sampled]) -> None:
         group = sequence.group
-        if logprob is None:
-            raise AssertionError("a search was sampled without log probabilities")
         if group.beam is None:
             self._sample_hidden(sequence, token, logprob)
         else:
             sequence.candidates = logprob
             if all(one.candidates for one in group.sequences):
                 self._advance_beams(group)
-        return [] if group.sequences else self._answer(group, now)
+        if not group.sequences:
+            events += self._answer(group, now)
 
     def _sample_hidden(self, sequence: Sequence, token: int, logprob: TokenLogprob) -> None:
         """Best of: an output that shows only if it is among the best."""
@@ -120,7 +137,6 @@ class Outputs:
         sequence.tokens.append(token)
         sequence.logprobs.append(logprob)
         sequence.score += logprob.logprob
-        group.num_sampled += 1
         finish = self._finish_of(sequence, token)
         if finish is not None:
             ids = tuple(sequence.tokens[len(group.prompt) :])
@@ -139,7 +155,6 @@ class Outputs:
             group.completed.append(_completed(group, score, step))
         group.completed.sort(key=lambda one: -one.score)
         del group.completed[group.beam.width :]
-        group.num_sampled += len(beams)
         if advance.live:
             self._go_on(group, advance.live)
         else:

@@ -128,15 +128,15 @@ class FairShare:
     def leave(self, group: Group) -> None:
         """Correct the charge to what was computed; forget a tenant without open requests."""
         tenant = group.request.tenant
-        if group.request.request_id in self._charged:
+        if group.request_id in self._charged:
             self._charge(group, len(group.prompt) + group.num_sampled)
-            del self._charged[group.request.request_id]
+            del self._charged[group.request_id]
         self._num_open[tenant] -= 1
         if not self._num_open[tenant]:
             del self._num_open[tenant], self._given[tenant]
 
     def _charge(self, group: Group, tokens: float) -> None:
-        tenant, request_id = group.request.tenant, group.request.request_id
+        tenant, request_id = group.request.tenant, group.request_id
         change = tokens - self._charged.get(request_id, 0.0)
         self._charged[request_id] = tokens
         self._given[tenant] += change / self._weights.get(tenant, 1.0)

@@ -211,19 +211,20 @@ class Scheduler:
         self.pace.record(now - self._planned_s, plan.num_tokens)
         events: list[Sampled] = []
         failures: list[Failure] = []
-        size = self.cache.block_size
-        for i, sequence in enumerate(self._planner.rows):
-            if sequence.state is not State.RUNNING or sequence.last_step != plan.step:
+        size, failed, logprobs = self.cache.block_size, result.failed, result.logprobs
+        running, advance = State.RUNNING, self._outputs.advance
+        rows = zip(self._planner.rows, plan.query_lens, plan.samples, result.token_ids, strict=True)
+        for i, (sequence, num, samples, token) in enumerate(rows):
+            if sequence.state is not running or sequence.last_step != plan.step:
                 continue
-            if i in result.failed:
+            if i in failed:
                 failures.append(self._break(sequence.group))
                 continue
-            num = plan.query_lens[i]
             sequence.num_computed += num
             if num > 1 or not sequence.num_computed % size:
                 self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
-            if plan.samples[i]:
-                events += self._outputs.advance(sequence, result.token_ids[i], result.logprobs.get(i), now)
+            if samples:
+                advance(sequence, token, logprobs.get(i), now, events)
             elif sequence.group.can_fork:
                 self._floor.fork_all(sequence.group)
         self._planner.rows = []
