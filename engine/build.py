@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
 from engine.models.config import ModelConfig
-from engine.models.model import load_model
+from engine.models.model import load_model, plan_model
 from engine.request import Limits
 from engine.runner.runner import Runner
 from engine.scheduler.scheduler import Scheduler
@@ -37,6 +37,7 @@ class Built:
     device: str
     dtype: str
     num_blocks: int
+    num_parameters: int
     kernels: str
 
 
@@ -62,6 +63,7 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
+        num_parameters=plan_model(model_config, dtype).num_parameters,
         kernels=native.instruction_set() if own else "torch",
     )
 

@@ -26,9 +26,9 @@ from services.messages import (
     Timings,
     TokenLogprobs,
     Tokens,
-    unpack_ids,
+    failed,
 )
-from services.ring.loop import failed
+from services.work import unpack_ids
 
 REPORT_INTERVAL_S = 0.25
 
@@ -44,16 +44,30 @@ class _Open:
     arrival: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class About:
+    """What people may want to know of the model that was loaded."""
+
+    dtype: str = ""
+    num_parameters: int = 0
+
+
+UNKNOWN = About()
+
+
 class EngineStage:
     """Drives one engine."""
 
-    def __init__(self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record) -> None:
+    def __init__(
+        self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record, about: About = UNKNOWN
+    ) -> None:
         self.engine = engine
-        self.ended: dict[str, int] = {}  # requests by end: finished, failed, cancelled
+        self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
         self._id = engine_id
         self._epoch = epoch
         self._emit = emit
         self._record = record
+        self._about = about
         self._open: dict[str, _Open] = {}
         self._served_token = False
         self._reported_at = 0.0
@@ -74,9 +88,9 @@ class EngineStage:
             case Prompt():
                 self._add(message)
             case Cancel():
-                self.engine.cancel(message.envelope.request_id)
-                if self._open.pop(message.envelope.request_id, None) is not None:
-                    self._count("cancelled")
+                opened = self._open.get(message.envelope.request_id)
+                if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
+                    self._drop(message.envelope.request_id)
                 self._emit(message)
             case Failed() | Result():
                 self._emit(message)
@@ -94,8 +108,20 @@ class EngineStage:
         self._report()
         return self.engine.has_work
 
+    def _drop(self, request_id: str) -> None:
+        """Let go of a request whose end is told by somebody else."""
+        self.engine.cancel(request_id)
+        del self._open[request_id]
+        self._count("cancelled")
+
     def _add(self, prompt: Prompt) -> None:
         envelope = prompt.envelope
+        opened = self._open.get(envelope.request_id)
+        if opened is not None:
+            if envelope.attempt <= opened.prompt.envelope.attempt:
+                self._count("stale")
+                return
+            self._drop(envelope.request_id)  # a replay and what it replaces must not both speak
         now = time.monotonic()
         request = EngineRequest(
             request_id=envelope.request_id,
@@ -168,7 +194,8 @@ class EngineStage:
         if now - self._reported_at < REPORT_INTERVAL_S:
             return
         self._reported_at = now
-        self._emit(Report(self._id, self._epoch, load_of(self.engine), self._served_token))
+        load, about = load_of(self.engine), self._about
+        self._emit(Report(self._id, self._epoch, load, self._served_token, about.dtype, about.num_parameters))
 
 
 def load_of(engine: Engine) -> Load:

@@ -23,6 +23,7 @@ from types import FrameType
 from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
 from services.config import ServiceConfig, bad_setting, check, to_environment
+from services.listening import UNIX, bound, check_plaintext, split
 from services.messages import Role
 from services.model_source import resolve_model
 
@@ -165,10 +166,14 @@ class Supervisor:
 def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     """`sluice serve`: run the whole ring until told to stop; the exit status. Raises ServiceError before any start."""
     check(engine, service)
+    check_plaintext("listen", service.listen, bool(service.tls_cert), service.insecure)
+    if service.listen.startswith(UNIX) and service.gateways > 1:
+        raise bad_setting("gateways", f"{service.gateways} processes cannot share {service.listen}; use host:port")
     source = resolve_model(service.model, service.revision)
     service = dataclasses.replace(
         service,
         model=str(source.directory),
+        revision=source.revision,
         served_model_name=service.served_model_name or source.name,
         listen=free_address(service.listen),
     )
@@ -218,14 +223,14 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
 
 def free_address(listen: str) -> str:
     """The address to listen on, port 0 replaced by a free one. Raises ServiceError when it is taken."""
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise bad_setting("listen", f"{listen!r} is not host:port")
+    if listen.startswith(UNIX):
+        return listen
+    host, port = split("listen", listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host.strip("[]"), int(port)))
+            probe.bind((host, port))
         except OSError as error:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
@@ -233,7 +238,7 @@ def free_address(listen: str) -> str:
                 f"--listen: cannot listen on {listen} ({error.strerror}); stop what uses it or choose another port",
                 field="listen",
             ) from error
-        return f"{host}:{probe.getsockname()[1]}"
+        return bound(listen, probe.getsockname()[1])
 
 
 @contextlib.contextmanager

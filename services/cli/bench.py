@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from services.cli import load
+from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -37,6 +38,11 @@ def bench(  # noqa: PLR0913 # a command line lists its options
     json_file: Annotated[
         Path | None, typer.Option("--json", envvar="SLUICE_JSON_FILE", help="write figures here")
     ] = None,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token: TokenOption = None,
 ) -> None:
     """Measure TTFT, ITL, TPOT and throughput of the server at ADDRESS."""
     # Imported here, so that the other commands start without them.
@@ -44,6 +50,7 @@ def bench(  # noqa: PLR0913 # a command line lists its options
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     plan = Plan(address, concurrency, rate, input_len, output_len, requests, warmup, seed)
+    plan.access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True, refresh_per_second=4) as progress:
         samples = uvloop.run(_measure(plan, progress))
@@ -70,6 +77,7 @@ class Plan:
         seed: int,
     ) -> None:
         self.address = address
+        self.access = Access()
         self.concurrency = concurrency if not rate else requests
         self.rate = rate
         self.input_len = input_len
@@ -80,24 +88,24 @@ class Plan:
 
     def settings(self) -> dict[str, object]:
         """As it goes into the result."""
-        return dict(vars(self))
+        return {name: value for name, value in vars(self).items() if name != "access"}
 
 
 async def _measure(plan: Plan, progress: "Progress") -> list[load.Sample]:
     import grpc
     from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 
-    from services.cli.client import CHANNEL_OPTIONS, describe
+    from services.cli.client import aio_channel, describe
 
     async with AsyncExitStack() as stack:
         num_channels = -(-plan.concurrency // STREAMS_PER_CHANNEL)
         channels = [
-            await stack.enter_async_context(grpc.aio.insecure_channel(plan.address, options=CHANNEL_OPTIONS))
+            await stack.enter_async_context(aio_channel(plan.address, plan.access))
             for _ in range(min(num_channels, 64))
         ]
         control: control_pb2_grpc.ControlServiceAsyncStub = control_pb2_grpc.ControlServiceStub(channels[0])
         try:
-            found = await control.ListModels(control_pb2.ListModelsRequest(), timeout=10)
+            found = await control.ListModels(control_pb2.ListModelsRequest(), timeout=10, metadata=plan.access.metadata)
         except grpc.RpcError as error:
             print(f"error: {describe(error, plan.address)}", file=sys.stderr)
             raise typer.Exit(EXIT_FAILED) from error
@@ -150,10 +158,11 @@ async def _one(plan: Plan, stub: "inference_pb2_grpc.InferenceServiceAsyncStub",
         stop=types_pb2.StopConditions(ignore_eos=True),
         output=types_pb2.OutputOptions(token_records=False),
     )
+    request = inference_pb2.StreamGenerateRequest(spec=spec)
     start = time.perf_counter()
     arrivals: list[tuple[float, int]] = []
     try:
-        async for event in stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec)):
+        async for event in stub.StreamGenerate(request, metadata=plan.access.metadata):
             if event.WhichOneof("event") == "delta":
                 arrivals.append((time.perf_counter(), event.delta.consumed))
     except grpc.RpcError as error:

@@ -1,11 +1,16 @@
 """What the commands share as clients: channels, errors as one line, a request as plain values. Small on purpose: the
 SDK is where a client library belongs."""
 
+from pathlib import Path
+
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from sluice.v1 import types_pb2
+
+from services.cli.access import Access
+from services.config import bad_setting
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
@@ -14,6 +19,35 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.lookahead_bytes", 65536),
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+def channel(address: str, access: Access) -> grpc.Channel:
+    """A blocking channel. Raises ServiceError for a file that cannot be read."""
+    if not access.has_tls:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, _credentials(access), options=CHANNEL_OPTIONS)
+
+
+def aio_channel(address: str, access: Access) -> grpc.aio.Channel:
+    """The same for asyncio."""
+    if not access.has_tls:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(address, _credentials(access), options=CHANNEL_OPTIONS)
+
+
+def _credentials(access: Access) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        root_certificates=_file("tls_ca", access.ca),
+        private_key=_file("tls_key", access.key),
+        certificate_chain=_file("tls_cert", access.certificate),
+    )
+
+
+def _file(setting: str, path: Path | None) -> bytes | None:
+    try:
+        return path.read_bytes() if path is not None else None
+    except OSError as error:
+        raise bad_setting(setting, f"cannot read {path}: {error.strerror}") from None
 
 
 def describe(error: grpc.RpcError, address: str) -> str:

@@ -1,11 +1,14 @@
 """`sluice generate`: one prompt over real gRPC, streamed to the terminal or printed as one JSON object."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
+
+from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -29,13 +32,18 @@ def generate(  # noqa: PLR0913 # a command line lists its options
     chat: Annotated[bool, typer.Option(envvar="SLUICE_CHAT", help="send the prompt as a user's chat message")] = False,
     as_json: Annotated[bool, typer.Option("--json", envvar="SLUICE_JSON", help="print one JSON object")] = False,
     timeout: Annotated[float | None, typer.Option(envvar="SLUICE_TIMEOUT", help="deadline in seconds")] = None,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token: TokenOption = None,
 ) -> None:
     """Stream a completion of PROMPT."""
     # grpc is imported here, so that `sluice serve` and `--help` start without it.
     import grpc
     from sluice.v1 import inference_pb2_grpc, types_pb2
 
-    from services.cli.client import CHANNEL_OPTIONS, describe
+    from services.cli.client import channel, describe
 
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = {
@@ -57,10 +65,11 @@ def generate(  # noqa: PLR0913 # a command line lists its options
         spec.chat.messages.add(role=types_pb2.ROLE_USER).parts.add(text=text)
     else:
         spec.text = text
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
+    with channel(address, access) as opened:
         try:
-            stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            _show(stub, spec, timeout, as_json)
+            stub = inference_pb2_grpc.InferenceServiceStub(opened)
+            _show(stub, spec, Call(timeout, access.metadata), as_json)
         except grpc.RpcError as error:
             print(f"error: {describe(error, address)}", file=sys.stderr)
             raise typer.Exit(EXIT_FAILED) from error
@@ -71,7 +80,15 @@ def generate(  # noqa: PLR0913 # a command line lists its options
             raise typer.Exit(EXIT_FAILED) from error
 
 
-def _show(stub: object, spec: object, timeout: float | None, as_json: bool) -> None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """What goes with the request: its deadline, its credentials."""
+
+    timeout_s: float | None
+    metadata: tuple[tuple[str, str], ...]
+
+
+def _show(stub: object, spec: object, call: Call, as_json: bool) -> None:
     """Stream to stdout; with `as_json` collect and print one object."""
     from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
@@ -80,7 +97,9 @@ def _show(stub: object, spec: object, timeout: float | None, as_json: bool) -> N
     assert isinstance(stub, inference_pb2_grpc.InferenceServiceStub)
     assert isinstance(spec, types_pb2.GenerationSpec)
     request = inference_pb2.StreamGenerateRequest(spec=spec)
-    events: Iterator[inference_pb2.StreamGenerateResponse] = stub.StreamGenerate(request, timeout=timeout)
+    events: Iterator[inference_pb2.StreamGenerateResponse] = stub.StreamGenerate(
+        request, timeout=call.timeout_s, metadata=call.metadata
+    )
     result: dict[str, object] = {}
     text: list[str] = []
     ids: list[int] = []

@@ -10,7 +10,9 @@ from engine.errors import ServiceError
 from services.cli.bench import bench
 from services.cli.demo import demo
 from services.cli.generate import generate
+from services.cli.keys import keys
 from services.cli.options import takes_settings
+from services.cli.token import token
 from services.config import ServiceConfig
 
 EXIT_USAGE = 2
@@ -47,6 +49,8 @@ def version() -> None:
 app.command()(generate)
 app.command()(bench)
 app.command()(demo)
+app.command()(keys)
+app.add_typer(token, name="token")
 
 
 def main() -> None:

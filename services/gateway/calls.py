@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from engine.errors import invalid
+from services.gateway.identity import CALLER, LOCAL, Identity
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]  # grpc's own type parameters; handlers differ in theirs
 
@@ -20,6 +21,7 @@ class Call:
     """One call. `time_left_s` is None without a deadline; `traceparent` is "" without a trace."""
 
     method: str
+    caller: Identity = LOCAL
     traceparent: str = ""
     tracestate: str = ""
     priority: int = 0
@@ -38,6 +40,7 @@ def read_call(method: str, context: Context) -> Call:
     left_s = context.time_remaining()
     return Call(
         method=method,
+        caller=CALLER.get(),
         traceparent=_traceparent(found.get("traceparent", "")),
         tracestate=_tracestate(found.get("tracestate", "")),
         priority=_priority(found.get("x-sluice-priority", "0")),

@@ -14,11 +14,10 @@ from services.gateway.errors import draining, loading, not_found, slow_consumer
 from services.gateway.observer import Observer
 from services.gateway.open_requests import OpenRequest, OpenRequests, SlotLimits, State
 from services.gateway.pace import Pace
+from services.gateway.quota import Quotas
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
 from services.messages import Cancel, Envelope, Failed, Message, Result, Submit, Text
-
-TENANT = "default"  # nothing that a client says chooses its tenant
 
 
 class Desk:
@@ -30,12 +29,14 @@ class Desk:
         emit: Callable[[Message], None],
         observer: Observer,
         clock: Callable[[], float],
+        quotas: Quotas,
     ) -> None:
         self.settings = settings
         self.observer = observer
         self.clock = clock
         self.admission = Admission(settings.max_open_requests, settings.max_reserved_tokens)
         self.requests = OpenRequests(lambda reason: observer.count("dropped", reason=reason))
+        self._quotas = quotas
         self.refusal: ServiceError | None = loading()
         self.on_empty: Callable[[], None] = lambda: None
         self._pace = Pace(lambda: len(self.requests), clock, _call_later)
@@ -46,8 +47,16 @@ class Desk:
         """Admit a request, or raise `ServiceError`. It is sent round the ring by `submit`."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one object for many: it must not gather their frames
-        self.admission.reserve(asked.reserve)
-        return self._add(call, asked, streams)
+        tenant = call.caller.tenant
+        charged = self._quotas.take(tenant, asked.reserve, self.clock())
+        try:
+            self.admission.reserve(asked.reserve)
+        except ServiceError:
+            self._quotas.settle(tenant, charged, 0, self.clock())
+            raise
+        request = self._add(call, asked, streams)
+        request.charged = charged
+        return request
 
     def open_own(self, call: Call, asked: Asked) -> OpenRequest:
         """Open a request of the gateway itself, past admission, and send it."""
@@ -70,13 +79,14 @@ class Desk:
             return
         if not request.is_own:
             self.admission.release(request.asked.reserve)
+            self._quotas.settle(request.envelope.tenant, request.charged, request.num_used, self.clock())
         self._cancel_in_ring(request)
         if not len(self.requests):
             self.on_empty()
 
-    def cancel(self, request_id: str) -> tuple[State, State]:
-        """State in which it was found and state now. Raises `ServiceError` GENERATION_NOT_FOUND."""
-        found = self.requests.state(request_id)
+    def cancel(self, request_id: str, tenant: str) -> tuple[State, State]:
+        """State in which it was found and state now. Raises `ServiceError` GENERATION_NOT_FOUND, also for others'."""
+        found = self.requests.state(request_id, tenant)
         request = self.requests.get(request_id)
         if found is None or (request is not None and request.is_own):
             raise not_found("generation", request_id, "it never ran here or ended long ago")
@@ -113,7 +123,7 @@ class Desk:
         envelope = Envelope(
             request_id=secrets.token_hex(16),
             origin=self.settings.gateway_id,
-            tenant=TENANT,
+            tenant=call.caller.tenant,
             model=self.settings.model.id,
             revision=self.settings.model.revision,
             traceparent=call.traceparent,

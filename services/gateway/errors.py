@@ -44,6 +44,11 @@ def to_rpc(error: ServiceError, extra: Mapping[str, str] | None = None) -> statu
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if error.reason == "QUOTA_EXCEEDED":
+        broken = error_details_pb2.QuotaFailure.Violation(
+            subject=f"tenant:{error.details.get('tenant', '')}", description=error.message
+        )
+        details.append(error_details_pb2.QuotaFailure(violations=[broken]))
     if error.code == Code.NOT_FOUND:
         kind = error.reason.removesuffix("_NOT_FOUND").lower()
         name = error.details.get("name", "")

@@ -7,6 +7,7 @@ blocks. Everything runs on one event loop.
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2
@@ -18,13 +19,18 @@ from services.gateway.calls import Call
 from services.gateway.control import Control
 from services.gateway.desk import Desk
 from services.gateway.errors import draining
+from services.gateway.guard import Guard
+from services.gateway.identity import Access, read_access
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.open_requests import OpenRequest, State
+from services.gateway.quota import Quotas, TenantLimits
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
-from services.messages import Failed, Generate, Message, Probe, Report, Result, Text, TokenPrompt
+from services.messages import Failed, Message, Probe, Report, Result, Text
+from services.watched import Watched
+from services.work import Generate, TokenPrompt
 
 Inbound = Text | Failed | Result | Probe | Report
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
@@ -40,10 +46,13 @@ class Gateway:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Raises `ServiceError` for an access file that cannot be used."""
         self._settings = settings
         self._emit = emit
         self._clock = clock
-        self.desk = Desk(settings, emit, observer or Unobserved(), clock)
+        access = _access(settings.access_file)
+        self._guard = Guard(access, clock)
+        self.desk = Desk(settings, emit, observer or Unobserved(), clock, _quotas(access, settings.num_gateways))
         self._control = Control(self.desk)
         self._liveness = Liveness(settings.gateway_id, settings.routes, settings.probe_timeout_s)
         self._health = health.aio.HealthServicer()
@@ -61,7 +70,7 @@ class Gateway:
 
     async def start(self) -> int:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
-        self._server = server.build(self._settings, Inference(self.desk), self._control, self._health)
+        self._server = server.build(self._settings, self._guard, Inference(self.desk), self._control, self._health)
         port = server.listen(self._server, self._settings)
         await self._publish()
         await self._server.start()
@@ -159,6 +168,16 @@ class Gateway:
                     await empty.wait()
             except TimeoutError:
                 return
+
+
+def _access(path: Path | None) -> Watched[Access] | None:
+    return Watched((path,), lambda: read_access(path)) if path is not None else None
+
+
+def _quotas(access: Watched[Access] | None, num_gateways: int) -> Quotas:
+    if access is None:
+        return Quotas(lambda tenant: TenantLimits())
+    return Quotas(lambda tenant: access.value.limits_of(tenant).share(num_gateways))
 
 
 def _one_token(settings: GatewaySettings) -> Asked:

@@ -17,10 +17,19 @@ from services.gateway import answers, translate
 from services.gateway.calls import Call, Context, read_call
 from services.gateway.desk import Desk, ended_error
 from services.gateway.errors import not_found, to_status
+from services.gateway.identity import CALLER
 from services.gateway.observer import RequestTrace, Started
 from services.gateway.open_requests import OpenRequest, State
 from services.gateway.translate import Asked
-from services.messages import ChatPrompt, Detokenized, Generate, Text, Tokenized
+from services.messages import (
+    Detokenized,
+    Text,
+    Tokenized,
+)
+from services.work import (
+    ChatPrompt,
+    Generate,
+)
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +173,7 @@ class Inference:
                 raise not_found("generation", request.generation_id, "send the id that Accepted named")
             if request.output_index:
                 raise unsupported("output_index")
-            found, state = self._desk.cancel(request.generation_id)
+            found, state = self._desk.cancel(request.generation_id, CALLER.get().tenant)
         except ServiceError as error:
             await refuse(context, error)
             raise

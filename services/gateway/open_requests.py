@@ -60,6 +60,7 @@ class OpenRequest:
         self.first_token_s: float | None = None
         self.num_tokens = 0  # received: the next message must start here
         self.last_seq = 0
+        self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
         self.is_interrupted = False
@@ -79,6 +80,11 @@ class OpenRequest:
         if self.is_cancelled:
             return State.CANCELLED
         return State.FAILED if isinstance(self.outcome, ServiceError) else State.FINISHED
+
+    @property
+    def num_used(self) -> int:
+        """Tokens it has cost so far, prompt and output."""
+        return self.num_tokens + (self.admitted.num_prompt if self.admitted else 0)
 
     def receive(self, text: Text, now_s: float) -> str:
         """Take a message; the reason if it was dropped, else "". A gap means loss and ends the request."""
@@ -155,7 +161,7 @@ class OpenRequests:
 
     def __init__(self, on_drop: Callable[[str], None], num_remembered: int = 4096) -> None:
         self._open: dict[str, OpenRequest] = {}
-        self._ended: collections.OrderedDict[str, State] = collections.OrderedDict()
+        self._ended: collections.OrderedDict[str, tuple[str, State]] = collections.OrderedDict()
         self._on_drop = on_drop
         self._num_remembered = num_remembered
 
@@ -173,17 +179,18 @@ class OpenRequests:
         """The open request of that id."""
         return self._open.get(request_id)
 
-    def state(self, request_id: str) -> State | None:
-        """Where it stands or how it ended; None if unknown or forgotten."""
+    def state(self, request_id: str, tenant: str) -> State | None:
+        """Where it stands or how it ended; None if unknown, forgotten or another tenant's."""
         request = self._open.get(request_id)
-        return request.state if request else self._ended.get(request_id)
+        found = (request.envelope.tenant, request.state) if request else self._ended.get(request_id)
+        return found[1] if found is not None and found[0] == tenant else None
 
     def remove(self, request: OpenRequest) -> bool:
         """Close it; False if it was closed already."""
         request_id = request.envelope.request_id
         if self._open.pop(request_id, None) is None:
             return False
-        self._ended[request_id] = request.state
+        self._ended[request_id] = (request.envelope.tenant, request.state)
         if len(self._ended) > self._num_remembered:
             self._ended.popitem(last=False)
         return True

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from importlib import metadata
+from pathlib import Path
 
 from engine.errors import stage_lost
 from engine.request import SamplingParams
@@ -11,6 +12,8 @@ from services.config import parse_peers
 from services.gateway.gateway import Gateway
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
+from services.gateway.tls import files_of
+from services.listening import bound
 from services.messages import Role
 from services.process import Process
 from services.telemetry.observer import GatewayObserver
@@ -29,7 +32,7 @@ async def run(process: Process) -> int:
     process.metrics.collect_from(lambda: {"sluice_requests_open": len(gateway.desk.requests)})
     port = await gateway.start()
     tasks = [
-        asyncio.create_task(_say_ready(gateway, f"{process.config.listen.rpartition(':')[0]}:{port}")),
+        asyncio.create_task(_say_ready(gateway, bound(process.config.listen, port))),
         asyncio.create_task(process.stopping.wait()),
         asyncio.create_task(process.lost.wait()),
     ]
@@ -62,10 +65,14 @@ def settings_of(process: Process) -> GatewaySettings:
                 min_p=defaults.min_p or 0.0,
             ),
             architecture=model.architecture,
-            dtype=process.engine_config.dtype,
         ),
         limits=process.limits,
         listen=config.listen,
+        tls=files_of(config.tls_cert, config.tls_key, config.tls_client_ca),
+        insecure=config.insecure,
+        access_file=Path(config.access_file) if config.access_file else None,
+        num_gateways=config.gateways,
+        reflection=config.reflection,
         routes=routes_of(process),
         version=metadata.version("sluice"),
         max_open_requests=config.max_open_requests,

@@ -15,8 +15,11 @@ from sluice.v1 import control_pb2, inference_pb2
 from engine.errors import Code, ServiceError, invalid
 from services.gateway.calls import Context
 from services.gateway.control import Control
+from services.gateway.guard import Guard
 from services.gateway.inference import Inference, refuse, refuse_feature
 from services.gateway.settings import GatewaySettings
+from services.gateway.tls import server_credentials
+from services.listening import check_plaintext
 
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
@@ -44,17 +47,22 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_connection_age_ms", 30 * 60_000),
         ("grpc.max_connection_age_grace_ms", 60 * 60_000),
-        ("grpc.max_concurrent_streams", 2 * settings.max_open_requests),
-        ("grpc.max_metadata_size", 16 << 10),
+        ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.server_handshake_timeout_ms", 10_000),
     )
 
 
 def build(
-    settings: GatewaySettings, inference: Inference, control: Control, checks: health.aio.HealthServicer
+    settings: GatewaySettings,
+    guard: Guard,
+    inference: Inference,
+    control: Control,
+    checks: health.aio.HealthServicer,
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
-    server = grpc.aio.server(options=options(settings))
+    server = grpc.aio.server(options=options(settings), interceptors=(guard,))
     handlers = (_service(INFERENCE, inference_table(inference)), _service(CONTROL, control_table(control)))
     server.add_generic_rpc_handlers(handlers)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -64,9 +72,15 @@ def build(
 
 
 def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
-    """Bind the address and give the port. Raises `ServiceError` LISTEN_FAILED when it cannot be had."""
+    """Bind the address and give the port. Raises `ServiceError` LISTEN_FAILED when it cannot be had, and one that names
+    the setting for a certificate that cannot be used or a plaintext address that other hosts reach."""
+    check_plaintext("listen", settings.listen, settings.tls is not None, settings.insecure)
+    credentials = server_credentials(settings.tls) if settings.tls is not None else None
     try:
-        port = server.add_insecure_port(settings.listen)
+        if credentials is not None:
+            port = server.add_secure_port(settings.listen, credentials)
+        else:
+            port = server.add_insecure_port(settings.listen)
     except RuntimeError:
         port = 0
     if port:

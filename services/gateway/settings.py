@@ -1,8 +1,10 @@
 """What a gateway is told at its start, as frozen values. Reads no file, no environment and no argument."""
 
 import dataclasses
+from pathlib import Path
 
 from engine.request import Limits, SamplingParams
+from services.gateway.tls import TlsFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,7 +17,7 @@ class ModelInfo:
         context_length: tokens of prompt plus output at most.
         eos_ids: ids that end an output.
         defaults: values of absent knobs (temperature, top_k, top_p, min_p, max_tokens).
-        architecture, dtype: names, for people.
+        architecture: name, for people.
     """
 
     id: str
@@ -24,8 +26,6 @@ class ModelInfo:
     eos_ids: tuple[int, ...] = ()
     defaults: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     architecture: str = ""
-    dtype: str = ""
-    num_parameters: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,7 +34,10 @@ class GatewaySettings:
 
     Attributes:
         gateway_id: key of the peer table; the `origin` of every request.
-        listen: host:port; port 0 takes a free one.
+        listen: host:port or unix:/path; port 0 takes a free one.
+        tls: the certificate; None is plaintext, which only this host may reach unless `insecure`.
+        access_file: tenants, keys and quotas; None lets everybody in as one tenant.
+        num_gateways: that share the quotas.
         routes: ids of the processes that a Probe visits, one tuple per way round the ring.
         max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
@@ -46,6 +49,10 @@ class GatewaySettings:
     model: ModelInfo
     limits: Limits
     listen: str = "127.0.0.1:50051"
+    tls: TlsFiles | None = None
+    insecure: bool = False
+    access_file: Path | None = None
+    num_gateways: int = 1
     routes: tuple[tuple[str, ...], ...] = ((),)
     version: str = "0.1.0"
     max_open_requests: int = 1024
@@ -61,3 +68,5 @@ class GatewaySettings:
     reflection: bool = True
     max_receive_bytes: int = 16 << 20
     max_send_bytes: int = 64 << 20
+    max_metadata_bytes: int = 16 << 10
+    max_concurrent_streams: int = 2048  # of one connection

@@ -5,7 +5,13 @@ from engine.errors import Code, ServiceError, stage_lost
 from engine.request import FinishReason
 from services.gateway.open_requests import OpenRequest, OpenRequests, SlotLimits, State
 from services.gateway.translate import Asked
-from services.messages import Detokenize, Envelope, Failed, Text, TokenRecord
+from services.messages import (
+    Envelope,
+    Failed,
+    Text,
+    TokenRecord,
+)
+from services.work import Detokenize
 
 ENVELOPE = Envelope(request_id="r", origin="g")
 SLOT = SlotLimits(stall_timeout_s=1.0, max_deltas=3, max_bytes=1000)
@@ -58,12 +64,12 @@ def test_how_requests_ended_is_remembered_for_a_while() -> None:
     table, request, _ = opened()
     request.end(stage_lost("engine"))
     assert table.remove(request) and not table.remove(request)
-    assert table.state("r") is State.FAILED
+    assert table.state("r", "") is State.FAILED
     for name in ("a", "b"):
         other = OpenRequest(Envelope(request_id=name, origin="g"), Asked(Detokenize(b"")), 0.0)
         table.add(other)
         table.remove(other)
-    assert table.state("r") is None
+    assert table.state("r", "") is None
 
 
 def test_a_reader_is_stuck_by_time_or_by_what_waits_and_never_without_news() -> None:

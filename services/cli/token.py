@@ -1,0 +1,36 @@
+"""`sluice token new`: a key for a client and the lines for the server's access file, which holds only its hash."""
+
+from typing import Annotated
+
+import typer
+
+token = typer.Typer(help="Keys for clients.", no_args_is_help=True)
+
+
+@token.callback()
+def group() -> None:
+    """Keys for clients."""
+
+
+@token.command()
+def new(
+    tenant: Annotated[str, typer.Option(help="whose key it is")],
+    scopes: Annotated[str, typer.Option(help="generate, control, admin; comma-separated")] = "generate",
+) -> None:
+    """Make a key. It is shown once; append the lines below it to the file of `sluice serve --access-file`."""
+    # Imported here, so that the other commands start without it.
+    import msgspec
+
+    from services.config import bad_setting
+    from services.gateway.identity import Scope, digest_of, new_key
+
+    wanted = [one.strip() for one in scopes.split(",")]
+    unknown = [one for one in wanted if one not in list(Scope)]
+    if unknown or not tenant:
+        raise bad_setting("scopes", f"{scopes!r} is not a list of {', '.join(Scope)}, or the tenant is empty")
+    key = new_key()
+    # A JSON string or list of them is TOML as well.
+    lines = {"sha256": digest_of(key).hex(), "tenant": tenant, "scopes": wanted}
+    typer.echo(f"{key}\n\n[[keys]]")
+    for name, value in lines.items():
+        typer.echo(f"{name} = {msgspec.json.encode(value).decode()}")

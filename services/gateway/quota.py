@@ -1,0 +1,146 @@
+"""What a tenant may use: requests a minute, tokens a minute, requests at once. Pure; the clock is passed in.
+
+A request is charged what it reserves (prompt plus max_tokens) when it opens and settled by what it used when it ends,
+so a bucket can go below zero and the tenant then waits until it is refilled.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from engine.errors import Code, ServiceError
+
+MINUTE_S = 60.0
+RETRY_S = 1.0  # for a place among the concurrent ones: nobody knows when one ends
+
+
+class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None does not limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrent: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; at least 1, or leave it out for no limit")
+
+    def share(self, num: int) -> "TenantLimits":
+        """What one of `num` equal gateways may give away: together never more than the limit, but at least 1."""
+
+        def part(value: int | None) -> int | None:
+            return None if value is None else max(1, value // num)
+
+        return TenantLimits(part(self.requests_per_minute), part(self.tokens_per_minute), part(self.max_concurrent))
+
+
+class Bucket:
+    """A token bucket: full at first, refilled steadily, never above one minute's worth."""
+
+    def __init__(self, per_minute: int, now_s: float) -> None:
+        self.per_minute = per_minute
+        self._level = float(per_minute)
+        self._at_s = now_s
+
+    def wait_s(self, amount: int, now_s: float) -> float:
+        """Seconds until `amount` could be taken; 0 means now. More than a minute's worth counts as a minute's worth."""
+        self._refill(now_s)
+        missing = min(amount, self.per_minute) - self._level
+        return max(0.0, missing * MINUTE_S / self.per_minute)
+
+    def take(self, amount: int, now_s: float) -> None:
+        """Take it, also below zero; a negative `amount` gives back."""
+        self._refill(now_s)
+        self._level = min(float(self.per_minute), self._level - amount)
+
+    def resize(self, per_minute: int, now_s: float) -> None:
+        """Another rate from now on."""
+        self._refill(now_s)
+        self.per_minute = per_minute
+        self._level = min(float(per_minute), self._level)
+
+    def _refill(self, now_s: float) -> None:
+        passed_s = max(0.0, now_s - self._at_s)
+        self._at_s = now_s
+        self._level = min(float(self.per_minute), self._level + passed_s * self.per_minute / MINUTE_S)
+
+
+class _Account:
+    """One tenant's use."""
+
+    def __init__(self) -> None:
+        self.limits = TenantLimits()
+        self.num_open = 0
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+
+    def limit(self, limits: TenantLimits, now_s: float) -> None:
+        if limits == self.limits:
+            return
+        self.limits = limits
+        self.requests = _resized(self.requests, limits.requests_per_minute, now_s)
+        self.tokens = _resized(self.tokens, limits.tokens_per_minute, now_s)
+
+
+class Quotas:
+    """The use of all tenants; `limits_of` is asked at every request, so that a change of it holds at once."""
+
+    def __init__(self, limits_of: Callable[[str], TenantLimits]) -> None:
+        self._limits_of = limits_of
+        self._accounts: dict[str, _Account] = {}
+
+    def take(self, tenant: str, num_tokens: int, now_s: float) -> int:
+        """Open a request; gives the tokens charged, for `settle`. Raises ServiceError QUOTA_EXCEEDED."""
+        account = self._accounts.setdefault(tenant, _Account())
+        account.limit(self._limits_of(tenant), now_s)
+        charged = _check(account, tenant, num_tokens, now_s)
+        account.num_open += 1
+        if account.requests is not None:
+            account.requests.take(1, now_s)
+        if account.tokens is not None:
+            account.tokens.take(charged, now_s)
+        return charged
+
+    def settle(self, tenant: str, charged: int, used: int, now_s: float) -> None:
+        """Close a request that used `used` tokens."""
+        account = self._accounts[tenant]
+        account.num_open -= 1
+        if account.tokens is not None:
+            account.tokens.take(used - charged, now_s)
+        if not account.num_open and account.limits == TenantLimits():
+            del self._accounts[tenant]
+
+
+def _check(account: _Account, tenant: str, num_tokens: int, now_s: float) -> int:
+    limits = account.limits
+    if limits.max_concurrent is not None and account.num_open >= limits.max_concurrent:
+        raise _exceeded(tenant, "max_concurrent", limits.max_concurrent, RETRY_S)
+    for name, bucket, amount in (
+        ("requests_per_minute", account.requests, 1),
+        ("tokens_per_minute", account.tokens, num_tokens),
+    ):
+        wait_s = bucket.wait_s(amount, now_s) if bucket is not None else 0.0
+        if bucket is not None and wait_s > 0:
+            raise _exceeded(tenant, name, bucket.per_minute, wait_s)
+    return min(num_tokens, account.tokens.per_minute) if account.tokens is not None else 0
+
+
+def _exceeded(tenant: str, name: str, limit: int, wait_s: float) -> ServiceError:
+    return ServiceError(
+        Code.RESOURCE_EXHAUSTED,
+        "QUOTA_EXCEEDED",
+        f"the quota {name} of {limit} of tenant {tenant!r} is used up: try again in {wait_s:.1f} s",
+        details={"quota": name, "limit": str(limit), "tenant": tenant},
+        retry_after_s=wait_s,
+    )
+
+
+def _resized(bucket: Bucket | None, per_minute: int | None, now_s: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    if bucket is None:
+        return Bucket(per_minute, now_s)
+    bucket.resize(per_minute, now_s)
+    return bucket

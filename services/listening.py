@@ -1,0 +1,47 @@
+"""Addresses that a server listens on: their form, and which of them may be served in plaintext.
+
+Pure text; opens no socket. `host:port`, `[ipv6]:port` or `unix:/path`.
+"""
+
+import ipaddress
+
+from services.config import bad_setting
+
+UNIX = "unix:"
+
+
+def split(setting: str, listen: str) -> tuple[str, int]:
+    """Host and port of `listen`. Raises ServiceError naming `setting` when it is malformed."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise bad_setting(setting, f"{listen!r} is not host:port")
+    return host.strip("[]"), int(port)
+
+
+def bound(listen: str, port: int) -> str:
+    """The address as clients name it, once the port is known."""
+    return listen if listen.startswith(UNIX) else f"{listen.rpartition(':')[0]}:{port}"
+
+
+def is_local(listen: str) -> bool:
+    """Whether only this host can reach it: a Unix socket, `localhost`, or a loopback address."""
+    if listen.startswith(UNIX):
+        return True
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"  # any other name is as its resolver says, which is not known here
+
+
+def check_plaintext(setting: str, listen: str, has_tls: bool, is_insecure: bool) -> None:
+    """Raise ServiceError unless `listen` is well formed and it is safe, or was asked for, to serve it in plaintext."""
+    if not listen.startswith(UNIX):
+        split(setting, listen)
+    if has_tls or is_insecure or is_local(listen):
+        return
+    raise bad_setting(
+        setting,
+        f"{listen} can be reached from other hosts and would be served in plaintext: give a certificate and its key "
+        "(TLS), listen on 127.0.0.1 or unix:/path, or say --insecure if the network itself is protected",
+    )
