@@ -72,8 +72,10 @@ class DetokenizerStage:
         match message:
             case Tokens():
                 self._take(message)
-            case Cancel():
+            case Cancel(output_index=None):
                 self._end(message.envelope)
+            case Cancel():
+                pass  # the engine tells that output's end as any other
             case Failed():
                 self._end(message.envelope)
                 self._emit(message)

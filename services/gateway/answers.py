@@ -15,6 +15,7 @@ _REASONS = {
     FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
     FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
     FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
+    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
 }
 
 
@@ -28,11 +29,12 @@ def accepted(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
 
 
 def delta(request: OpenRequest, texts: Sequence[Text]) -> inference_pb2.StreamGenerateResponse:
-    """`texts`, which wait together, as one delta."""
+    """`texts` of one output, which wait together, as one delta."""
     response = inference_pb2.StreamGenerateResponse()
     made = response.delta
     made.generation_id = request.envelope.request_id
     made.seq = request.last_seq
+    made.output_index = texts[0].output_index
     made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
     made.coalesced_steps = len(texts)
     made.consumed = sum([len(one.tokens) for one in texts])
@@ -57,17 +59,18 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
 
 
 def output_finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateResponse:
-    """The end of the one output."""
+    """The end of the output that `last` finished."""
     made = types_pb2.OutputFinished(
         generation_id=request.envelope.request_id,
+        output_index=last.output_index,
         finish_reason=reason(last),
         stop_match=stop_match(last),
-        completion_tokens=request.num_tokens,
+        completion_tokens=request.outputs[last.output_index].num_tokens,
     )
     return inference_pb2.StreamGenerateResponse(output_finished=made)
 
 
-def finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateResponse:
+def finished(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
     """The end of the generation."""
     made = types_pb2.Finished(
         generation_id=request.envelope.request_id,
@@ -79,28 +82,38 @@ def finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateRe
     return inference_pb2.StreamGenerateResponse(finished=made)
 
 
-def whole(request: OpenRequest, last: Text) -> inference_pb2.GenerateResponse:
-    """The answer of a unary generation."""
-    texts = request.take_all()
+def whole(request: OpenRequest) -> inference_pb2.GenerateResponse:
+    """The answer of a unary generation, all of whose outputs have ended."""
+    texts: list[list[Text]] = [[] for _ in request.outputs]
+    for text in request.take_all():
+        texts[text.output_index].append(text)
     envelope = request.envelope
-    output = types_pb2.Output(
-        text="".join([one.text for one in texts]),
-        finish_reason=reason(last),
-        stop_match=stop_match(last),
-        completion_tokens=request.num_tokens,
-    )
-    if request.asked.token_records:
-        for one in texts:
-            add_tokens(output.tokens.add, one.tokens)
     return inference_pb2.GenerateResponse(
         generation_id=envelope.request_id,
         model=envelope.model,
         revision=envelope.revision,
-        outputs=[output],
+        outputs=[
+            _output(request, ended.last, of) for ended, of in zip(request.outputs, texts, strict=True) if ended.last
+        ],
         usage=usage(used(request)),
         timings=timings(used(request)),
         params=effective(request),
     )
+
+
+def _output(request: OpenRequest, last: Text, texts: Sequence[Text]) -> types_pb2.Output:
+    """One output as a whole."""
+    output = types_pb2.Output(
+        index=last.output_index,
+        text="".join([one.text for one in texts]),
+        finish_reason=reason(last),
+        stop_match=stop_match(last),
+        completion_tokens=request.outputs[last.output_index].num_tokens,
+    )
+    if request.asked.token_records:
+        for one in texts:
+            add_tokens(output.tokens.add, one.tokens)
+    return output
 
 
 def tokenized(request: OpenRequest, value: Tokenized) -> inference_pb2.TokenizeResponse:

@@ -7,7 +7,8 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from engine.errors import ServiceError, cancelled, engine_fault
+from engine.errors import ServiceError, cancelled, engine_fault, invalid, unsupported
+from engine.request import FinishReason
 from services.gateway.admission import Admission
 from services.gateway.calls import Call
 from services.gateway.errors import draining, loading, not_found, slow_consumer
@@ -18,6 +19,7 @@ from services.gateway.quota import Quotas
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
 from services.messages import Cancel, Envelope, Failed, Message, Result, Submit, Text
+from services.work import Generate
 
 
 class Desk:
@@ -84,14 +86,20 @@ class Desk:
         if not len(self.requests):
             self.on_empty()
 
-    def cancel(self, request_id: str, tenant: str) -> tuple[State, State]:
-        """State in which it was found and state now. Raises `ServiceError` GENERATION_NOT_FOUND, also for others'."""
+    def cancel(self, request_id: str, tenant: str, output_index: int | None = None) -> tuple[State, State]:
+        """State in which it was found and state now. Raises `ServiceError` GENERATION_NOT_FOUND, also for others'.
+
+        With `output_index` only that output ends, which the ring then tells as any other end.
+        """
         found = self.requests.state(request_id, tenant)
         request = self.requests.get(request_id)
         if found is None or (request is not None and request.is_own):
             raise not_found("generation", request_id, "it never ran here or ended long ago")
         if request is None or found is not State.RUNNING:
             return found, found
+        if output_index is not None:
+            self._cancel_output(request, output_index)
+            return found, request.state
         request.is_cancelled = True
         request.end(cancelled())
         self._cancel_in_ring(request)
@@ -100,6 +108,10 @@ class Desk:
     def deliver(self, message: Text | Failed | Result) -> None:
         """Take a message that came round the ring."""
         self.requests.deliver(message, self.clock())
+        if isinstance(message, Text) and message.finish is FinishReason.STOP_STRING:
+            request = self.requests.get(message.envelope.request_id)
+            if request is not None and request.outcome is None:  # its other outputs go on
+                self._emit(Cancel(envelope=request.envelope, output_index=message.output_index))
 
     def fail_all(self, error: ServiceError) -> None:
         """End every open request with `error`."""
@@ -133,6 +145,14 @@ class Desk:
         request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None)
         self.requests.add(request)
         return request
+
+    def _cancel_output(self, request: OpenRequest, index: int) -> None:
+        if index >= len(request.outputs):
+            raise invalid("output_index", f"{index} is not below the {len(request.outputs)} outputs of this generation")
+        if isinstance(request.asked.work, Generate) and request.asked.work.params.is_search:
+            raise unsupported("output_index", "output_index: the outputs of a search end together; cancel all of it")
+        if request.outputs[index].last is None:
+            self._emit(Cancel(envelope=request.envelope, output_index=index))
 
     def _cancel_in_ring(self, request: OpenRequest) -> None:
         if not request.ring_knows_end:

@@ -118,9 +118,8 @@ class Inference:
         """Generate: everything at once, at the end."""
 
         async def body(session: Session) -> inference_pb2.GenerateResponse:
-            last = await session.outcome()
-            assert isinstance(last, Text)
-            return answers.whole(session.request, last)
+            await session.outcome()
+            return answers.whole(session.request)
 
         def ask(call: Call) -> Asked:
             return translate.generation(request.spec, call.priority, self._settings)
@@ -171,9 +170,8 @@ class Inference:
         try:
             if not 1 <= len(request.generation_id) <= 128:
                 raise not_found("generation", request.generation_id, "send the id that Accepted named")
-            if request.output_index:
-                raise unsupported("output_index")
-            found, state = self._desk.cancel(request.generation_id, CALLER.get().tenant)
+            output = request.output_index if request.HasField("output_index") else None
+            found, state = self._desk.cancel(request.generation_id, CALLER.get().tenant, output)
         except ServiceError as error:
             await refuse(context, error)
             raise
@@ -227,14 +225,14 @@ async def _stream(session: Session) -> None:
         texts = request.take()
         if texts:
             await session.write(answers.delta(request, texts))
+        elif (ended := request.take_ended()) is not None:
+            await session.write(answers.output_finished(request, ended))
         elif request.outcome is None:
             await session.news()
         else:
             break
-    last = await session.outcome()
-    assert isinstance(last, Text)
-    await session.write(answers.output_finished(request, last))
-    await session.write(answers.finished(request, last))
+    await session.outcome()
+    await session.write(answers.finished(request))
 
 
 async def _interruptible(session: Session, body: Callable[[Session], Awaitable[_T]]) -> _T:

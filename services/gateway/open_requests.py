@@ -15,8 +15,9 @@ from engine.request import FinishReason
 from services.gateway.errors import from_failed
 from services.gateway.translate import Asked
 from services.messages import Admitted, Detokenized, Envelope, Failed, Result, Text, Tokenized
+from services.work import Generate
 
-Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
+Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation's last output
 TOKEN_BYTES = 64  # what a waiting token record weighs at most, without its log probabilities
 
 
@@ -42,6 +43,14 @@ class SlotLimits:
     max_bytes: int
 
 
+@dataclasses.dataclass(slots=True)
+class OpenOutput:
+    """One of a generation's outputs."""
+
+    num_tokens: int = 0  # received: the next message must start here
+    last: Text | None = None  # the message that finished it
+
+
 class OpenRequest:
     """One request: what came for it, what of that has been taken, how it ended."""
 
@@ -58,7 +67,7 @@ class OpenRequest:
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
         self.first_token_s: float | None = None
-        self.num_tokens = 0  # received: the next message must start here
+        self.outputs = [OpenOutput() for _ in range(_num_outputs(asked))]
         self.last_seq = 0
         self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
@@ -69,6 +78,7 @@ class OpenRequest:
         self.is_writing = False
         self._waiting: list[Text] = []
         self._waiting_bytes = 0
+        self._ended: collections.deque[Text] = collections.deque()  # ends of outputs that were not taken yet
         self._watched_write = 0
         self._stalled_s = 0.0
 
@@ -82,26 +92,37 @@ class OpenRequest:
         return State.FAILED if isinstance(self.outcome, ServiceError) else State.FINISHED
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens received, over all outputs."""
+        return sum([output.num_tokens for output in self.outputs])
+
+    @property
     def num_used(self) -> int:
         """Tokens it has cost so far, prompt and output."""
         return self.num_tokens + (self.admitted.num_prompt if self.admitted else 0)
 
     def receive(self, text: Text, now_s: float) -> str:
         """Take a message; the reason if it was dropped, else "". A gap means loss and ends the request."""
-        if text.first_index < self.num_tokens:
+        if text.output_index >= len(self.outputs):
+            return "unknown_output"
+        output = self.outputs[text.output_index]
+        if text.first_index < output.num_tokens or output.last is not None:
             return "duplicate"
-        if text.first_index > self.num_tokens:
+        if text.first_index > output.num_tokens:
             self.end(stage_lost("detokenizer"))
             return "gap"
         if text.admitted is not None:
             self.admitted = text.admitted
-        self.num_tokens += len(text.tokens)
+        output.num_tokens += len(text.tokens)
         if text.tokens or text.text:
             self._waiting.append(text)
-            self._waiting_bytes += len(text.text) + TOKEN_BYTES * len(text.tokens)
+            self._waiting_bytes += _weight(text)
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
+            output.last = text
+            self._ended.append(text)
+        if text.finish is not None and all([one.last is not None for one in self.outputs]):
             # After a stop string, which the detokenizer found, the engine still computes: it needs the Cancel.
             self.ring_knows_end = text.finish is not FinishReason.STOP_STRING
             self.end(text)
@@ -118,16 +139,28 @@ class OpenRequest:
         return True
 
     def take(self) -> list[Text]:
-        """Messages for the next delta: the first of all alone, later ones together. Empty when nothing waits."""
+        """Messages of one output for the next delta: the first of all alone, later ones together. Empty when nothing
+        waits."""
         waiting = self._waiting
-        if self.last_seq == 0 and len(waiting) > 1:
+        if not waiting:
+            return []
+        if self.last_seq == 0:
             taken, self._waiting = waiting[:1], waiting[1:]
-        else:
+        elif len(self.outputs) == 1:
             taken, self._waiting = waiting, []
-            self._waiting_bytes = 0
-        if taken:
-            self.last_seq += 1
+        else:
+            index = waiting[0].output_index
+            taken = [one for one in waiting if one.output_index == index]
+            self._waiting = [one for one in waiting if one.output_index != index]
+        self._waiting_bytes = sum([_weight(one) for one in self._waiting])
+        self.last_seq += 1
         return taken
+
+    def take_ended(self) -> Text | None:
+        """The last message of an output of which nothing waits any more; each once."""
+        if not self._ended or any([one.output_index == self._ended[0].output_index for one in self._waiting]):
+            return None
+        return self._ended.popleft()
 
     def take_all(self) -> list[Text]:
         """Everything that waits, as one."""
@@ -204,6 +237,15 @@ class OpenRequests:
             dropped = _hand_over(request, message, now_s)
         if dropped:
             self._on_drop(dropped)
+
+
+def _num_outputs(asked: Asked) -> int:
+    return asked.work.params.n if isinstance(asked.work, Generate) else 1
+
+
+def _weight(text: Text) -> int:
+    """Bytes that a waiting message counts for."""
+    return len(text.text) + TOKEN_BYTES * len(text.tokens)
 
 
 def _unfit(request: OpenRequest, envelope: Envelope) -> str:

@@ -70,7 +70,7 @@ def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewayS
     output = params.max_tokens or max(0, limits.context_length - size)
     return Asked(
         work=Generate(prompt=prompt, params=params, stops=stops, priority=priority),
-        reserve=size + output,
+        reserve=size + output * params.num_sequences,
         effective=_effective(params, stops, priority, spec),
         token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
     )
@@ -111,6 +111,8 @@ def _params(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> Samplin
     asked, stop, output = spec.sampling, spec.stop, spec.output
     if asked.HasField("max_tokens") and asked.max_tokens == 0:
         raise invalid("max_tokens", "0 is below 1; leave it out to generate all that the context leaves", limit=1)
+    if asked.HasField("beam") and not asked.beam.width:
+        raise invalid("beam.width", "is missing; 2 to 32 hypotheses are kept", limit=2)
     return SamplingParams(
         max_tokens=asked.max_tokens or defaults.max_tokens,
         min_tokens=asked.min_tokens,
@@ -122,7 +124,18 @@ def _params(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> Samplin
         stop_token_ids=tuple(stop.token_ids),
         ignore_eos=stop.ignore_eos,
         logprobs=output.logprobs if output.HasField("logprobs") else -1,
+        n=asked.n if asked.HasField("n") else 1,
+        best_of=_best_of(asked),
+        beam_width=asked.beam.width,
+        length_penalty=asked.beam.length_penalty if asked.beam.HasField("length_penalty") else 1.0,
+        early_stopping=asked.beam.early_stopping,
     )
+
+
+def _best_of(asked: types_pb2.SamplingParams) -> int:
+    if asked.HasField("best_of") and asked.best_of == 0:
+        raise invalid("best_of", "0 is below n; leave it out to return every output", limit=asked.n)
+    return asked.best_of
 
 
 def _stops(stop: types_pb2.StopConditions, settings: GatewaySettings) -> Stops:
@@ -201,7 +214,9 @@ def _effective(
             top_p=params.top_p,
             min_p=params.min_p,
             seed=params.seed,
-            n=1,
+            n=params.n,
+            best_of=params.best_of or params.n,
+            beam=_effective_beam(params),
         ),
         stop=types_pb2.StopConditions(
             strings=stops.strings,
@@ -214,4 +229,12 @@ def _effective(
         ),
         cache=types_pb2.CacheOptions(bypass=False),
         scheduling=types_pb2.SchedulingOptions(priority=priority, on_disconnect=types_pb2.DISCONNECT_ACTION_CANCEL),
+    )
+
+
+def _effective_beam(params: SamplingParams) -> types_pb2.BeamSearch | None:
+    if not params.beam_width:
+        return None
+    return types_pb2.BeamSearch(
+        width=params.beam_width, length_penalty=params.length_penalty, early_stopping=params.early_stopping
     )

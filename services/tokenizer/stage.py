@@ -74,7 +74,7 @@ class TokenizerStage:
         match message:
             case Submit():
                 self._begin(message)
-            case Cancel():
+            case Cancel(output_index=None):
                 if message.envelope.attempt >= self._attempt(message.envelope):
                     self._drop(message.envelope.request_id)
                 self._emit(message)
