@@ -25,11 +25,31 @@ class TokenPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknow
     ids: bytes
 
 
+class ToolCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A call that the model made in an earlier turn."""
+
+    name: str
+    arguments: str  # a JSON object
+    id: str = ""
+
+
 class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One turn of a conversation, text parts already joined."""
+    """One turn of a conversation, text parts already joined. What is None or empty the template does not see."""
 
     role: str
-    content: str
+    content: str | None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""  # of a tool's answer: the call that it answers
+    name: str = ""  # of a tool's answer: the tool
+
+
+class Tool(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None
+    parameters: str  # a JSON Schema
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -37,6 +57,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
+    tools: tuple[Tool, ...] = ()
+    variables: str = "{}"  # a JSON object: further variables of the template
 
 
 PromptInput: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
