@@ -14,10 +14,11 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
 from engine.models.config import ModelConfig
-from engine.models.model import load_model
+from engine.models.model import load_model, plan_model
 from engine.request import Limits
 from engine.runner.runner import Runner
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.settings import settings_of
 from kernels import native
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
@@ -36,6 +37,7 @@ class Built:
     device: str
     dtype: str
     num_blocks: int
+    num_parameters: int
     kernels: str
 
 
@@ -50,7 +52,10 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
     model = load_model(directory, model_config, dtype, device, limits.context_length)
     num_blocks = cache_blocks(config, model_config, limits, dtype, device)
     cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
-    scheduler = Scheduler(cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens)
+    settings = settings_of(config)
+    scheduler = Scheduler(
+        cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens, settings
+    )
     runner = Runner(model, num_blocks, config.block_size, config.max_num_seqs, limits.context_length)
     own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
     return Built(
@@ -58,6 +63,7 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
+        num_parameters=plan_model(model_config, dtype).num_parameters,
         kernels=native.instruction_set() if own else "torch",
     )
 

@@ -7,14 +7,15 @@ finish or a failure (a cancelled one ends silently: who cancelled it knows). Kno
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.errors import ServiceError
 from engine.plan import Plan, StepResult
 from engine.request import EngineRequest
+from engine.scheduler.events import Sampled
+from engine.scheduler.pace import Pace
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import Sampled
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class StepRunner(Protocol):
         """Have `on_layer` called after each layer computed."""
 
     def place(self, plan: Plan) -> None:
-        """Apply the plan's placements and block-table additions to the per-slot state."""
+        """Apply the plan's copies, placements and block-table additions."""
 
     def launch(self, plan: Plan) -> Pending:
         """Start computing the plan's rows, whose slots are in place."""
@@ -51,60 +52,68 @@ class StepEvents:
     failed: list[tuple[str, ServiceError]]
 
 
-@dataclasses.dataclass(slots=True)
-class StepStats:
-    """Running figures of the engine's steps; means decay over about twenty steps."""
-
-    num_steps: int = 0
-    mean_step_s: float = 0.0
-    tokens_per_s: float = 0.0
-    total_s: float = 0.0
-    num_tokens: int = 0
-
-    def record(self, seconds: float, num_tokens: int) -> None:
-        """Take one step into account."""
-        weight = 1.0 if self.num_steps == 0 else 0.05
-        self.num_steps += 1
-        self.total_s += seconds
-        self.num_tokens += num_tokens
-        self.mean_step_s += weight * (seconds - self.mean_step_s)
-        self.tokens_per_s += weight * (num_tokens / max(seconds, 1e-9) - self.tokens_per_s)
-
-
 class Engine:
     """One model, one scheduler, one runner."""
 
     def __init__(self, scheduler: Scheduler, runner: StepRunner, clock: Callable[[], float] = time.monotonic) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        self.stats = StepStats()
         self._clock = clock
 
     @property
+    def stats(self) -> Pace:
+        """Running figures of the steps."""
+        return self.scheduler.pace
+
+    @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        return self.scheduler.num_running + self.scheduler.num_waiting > 0
+        """Whether a step would do anything: a paused request is no work, but its deadline still needs steps."""
+        return self.scheduler.has_work
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises ServiceError when it may not or can never run."""
         self.scheduler.add(request)
 
-    def cancel(self, request_id: str) -> bool:
-        """End a request silently and free what it holds. False if it is not open."""
+    def cancel(self, request_id: str, output_index: int | None = None) -> bool:
+        """End a request silently and free what it holds, or end one output of it. False if it is not open."""
+        if output_index is not None:
+            return self.scheduler.cancel_output(request_id, output_index, self._clock())
         return self.scheduler.cancel(request_id)
+
+    def grant(self, request_id: str, num_tokens: int) -> None:
+        """Allow `num_tokens` more to be sampled, over all outputs. Raises ServiceError: not open, or out of range."""
+        self.scheduler.grant(request_id, num_tokens, self._clock())
+
+    def append(self, request_id: str, ids: Sequence[int]) -> None:
+        """More prompt for a request whose input is open.
+
+        Raises ServiceError when it is not open, its input is closed, or the whole no longer fits; it stays as it was.
+        """
+        self.scheduler.append(request_id, ids, self._clock())
+
+    def close_input(self, request_id: str) -> None:
+        """No more prompt comes: sampling may start. Raises ServiceError when the request is not open."""
+        self.scheduler.close_input(request_id, self._clock())
+
+    def update(
+        self,
+        request_id: str,
+        max_tokens: int | None = None,
+        priority: int | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Change an open request; what is None stays. Raises ServiceError when it is not open or out of range."""
+        self.scheduler.update(request_id, max_tokens, priority, deadline_s)
 
     def step(self) -> StepEvents:
         """Compute one step for whoever is due."""
         start = self._clock()
-        failed = self.scheduler.expire(start)
+        ended, failed = self.scheduler.expire(start)
         plan = self.scheduler.plan(start)
         if plan is None:
-            return StepEvents([], failed)
-        result = self._run(plan)
-        now = self._clock()
-        self.stats.record(now - start, plan.num_tokens)
-        sampled, broken = self.scheduler.apply(plan, result, now)
-        return StepEvents(sampled, failed + broken)
+            return StepEvents(ended, failed)
+        sampled, broken = self.scheduler.apply(plan, self._run(plan), self._clock())
+        return StepEvents(ended + sampled, failed + broken)
 
     def _run(self, plan: Plan) -> StepResult:
         """The step's result; when it raises, its rows one by one, so that only the guilty request fails.

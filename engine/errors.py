@@ -101,6 +101,23 @@ def queue_full(depth: int, limit: int, retry_after_s: float = 1.0) -> ServiceErr
     )
 
 
+def deadline_unattainable(seconds: float, left: float) -> ServiceError:
+    """At the rate measured, the request would end after its deadline."""
+    return ServiceError(
+        Code.RESOURCE_EXHAUSTED,
+        "DEADLINE_UNATTAINABLE",
+        f"at the present rate this request takes {seconds:.3f} s; its deadline leaves {max(left, 0.0):.3f} s: "
+        "allow more time, lower max_tokens, or try again later",
+        details={"actual": f"{seconds:.3f}", "limit": f"{max(left, 0.0):.3f}"},
+        retry_after_s=max(seconds - left, 0.1),
+    )
+
+
+def not_open(request_id: str) -> ServiceError:
+    """A frame for a request that is unknown or has ended."""
+    return ServiceError(Code.NOT_FOUND, "NOT_OPEN", f"the request {request_id} is not open here; it may have ended")
+
+
 def deadline_exceeded() -> ServiceError:
     """The client's deadline passed."""
     return ServiceError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "the request's deadline passed before it finished")

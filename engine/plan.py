@@ -16,12 +16,14 @@ class Placement:
         slot: the permanent row of the runner's state.
         barred_ids: ids that may not be sampled before position `min_position` (min_tokens).
         min_position: first position whose token may be one of `barred_ids`.
+        output_index: of the output within its request: part of the key of its noise.
     """
 
     slot: int
     params: SamplingParams
     barred_ids: tuple[int, ...]
     min_position: int
+    output_index: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Plan:
         samples: per row, whether its last token is the newest that exists, so that one is sampled after it.
         placements: slots newly taken since the last plan, applied first.
         new_blocks: (slot, index in its block table, block ids) added since the last plan.
+        copies: (from, to) cache blocks to be copied, in order, before anything else is done.
     """
 
     step: int
@@ -47,6 +50,7 @@ class Plan:
     samples: list[bool]
     placements: list[Placement]
     new_blocks: list[tuple[int, int, list[int]]]
+    copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -19,6 +19,7 @@ class FinishReason(enum.StrEnum):
     EOS = "eos"
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
+    CANCELLED = "cancelled"  # this output was cancelled, others of its request went on
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class Limits:
     max_stop_bytes: int = 256
     max_stop_token_ids: int = 64
     max_priority: int = 1000
+    max_outputs: int = 128
+    max_beam_width: int = 32
+    max_length_penalty: float = 10.0
+    max_credit: int = 1 << 20
     max_temperature: float = 100.0
 
 
@@ -56,6 +61,11 @@ class SamplingParams:
         stop_token_ids: ids that end the output (FinishReason.STOP_TOKEN).
         ignore_eos: go on after the model's end-of-sequence ids.
         logprobs: candidates to report per token; -1 reports none, 0 only the chosen token's.
+        n: outputs to return; each samples with noise of its own index.
+        best_of: outputs to sample, of which the n with the highest mean log probability are returned; 0 is n.
+        beam_width: hypotheses kept per step of a beam search over raw log probabilities; 0 samples instead.
+        length_penalty: exponent of the length by which a hypothesis' score is divided.
+        early_stopping: end a beam search as soon as `beam_width` hypotheses are complete.
     """
 
     max_tokens: int = 0
@@ -68,6 +78,21 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int = -1
+    n: int = 1
+    best_of: int = 0
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    @property
+    def is_search(self) -> bool:
+        """Whether outputs are chosen, and emitted, only at the end."""
+        return self.beam_width > 0 or self.best_of > self.n
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run at once for it."""
+        return max(self.n, self.best_of, self.beam_width)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +106,12 @@ class EngineRequest:
         arrival_s: engine clock at arrival.
         deadline_s: engine clock after which nobody waits for it; infinity when there is none.
         cache_salt: keeps tenants' prefixes apart (and model revisions and adapters): part of the first block's hash.
+        tenant: who pays; fair share and length prediction go by it.
+        ttft_target_s: seconds to the first token that the client hopes for; infinity when it does not say.
+        credit: tokens that may be sampled, over all outputs, before the first grant; None is without limit.
+        is_open: more prompt may be appended: its prefill runs, sampling starts when the input is closed.
+        resume_ids: per output, the tokens that were already received: it goes on behind them and emits none again;
+            None for an output that has ended. Empty: every output starts from nothing.
     """
 
     request_id: str
@@ -90,6 +121,11 @@ class EngineRequest:
     arrival_s: float = 0.0
     deadline_s: float = math.inf
     cache_salt: bytes = b""
+    tenant: str = ""
+    ttft_target_s: float = math.inf
+    credit: int | None = None
+    is_open: bool = False
+    resume_ids: tuple[tuple[int, ...] | None, ...] = ()
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:
@@ -108,6 +144,22 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
     if len(params.stop_token_ids) > limits.max_stop_token_ids:
         raise invalid("stop_token_ids", f"{len(params.stop_token_ids)} ids; at most {limits.max_stop_token_ids}")
     check_ids("stop_token_ids", params.stop_token_ids, limits)
+    _check_outputs(params, limits)
+
+
+def _check_outputs(params: SamplingParams, limits: Limits) -> None:
+    """How many outputs, and how they are searched for."""
+    _in_range("n", params.n, 1, limits.max_outputs)
+    if params.best_of:
+        _in_range("best_of", params.best_of, params.n, limits.max_outputs)
+    _in_range("length_penalty", params.length_penalty, -limits.max_length_penalty, limits.max_length_penalty)
+    if not params.beam_width:
+        return
+    _in_range("beam.width", params.beam_width, 2, limits.max_beam_width)
+    if params.n > params.beam_width:
+        raise invalid("n", f"{params.n} is above beam.width {params.beam_width}", limit=params.beam_width)
+    if params.best_of > params.n:
+        raise invalid("best_of", "a beam search returns its n best hypotheses: leave best_of out")
 
 
 def check_prompt(num_tokens: int, params: SamplingParams, limits: Limits) -> None:

@@ -9,6 +9,8 @@ import math
 
 from engine.config import EngineConfig, option
 from engine.errors import Code, ServiceError
+from engine.scheduler.policies import POLICIES
+from engine.scheduler.settings import parse_weights
 from services.messages import Role
 
 ENV_PREFIX = "SLUICE_"
@@ -19,7 +21,7 @@ class ServiceConfig:
     """How the processes of one service find each other, what they admit and what they tell."""
 
     model: str = option("demo", "a checkpoint directory, a Hugging Face hub id, or demo, the embedded model")
-    revision: str = option("", "branch, tag or commit of a hub model")
+    revision: str = option("", "branch, tag or commit of a hub model; for a directory, what to call its revision")
     served_model_name: str = option("", "the name clients ask for; default: as in --model")
     listen: str = option("127.0.0.1:50051", "host:port of the gRPC server, or unix:/path; port 0 takes a free one")
     tls_cert: str = option("", "PEM certificate chain of the gRPC server; read again when it changes")
@@ -35,6 +37,7 @@ class ServiceConfig:
     tokenizer_peers: str = option("", "id=address, comma-separated, of every tokenizer")
     engine_peers: str = option("", "id=address, comma-separated, of every engine")
     detokenizer_peers: str = option("", "id=address, comma-separated, of every detokenizer")
+    ring_keys: str = option("", "directory of CURVE keys, made by `sluice keys`: needed for tcp:// in the ring")
     gateways: int = option(1, "gateway processes, sharing the port")
     tokenizers: int = option(1, "tokenizer processes")
     detokenizers: int = option(1, "detokenizer processes")
@@ -73,14 +76,16 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     """Raise ServiceError naming the first setting that is out of range, before any process starts."""
     for name in ("gateways", "tokenizers", "detokenizers", "encoding_threads", "max_open_requests", "max_prompt_bytes"):
         _at_least(name, getattr(service, name), 1)
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_queued_requests", "max_queued_tokens"):
         _at_least(name, getattr(engine, name), 1)
     for name in ("max_model_len", "kv_cache_tokens", "threads"):
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "grace_s"):
-        value = getattr(service, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise bad_setting(name, f"{value} is not a number of seconds")
+        _seconds(name, getattr(service, name))
+    for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s"):
+        _seconds(name, getattr(engine, name))
+    _one_of("scheduling_policy", engine.scheduling_policy, tuple(POLICIES))
+    parse_weights(engine.tenant_weights)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("role", service.role, ("", *Role))
@@ -99,6 +104,11 @@ def bad_setting(name: str, message: str) -> ServiceError:
 def _at_least(name: str, value: int, low: int) -> None:
     if value < low:
         raise bad_setting(name, f"{value} is below {low}")
+
+
+def _seconds(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise bad_setting(name, f"{value} is not a number of seconds")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.errors import ServiceError
 from engine.plan import TokenLogprob
 from engine.request import EngineRequest
-from engine.scheduler.sequence import Sampled, Times
+from engine.scheduler.events import Sampled, Times
 from services.messages import (
     Admitted,
     Cancel,
@@ -26,9 +26,9 @@ from services.messages import (
     Timings,
     TokenLogprobs,
     Tokens,
-    unpack_ids,
+    failed,
 )
-from services.ring.loop import failed
+from services.work import unpack_ids
 
 REPORT_INTERVAL_S = 0.25
 
@@ -44,16 +44,30 @@ class _Open:
     arrival: float
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class About:
+    """What people may want to know of the model that was loaded."""
+
+    dtype: str = ""
+    num_parameters: int = 0
+
+
+UNKNOWN = About()
+
+
 class EngineStage:
     """Drives one engine."""
 
-    def __init__(self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record) -> None:
+    def __init__(
+        self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record, about: About = UNKNOWN
+    ) -> None:
         self.engine = engine
-        self.ended: dict[str, int] = {}  # requests by end: finished, failed, cancelled
+        self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
         self._id = engine_id
         self._epoch = epoch
         self._emit = emit
         self._record = record
+        self._about = about
         self._open: dict[str, _Open] = {}
         self._served_token = False
         self._reported_at = 0.0
@@ -74,9 +88,9 @@ class EngineStage:
             case Prompt():
                 self._add(message)
             case Cancel():
-                self.engine.cancel(message.envelope.request_id)
-                if self._open.pop(message.envelope.request_id, None) is not None:
-                    self._count("cancelled")
+                opened = self._open.get(message.envelope.request_id)
+                if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
+                    self._drop(message.envelope.request_id)
                 self._emit(message)
             case Failed() | Result():
                 self._emit(message)
@@ -84,8 +98,8 @@ class EngineStage:
                 raise TypeError(f"an engine takes no {type(message).__name__}")
 
     def turn(self) -> bool:
-        """One engine step, if there is work."""
-        if self.engine.has_work:
+        """One engine step; also for paused requests, as a deadline may pass."""
+        if self._open:
             events = self.engine.step()
             for sampled in events.sampled:
                 self._emit(self._tokens(sampled))
@@ -94,14 +108,27 @@ class EngineStage:
         self._report()
         return self.engine.has_work
 
+    def _drop(self, request_id: str) -> None:
+        """Let go of a request whose end is told by somebody else."""
+        self.engine.cancel(request_id)
+        del self._open[request_id]
+        self._count("cancelled")
+
     def _add(self, prompt: Prompt) -> None:
         envelope = prompt.envelope
+        opened = self._open.get(envelope.request_id)
+        if opened is not None:
+            if envelope.attempt <= opened.prompt.envelope.attempt:
+                self._count("stale")
+                return
+            self._drop(envelope.request_id)  # a replay and what it replaces must not both speak
         now = time.monotonic()
         request = EngineRequest(
             request_id=envelope.request_id,
             prompt_ids=tuple(unpack_ids(prompt.ids)),
             params=prompt.params,
             priority=prompt.priority,
+            tenant=envelope.tenant,
             arrival_s=now,
             deadline_s=float("inf") if envelope.time_left_s is None else now + envelope.time_left_s,
             cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
@@ -124,13 +151,15 @@ class EngineStage:
             admitted = Admitted(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops)
         timings = None
         if sampled.times is not None:
+            timings = self._end(opened, sampled.times, sampled.first_index + len(sampled.token_ids))
+        if sampled.is_last:
             del self._open[sampled.request_id]
             self._count("finished")
-            timings = self._end(opened, sampled.times, sampled.first_index + len(sampled.token_ids))
         return Tokens(
             envelope=prompt.envelope,
             first_index=sampled.first_index,
             ids=sampled.token_ids,
+            output_index=sampled.output_index,
             logprobs=tuple(_logprobs(logprob) for logprob in sampled.logprobs),
             admitted=admitted,
             finish=sampled.finish,
@@ -138,7 +167,7 @@ class EngineStage:
         )
 
     def _end(self, opened: _Open, times: Times, num_tokens: int) -> Timings:
-        """Spans and durations of a request that finished."""
+        """Spans and durations of an output that finished."""
         prompt = opened.prompt
         scheduled = opened.arrival + times.queue_s
         first = scheduled + times.prefill_s
@@ -165,7 +194,8 @@ class EngineStage:
         if now - self._reported_at < REPORT_INTERVAL_S:
             return
         self._reported_at = now
-        self._emit(Report(self._id, self._epoch, load_of(self.engine), self._served_token))
+        load, about = load_of(self.engine), self._about
+        self._emit(Report(self._id, self._epoch, load, self._served_token, about.dtype, about.num_parameters))
 
 
 def load_of(engine: Engine) -> Load:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from engine.build import build_engine
-from services.engine_loop import EngineStage, load_of
+from services.engine_loop import About, EngineStage, load_of
 from services.process import Process
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,8 @@ async def run(process: Process) -> int:
     if built.device == "cpu" and built.dtype == "float32" and built.kernels == "torch":
         logger.warning("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again")
     ring = process.ring
-    stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record)
+    loaded = About(built.dtype, built.num_parameters)
+    stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record, loaded)
     built.engine.runner.watch(at_most_every(ATTEND_S, ring.attend))
     process.metrics.collect_from(lambda: figures(stage))
     return await process.run(stage)

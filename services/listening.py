@@ -35,7 +35,9 @@ def is_local(listen: str) -> bool:
 
 
 def check_plaintext(setting: str, listen: str, has_tls: bool, is_insecure: bool) -> None:
-    """Raise ServiceError unless it is safe, or was asked for, to serve `listen` in plaintext."""
+    """Raise ServiceError unless `listen` is well formed and it is safe, or was asked for, to serve it in plaintext."""
+    if not listen.startswith(UNIX):
+        split(setting, listen)
     if has_tls or is_insecure or is_local(listen):
         return
     raise bad_setting(

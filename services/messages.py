@@ -9,14 +9,13 @@ All are `gc=False`: none can be part of a cycle, and not being tracked halves th
 """
 
 import enum
-import sys
-from array import array
-from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from engine.errors import ServiceError
 from engine.request import FinishReason, SamplingParams
+from services.work import Stops, Work
 
 SCHEMA_VERSION = 1
 
@@ -46,68 +45,6 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     traceparent: str = ""  # W3C context of the span that later stages hang theirs under
     tracestate: str = ""
     time_left_s: float | None = None  # None: no deadline
-
-
-class TextPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """A prompt as text; special tokens of the tokenizer's own template are added."""
-
-    text: str
-
-
-class TokenPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """A prompt as token ids, used as they are. `ids` is little-endian int32."""
-
-    ids: bytes
-
-
-class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One turn of a conversation, text parts already joined."""
-
-    role: str
-    content: str
-
-
-class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """A conversation for the checkpoint's chat template."""
-
-    messages: tuple[ChatMessage, ...]
-    add_generation_prompt: bool = True
-
-
-PromptInput: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
-
-
-class Stops(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Stop strings, matched by the detokenizer."""
-
-    strings: tuple[str, ...] = ()
-    include: bool = False  # keep the matched string in the text
-
-
-class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Work: generate from a prompt."""
-
-    prompt: PromptInput
-    params: SamplingParams
-    stops: Stops = Stops()
-    priority: int = 0
-
-
-class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Work: token ids of a prompt."""
-
-    prompt: PromptInput
-    add_special_tokens: bool = True
-
-
-class Detokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Work: the text of token ids (little-endian int32)."""
-
-    ids: bytes
-    skip_special_tokens: bool = True
-
-
-Work: TypeAlias = Generate | Tokenize | Detokenize
 
 
 class Submit(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -165,7 +102,7 @@ class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     ids: tuple[int, ...]
     output_index: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()  # as many as ids, or none
-    admitted: Admitted | None = None  # on the first message of a request
+    admitted: Admitted | None = None  # on the first message of each output
     finish: FinishReason | None = None  # the output ends with these tokens
     timings: Timings | None = None  # with finish
 
@@ -271,6 +208,24 @@ class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     epoch: int
     load: Load
     served_token: bool  # a real token has been made since start
+    dtype: str = ""  # number format that it computes in
+    num_parameters: int = 0
+
+
+class Blob(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """In place of a message that is too large for a frame: where to find it (see `services.ring.blobs`)."""
+
+    envelope: Envelope
+    digest: str  # SHA-256 of the encoded message, hex
+    size: int
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """A piece of a blob, before it, where sender and receiver share no disk."""
+
+    digest: str
+    offset: int
+    data: bytes
 
 
 Message: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Failed | Result | Probe | Report
@@ -283,22 +238,18 @@ class Frame(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     sender: str
     epoch: int  # wall clock in ns at the boot of the sender: a higher one is a newer process, a lower one is stale
     seq: int  # counts frames of this sender to this peer from 1: gaps are loss
-    messages: tuple[Message, ...]
+    messages: tuple[Message | Blob | Chunk, ...]
     schema: int = SCHEMA_VERSION
 
 
-def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian int32, four bytes each whatever their size."""
-    packed = array("i", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_ids(data: bytes) -> list[int]:
-    """The ids in `data`. Raises ValueError when its length is no multiple of four."""
-    packed = array("i")
-    packed.frombytes(data)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tolist()
+def failed(envelope: Envelope, error: ServiceError) -> Failed:
+    """The message that carries an error round the ring."""
+    return Failed(
+        envelope=envelope,
+        code=int(error.code),
+        reason=error.reason,
+        message=error.message,
+        field=error.field,
+        details=error.details,
+        retry_after_s=error.retry_after_s,
+    )

@@ -26,13 +26,16 @@ class ModelSource:
 
 
 def resolve_model(model: str, revision: str) -> ModelSource:
-    """Raises ServiceError NOT_FOUND saying what was tried and what to do."""
+    """`revision` is what to fetch from a hub, or what to call a directory's, instead of a digest.
+
+    Raises ServiceError NOT_FOUND saying what was tried and what to do.
+    """
     if model == DEMO:
         directory = Path(str(resources.files("demo"))) / "target"
-        return ModelSource(directory, DEMO, digest(directory))
+        return ModelSource(directory, DEMO, revision or digest(directory))
     path = Path(model).expanduser()
     if path.is_dir():
-        return ModelSource(path.resolve(), path.resolve().name, digest(path))
+        return ModelSource(path.resolve(), path.resolve().name, revision or digest(path))
     if path.exists():
         raise _not_found(f"--model {model} is a file; give the checkpoint's directory")
     if not HUB_ID.fullmatch(model):

@@ -22,6 +22,7 @@ from services.config import ServiceConfig, bad_setting, parse_peers
 from services.messages import Role
 from services.model_source import resolve_model
 from services.process import Process
+from services.ring.keys import load_keys
 from services.ring.loop import RingLoop
 from services.ring.peers import NEXT
 from services.telemetry import logs
@@ -113,10 +114,14 @@ def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
     peers = parse_peers(following, tables[following])
     if not peers:
         raise bad_setting(f"{following}_peers", f"is needed by a {role}: id=address of every {following}")
+    plain = [address for address in (config.inbox, *peers.values()) if address.startswith("tcp://")]
+    if plain and not config.ring_keys:
+        raise bad_setting("ring_keys", f"is needed for {plain[0]}: TCP is always encrypted; `sluice keys` makes them")
+    keys = load_keys(config.ring_keys, process_id) if plain else None
     # A prompt's bytes can become four bytes each as token ids; everything else is far smaller.
     max_message_bytes = MIN_MESSAGE_BYTES + 4 * config.max_prompt_bytes
     try:
-        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes)
+        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
     except zmq.ZMQError as error:
         raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
 
@@ -128,7 +133,7 @@ def ring_figures(ring: RingLoop) -> Mapping[str, float]:
         **{f"sluice_ring_{reason}_total": float(num) for reason, num in ring.counts.items()},
         **{
             f"sluice_ring_out_{reason}_total": float(sum(outbox.counts[reason] for outbox in ring.outboxes.values()))
-            for reason in ("frames", "would_block", "oversize", "backlog_full")
+            for reason in ("frames", "blobs", "would_block", "oversize", "backlog_full")
         },
     }
 

@@ -173,6 +173,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     service = dataclasses.replace(
         service,
         model=str(source.directory),
+        revision=source.revision,
         served_model_name=service.served_model_name or source.name,
         listen=free_address(service.listen),
     )

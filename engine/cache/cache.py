@@ -1,7 +1,8 @@
 """The KV cache's bookkeeping: block tables that grow, share full prefix blocks and are released.
 
 Takes token ids and counts, gives block ids. A write never meets a shared block: only full blocks are named and shared,
-and a sequence writes behind its full blocks. Knows nothing of tensors, requests' parameters or scheduling.
+and a sequence writes behind its full blocks; the partial tail that a fork shares is copied on write. Knows nothing of
+tensors, requests' parameters or scheduling.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ class BlockTable:
     blocks: list[int] = dataclasses.field(default_factory=list)
     names: list[bytes] = dataclasses.field(default_factory=list)
     num_named: int = 0  # leading blocks that were offered to the index
+    shared_tail: int = -1  # index of the partial block that a fork shares until somebody writes to it
 
 
 @dataclasses.dataclass(slots=True)
@@ -39,6 +41,7 @@ class KVCache:
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex()
         self.stats = CacheStats()
+        self._copies: list[tuple[int, int]] = []
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens take."""
@@ -74,14 +77,34 @@ class KVCache:
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Give the table room for `num_tokens`, all or nothing. False when the pool cannot."""
         missing = self.blocks_for(num_tokens) - len(table.blocks)
-        if missing > self.pool.num_free:
+        tail = table.shared_tail
+        copies = tail >= 0 and self.pool.refs(table.blocks[tail]) > 1
+        if missing + copies > self.pool.num_free:
             return False
+        if copies:
+            self._copies.append((table.blocks[tail], self._allocate()))
+            self.pool.release(table.blocks[tail])
+            table.blocks[tail] = self._copies[-1][1]
+        table.shared_tail = -1
         for _ in range(missing):
-            block = self.pool.allocate()
-            if self.index.forget(block):
-                self.stats.evictions += 1
-            table.blocks.append(block)
+            table.blocks.append(self._allocate())
         return True
+
+    def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        """A table that shares the blocks of the first `num_tokens`, all computed; needs no block. Whoever of the two
+        writes to a partial last one first is given a copy by `grow`."""
+        child = BlockTable(table.root, table.blocks[: self.blocks_for(num_tokens)], list(table.names))
+        child.num_named = min(table.num_named, num_tokens // self.block_size)
+        for block in child.blocks:
+            self.pool.share(block)
+        if num_tokens % self.block_size:
+            child.shared_tail = table.shared_tail = num_tokens // self.block_size
+        return child
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """(from, to) blocks to be copied, in order, before anything is written; each is told once."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def commit(self, table: BlockTable, tokens: Sequence[int], num_computed: int) -> None:
         """Name the blocks that `num_computed` tokens have filled, so that others find them."""
@@ -102,6 +125,7 @@ class KVCache:
             self.pool.release(block)
         table.blocks.clear()
         table.num_named = 0
+        table.shared_tail = -1
 
     def check(self, tables: Sequence[BlockTable]) -> None:
         """Assert I3: the tables given are all that hold blocks, and each reference has its holder."""
@@ -113,6 +137,13 @@ class KVCache:
                 holders[block] += 1
         for block, count in enumerate(holders):
             assert self.pool.refs(block) == count, f"block {block}: {self.pool.refs(block)} references, {count} holders"
+
+    def _allocate(self) -> int:
+        """A block to write to; what it held is found no more."""
+        block = self.pool.allocate()
+        if self.index.forget(block):
+            self.stats.evictions += 1
+        return block
 
     def _name(self, table: BlockTable, tokens: Sequence[int], i: int) -> bytes:
         """Name of the i-th block; hashed once, kept on the table (the tokens of a sequence never change)."""

@@ -21,6 +21,7 @@ class SlotRows:
         self._top_p = np.ones(num_slots, dtype=np.float32)
         self._min_p = np.zeros(num_slots, dtype=np.float32)
         self._seed = np.zeros(num_slots, dtype=np.int64)
+        self._output = np.zeros(num_slots, dtype=np.int64)
         self._num_logprobs = np.full(num_slots, -1, dtype=np.int64)
         self._min_position = np.zeros(num_slots, dtype=np.int64)
         self._barred_ids: list[tuple[int, ...]] = [()] * num_slots
@@ -34,6 +35,7 @@ class SlotRows:
         self._top_p[slot] = params.top_p
         self._min_p[slot] = params.min_p
         self._seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
+        self._output[slot] = placement.output_index
         self._num_logprobs[slot] = params.logprobs
         self._min_position[slot] = placement.min_position
         self._barred_ids[slot] = placement.barred_ids
@@ -54,7 +56,7 @@ class SlotRows:
             min_p=self._min_p[slots],
             seed=self._seed[slots],
             position=at,
-            output=np.zeros(len(slots), dtype=np.int64),
+            output=self._output[slots],
             barred={int(i): self._barred_ids[slots[i]] for i in below},
             num_logprobs={int(i): int(self._num_logprobs[slots[i]]) for i in asked},
         )

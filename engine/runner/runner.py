@@ -47,7 +47,10 @@ class Runner:
         self._model.on_layer = on_layer
 
     def place(self, plan: Plan) -> None:
-        """Reset newly taken slots, then note the blocks that tables have grown by."""
+        """Copy blocks that forks part with, reset newly taken slots, note the blocks that tables have grown by."""
+        for source, target in plan.copies:
+            for layer in self._cache:
+                layer[target] = layer[source]
         for placement in plan.placements:
             self._rows.reset(placement)
         for slot, first, blocks in plan.new_blocks:

@@ -1,35 +1,36 @@
 """Decide which tokens run next: requests and block counts in, a `Plan` out; sampled tokens in, events out.
 
 One rule, no phases: each step hands out a budget of tokens that lets computed tokens catch up with existing ones.
-Sequences one token behind (decode) come first, then longer gaps (prefill, in chunks), then waiting requests while
-blocks last. Knows nothing of tensors, sockets or text; the clock is an argument.
-
-Why it always makes progress: never-fits requests are refused in `add`, and the first sequence in key order may take
-the blocks of every other one that is not yet part of the step, so it at least advances.
+Sequences one token behind (decode) come first; then waiting ones are let in; prompts share what is left. Knows nothing
+of tensors, sockets or text; the clock is an argument.
 """
 
 import math
+from collections.abc import Sequence as Ids
 
-from engine.cache.cache import BlockTable, KVCache
-from engine.errors import Code, ServiceError, deadline_exceeded, engine_fault, never_fits
-from engine.plan import Placement, Plan, StepResult, TokenLogprob
-from engine.request import (
-    EngineRequest,
-    FinishReason,
-    Limits,
-    check_ids,
-    check_params,
-    check_priority,
-    check_prompt,
-    effective_max_tokens,
-)
-from engine.scheduler.sequence import NO_SLOT, Admission, Sampled, Sequence, State, Times
+from engine.cache.cache import KVCache
+from engine.errors import Code, ServiceError, deadline_exceeded, engine_fault, invalid, not_open
+from engine.plan import Plan, StepResult
+from engine.request import EngineRequest, FinishReason, Limits, check_ids, check_priority
+from engine.scheduler.admission import Admission
+from engine.scheduler.door import Door, check_credit
+from engine.scheduler.events import Failure, Sampled
+from engine.scheduler.floor import Floor
+from engine.scheduler.group import Group
+from engine.scheduler.lengths import OutputLengths
+from engine.scheduler.outputs import Outputs
+from engine.scheduler.pace import Pace
+from engine.scheduler.planner import Planner
+from engine.scheduler.policies import make_policy
+from engine.scheduler.sequence import State
+from engine.scheduler.settings import SchedulerSettings
+from engine.scheduler.waiting import Waiting
 
-Failure = tuple[str, ServiceError]
+DEFAULTS = SchedulerSettings()
 
 
 class Scheduler:
-    """Owns every open sequence. `plan` and `apply` alternate; `add` and `cancel` come between."""
+    """Owns every open request. `plan` and `apply` alternate; everything else comes between them."""
 
     def __init__(
         self,
@@ -38,263 +39,216 @@ class Scheduler:
         eos_ids: tuple[int, ...],
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        settings: SchedulerSettings = DEFAULTS,
     ) -> None:
         self.cache = cache
         self.limits = limits
-        self.num_preemptions = 0
-        self._eos_ids = eos_ids
-        self._budget = max_num_batched_tokens
-        self._open: dict[str, Sequence] = {}
-        self._waiting: list[Sequence] = []  # in key order
-        self._running: list[Sequence] = []  # in key order
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self.pace = Pace()
+        self._settings = settings
+        self._lengths = OutputLengths()
+        self._policy = make_policy(settings, self._lengths, limits.context_length)
+        waiting = Waiting(self._policy, settings.max_queued_requests, settings.max_queued_tokens)
+        self._floor = Floor(cache, waiting, max_num_seqs)
+        self._door = Door(cache, limits, eos_ids, max_num_seqs)
+        self._outputs = Outputs(self._floor, self._policy, self._lengths)
+        admission = Admission(self._floor, self._policy, self._lengths, settings)
+        self._planner = Planner(self._floor, admission, settings, max_num_batched_tokens)
         self._num_added = 0
-        self._step = 0
-        self._rows: list[Sequence] = []  # of the plan in flight
+        self._planned_s = 0.0
+        self._due: list[Group] = []  # requests with outputs that may be complete without a step
+        self._ended: list[Sampled] = []  # events of what ended between steps
         self._next_deadline = math.inf  # no open request expires before it
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot."""
-        return len(self._waiting)
+        """Sequences without a slot that want one."""
+        return len(self._floor.waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests with a slot."""
-        return len(self._running)
+        """Sequences with a slot."""
+        return len(self._floor.running)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._floor.groups)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Since start."""
+        return self._floor.num_preemptions
+
+    @property
+    def num_recomputed(self) -> int:
+        """Tokens computed once more since start, because a preemption had dropped them."""
+        return self._floor.num_recomputed
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything: paused requests are no work."""
+        floor = self._floor
+        return bool(floor.waiting or self._due or self._ended) or any(one.num_missing > 0 for one in floor.running)
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises ServiceError: bad parameters, a duplicate id, or one that can never fit."""
-        if request.request_id in self._open:
+        """Queue a request. Raises ServiceError: bad parameters, a duplicate id, no room, or it can never fit."""
+        if request.request_id in self._floor.groups:
             raise ServiceError(Code.INTERNAL, "DUPLICATE_ID", "this request id is already open in the engine")
-        check_params(request.params, self.limits)
-        check_priority(request.priority, self.limits)
-        check_ids("prompt", request.prompt_ids, self.limits)
-        check_prompt(len(request.prompt_ids), request.params, self.limits)
-        max_tokens = effective_max_tokens(len(request.prompt_ids), request.params, self.limits)
-        # The last token is sampled but never computed, hence -1.
-        needed = self.cache.blocks_for(len(request.prompt_ids) + max_tokens - 1)
-        if needed > self.cache.pool.num_blocks:
-            raise never_fits(needed, self.cache.pool.num_blocks)
-        end_ids = request.params.stop_token_ids + (() if request.params.ignore_eos else self._eos_ids)
-        sequence = Sequence(
-            request=request,
-            order=self._num_added,
-            max_tokens=max_tokens,
-            barred_ids=tuple(dict.fromkeys(end_ids)),
-            end_ids=frozenset(end_ids),
-            tokens=list(request.prompt_ids),
-            table=BlockTable(root=request.cache_salt),
-        )
+        group = self._door.open(request, self._num_added)
+        self._floor.waiting.check_room(group)
+        refusal = self._policy.refusal(group, request.arrival_s, self.pace)
+        if refusal is not None:
+            raise refusal
         self._num_added += 1
-        self._open[request.request_id] = sequence
-        self._next_deadline = min(self._next_deadline, request.deadline_s)
-        _insert(self._waiting, sequence)
+        self._policy.enter(group)
+        group.measure = self._policy.measure(group)
+        self._next_deadline = min(self._next_deadline, group.deadline_s)
+        self._floor.enter(group)
+        if group.is_held:
+            self._planner.hold(group, request.arrival_s)
+        if request.resume_ids:
+            self._due.append(group)
 
     def cancel(self, request_id: str) -> bool:
-        """Forget a request and free what it holds, now. False if it is not open."""
-        sequence = self._open.get(request_id)
-        if sequence is None:
-            return False
-        self._end(sequence)
-        return True
+        """Forget a request, events not yet told included, and free what it holds, now. False if it is not open."""
+        untold = [event for event in self._ended if event.request_id == request_id]
+        self._ended = [event for event in self._ended if event.request_id != request_id]
+        group = self._floor.groups.get(request_id)
+        if group is not None:
+            self._outputs.forget(group)
+        return group is not None or bool(untold)
 
-    def expire(self, now: float) -> list[Failure]:
-        """End every request whose deadline has passed."""
+    def cancel_output(self, request_id: str, index: int, now: float) -> bool:
+        """End one output; an event says so at the next step. False if it is not open, or is part of a search."""
+        group = self._floor.groups.get(request_id)
+        if group is None or group.params.is_search:
+            return False
+        for sequence in group.sequences:
+            if sequence.index == index:
+                self._ended.append(self._outputs.cut(sequence, FinishReason.CANCELLED, now))
+                return True
+        return False
+
+    def grant(self, request_id: str, num_tokens: int, now: float) -> None:
+        """Allow so many more tokens. Raises ServiceError: not open, or out of range."""
+        group = self._group(request_id)
+        if group.credit is None:
+            raise invalid("grant", "the request was sent without credit_window: its credit is unlimited")
+        check_credit(num_tokens, self.limits)
+        check_credit(group.credit + num_tokens, self.limits)
+        group.credit += num_tokens
+        self._wake(group, now)
+
+    def append(self, request_id: str, ids: Ids[int], now: float) -> None:
+        """More prompt. Raises ServiceError when not open, closed, or too long; the request stays as it was."""
+        group = self._group(request_id)
+        if not group.is_open:
+            raise ServiceError(Code.FAILED_PRECONDITION, "INPUT_CLOSED", "the input of this request is closed")
+        check_ids("append", ids, self.limits)
+        num_prompt = len(group.prompt) + len(ids)
+        max_tokens = group.asked_tokens or self.limits.context_length - num_prompt
+        self._door.check_size(group, num_prompt, max_tokens)
+        with self._floor.requeued(group):
+            group.max_tokens = max_tokens
+            group.prompt.extend(ids)
+            for sequence in group.sequences:
+                sequence.tokens.extend(ids)
+        self._wake(group, now)
+
+    def close_input(self, request_id: str, now: float) -> None:
+        """Let sampling start. Raises ServiceError when the request is not open; closing twice is harmless."""
+        group = self._group(request_id)
+        group.is_open = False
+        self._wake(group, now)
+
+    def update(
+        self,
+        request_id: str,
+        max_tokens: int | None,
+        priority: int | None,
+        deadline_s: float | None,
+    ) -> None:
+        """Change an open request; None leaves as it is. Raises ServiceError: not open, or out of range."""
+        group = self._group(request_id)
+        if priority is not None:
+            check_priority(priority, self.limits)
+        if deadline_s is not None and math.isnan(deadline_s):
+            raise invalid("deadline", "is not a number")
+        if max_tokens is not None:
+            if max_tokens < 1:
+                raise invalid("max_tokens", f"{max_tokens} is below 1", limit=1)
+            self._door.check_size(group, len(group.prompt), max_tokens)
+        with self._floor.requeued(group):
+            if max_tokens is not None:
+                group.asked_tokens = group.max_tokens = max_tokens
+            group.priority = group.priority if priority is None else priority
+            group.deadline_s = group.deadline_s if deadline_s is None else deadline_s
+            group.measure = self._policy.measure(group)
+        self._next_deadline = min(self._next_deadline, group.deadline_s)
+        self._due.append(group)
+
+    def expire(self, now: float) -> tuple[list[Sampled], list[Failure]]:
+        """What ends without a step: requests whose deadline has passed; outputs that were cancelled, or are complete
+        since their limit was lowered."""
+        events, self._ended = self._ended, []
+        due, self._due = self._due, []
+        for group in due:
+            events += self._outputs.settle(group, now)
         if now < self._next_deadline:
-            return []
-        late = [sequence for sequence in self._open.values() if sequence.request.deadline_s <= now]
-        failures = [self._fail(sequence, deadline_exceeded()) for sequence in late]
-        self._next_deadline = min((s.request.deadline_s for s in self._open.values()), default=math.inf)
-        return failures
+            return events, []
+        late = [group for group in self._floor.groups.values() if group.deadline_s <= now]
+        failures = [self._outputs.fail(group, deadline_exceeded()) for group in late]
+        self._next_deadline = min((group.deadline_s for group in self._floor.groups.values()), default=math.inf)
+        return events, failures
 
     def plan(self, now: float) -> Plan | None:
         """What the next step computes; None when there is nothing to do."""
-        self._step += 1
-        rows: list[tuple[Sequence, int]] = []
-        placements: list[Placement] = []
-        preempted = self.num_preemptions
-        budget = self._budget
-        for sequence in self._in_turn():
-            if budget == 0:
-                break
-            if sequence.state is State.RUNNING:  # an earlier one may have preempted it
-                budget -= self._schedule(sequence, budget, rows)
-        if self.num_preemptions == preempted:
-            self._admit(now, budget, rows, placements)
-        if not rows:
-            return None
-        return self._write_plan(rows, placements)
+        self._planned_s = now
+        return self._planner.plan(now)
 
     def apply(self, plan: Plan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
         """Advance the rows of `plan`; what was cancelled meanwhile is passed over."""
+        self.pace.record(now - self._planned_s, plan.num_tokens)
         events: list[Sampled] = []
         failures: list[Failure] = []
-        for i, sequence in enumerate(self._rows):
-            if sequence.state is not State.RUNNING or sequence.last_step != plan.step:
+        size, failed, logprobs = self.cache.block_size, result.failed, result.logprobs
+        running, advance = State.RUNNING, self._outputs.advance
+        rows = zip(self._planner.rows, plan.query_lens, plan.samples, result.token_ids, strict=True)
+        for i, (sequence, num, samples, token) in enumerate(rows):
+            if sequence.state is not running or sequence.last_step != plan.step:
                 continue
-            if i in result.failed:
-                self.cache.disown(sequence.table)  # what it computed may be the cause
-                failures.append(self._fail(sequence, engine_fault()))
+            if i in failed:
+                failures.append(self._break(sequence.group))
                 continue
-            sequence.num_computed += plan.query_lens[i]
-            self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
-            if plan.samples[i]:
-                events.append(self._advance(sequence, result.token_ids[i], result.logprobs.get(i), now))
-        self._rows = []
+            sequence.num_computed += num
+            if num > 1 or not sequence.num_computed % size:
+                self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
+            if samples:
+                advance(sequence, token, logprobs.get(i), now, events)
+            elif sequence.group.can_fork:
+                self._floor.fork_all(sequence.group)
+        self._planner.rows = []
         return events, failures
 
     def check(self) -> None:
-        """Assert I3 and that queues, slots and states agree; for tests and simulation."""
-        self.cache.check([sequence.table for sequence in self._open.values()])
-        slots = [sequence.slot for sequence in self._running] + self._free_slots
-        assert len(set(slots)) == len(slots), "a slot is used twice"
-        assert all(s.state is State.RUNNING and s.slot != NO_SLOT for s in self._running)
-        assert all(s.state is State.WAITING and not s.table.blocks for s in self._waiting)
-        assert len(self._open) == len(self._running) + len(self._waiting)
-        for queue in (self._running, self._waiting):
-            assert [s.key for s in queue] == sorted(s.key for s in queue)
+        """Assert I3, and that queues, slots and states agree; for tests and simulation."""
+        self._floor.check()
 
-    def _in_turn(self) -> list[Sequence]:
-        """Running sequences in the order they get tokens: one-token gaps first; the longest unserved first if the
-        budget cannot serve them all."""
-        short = [sequence for sequence in self._running if sequence.num_missing == 1]
-        if len(short) > self._budget:
-            short.sort(key=lambda sequence: sequence.last_step)
-        return short + [sequence for sequence in self._running if sequence.num_missing > 1]
+    def _group(self, request_id: str) -> Group:
+        if request_id not in self._floor.groups:
+            raise not_open(request_id)
+        return self._floor.groups[request_id]
 
-    def _schedule(self, sequence: Sequence, budget: int, rows: list[tuple[Sequence, int]]) -> int:
-        """Add a running sequence to the step; the tokens it took, 0 if it sits this one out."""
-        num = min(sequence.num_missing, budget)
-        while not self.cache.grow(sequence.table, sequence.num_computed + num):
-            victim = self._victim(sequence)
-            if victim is None:
-                return 0
-            self._preempt(victim)
-        sequence.last_step = self._step
-        rows.append((sequence, num))
-        return num
+    def _wake(self, group: Group, now: float) -> None:
+        """Its client acted: go on as far as that allows."""
+        self._floor.wake(group)
+        if group.can_fork and group.sequences[0].state is State.RUNNING:
+            self._floor.fork_all(group)
+        if group.is_held:
+            self._planner.hold(group, now)
 
-    def _victim(self, beneficiary: Sequence) -> Sequence | None:
-        """Who gives way: of those behind the beneficiary and not in this step, the lowest priority, then the least
-        computed (least work lost), then the youngest."""
-        behind = (s for s in self._running if s.key > beneficiary.key and s.last_step != self._step)
-        return min(behind, key=lambda s: (s.request.priority, s.num_computed, -s.order), default=None)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take everything back; its tokens, order and sampling positions stay, so recomputing changes nothing."""
-        self._running.remove(sequence)
-        self._release(sequence)
-        sequence.state = State.WAITING
-        sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-        _insert(self._waiting, sequence)
-
-    def _admit(self, now: float, budget: int, rows: list[tuple[Sequence, int]], placed: list[Placement]) -> None:
-        """Give slots to waiting requests, in order, while budget, slots and blocks last."""
-        while self._waiting and budget > 0 and self._free_slots:
-            sequence = self._waiting[0]
-            found = self.cache.match(sequence.table, sequence.tokens)
-            # One spare block for each running sequence keeps an admission from causing a preemption at once.
-            if not self.cache.can_take(found, len(sequence.tokens), spare=len(self._running)):
-                return
-            del self._waiting[0]
-            self.cache.adopt(sequence.table, found, len(sequence.tokens))
-            sequence.num_computed = len(found) * self.cache.block_size
-            placed.append(self._place(sequence, now))
-            budget -= self._schedule(sequence, budget, rows)
-
-    def _place(self, sequence: Sequence, now: float) -> Placement:
-        """Move a waiting sequence into a slot."""
-        sequence.state = State.RUNNING
-        sequence.slot = self._free_slots.pop()
-        if sequence.num_cached < 0:
-            sequence.num_cached = sequence.num_computed
-            sequence.first_scheduled_s = now
-        _insert(self._running, sequence)
-        min_position = sequence.num_prompt + sequence.request.params.min_tokens
-        return Placement(sequence.slot, sequence.request.params, sequence.barred_ids, min_position)
-
-    def _write_plan(self, rows: list[tuple[Sequence, int]], placements: list[Placement]) -> Plan:
-        rows.sort(key=lambda row: row[1] > 1)  # stable: rows of one token first
-        self._rows = [sequence for sequence, _ in rows]
-        token_ids: list[int] = []
-        new_blocks: list[tuple[int, int, list[int]]] = []
-        for sequence, num in rows:
-            start = sequence.num_computed
-            token_ids.extend(sequence.tokens[start : start + num])
-            told = sequence.num_blocks_told
-            if told < len(sequence.table.blocks):
-                new_blocks.append((sequence.slot, told, sequence.table.blocks[told:]))
-                sequence.num_blocks_told = len(sequence.table.blocks)
-        return Plan(
-            step=self._step,
-            slots=[sequence.slot for sequence, _ in rows],
-            query_lens=[num for _, num in rows],
-            starts=[sequence.num_computed for sequence, _ in rows],
-            token_ids=token_ids,
-            samples=[sequence.num_missing == num for sequence, num in rows],
-            placements=placements,
-            new_blocks=new_blocks,
-        )
-
-    def _advance(self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float) -> Sampled:
-        """Append a sampled token; end the sequence if it was its last."""
-        first_index = sequence.num_output
-        sequence.tokens.append(token)
-        admission = None
-        if first_index == 0:
-            sequence.first_token_s = now
-            admission = Admission(sequence.num_prompt, sequence.num_cached, sequence.max_tokens)
-        finish = self._finish_of(sequence, token)
-        times = None
-        if finish is not None:
-            times = _times(sequence, now)
-            self._end(sequence)
-        logprobs = (logprob,) if logprob else ()
-        return Sampled(sequence.request.request_id, first_index, (token,), logprobs, admission, finish, times)
-
-    def _finish_of(self, sequence: Sequence, token: int) -> FinishReason | None:
-        if token in sequence.end_ids:
-            stop = token in sequence.request.params.stop_token_ids
-            return FinishReason.STOP_TOKEN if stop else FinishReason.EOS
-        return FinishReason.LENGTH if sequence.num_output >= sequence.max_tokens else None
-
-    def _fail(self, sequence: Sequence, error: ServiceError) -> Failure:
-        self._end(sequence)
-        return sequence.request.request_id, error
-
-    def _end(self, sequence: Sequence) -> None:
-        """The one way out of the scheduler."""
-        del self._open[sequence.request.request_id]
-        (self._running if sequence.state is State.RUNNING else self._waiting).remove(sequence)
-        self._release(sequence)
-        sequence.state = State.ENDED
-
-    def _release(self, sequence: Sequence) -> None:
-        """Give back blocks and slot, whatever of them is held."""
-        self.cache.release(sequence.table)
-        sequence.num_blocks_told = 0
-        if sequence.slot != NO_SLOT:
-            self._free_slots.append(sequence.slot)
-            sequence.slot = NO_SLOT
-
-
-def _insert(queue: list[Sequence], sequence: Sequence) -> None:
-    """Insert in key order; new arrivals of the common priority go to the end at once."""
-    at = len(queue)
-    while at > 0 and queue[at - 1].key > sequence.key:
-        at -= 1
-    queue.insert(at, sequence)
-
-
-def _times(sequence: Sequence, now: float) -> Times:
-    request = sequence.request
-    return Times(
-        queue_s=sequence.first_scheduled_s - request.arrival_s,
-        prefill_s=sequence.first_token_s - sequence.first_scheduled_s,
-        decode_s=now - sequence.first_token_s,
-        end_s=now,
-        num_preemptions=sequence.num_preemptions,
-    )
+    def _break(self, group: Group) -> Failure:
+        """Its computation went wrong: nobody may find what it computed, as that may be the cause."""
+        for sequence in group.sequences:
+            self.cache.disown(sequence.table)
+        return self._outputs.fail(group, engine_fault())

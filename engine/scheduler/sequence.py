@@ -5,10 +5,13 @@ There is no phase: a sequence has tokens that exist and tokens computed; a step 
 
 import dataclasses
 import enum
+from typing import TYPE_CHECKING
 
 from engine.cache.cache import BlockTable
 from engine.plan import TokenLogprob
-from engine.request import EngineRequest, FinishReason
+
+if TYPE_CHECKING:  # each names the other
+    from engine.scheduler.group import Group
 
 NO_SLOT = -1
 
@@ -16,88 +19,50 @@ NO_SLOT = -1
 class State(enum.Enum):
     """Where a sequence stands. Only RUNNING holds a slot and blocks."""
 
-    WAITING = enum.auto()
+    WAITING = enum.auto()  # in the queue
+    UNFORKED = enum.auto()  # its group's first sequence computes the prompt for it
+    PAUSED = enum.auto()  # without credit or input, and its blocks were taken back
     RUNNING = enum.auto()
     ENDED = enum.auto()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens and holdings of one output of one request."""
+    """Tokens and holdings of one output (or hypothesis) of one request."""
 
-    request: EngineRequest
-    order: int  # arrival number: with the priority, the key that it keeps for life
-    max_tokens: int  # effective
-    barred_ids: tuple[int, ...]  # ids that end the output, barred before min_tokens
-    end_ids: frozenset[int]
+    group: "Group"
+    index: int  # of the output; noise is keyed by it
     tokens: list[int]  # prompt, then output
     table: BlockTable
     state: State = State.WAITING
     slot: int = NO_SLOT
     num_computed: int = 0
+    room: int = 0  # tokens that its blocks take without asking the cache
     num_blocks_told: int = 0  # blocks of the table that plans have carried to the runner
-    num_cached: int = -1  # prompt tokens found in the prefix cache when first scheduled; -1: not yet
+    num_once_computed: int = 0  # before it was preempted
     last_step: int = 0
     num_preemptions: int = 0
-    first_scheduled_s: float = -1.0
-    first_token_s: float = -1.0
+    has_spoken: bool = False  # its first event is out
+    score: float = 0.0  # of a search: sum of the log probabilities of its output
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)  # of a search: held until its end
+    candidates: TokenLogprob | None = None  # of a beam: what may follow; it waits for its siblings
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Smaller goes first: higher priority, then earlier arrival. Kept through preemption."""
-        return (-self.request.priority, self.order)
-
-    @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_ids)
+    def key(self) -> tuple[float, int, int]:
+        """Smaller goes first."""
+        return (self.group.measure, self.group.order, self.index)
 
     @property
     def num_output(self) -> int:
         """Tokens sampled so far."""
-        return len(self.tokens) - len(self.request.prompt_ids)
+        return len(self.tokens) - len(self.group.prompt)
 
     @property
     def num_missing(self) -> int:
-        """Tokens that exist but are not computed."""
-        return len(self.tokens) - self.num_computed
+        """Tokens that may be computed now."""
+        return self.group.num_ready(self) - self.num_computed
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Times:
-    """Plain durations in seconds of a sequence that ended; services make spans of them.
-
-    Attributes:
-        queue_s: arrival to first scheduled.
-        prefill_s: first scheduled to first token.
-        decode_s: first token to the last.
-        end_s: engine clock at the end.
-    """
-
-    queue_s: float
-    prefill_s: float
-    decode_s: float
-    end_s: float
-    num_preemptions: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Admission:
-    """What the engine found when it first scheduled a request."""
-
-    num_prompt: int
-    num_cached: int
-    max_tokens: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sampled:
-    """Event: tokens of a request, contiguous from `first_index` (0 is the first output token)."""
-
-    request_id: str
-    first_index: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...]
-    admission: Admission | None
-    finish: FinishReason | None
-    times: Times | None  # with finish
+    @property
+    def is_idle(self) -> bool:
+        """Holds a slot, and has nothing to do until its client acts."""
+        return self.group.is_held and self.num_missing <= 0

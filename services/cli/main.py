@@ -11,6 +11,7 @@ from services.cli.bench import bench
 from services.cli.demo import demo
 from services.cli.edge import edge
 from services.cli.generate import generate
+from services.cli.keys import keys
 from services.cli.options import takes_settings
 from services.cli.token import token
 from services.config import ServiceConfig
@@ -50,6 +51,7 @@ app.command()(generate)
 app.command()(bench)
 app.command()(demo)
 app.command()(edge)
+app.command()(keys)
 app.add_typer(token, name="token")
 
 

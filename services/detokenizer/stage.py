@@ -10,8 +10,18 @@ from collections.abc import Callable, Sequence
 
 from engine.request import FinishReason
 from services.detokenizer.stream import OutputText
-from services.messages import Cancel, Envelope, Failed, Message, Stops, Text, Timings, TokenRecord, Tokens
+from services.messages import (
+    Cancel,
+    Envelope,
+    Failed,
+    Message,
+    Text,
+    Timings,
+    TokenRecord,
+    Tokens,
+)
 from services.tokenizer.encoding import TextEncoder
+from services.work import Stops
 
 Emit = Callable[[Message], None]
 Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
@@ -28,6 +38,14 @@ class _Output:
     ended: bool = False  # by a stop string: what still comes is dropped
 
 
+@dataclasses.dataclass(slots=True)
+class _Request:
+    """One request's outputs, in its newest attempt."""
+
+    attempt: int
+    outputs: dict[int, _Output] = dataclasses.field(default_factory=dict)
+
+
 class DetokenizerStage:
     """Turns tokens into text, per output of each request."""
 
@@ -37,12 +55,12 @@ class DetokenizerStage:
         self._encoder = encoder
         self._emit = emit
         self._record = record
-        self._outputs: dict[str, dict[int, _Output]] = {}
+        self._requests: dict[str, _Request] = {}
 
     @property
     def num_open(self) -> int:
         """Requests with state here."""
-        return len(self._outputs)
+        return len(self._requests)
 
     def turn(self) -> bool:
         """Nothing between messages."""
@@ -55,9 +73,9 @@ class DetokenizerStage:
             case Tokens():
                 self._take(message)
             case Cancel():
-                self._outputs.pop(message.envelope.request_id, None)
+                self._end(message.envelope)
             case Failed():
-                self._outputs.pop(message.envelope.request_id, None)
+                self._end(message.envelope)
                 self._emit(message)
             case _:
                 self._emit(message)
@@ -101,25 +119,34 @@ class DetokenizerStage:
         self._forget_if(message.finish is not None, message)
 
     def _output(self, message: Tokens, now: float) -> _Output | None:
-        """The output's state; made by the first message, which says how to detokenise."""
-        outputs = self._outputs.get(message.envelope.request_id)
-        if outputs is not None and message.output_index in outputs:
-            return outputs[message.output_index]
-        if message.admitted is None:
+        """The output's state; made by the first message of an attempt, which says how to detokenise."""
+        envelope = message.envelope
+        request = self._requests.get(envelope.request_id)
+        if request is not None and request.attempt == envelope.attempt and message.output_index in request.outputs:
+            return request.outputs[message.output_index]
+        if message.admitted is None or (request is not None and envelope.attempt < request.attempt):
             return None
+        if request is None or request.attempt < envelope.attempt:  # a later attempt supersedes all of an earlier one
+            request = self._requests[envelope.request_id] = _Request(envelope.attempt)
         stops: Stops = message.admitted.stops
         output = _Output(OutputText(self._encoder, stops.strings, include_stop=stops.include), start=now)
-        self._outputs.setdefault(message.envelope.request_id, {})[message.output_index] = output
+        request.outputs[message.output_index] = output
         return output
 
     def _forget_if(self, ended: bool, message: Tokens) -> None:
         """The engine has sent an output's last token: drop the output's state."""
-        outputs = self._outputs.get(message.envelope.request_id)
-        if not ended or outputs is None:
+        request = self._requests.get(message.envelope.request_id)
+        if not ended or request is None or request.attempt != message.envelope.attempt:
             return
-        outputs.pop(message.output_index, None)
-        if not outputs:
-            del self._outputs[message.envelope.request_id]
+        request.outputs.pop(message.output_index, None)
+        if not request.outputs:
+            del self._requests[message.envelope.request_id]
+
+    def _end(self, envelope: Envelope) -> None:
+        """Forget a request, unless a later attempt of it has begun."""
+        request = self._requests.get(envelope.request_id)
+        if request is not None and request.attempt <= envelope.attempt:
+            del self._requests[envelope.request_id]
 
     def _records(self, message: Tokens, consumed: int) -> tuple[TokenRecord, ...]:
         ids = message.ids[:consumed]

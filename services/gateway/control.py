@@ -97,12 +97,13 @@ class Control:
     def _model(self) -> control_pb2.Model:
         model, defaults = self._desk.settings.model, self._desk.settings.model.defaults
         refusal: ServiceError | None = self._desk.refusal
+        report = next((heard.report for _, heard in sorted(self._heard.items())), None)
         return control_pb2.Model(
             id=model.id,
             revision=model.revision,
             architecture=model.architecture,
-            dtype=model.dtype,
-            parameter_count=model.num_parameters,
+            dtype=report.dtype if report else "",
+            parameter_count=report.num_parameters if report else 0,
             context_length=model.context_length,
             vocab_size=self._desk.settings.limits.vocab_size,
             eos_token_ids=model.eos_ids,

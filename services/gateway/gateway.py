@@ -28,8 +28,9 @@ from services.gateway.open_requests import OpenRequest, State
 from services.gateway.quota import Quotas, TenantLimits
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
-from services.messages import Failed, Generate, Message, Probe, Report, Result, Text, TokenPrompt
+from services.messages import Failed, Message, Probe, Report, Result, Text
 from services.watched import Watched
+from services.work import Generate, TokenPrompt
 
 Inbound = Text | Failed | Result | Probe | Report
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end

@@ -21,7 +21,15 @@ from services.gateway.identity import CALLER
 from services.gateway.observer import RequestTrace, Started
 from services.gateway.open_requests import OpenRequest, State
 from services.gateway.translate import Asked
-from services.messages import ChatPrompt, Detokenized, Generate, Text, Tokenized
+from services.messages import (
+    Detokenized,
+    Text,
+    Tokenized,
+)
+from services.work import (
+    ChatPrompt,
+    Generate,
+)
 
 log = logging.getLogger(__name__)
 

@@ -65,7 +65,6 @@ def settings_of(process: Process) -> GatewaySettings:
                 min_p=defaults.min_p or 0.0,
             ),
             architecture=model.architecture,
-            dtype=process.engine_config.dtype,
         ),
         limits=process.limits,
         listen=config.listen,

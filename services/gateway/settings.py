@@ -17,7 +17,7 @@ class ModelInfo:
         context_length: tokens of prompt plus output at most.
         eos_ids: ids that end an output.
         defaults: values of absent knobs (temperature, top_k, top_p, min_p, max_tokens).
-        architecture, dtype: names, for people.
+        architecture: name, for people.
     """
 
     id: str
@@ -26,8 +26,6 @@ class ModelInfo:
     eos_ids: tuple[int, ...] = ()
     defaults: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     architecture: str = ""
-    dtype: str = ""
-    num_parameters: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

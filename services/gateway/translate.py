@@ -17,7 +17,7 @@ from services.gateway.admission import BYTES_PER_TOKEN
 from services.gateway.contract import refuse_unbuilt
 from services.gateway.errors import not_found
 from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages import (
+from services.work import (
     ChatMessage,
     ChatPrompt,
     Detokenize,

@@ -14,10 +14,11 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from engine.errors import ServiceError, engine_fault
-from services.messages import Cancel, Envelope, Failed, Message, Probe, Report, Role, Visit
+from engine.errors import engine_fault
+from services.messages import Cancel, Failed, Message, Probe, Report, Role, Visit, failed
+from services.ring.keys import RingKeys
 from services.ring.peers import NextHop
-from services.ring.sockets import Inbox, Outbox
+from services.ring.sockets import Inbox, Outbox, Peer
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +43,26 @@ class RingLoop:
     """One process's place in the ring."""
 
     def __init__(
-        self, role: Role, process_id: str, inbox: str, peers: Mapping[str, str], max_message_bytes: int
+        self,
+        role: Role,
+        process_id: str,
+        inbox: str,
+        peers: Mapping[str, str],
+        max_message_bytes: int,
+        keys: RingKeys | None = None,
     ) -> None:
-        """`peers` is the table {id: address} of the next role. Binds `inbox`; raises zmq.ZMQError if it cannot."""
+        """`peers` is the table {id: address} of the next role; `keys` are needed for tcp only. Binds `inbox`; raises
+        zmq.ZMQError if it cannot."""
         self.process_id = process_id
         self.epoch = time.time_ns()
         self.counts: Counter[str] = Counter()
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.inbox = Inbox(self._context, inbox, max_message_bytes)
+        self._guard = keys.guard(self._context) if keys is not None else None
+        self.inbox = Inbox(self._context, inbox, max_message_bytes, keys)
         self.outboxes = {
-            peer: Outbox(self._context, address, process_id, self.epoch, max_message_bytes)
+            peer: Outbox(self._context, Peer(peer, address), process_id, self.epoch, max_message_bytes, keys)
             for peer, address in peers.items()
         }
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,6 +86,8 @@ class RingLoop:
         self.inbox.close()
         for outbox in self.outboxes.values():
             outbox.close()
+        if self._guard is not None:
+            self._guard.stop()
         self._context.term()
 
     def schedule(self) -> None:
@@ -153,16 +164,3 @@ class RingLoop:
             return
         error = engine_fault("a message of this request is larger than the ring carries")
         self.emit(failed(message.envelope, error))
-
-
-def failed(envelope: Envelope, error: ServiceError) -> Failed:
-    """The message that carries an error round the ring."""
-    return Failed(
-        envelope=envelope,
-        code=int(error.code),
-        reason=error.reason,
-        message=error.message,
-        field=error.field,
-        details=error.details,
-        retry_after_s=error.retry_after_s,
-    )

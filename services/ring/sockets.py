@@ -2,32 +2,55 @@
 
 Messages to a peer wait in its outbox until the end of the loop's turn and leave as one frame; when ZeroMQ says EAGAIN
 they stay and merge with the next turn's. Frames carry the sender's epoch and a count, so that the inbox sees loss,
-repetition and stale senders. Knows nothing of what messages mean.
+repetition and stale senders. Large messages leave as blobs. Knows nothing of what messages mean.
 """
 
+import dataclasses
 from collections import Counter, deque
 from collections.abc import Iterator
 
 import msgspec
 import zmq
 
-from services.messages import Frame, Message
+from engine.errors import engine_fault
+from services.messages import Blob, Chunk, Frame, Message, Probe, Report, RequestMessage, failed
+from services.ring.blobs import BLOB_BYTES, Blobs, directory_of, put
+from services.ring.keys import RingKeys
 
 HIGH_WATER_MARK = 1000
 MAX_BACKLOG = 100_000  # messages; admission keeps it out of reach, reaching it is counted as loss
+FRAME_BYTES = BLOB_BYTES  # of one frame; more messages take more frames, a larger message becomes a blob
 FRAMES_A_TURN = 64  # so that a flood on the inbox cannot starve the loop
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peer:
+    """A process of the next role, and where it listens."""
+
+    id: str
+    address: str
 
 
 class Inbox:
     """Where a process listens. `counts` has dropped frames by reason: malformed, stale, repeated; and lost ones."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        max_message_bytes: int,
+        keys: RingKeys | None = None,
+    ) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * FRAME_BYTES)
         self._socket.setsockopt(zmq.LINGER, 0)
+        if keys is not None:
+            keys.secure_inbox(self._socket)
         self._socket.bind(address)
+        self._blobs = Blobs(address, max_message_bytes)
         self._decoder = msgspec.msgpack.Decoder(Frame)
+        self._blob_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
         self._last: dict[str, tuple[int, int]] = {}  # sender → (epoch, seq)
         self.counts: Counter[str] = Counter()
 
@@ -44,7 +67,9 @@ class Inbox:
             except zmq.Again:
                 return
             self.counts["frames"] += 1
-            yield from self._open(data)
+            frame = self._open(data)
+            if frame is not None:
+                yield from self._messages(frame)
 
     @property
     def has_more(self) -> bool:
@@ -55,33 +80,57 @@ class Inbox:
         """Close at once."""
         self._socket.close(linger=0)
 
-    def _open(self, data: bytes) -> tuple[Message, ...]:
+    def _open(self, data: bytes) -> Frame | None:
         try:
             frame = self._decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: broken UTF-8 inside a string
             self.counts["malformed"] += 1
-            return ()
+            return None
         epoch, seq = self._last.get(frame.sender, (0, 0))
         if frame.epoch < epoch:
             self.counts["stale"] += 1
-            return ()
+            return None
         if frame.epoch > epoch:
             seq = 0
         if frame.seq <= seq:
             self.counts["repeated"] += 1
-            return ()
+            return None
         # Before the first frame of an epoch nothing is known to be missing: this process may be the younger one.
         if seq:
             self.counts["lost"] += frame.seq - seq - 1
         self._last[frame.sender] = (frame.epoch, frame.seq)
-        return frame.messages
+        return frame
+
+    def _messages(self, frame: Frame) -> Iterator[Message]:
+        for message in frame.messages:
+            if isinstance(message, Chunk):
+                self._blobs.add(frame.sender, message)
+            elif isinstance(message, Blob):
+                yield self._from_blob(frame.sender, message)
+            else:
+                yield message
+
+    def _from_blob(self, sender: str, blob: Blob) -> Message:
+        """The message that a blob stands for; if it is lost, the end of its request."""
+        data = self._blobs.take(sender, blob)
+        try:
+            return self._blob_decoder.decode(data or b"")
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            self.counts["lost_blobs"] += 1
+            return failed(blob.envelope, engine_fault("a large message of this request was lost on its way"))
 
 
 class Outbox:
     """The way to one peer."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, sender: str, epoch: int, max_message_bytes: int
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        peer: Peer,
+        sender: str,
+        epoch: int,
+        max_message_bytes: int,
+        keys: RingKeys | None = None,
     ) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -89,13 +138,16 @@ class Outbox:
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a peer that is not there
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        self._socket.connect(address)
+        if keys is not None:
+            keys.secure_outbox(self._socket, peer.id)
+        self._socket.connect(peer.address)
+        self._blobs = directory_of(peer.address)
         self._encoder = msgspec.msgpack.Encoder()
         self._sender = sender
         self._epoch = epoch
         self._max = max_message_bytes
         self._seq = 0
-        self._waiting: deque[Message] = deque()
+        self._waiting: deque[Message | Blob | Chunk] = deque()
         self.counts: Counter[str] = Counter()
 
     @property
@@ -123,16 +175,16 @@ class Outbox:
         """Close; what ZeroMQ holds gets the linger time."""
         self._socket.close()
 
-    def _send(self, messages: tuple[Message, ...], refused: list[Message]) -> bool:
+    def _send(self, messages: tuple[Message | Blob | Chunk, ...], refused: list[Message]) -> bool:
         """Send the head of the queue as one frame, halving it until it fits. False on EAGAIN."""
         data = self._encode(messages)
-        while len(data) > self._max:
-            if len(messages) == 1:
-                refused.append(self._waiting.popleft())
-                self.counts["oversize"] += 1
-                return True
+        while len(data) > FRAME_BYTES and len(messages) > 1:
             messages = messages[: len(messages) // 2]
             data = self._encode(messages)
+        head = messages[0]
+        if len(data) > FRAME_BYTES and not isinstance(head, Probe | Report | Blob | Chunk):
+            self._make_blob(head, refused)
+            return True
         try:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
@@ -144,5 +196,18 @@ class Outbox:
         self.counts["frames"] += 1
         return True
 
-    def _encode(self, messages: tuple[Message, ...]) -> bytes:
+    def _make_blob(self, message: RequestMessage, refused: list[Message]) -> None:
+        """Put a blob in the place of the queue's head; refuse it if it is too large or the disk does not take it."""
+        self._waiting.popleft()
+        data = self._encoder.encode(message)
+        try:
+            if len(data) > self._max:
+                raise OSError("over the limit")
+            self._waiting.extendleft(reversed(put(self._blobs, message.envelope, data)))
+            self.counts["blobs"] += 1
+        except OSError:
+            refused.append(message)
+            self.counts["oversize"] += 1
+
+    def _encode(self, messages: tuple[Message | Blob | Chunk, ...]) -> bytes:
         return self._encoder.encode(Frame(self._sender, self._epoch, self._seq + 1, messages))

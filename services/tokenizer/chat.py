@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import Code, ServiceError, invalid
-from services.messages import ChatMessage
+from services.work import ChatMessage
 
 
 class ChatTemplate:

@@ -11,9 +11,15 @@ from tokenizers import Tokenizer
 
 from engine.errors import Code, ServiceError, invalid
 from engine.request import Limits, check_ids
-from services.messages import ChatPrompt, PromptInput, TextPrompt, TokenPrompt, unpack_ids
 from services.tokenizer.chat import ChatTemplate
 from services.tokenizer.pieces import Pieces
+from services.work import (
+    ChatPrompt,
+    PromptInput,
+    TextPrompt,
+    TokenPrompt,
+    unpack_ids,
+)
 
 
 class TextEncoder:

@@ -14,21 +14,23 @@ from engine.errors import ServiceError, engine_fault
 from engine.request import Limits, check_params, check_prompt
 from services.messages import (
     Cancel,
-    Detokenize,
     Detokenized,
     Envelope,
-    Generate,
     Message,
     Prompt,
     Result,
     Submit,
-    Tokenize,
     Tokenized,
+    failed,
+)
+from services.tokenizer.encoding import TextEncoder
+from services.work import (
+    Detokenize,
+    Generate,
+    Tokenize,
     Work,
     pack_ids,
 )
-from services.ring.loop import failed
-from services.tokenizer.encoding import TextEncoder
 
 Emit = Callable[[Message], None]
 # (name, envelope, start and end on the monotonic clock, attributes)
@@ -55,7 +57,7 @@ class TokenizerStage:
         self._emit = emit
         self._on_loop = on_loop
         self._record = record
-        self._encoding: dict[str, Future[Message]] = {}
+        self._encoding: dict[str, tuple[int, Future[Message]]] = {}  # request → attempt, its work
 
     @property
     def num_encoding(self) -> int:
@@ -73,24 +75,36 @@ class TokenizerStage:
             case Submit():
                 self._begin(message)
             case Cancel():
-                future = self._encoding.pop(message.envelope.request_id, None)
-                if future is not None:
-                    future.cancel()
+                if message.envelope.attempt >= self._attempt(message.envelope):
+                    self._drop(message.envelope.request_id)
                 self._emit(message)
             case _:
                 self._emit(message)
 
+    def _attempt(self, envelope: Envelope) -> int:
+        """The newest attempt of a request whose prompt is being encoded, or -1."""
+        return self._encoding.get(envelope.request_id, (-1, None))[0]
+
+    def _drop(self, request_id: str) -> None:
+        """Give up an encoding that has not ended."""
+        under_way = self._encoding.pop(request_id, None)
+        if under_way is not None:
+            under_way[1].cancel()
+
     def _begin(self, submit: Submit) -> None:
-        request_id = submit.envelope.request_id
+        if submit.envelope.attempt <= self._attempt(submit.envelope):
+            return
+        self._drop(submit.envelope.request_id)
         start = time.monotonic()
         future = self._executor.submit(self._answer, submit, start)
-        self._encoding[request_id] = future
+        self._encoding[submit.envelope.request_id] = (submit.envelope.attempt, future)
         future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(submit, start, done)))
 
     def _finish(self, submit: Submit, start: float, future: Future[Message]) -> None:
-        """On the loop: send the answer, unless a Cancel came first."""
-        if self._encoding.pop(submit.envelope.request_id, None) is None or future.cancelled():
+        """On the loop: send the answer, unless a Cancel or a later attempt came first."""
+        if self._encoding.get(submit.envelope.request_id, (0, None))[1] is not future:
             return
+        del self._encoding[submit.envelope.request_id]
         error = future.exception()
         answer = failed(submit.envelope, engine_fault()) if error else future.result()
         num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0

@@ -79,3 +79,25 @@ def greedy(model: transformers.PreTrainedModel, prompt: list[int], num: int) -> 
         out.append(int(output.logits[0, -1].argmax()))
         ids = torch.tensor([[out[-1]]])
     return out
+
+
+@torch.inference_mode()
+def beams(
+    model: transformers.PreTrainedModel, prompt: list[int], num: int, width: int, **options: object
+) -> list[list[int]]:
+    """The `width` best hypotheses of a beam search of at most `num` tokens, best first, padding cut off."""
+    found = model.generate(  # type: ignore[operator] # typed as a tensor there
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        num_beams=width,
+        num_return_sequences=width,
+        max_new_tokens=num,
+        do_sample=False,
+        pad_token_id=0,
+        **options,
+    )
+    return [_until_end(ids[len(prompt) :], 2) for ids in found.tolist()]
+
+
+def _until_end(ids: list[int], eos: int) -> list[int]:
+    return ids[: ids.index(eos) + 1] if eos in ids else ids

@@ -2,140 +2,272 @@
 
     python -m tests.engine.scheduler.simulate --seed 1 --events 100000
 
-A token is H(prompt, seed, position), so any other token is a leak or a loss. Checked: one terminal for each request,
-contiguous indices, the right tokens despite chunks, prefix hits and preemption, no idle step with work, and that
-blocks add up. Prints the SHA-256 of the trace: equal seeds give equal traces.
+Events: submit, step, cancel of a request or of one output, grant, append, close, update, a failing row, a full queue;
+in pools so small that preemption is the rule. After each event the cheap invariants are checked (I1 to I7 of the
+reliability notes as far as a scheduler can break them), the full ones every thousand. Equal seeds give equal traces
+(I9): the SHA-256 of the trace is printed last.
 """
 
 import argparse
-import hashlib
+import dataclasses
 import random
+from typing import Any
 
 from engine.cache.cache import KVCache
-from engine.plan import Plan, StepResult
+from engine.errors import Code, ServiceError
+from engine.plan import Plan
 from engine.request import EngineRequest, Limits, SamplingParams
+from engine.scheduler.policies import POLICIES
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.sequence import State
+from engine.scheduler.settings import SchedulerSettings
+from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, extend, sample
+from tests.engine.scheduler.ledger import EOS, Ledger, Open
 
-VOCAB = 50
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
-EOS = (7,)
-
-
-def token_at(prompt: tuple[int, ...], seed: int, position: int) -> int:
-    """The fake model's token."""
-    return hashlib.sha256(f"{prompt}{seed}{position}".encode()).digest()[0] % VOCAB
+SIZE = 4
+FULL_CHECK_EVENTS = 1000
+PATIENCE_STEPS = 3000  # in which a request without deadline must have moved: nobody starves
 
 
 class Simulation:
     """One seed's history."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        rng = self.rng
-        self.cache = KVCache(rng.choice((24, 30, 60)), 4, prefix_caching=rng.random() < 0.8)
-        self.scheduler = Scheduler(self.cache, LIMITS, EOS, rng.choice((2, 5, 12)), rng.choice((3, 7, 40)))
-        self.trace = hashlib.sha256()
+        self.rng = rng = random.Random(seed)
+        num_blocks, num_slots = rng.choice((24, 32, 60)), rng.choice((2, 5, 12))
+        self.cache = KVCache(num_blocks, SIZE, prefix_caching=rng.random() < 0.8)
+        self.settings = SchedulerSettings(
+            policy=rng.choice(sorted(POLICIES)),
+            max_queued_requests=rng.choice((8, 1000)),
+            max_overtakes=rng.choice((0, 3, 64)),
+            max_long_prefills=rng.choice((1, 4)),
+            pause_hold_s=rng.choice((0.0, 5.0, 50.0)),
+            tenant_weights={"a": 3.0},
+        )
+        self.num_slots, self.budget = num_slots, rng.choice((3, 7, 40))
+        self.scheduler = Scheduler(self.cache, LIMITS, (EOS,), num_slots, self.budget, self.settings)
+        self.runner = FakeRunner(num_slots, num_blocks, SIZE)
+        self.ledger = Ledger(SIZE)
         self.now = 0.0
         self.num_events = 0
-        self.open: dict[str, EngineRequest] = {}
-        self.output: dict[str, list[int]] = {}
-        self.ended: dict[str, str] = {}
-        self.slots: dict[int, str] = {}
+        self.num_submitted = 0
 
     def run(self, num_events: int) -> str:
         """Play, then drain; the trace's hash."""
         while self.num_events < num_events:
             self.event()
-            if self.num_events % 50 == 0:
-                self.scheduler.check()
-        while self.open:
-            self.step()
-        self.scheduler.check()
-        assert self.cache.pool.num_held == 0, "blocks are held after the drain"
-        return self.trace.hexdigest()
+            if self.num_events % FULL_CHECK_EVENTS == 0:
+                self.check()
+        self.drain()
+        return self.ledger.trace.hexdigest()
 
     def event(self) -> None:
-        """One random thing."""
+        """One random thing, and the cheap checks."""
         self.num_events += 1
         choice = self.rng.random()
-        if choice < 0.25 and len(self.open) < 20:
-            self.submit()
-        elif choice < 0.30 and self.open:
-            request_id = self.rng.choice(sorted(self.open))
-            assert self.scheduler.cancel(request_id)
-            self.end(request_id, "cancelled")
-        else:
+        if choice < 0.80:
             self.step()
+        elif choice < 0.92:
+            if len(self.ledger.open) < 20:
+                self.submit()
+        elif self.ledger.open:
+            request_id = self.rng.choice(list(self.ledger.open))
+            self.disturb(request_id, self.ledger.open[request_id])
+        self.check_cheaply()
+
+    def drain(self) -> None:
+        """Everybody gets what they wait for, and ends."""
+        for request_id, one in self.ledger.open.items():
+            if one.is_ending:
+                continue
+            if one.is_open:
+                self.scheduler.close_input(request_id, self.now)
+                one.is_open = False
+            if one.credit is not None:
+                self.scheduler.grant(request_id, 1000, self.now)
+                one.credit += 1000
+        for _ in range(PATIENCE_STEPS):
+            if not self.ledger.open:
+                break
+            self.step()
+        assert not self.ledger.open, "a request never ends"
+        self.check()
+        assert self.cache.pool.num_held == 0, "blocks are held after the drain"
+        assert not self.scheduler.has_work
 
     def submit(self) -> None:
         """A request, often with a prefix that others have too."""
+        request = self.request()
+        try:
+            self.scheduler.add(request)
+        except ServiceError as error:
+            assert error.code in (Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION), error
+            self.ledger.trace.update(error.reason.encode())
+            return
+        self.ledger.accept(request)
+
+    def request(self) -> EngineRequest:
+        """Of every kind."""
         rng = self.rng
+        self.num_submitted += 1
         prefix = [rng.choice((1, 2)) for _ in range(rng.choice((0, 4, 9, 16)))]
         prompt = tuple(prefix + [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 30))])
-        params = SamplingParams(
-            max_tokens=rng.randrange(1, 40), seed=rng.randrange(3), ignore_eos=rng.random() < 0.5, min_tokens=0
+        params = SamplingParams(max_tokens=rng.randrange(1, 40), seed=rng.randrange(3), ignore_eos=rng.random() < 0.5)
+        params = dataclasses.replace(params, **self.outputs())
+        tenant = rng.choice("ab")
+        extra = self.extras(prompt, params) if rng.random() < 0.3 else {}
+        return EngineRequest(
+            request_id=f"{self.num_submitted:032x}",
+            prompt_ids=prompt,
+            params=params,
+            priority=rng.choice((0, 0, 5)),
+            arrival_s=self.now,
+            deadline_s=self.now + rng.randrange(1, 80) if rng.random() < 0.1 else float("inf"),
+            cache_salt=tenant.encode(),
+            tenant=tenant,
+            **extra,
         )
-        deadline = self.now + rng.randrange(1, 60) if rng.random() < 0.1 else float("inf")
-        request = EngineRequest(
-            f"{len(self.output):032x}",
-            prompt,
-            params,
-            rng.choice((0, 0, 5)),
-            self.now,
-            deadline,
-            rng.choice((b"a", b"b")),
-        )
-        self.scheduler.add(request)
-        self.open[request.request_id] = request
-        self.output[request.request_id] = []
+
+    def outputs(self) -> dict[str, Any]:
+        """How many outputs, and how they are searched for."""
+        rng = self.rng
+        kind = rng.random()
+        if kind < 0.7:
+            return {}
+        if kind < 0.85:
+            return {"n": rng.randrange(2, 4)}
+        if kind < 0.92:
+            return {"n": 1, "best_of": rng.randrange(2, 4)}
+        return {"n": 2, "beam_width": rng.randrange(2, 5), "early_stopping": rng.random() < 0.5}
+
+    def extras(self, prompt: tuple[int, ...], params: SamplingParams) -> dict[str, Any]:
+        """Credit, open input, or a prefix that was received before."""
+        rng = self.rng
+        kind = rng.randrange(3)
+        if kind == 0 and not params.is_search:
+            return {"credit": rng.randrange(5)}
+        if kind == 1 and not params.is_search:
+            return {"is_open": True}
+        if kind == 2 and not params.is_search:
+            return {"resume_ids": self.received(prompt, params)}
+        return {}
+
+    def received(self, prompt: tuple[int, ...], params: SamplingParams) -> tuple[tuple[int, ...] | None, ...]:
+        """What the client of a request may have received before its engine died."""
+        rng = self.rng
+        outputs: list[tuple[int, ...] | None] = []
+        for index in range(params.n):
+            ids = sample(prompt, params, index, EOS)
+            outputs.append(tuple(ids[: rng.randrange(len(ids) + 1)]) if index == 0 or rng.random() < 0.7 else None)
+        return tuple(outputs)
+
+    def disturb(self, request_id: str, one: Open) -> None:
+        """Something happens to an open request."""
+        rng, scheduler = self.rng, self.scheduler
+        kind = rng.randrange(6)
+        if kind == 0:
+            assert scheduler.cancel(request_id)
+            assert not scheduler.cancel(request_id)
+            self.ledger.end(request_id, "cancelled")
+        elif one.is_ending:
+            assert not scheduler.cancel_output(request_id, 0, self.now)
+        elif kind == 1 and not one.request.params.is_search:
+            scheduler.cancel_output(request_id, rng.randrange(one.request.params.n), self.now)
+            one.is_ending = request_id not in scheduler._floor.groups
+        elif kind == 2 and one.credit is not None:
+            num = rng.randrange(10)
+            scheduler.grant(request_id, num, self.now)
+            one.credit += num
+        elif kind in (3, 4) and one.is_open:
+            self.append_or_close(request_id, one)
+        elif kind == 5:
+            self.update(request_id, one)
+
+    def append_or_close(self, request_id: str, one: Open) -> None:
+        """The client goes on with its prompt, or is done with it."""
+        rng = self.rng
+        if rng.random() < 0.5:
+            self.scheduler.close_input(request_id, self.now)
+            one.is_open = False
+            return
+        ids = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 6))]
+        try:
+            self.scheduler.append(request_id, ids, self.now)
+        except ServiceError as error:
+            assert error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION), error
+            return
+        self.ledger.append(request_id, ids)
+
+    def update(self, request_id: str, one: Open) -> None:
+        """Another limit, priority or deadline."""
+        rng = self.rng
+        max_tokens = rng.choice((None, rng.randrange(1, one.max_tokens + 1)))
+        if one.request.params.is_search:
+            max_tokens = None
+        deadline = rng.choice((None, self.now + rng.randrange(1, 200)))
+        self.scheduler.update(request_id, max_tokens, rng.choice((None, 0, 5)), deadline)
+        one.max_tokens = one.max_tokens if max_tokens is None else max_tokens
+        one.deadline_s = one.deadline_s if deadline is None else deadline
 
     def step(self) -> None:
         """One step of the fake model; now and then a row fails."""
         self.now += 1
-        for request_id, _ in self.scheduler.expire(self.now):
-            assert self.open[request_id].deadline_s <= self.now
-            self.end(request_id, "deadline")
-        assert all(request.deadline_s > self.now for request in self.open.values()), "a deadline was lost"
+        events, failures = self.scheduler.expire(self.now)
+        for event in events:
+            self.ledger.take(event, self.now)
+        for request_id, _ in failures:
+            assert self.ledger.open[request_id].deadline_s <= self.now
+            self.ledger.end(request_id, "deadline")
         plan = self.scheduler.plan(self.now)
         if plan is None:
-            assert not self.open, "an idle step with work"
+            self.check_idle()
             return
-        assert plan.num_tokens == sum(plan.query_lens)
+        self.compute(plan)
+
+    def compute(self, plan: Plan) -> None:
+        """Launch and apply a plan."""
+        assert plan.num_tokens == sum(plan.query_lens) <= max(self.budget, len(plan.slots)), "over budget"
         failed = frozenset(i for i in range(len(plan.slots)) if self.rng.random() < 0.002)
-        events, failures = self.scheduler.apply(plan, self.compute(plan, failed), self.now)
-        for request_id, _ in failures:
-            self.end(request_id, "failed")
+        self.runner.place(plan)
+        result = self.runner.compute(plan, failed)
+        events, failures = self.scheduler.apply(plan, result, self.now)
         for event in events:
-            out = self.output[event.request_id]
-            assert event.first_index == len(out), "a gap or a repetition"
-            out.extend(event.token_ids)
-            request = self.open[event.request_id]
-            want = token_at(request.prompt_ids, request.params.seed, len(request.prompt_ids) + len(out) - 1)
-            assert out[-1] == want, "another request's token"
-            self.trace.update(f"{event.request_id}{event.first_index}{event.token_ids}{event.finish}".encode())
-            if event.finish is not None:
-                self.end(event.request_id, "finished")
+            self.ledger.take(event, self.now)
+        for request_id, _ in failures:
+            self.ledger.end(request_id, "failed")
 
-    def compute(self, plan: Plan, failed: frozenset[int]) -> StepResult:
-        """Tokens of the rows that sample, from what the plan itself says of their sequences."""
-        running = {sequence.slot: sequence for sequence in self.scheduler._running}
-        ids, at = [], 0
-        for i, slot in enumerate(plan.slots):
-            sequence, num = running[slot], plan.query_lens[i]
-            start = plan.starts[i]
-            assert plan.token_ids[at : at + num] == sequence.tokens[start : start + num]
-            assert len(sequence.table.blocks) * 4 >= start + num, "computes into a block it does not have"
-            at += num
-            request = sequence.request
-            ids.append(token_at(request.prompt_ids, request.params.seed, start + num) if plan.samples[i] else -1)
-        return StepResult(ids, failed)
+    def check_idle(self) -> None:
+        """I6: no idle step with work."""
+        assert not self.scheduler.has_work, "an idle step with work"
+        for request_id, one in self.ledger.open.items():
+            assert one.is_open or one.credit == 0, f"{request_id} waits for nothing"
 
-    def end(self, request_id: str, how: str) -> None:
-        """Exactly one terminal."""
-        assert request_id not in self.ended, "a second terminal"
-        self.ended[request_id] = how
-        del self.open[request_id]
-        self.trace.update(f"{request_id}{how}".encode())
+    def check_cheaply(self) -> None:
+        """Counts, in time that does not grow with history."""
+        pool, running = self.cache.pool, self.scheduler._floor.running
+        held = {block for one in running for block in one.table.blocks}
+        assert pool.num_held == len(held), "blocks are held by nobody, or twice"
+        assert len(running) <= self.num_slots
+        self.ledger.check()
+        assert all(one.deadline_s > self.now for one in self.ledger.open.values()), "a deadline was lost"
+
+    def check(self) -> None:
+        """Everything: I3 in full, and that every cell holds what its sequence's tokens say (I4)."""
+        self.scheduler.check()
+        open_here = {request_id for request_id, one in self.ledger.open.items() if not one.is_ending}
+        assert set(self.scheduler._floor.groups) == open_here, "the books differ"
+        for one in self.scheduler._floor.running:
+            if one.num_blocks_told == len(one.table.blocks):
+                self.check_cells(one.slot, one.tokens[: one.num_computed])
+        assert all(one.state is State.RUNNING for one in self.scheduler._floor.running)
+
+    def check_cells(self, slot: int, tokens: list[int]) -> None:
+        """The slot's cells hold the chains of these tokens."""
+        chain = 0
+        for cell, token in zip(self.runner.chains(slot, len(tokens)), tokens, strict=True):
+            chain = extend(chain, token)
+            assert cell == chain, "a stale cell"
 
 
 def main() -> None:

@@ -16,19 +16,21 @@ from services.gateway.settings import GatewaySettings, ModelInfo
 from services.messages import (
     Admitted,
     Cancel,
-    Generate,
     Message,
     Probe,
     Role,
-    Stops,
     Submit,
     Text,
     Timings,
     TokenRecord,
     Visit,
 )
+from services.work import (
+    Generate,
+    Stops,
+)
 
-MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy", dtype="float32")
+MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy")
 SETTINGS = GatewaySettings(
     gateway_id="g0",
     model=MODEL,

@@ -10,7 +10,11 @@ from sluice.v1 import inference_pb2, types_pb2
 from engine.errors import Code, ServiceError
 from services.gateway import translate
 from services.gateway.contract import BUILT, NOT_BUILT, refuse_unbuilt
-from services.messages import ChatPrompt, Generate, TokenPrompt
+from services.work import (
+    ChatPrompt,
+    Generate,
+    TokenPrompt,
+)
 from tests.services.gateway.fake_ring import SETTINGS, settings, spec
 
 CASES = {

@@ -5,7 +5,13 @@ from engine.errors import Code, ServiceError, stage_lost
 from engine.request import FinishReason
 from services.gateway.open_requests import OpenRequest, OpenRequests, SlotLimits, State
 from services.gateway.translate import Asked
-from services.messages import Detokenize, Envelope, Failed, Text, TokenRecord
+from services.messages import (
+    Envelope,
+    Failed,
+    Text,
+    TokenRecord,
+)
+from services.work import Detokenize
 
 ENVELOPE = Envelope(request_id="r", origin="g")
 SLOT = SlotLimits(stall_timeout_s=1.0, max_deltas=3, max_bytes=1000)

@@ -8,7 +8,11 @@ import pytest
 from services.gateway.open_requests import OpenRequest
 from services.gateway.pace import DELTAS_PER_S, MAX_INTERVAL_S, Pace
 from services.gateway.translate import Asked
-from services.messages import Detokenize, Detokenized, Envelope
+from services.messages import (
+    Detokenized,
+    Envelope,
+)
+from services.work import Detokenize
 
 
 class Timers:

@@ -1,6 +1,7 @@
 """Sockets, loop and routing over real ipc: what is dropped is counted, what fails has an answer."""
 
 import asyncio
+import hashlib
 import os
 import random
 import time
@@ -12,7 +13,9 @@ import pytest
 import zmq
 
 from services.messages import (
+    Blob,
     Cancel,
+    Chunk,
     Envelope,
     Failed,
     Frame,
@@ -24,15 +27,17 @@ from services.messages import (
     Role,
     Text,
     Tokenized,
-    pack_ids,
-    unpack_ids,
 )
 from services.ring.loop import RingLoop
 from services.ring.peers import NextHop
-from services.ring.sockets import Inbox, Outbox
+from services.ring.sockets import FRAME_BYTES, Inbox, Outbox, Peer
+from services.work import (
+    pack_ids,
+    unpack_ids,
+)
 
 ENVELOPE = Envelope("0000000500000000000000000000000a", "gateway-1")
-LIMIT = 10_000
+LIMIT = 3 << 20
 
 
 class Net:
@@ -48,7 +53,7 @@ class Net:
         return inbox
 
     def outbox(self, address: str) -> Outbox:
-        outbox = Outbox(self._context, address, "y", 1, LIMIT)
+        outbox = Outbox(self._context, Peer("x", address), "y", 1, LIMIT)
         self._closers.append(outbox.close)
         return outbox
 
@@ -135,20 +140,94 @@ async def test_outbox_keeps_what_cannot_leave_and_merges_it(net: Net, tmp_path: 
     assert await drained(inbox, 1) == [Cancel(ENVELOPE)] * 5
 
 
-async def test_a_message_too_large_is_given_back(net: Net, tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/in"
-    inbox, outbox = net.inbox(address), net.outbox(address)
-    large = Result(ENVELOPE, Tokenized(b"x" * LIMIT, ()))
-    small = [Result(ENVELOPE, Tokenized(b"x" * 1500, ()))] * 20
-    for message in (large, *small):
-        outbox.put(message)
+async def sent(outbox: Outbox, messages: list[Message]) -> list[Message]:
+    """Queue and flush until nothing waits; what was refused."""
     refused: list[Message] = []
+    for message in messages:
+        outbox.put(message)
     async with asyncio.timeout(10):
         while outbox.backlog:
             refused += outbox.flush()
             await asyncio.sleep(0)
-    assert refused == [large]
+    return refused
+
+
+def result(size: int, name: str = "a") -> Result:
+    envelope = Envelope(request_id=f"{name:0>32}", origin="gateway-1")
+    return Result(envelope, Tokenized(os.urandom(size), ()))
+
+
+async def test_a_message_too_large_is_given_back(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/in"
+    inbox, outbox = net.inbox(address), net.outbox(address)
+    large, small = result(LIMIT), [result(100_000) for _ in range(20)]
+    assert await sent(outbox, [large, *small]) == [large]
     assert await drained(inbox, outbox.counts["frames"]) == small
+    assert outbox.counts["frames"] >= 2_000_000 / FRAME_BYTES
+
+
+@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+async def test_large_messages_keep_their_place_and_leave_nothing(
+    net: Net, tmp_path: Path, scheme: str, unused_tcp_port: int
+) -> None:
+    address = f"ipc://{tmp_path}/in" if scheme == "ipc" else f"tcp://127.0.0.1:{unused_tcp_port}"
+    inbox, outbox = net.inbox(address), net.outbox(address)
+    same = result(1_000_000, "b")
+    again = msgspec.structs.replace(same, envelope=msgspec.structs.replace(same.envelope, attempt=1))
+    messages: list[Message] = [result(10), result(2_000_000), result(20), same, again, result(300_000, "c")]
+    assert await sent(outbox, messages) == []
+    assert await drained(inbox, outbox.counts["frames"]) == messages
+    assert outbox.counts["blobs"] == 4
+    assert list(tmp_path.glob("in.blobs/*")) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "longer"])
+async def test_a_lost_blob_ends_its_request(net: Net, tmp_path: Path, damage: str) -> None:
+    address = f"ipc://{tmp_path}/in"
+    inbox, outbox = net.inbox(address), net.outbox(address)
+    large = result(1_000_000)
+    await sent(outbox, [result(10), large, result(20)])
+    (file,) = tmp_path.glob("in.blobs/*")
+    assert file.stat().st_mode & 0o077 == 0 or file.parent.stat().st_mode & 0o077 == 0
+    data = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    else:
+        data[500] ^= 1
+        file.write_bytes(bytes(data) + (b"" if damage == "flipped" else bytes(LIMIT)))
+    came = await drained(inbox, outbox.counts["frames"])
+    assert [type(message) for message in came] == [Result, Failed, Result]
+    assert isinstance(came[1], Failed) and came[1].envelope == large.envelope
+    assert inbox.counts["lost_blobs"] == 1
+
+
+async def test_a_disk_that_takes_no_blob_costs_that_message_only(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/in"
+    inbox, outbox = net.inbox(address), net.outbox(address)
+    (tmp_path / "in.blobs").rmdir()
+    large, small = result(1_000_000), result(10)
+    assert await sent(outbox, [large, small]) == [large]
+    assert await drained(inbox, 1) == [small]
+
+
+async def test_chunks_out_of_order_or_over_the_limit_are_a_loss(net: Net, unused_tcp_port: int) -> None:
+    address = f"tcp://127.0.0.1:{unused_tcp_port}"
+    inbox, sender = net.inbox(address), net.push(address)
+    digest = hashlib.sha256(b"ab").hexdigest()
+    a, b, late = Chunk(digest, 0, b"a"), Chunk(digest, 1, b"b"), Chunk(digest, 3, b"b")
+    sequences: list[tuple[Chunk, ...]] = [(b, a), (a, late), ()]
+    for seq, chunks in enumerate(sequences, 1):
+        frame_of = Frame("x", 5, seq, (*chunks, Blob(ENVELOPE, digest, 2)))
+        sender.send(msgspec.msgpack.encode(frame_of))
+    came = await drained(inbox, 3)
+    assert [type(message) for message in came] == [Failed] * 3
+
+
+async def test_left_over_blobs_are_cleared_by_the_next_owner(net: Net, tmp_path: Path) -> None:
+    (tmp_path / "in.blobs").mkdir()
+    (tmp_path / "in.blobs" / "left").write_bytes(b"over")
+    net.inbox(f"ipc://{tmp_path}/in")
+    assert list(tmp_path.glob("in.blobs/*")) == []
 
 
 class Echo:

@@ -7,8 +7,8 @@ import pytest
 import transformers
 
 from engine.errors import ServiceError
-from services.messages import ChatMessage
 from services.tokenizer.chat import ChatTemplate
+from services.work import ChatMessage
 from tests.oracle.tokenizers import byte_level_bpe
 
 MESSAGES = (ChatMessage("user", "<é> 'q' 😀"), ChatMessage("assistant", "yes"))

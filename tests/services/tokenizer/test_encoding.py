@@ -8,8 +8,14 @@ import transformers
 
 from engine.errors import Code, ServiceError
 from engine.request import Limits
-from services.messages import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, pack_ids
 from services.tokenizer.encoding import TextEncoder
+from services.work import (
+    ChatMessage,
+    ChatPrompt,
+    TextPrompt,
+    TokenPrompt,
+    pack_ids,
+)
 from tests.oracle.tokenizers import FAMILIES, byte_level_bpe
 
 LIMITS = Limits(context_length=100, vocab_size=404, max_prompt_bytes=64)

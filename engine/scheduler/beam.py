@@ -1,0 +1,99 @@
+"""Beam search: from the candidates of all beams, who goes on and which hypotheses are complete.
+
+Log probabilities in, parents and tokens out; knows no sequence, no block and no slot. The rules are those of
+`transformers`' generate, so that equal logits give equal hypotheses: scores are sums of raw log probabilities, divided
+by length ** length_penalty once complete; only candidates among the best `width` may complete; without early stopping
+the search ends when no beam, at its present length, beats the worst of `width` complete hypotheses.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from engine.plan import TokenLogprob
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One beam goes on, or completes, with one token.
+
+    Attributes:
+        parent: index of the beam.
+        score: sum of the log probabilities of the hypothesis' tokens.
+        logprob: of the token, with as many rivals as there were candidates.
+    """
+
+    parent: int
+    token: int
+    score: float
+    logprob: TokenLogprob
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Advance:
+    """What a step of the search decided.
+
+    Attributes:
+        live: beams of the next step, best first; empty when the search is over.
+        complete: hypotheses that are complete with this step, and their final scores.
+    """
+
+    live: tuple[Step, ...]
+    complete: tuple[tuple[float, Step], ...]
+
+
+class BeamSearch:
+    """State of one search."""
+
+    def __init__(self, width: int, length_penalty: float, early_stopping: bool) -> None:
+        self.width = width
+        self._length_penalty = length_penalty
+        self._early_stopping = early_stopping
+        self._scores: list[float] = []  # of the best complete hypotheses, best first
+
+    def advance(
+        self, beams: Sequence[tuple[float, TokenLogprob]], length: int, end_ids: frozenset[int], at_end: bool
+    ) -> Advance:
+        """Decide. `beams`: per beam its score and candidates, at least width + len(end_ids) where the vocabulary has
+        them; `length`: tokens of a hypothesis after this step; `at_end`: no hypothesis may grow further; ids that
+        `end_ids` names complete a hypothesis."""
+        ranked = _ranked(beams)
+        complete: list[tuple[float, Step]] = []
+        live: list[Step] = []
+        for rank, step in enumerate(ranked):
+            if not at_end and step.token not in end_ids:
+                live.append(step)
+            elif rank < self.width:
+                complete.append((step.score / length**self._length_penalty, step))
+            if len(live) == self.width or (at_end and rank + 1 == self.width):
+                break
+        if self._early_stopping and len(self._scores) == self.width:
+            complete = []
+        complete = [(score, step) for score, step in complete if self._keep(score)]
+        return Advance(tuple(live) if live and not self._is_over(live[0].score, length) else (), tuple(complete))
+
+    def _keep(self, score: float) -> bool:
+        """Whether a complete hypothesis is among the best `width`."""
+        if len(self._scores) == self.width and score <= self._scores[-1]:
+            return False
+        self._scores.append(score)
+        self._scores.sort(reverse=True)
+        del self._scores[self.width :]
+        return True
+
+    def _is_over(self, best: float, length: int) -> bool:
+        if len(self._scores) < self.width:
+            return False
+        return self._early_stopping or best / length**self._length_penalty <= self._scores[-1]
+
+
+def _ranked(beams: Sequence[tuple[float, TokenLogprob]]) -> list[Step]:
+    """Every candidate, best first; equal ones in the order of beams and ids."""
+    steps = [
+        Step(parent, token, score + logprob, TokenLogprob(logprob, rank, found.top_ids, found.top_logprobs))
+        for parent, (score, found) in enumerate(beams)
+        for rank, (token, logprob) in enumerate(zip(found.top_ids, found.top_logprobs, strict=True), 1)
+        if math.isfinite(logprob)
+    ]
+    steps.sort(key=lambda step: -step.score)
+    return steps

@@ -1,0 +1,65 @@
+"""What the scheduler tells of its requests: tokens that were sampled, and how an output or a request ended.
+
+Frozen values. Plain numbers for times; services make spans of them.
+"""
+
+import dataclasses
+from typing import NamedTuple, TypeAlias
+
+from engine.errors import ServiceError
+from engine.plan import TokenLogprob
+from engine.request import FinishReason
+
+Failure: TypeAlias = tuple[str, ServiceError]  # request id; the whole request ends
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Times:
+    """Plain durations in seconds of an output that ended.
+
+    Attributes:
+        queue_s: arrival of the request to first scheduled.
+        prefill_s: first scheduled to first token.
+        decode_s: first token to the last.
+        end_s: engine clock at the end.
+        num_preemptions: of all outputs of the request so far.
+    """
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    end_s: float
+    num_preemptions: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Admission:
+    """What the engine found when it first scheduled a request."""
+
+    num_prompt: int
+    num_cached: int
+    max_tokens: int
+
+
+class Sampled(NamedTuple):
+    """Event: tokens of one output, contiguous from `first_index` (0 is its first token).
+
+    A named tuple, as one is made for every token: a third of a frozen dataclass's time.
+
+    Attributes:
+        logprobs: as many as token_ids, or none.
+        admission: on the first event of each output.
+        finish: the output ends with these tokens (there may be none: it was cancelled or cut short).
+        times: with finish.
+        is_last: the request ends with this event.
+    """
+
+    request_id: str
+    first_index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    admission: Admission | None
+    finish: FinishReason | None
+    times: Times | None
+    output_index: int = 0
+    is_last: bool = False

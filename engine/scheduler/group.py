@@ -1,0 +1,78 @@
+"""One open request: its sequences, and what they share: prompt, limits, credit, place in the order.
+
+The prompt is computed by the first sequence alone. The others are forked from it just before the prompt's last token,
+which each computes itself, as the token sampled after it is its own. Knows no cache and no step.
+"""
+
+import dataclasses
+
+from engine.plan import TokenLogprob
+from engine.request import EngineRequest, FinishReason, SamplingParams
+from engine.scheduler.beam import BeamSearch
+from engine.scheduler.sequence import Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Completed:
+    """An output of a search, held back until the request ends."""
+
+    score: float
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    finish: FinishReason
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Group:
+    """State of one request while it is open."""
+
+    request: EngineRequest
+    request_id: str
+    order: int  # arrival number
+    prompt: list[int]
+    params: SamplingParams  # for the runner: with the candidates that a search needs
+    asked_tokens: int  # max_tokens as asked for, 0 for all that the context leaves; may be updated
+    max_tokens: int  # effective
+    priority: int  # may be updated
+    deadline_s: float  # may be updated
+    barred_ids: tuple[int, ...]  # ids that end an output, barred before min_tokens
+    end_ids: frozenset[int]
+    credit: int | None  # tokens that may be sampled; None is without limit
+    is_open: bool
+    beam: BeamSearch | None = None
+    measure: float = 0.0  # the policy's number
+    sequences: list[Sequence] = dataclasses.field(default_factory=list)  # outputs that have not ended
+    unforked: list[Sequence] = dataclasses.field(default_factory=list)  # those of them that wait for the prompt
+    spare_slots: list[int] = dataclasses.field(default_factory=list)  # taken for sequences yet to be forked
+    held_since_s: float = 0.0
+    completed: list[Completed] = dataclasses.field(default_factory=list)
+    num_cached: int = -1  # prompt tokens found in the prefix cache when first scheduled; -1: not yet
+    num_sampled: int = 0  # by outputs that have ended
+    num_preemptions: int = 0  # of all outputs
+    num_overtaken: int = 0  # admissions of later requests since it first did not fit
+    first_scheduled_s: float = -1.0
+    first_token_s: float = -1.0
+    is_held: bool = False  # no token may be sampled: there is no credit, or the input is open
+    holds_back: bool = False  # is_held, or sequences wait to be forked: see num_ready
+
+    @property
+    def can_fork(self) -> bool:
+        """The prompt is complete and computed up to its last token, and sequences wait for that."""
+        return bool(self.unforked) and not self.is_open and self.sequences[0].num_computed >= len(self.prompt) - 1
+
+    def num_slots(self, sequence: Sequence) -> int:
+        """Slots that the sequence must find free to be admitted: all of its group's, or none."""
+        if self.beam is not None:
+            return self.beam.width
+        return 1 + len(self.unforked)
+
+    def num_ready(self, sequence: Sequence) -> int:
+        """Tokens of the sequence that may be computed by now: a sample follows the last one."""
+        if self.unforked:
+            return len(self.prompt) - 1
+        return len(sequence.tokens) - self.is_held
+
+    def refresh_hold(self) -> None:
+        """Derive the flags; after each change of credit, input or forks."""
+        self.is_held = self.is_open or self.credit == 0
+        self.holds_back = self.is_held or bool(self.unforked)

@@ -1,0 +1,60 @@
+"""How long outputs will be: per tenant, from the lengths of its recent ones.
+
+Takes lengths of outputs that ended, gives predictions. Knows no request and no policy; memory is bounded.
+"""
+
+import bisect
+from collections import deque
+
+WINDOW = 64  # outputs remembered per tenant
+MAX_TENANTS = 1024
+QUANTILE = 0.8  # of the lengths still possible: high enough that few outputs outlast their prediction
+WEIGHT = 0.1  # of the newest length in the running average
+
+
+class _History:
+    """Recent lengths of one tenant: in order of arrival, and sorted."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self.recent: deque[int] = deque()
+        self.ordered: list[int] = []
+
+    def add(self, length: int) -> None:
+        """Remember a length, forget the oldest beyond the window."""
+        self.mean += (length - self.mean) * (WEIGHT if self.recent else 1.0)
+        self.recent.append(length)
+        bisect.insort(self.ordered, length)
+        if len(self.recent) > WINDOW:
+            del self.ordered[bisect.bisect_left(self.ordered, self.recent.popleft())]
+
+
+class OutputLengths:
+    """Predicts output lengths."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _History] = {}
+
+    def observe(self, tenant: str, length: int) -> None:
+        """An output of the tenant ended after `length` tokens."""
+        history = self._tenants.pop(tenant, None) or _History()
+        history.add(length)
+        self._tenants[tenant] = history  # last in the dict: most recently used
+        if len(self._tenants) > MAX_TENANTS:
+            del self._tenants[next(iter(self._tenants))]
+
+    def expected(self, tenant: str, max_tokens: int) -> float:
+        """Tokens that an output will have on average; `max_tokens` when nothing is known."""
+        history = self._tenants.get(tenant)
+        return float(max_tokens) if history is None else min(history.mean, max_tokens)
+
+    def likely_end(self, tenant: str, produced: int, max_tokens: int) -> int:
+        """Tokens that an output which has `produced` will hardly exceed: a quantile of the longer ones seen."""
+        history = self._tenants.get(tenant)
+        if history is None:
+            return max_tokens
+        ordered = history.ordered
+        first = bisect.bisect_right(ordered, produced)
+        if first == len(ordered):
+            return max_tokens  # longer than any: nothing bounds it but its own limit
+        return min(max_tokens, ordered[first + int((len(ordered) - 1 - first) * QUANTILE)])

@@ -1,0 +1,249 @@
+"""What sampled tokens make of their sequences: they grow, end, fork, or complete a search.
+
+The half of the scheduler behind the runner: tokens in, events out. Knows no budget and no order of service.
+"""
+
+import dataclasses
+
+from engine.cache.cache import BlockTable
+from engine.errors import ServiceError
+from engine.plan import TokenLogprob
+from engine.request import FinishReason
+from engine.scheduler.beam import Step
+from engine.scheduler.events import Admission, Failure, Sampled, Times
+from engine.scheduler.floor import Floor
+from engine.scheduler.group import Completed, Group
+from engine.scheduler.lengths import OutputLengths
+from engine.scheduler.policies import Policy
+from engine.scheduler.sequence import Sequence
+
+
+class Outputs:
+    """Advances sequences and tells what became of them."""
+
+    def __init__(self, floor: Floor, policy: Policy, lengths: OutputLengths) -> None:
+        self._floor = floor
+        self._policy = policy
+        self._lengths = lengths
+
+    def advance(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
+    ) -> None:
+        """A token was sampled after the sequence: add what it brings to `events`."""
+        group = sequence.group
+        if not sequence.has_spoken or logprob is not None:
+            self._advance_rarely(sequence, token, logprob, now, events)
+            return
+        # What nearly all tokens are: they end nothing, and nothing else is asked about them.
+        num_output = len(sequence.tokens) - len(group.prompt)
+        sequence.tokens.append(token)
+        if token in group.end_ids or num_output + 1 >= group.max_tokens:
+            events.append(self._event(sequence, num_output, (token,), (), self._finish_of(sequence, token), now))
+            return
+        events.append(Sampled(group.request_id, num_output, (token,), (), None, None, None, sequence.index))
+
+    def cut(self, sequence: Sequence, finish: FinishReason, now: float) -> Sampled:
+        """End an output without a further token."""
+        return self._event(sequence, sequence.num_output, (), (), finish, now)
+
+    def settle(self, group: Group, now: float) -> list[Sampled]:
+        """End the outputs that are complete as they stand: a limit was lowered, or they were resumed at their end."""
+        if group.params.is_search:
+            return []
+        events = []
+        for sequence in list(group.sequences):
+            last = sequence.tokens[-1] if sequence.num_output else -1
+            finish = self._finish_of(sequence, last)
+            if finish is not None:
+                events.append(self.cut(sequence, finish, now))
+        return events
+
+    def fail(self, group: Group, error: ServiceError) -> Failure:
+        """The request ends without success."""
+        self.forget(group)
+        return group.request_id, error
+
+    def forget(self, group: Group) -> None:
+        """The request ends silently."""
+        group.num_sampled += sum(sequence.num_output for sequence in group.sequences)
+        self._policy.leave(group)
+        self._floor.close(group)
+
+    def _advance_rarely(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
+    ) -> None:
+        """An output's first token, one with log probabilities, or one of a search."""
+        group = sequence.group
+        if group.first_token_s < 0:
+            group.first_token_s = now
+        if group.params.is_search:
+            assert logprob is not None, "a search was sampled without log probabilities"
+            self._search(sequence, token, logprob, now, events)
+            return
+        first_index = sequence.num_output
+        sequence.tokens.append(token)
+        logprobs = () if logprob is None else (logprob,)
+        finish = self._finish_of(sequence, token)
+        events.append(self._event(sequence, first_index, (token,), logprobs, finish, now))
+
+    def _event(
+        self,
+        sequence: Sequence,
+        first_index: int,
+        ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        finish: FinishReason | None,
+        now: float,
+    ) -> Sampled:
+        group = sequence.group
+        admission = None if sequence.has_spoken else _admission(group)
+        sequence.has_spoken = True
+        times = None
+        if finish is not None:
+            times = _times(group, now)
+            self._end(sequence)
+        is_last = not group.sequences
+        return Sampled(group.request_id, first_index, ids, logprobs, admission, finish, times, sequence.index, is_last)
+
+    def _finish_of(self, sequence: Sequence, token: int) -> FinishReason | None:
+        """Why the output is complete with `token` as its last; None if it goes on."""
+        group = sequence.group
+        if token in group.end_ids:
+            return _reason(group, token)
+        return FinishReason.LENGTH if len(sequence.tokens) - len(group.prompt) >= group.max_tokens else None
+
+    def _end(self, sequence: Sequence) -> None:
+        group = sequence.group
+        group.num_sampled += sequence.num_output
+        self._lengths.observe(group.request.tenant, max(1, sequence.num_output))
+        if len(group.sequences) == 1:
+            self._policy.leave(group)
+        self._floor.end(sequence)
+
+    def _search(self, sequence: Sequence, token: int, logprob: TokenLogprob, now: float, events: list[Sampled]) -> None:
+        group = sequence.group
+        if group.beam is None:
+            self._sample_hidden(sequence, token, logprob)
+        else:
+            sequence.candidates = logprob
+            if all(one.candidates for one in group.sequences):
+                self._advance_beams(group)
+        if not group.sequences:
+            events += self._answer(group, now)
+
+    def _sample_hidden(self, sequence: Sequence, token: int, logprob: TokenLogprob) -> None:
+        """Best of: an output that shows only if it is among the best."""
+        group = sequence.group
+        sequence.tokens.append(token)
+        sequence.logprobs.append(logprob)
+        sequence.score += logprob.logprob
+        finish = self._finish_of(sequence, token)
+        if finish is not None:
+            ids = tuple(sequence.tokens[len(group.prompt) :])
+            group.completed.append(Completed(sequence.score / len(ids), ids, tuple(sequence.logprobs), finish))
+            self._end(sequence)
+
+    def _advance_beams(self, group: Group) -> None:
+        """Every beam has its candidates: choose who goes on."""
+        assert group.beam is not None
+        num_output = group.sequences[0].num_output
+        barred = group.end_ids if num_output < group.params.min_tokens else frozenset()
+        beams = [(one.score, _without(one.candidates, barred)) for one in group.sequences]
+        at_end = num_output + 1 >= group.max_tokens
+        advance = group.beam.advance(beams, num_output + 1, group.end_ids, at_end)
+        for score, step in advance.complete:
+            group.completed.append(_completed(group, score, step))
+        group.completed.sort(key=lambda one: -one.score)
+        del group.completed[group.beam.width :]
+        if advance.live:
+            self._go_on(group, advance.live)
+        else:
+            self._lengths.observe(group.request.tenant, num_output + 1)
+            self.forget(group)
+
+    def _go_on(self, group: Group, steps: tuple[Step, ...]) -> None:
+        """The steps' parents take their first step, forks of them the others; who has no step gives its slot back."""
+        beams = list(group.sequences)
+        parents = {step.parent for step in steps}
+        for i, beam in enumerate(beams):
+            if i not in parents:
+                self._floor.end(beam)
+        live: list[Sequence] = []
+        for step in steps:
+            parent = beams[step.parent]
+            beam = parent
+            if step.parent not in parents:  # its first step is taken
+                beam = Sequence(group, 0, parent.tokens[:-1], BlockTable(root=parent.table.root))
+                beam.logprobs = parent.logprobs[:-1]
+                beam.num_preemptions = parent.num_preemptions
+                self._floor.fork(parent, beam)
+            parents.discard(step.parent)
+            beam.tokens.append(step.token)
+            beam.logprobs.append(_reported(group, step.logprob))
+            beam.score, beam.candidates, beam.index = step.score, None, len(live)
+            live.append(beam)
+        group.sequences = live
+
+    def _answer(self, group: Group, now: float) -> list[Sampled]:
+        """The n best outputs of a search, best first."""
+        best = sorted(group.completed, key=lambda one: -one.score)[: group.params.n]
+        asked = group.request.params.logprobs >= 0
+        times = _times(group, now)
+        return [
+            Sampled(
+                request_id=group.request_id,
+                first_index=0,
+                token_ids=one.token_ids,
+                logprobs=one.logprobs if asked else (),
+                admission=_admission(group),
+                finish=one.finish,
+                times=times,
+                output_index=index,
+                is_last=index == len(best) - 1,
+            )
+            for index, one in enumerate(best)
+        ]
+
+
+def _without(candidates: TokenLogprob | None, barred: frozenset[int]) -> TokenLogprob:
+    """The candidates that may follow."""
+    assert candidates is not None
+    if not barred:
+        return candidates
+    pairs = zip(candidates.top_ids, candidates.top_logprobs, strict=True)
+    kept = [(token, logprob) for token, logprob in pairs if token not in barred]
+    return TokenLogprob(0.0, 0, tuple(token for token, _ in kept), tuple(logprob for _, logprob in kept))
+
+
+def _completed(group: Group, score: float, step: Step) -> Completed:
+    parent = group.sequences[step.parent]
+    finish = _reason(group, step.token) if step.token in group.end_ids else FinishReason.LENGTH
+    ids = (*parent.tokens[len(group.prompt) :], step.token)
+    return Completed(score, ids, (*parent.logprobs, _reported(group, step.logprob)), finish)
+
+
+def _reported(group: Group, logprob: TokenLogprob) -> TokenLogprob:
+    """With as many rivals as the client asked for."""
+    num = max(0, group.request.params.logprobs)
+    return dataclasses.replace(logprob, top_ids=logprob.top_ids[:num], top_logprobs=logprob.top_logprobs[:num])
+
+
+def _reason(group: Group, token: int) -> FinishReason:
+    return FinishReason.STOP_TOKEN if token in group.request.params.stop_token_ids else FinishReason.EOS
+
+
+def _admission(group: Group) -> Admission:
+    return Admission(len(group.prompt), max(0, group.num_cached), group.max_tokens)
+
+
+def _times(group: Group, now: float) -> Times:
+    """Durations so far; what has not happened takes no time."""
+    scheduled = group.first_scheduled_s if group.first_scheduled_s >= 0 else now
+    first = group.first_token_s if group.first_token_s >= 0 else now
+    return Times(
+        queue_s=scheduled - group.request.arrival_s,
+        prefill_s=first - scheduled,
+        decode_s=now - first,
+        end_s=now,
+        num_preemptions=group.num_preemptions,
+    )

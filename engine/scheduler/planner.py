@@ -1,0 +1,187 @@
+"""One step's plan: who computes which tokens into which blocks.
+
+Sequences one token behind come first, then waiting ones are let in, then prompts share what is left of the budget.
+Why it always makes progress: see `victims`. Knows no tokens' meaning and no events.
+"""
+
+from engine.plan import Plan
+from engine.scheduler import victims
+from engine.scheduler.admission import Admission
+from engine.scheduler.floor import Floor
+from engine.scheduler.group import Group
+from engine.scheduler.sequence import Sequence, State
+from engine.scheduler.settings import SchedulerSettings
+from engine.scheduler.turns import Turns
+
+
+class Planner:
+    """Hands out the budget of a step."""
+
+    def __init__(self, floor: Floor, admission: Admission, settings: SchedulerSettings, budget: int) -> None:
+        self.step = 0
+        self.rows: list[Sequence] = []  # of the plan in flight
+        self.held: dict[str, Group] = {}  # requests that may not sample now
+        self._floor = floor
+        self._admission = admission
+        self._settings = settings
+        self._budget = budget
+        self._turns = Turns()
+        self._lens: list[int] = []
+        self._now = 0.0
+        self._is_short = False  # somebody had to sit out the last step
+
+    def plan(self, now: float) -> Plan | None:
+        """The next step; None when there is nothing to do."""
+        self.step += 1
+        self.rows, self._lens, self._now = [], [], now
+        if self.held:
+            self._give_up_holding()
+        decodes, prefills = self._behind()
+        if self._floor.waiting:
+            self._let_in(decodes, prefills)
+        self._is_short = False
+        self._decode(decodes)
+        self._prefill(prefills)
+        if not self.rows:
+            self._last_resort()
+        return self._write() if self.rows else None
+
+    def hold(self, group: Group, now: float) -> None:
+        """The group's flags say that it may not sample: note since when."""
+        group.held_since_s = now
+        self.held[group.request_id] = group
+        self._floor.has_changed = True
+
+    def _behind(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Running sequences that are one token behind, and those that are further."""
+        decodes, prefills = [], []
+        for one in self._floor.running:
+            if not one.group.holds_back and len(one.tokens) - one.num_computed == 1:
+                decodes.append(one)
+            elif one.num_missing > 0:
+                prefills.append(one)
+        if len(decodes) > self._budget:
+            decodes.sort(key=lambda one: one.last_step)  # nobody starves
+            del decodes[self._budget :]
+        return decodes, prefills
+
+    def _let_in(self, decodes: list[Sequence], prefills: list[Sequence]) -> None:
+        """Admit, before anything is planned: a newcomer may displace who runs. Not while running ones want blocks."""
+        if not decodes and not prefills:
+            self._floor.has_changed = True  # nothing else would be done: look again at who did not fit
+        elif self._is_short:
+            return
+        self._admission.admit(self._now, self.step, self._budget - len(decodes), prefills)
+
+    def _decode(self, decodes: list[Sequence]) -> None:
+        """Rows for all that are one token behind."""
+        if len(decodes) > self._floor.cache.pool.num_free:  # it may not be enough for all: in order
+            decodes.sort(key=_key)
+        for one in decodes:
+            if one.num_computed < one.room and one.group.credit is None:
+                one.last_step = self.step
+                self.rows.append(one)
+            elif one.state is State.RUNNING and one.num_missing == 1:  # neither preempted meanwhile nor held
+                self._take(one, 1)
+        self._lens = [1] * len(self.rows)
+
+    def _prefill(self, prefills: list[Sequence]) -> None:
+        """Rows for those that miss more, as far as the budget goes."""
+        budget = self._budget - len(self.rows)
+        here = [one for one in prefills if one.state is State.RUNNING]
+        if not here or not budget:
+            return
+        here.sort(key=_key)
+        decodes = len(self.rows)
+        for one, share in self._turns.share(here, budget):
+            # An earlier row may have preempted it, or spent the last credit of its request.
+            num = min(share, one.num_missing) if one.state is State.RUNNING else 0
+            if num > 0 and self._take(one, num):
+                self._lens.append(num)
+        if 1 in self._lens[decodes:]:  # a runner takes rows of one token first
+            pairs = sorted(zip(self._lens, self.rows, strict=True), key=lambda pair: pair[0] > 1)
+            self._lens, self.rows = [num for num, _ in pairs], [one for _, one in pairs]
+
+    def _take(self, sequence: Sequence, num: int) -> bool:
+        """Make the sequence a row of the step, with `num` tokens; False if it has to sit this one out."""
+        cache = self._floor.cache
+        while not cache.grow(sequence.table, sequence.num_computed + num):
+            victim = victims.idle(self._floor.running, self.step) or victims.behind(
+                self._floor.running, sequence, self.step, self._settings.max_preemptions
+            )
+            if victim is None:
+                self._is_short = True
+                return False
+            self._floor.evict(victim)
+        self._enrol(sequence, num)
+        return True
+
+    def _enrol(self, sequence: Sequence, num: int) -> None:
+        group = sequence.group
+        sequence.num_blocks_told = min(sequence.num_blocks_told, sequence.num_computed // self._floor.cache.block_size)
+        sequence.room = len(sequence.table.blocks) * self._floor.cache.block_size
+        sequence.last_step = self.step
+        self.rows.append(sequence)
+        samples = not group.holds_back and num == sequence.num_missing
+        if samples and group.credit is not None:
+            group.credit -= 1
+            if group.credit == 0:
+                group.refresh_hold()
+                self.hold(group, self._now)
+
+    def _last_resort(self) -> None:
+        """Everybody sits out, for want of blocks: the oldest goes on at the cost of all others."""
+        able = [one for one in self._floor.running if one.num_missing > 0]
+        if not able:
+            return
+        sequence = min(able, key=lambda one: (one.group.order, one.index))
+        num = min(sequence.num_missing, self._budget)
+        while not self._floor.cache.grow(sequence.table, sequence.num_computed + num):
+            victim = victims.last_resort(self._floor.running, sequence)
+            assert victim is not None, "a request that never fits was let in"
+            self._floor.evict(victim)
+        self._enrol(sequence, num)
+        self._lens = [num]
+
+    def _give_up_holding(self) -> None:
+        """Take the blocks of requests that have paused for too long."""
+        for group in list(self.held.values()):
+            if not group.is_held or not group.sequences:
+                del self.held[group.request_id]
+            elif self._now - group.held_since_s >= self._settings.pause_hold_s:
+                for one in list(group.sequences):
+                    if one.slot >= 0 and one.is_idle:
+                        self._floor.evict(one)
+
+    def _write(self) -> Plan:
+        rows, lens = self.rows, self._lens
+        token_ids: list[int] = []
+        samples: list[bool] = []
+        new_blocks: list[tuple[int, int, list[int]]] = []
+        for one, num in zip(rows, lens, strict=True):
+            start = one.num_computed
+            if num == 1:
+                token_ids.append(one.tokens[start])
+            else:
+                token_ids.extend(one.tokens[start : start + num])
+            samples.append(start + num == len(one.tokens))
+            told = one.num_blocks_told
+            if told < len(one.table.blocks):
+                new_blocks.append((one.slot, told, one.table.blocks[told:]))
+                one.num_blocks_told = len(one.table.blocks)
+        placements, self._floor.placements = self._floor.placements, []
+        return Plan(
+            step=self.step,
+            slots=[one.slot for one in rows],
+            query_lens=lens,
+            starts=[one.num_computed for one in rows],
+            token_ids=token_ids,
+            samples=samples,
+            placements=placements,
+            new_blocks=new_blocks,
+            copies=self._floor.cache.take_copies(),
+        )
+
+
+def _key(sequence: Sequence) -> tuple[float, int, int]:
+    return sequence.key

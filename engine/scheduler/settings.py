@@ -1,0 +1,74 @@
+"""The scheduler's settings beside batch size and token budget: frozen values with defaults that suit most."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from engine.config import EngineConfig
+from engine.errors import Code, ServiceError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """How requests are ordered, admitted, paused and preempted.
+
+    Attributes:
+        policy: a name of `policies.POLICIES`.
+        ageing_s: seconds of waiting that outweigh one level of priority.
+        starvation_s: shortest job first: nobody is overtaken by what arrives so much later.
+        tenant_weights: fair share: a tenant's part of the service; 1 where it has no entry.
+        max_queued_requests: waiting requests at most; more are refused.
+        max_queued_tokens: prompt tokens of waiting requests at most.
+        watermark: share of the cache's blocks that predictions leave free at admission.
+        max_overtakes: later requests that may be admitted before one that did not fit.
+        max_preemptions: after so many a sequence is no victim while any other can go on.
+        max_long_prefills: prompts longer than a step's budget that are computed in turns at once.
+        pause_hold_s: how long a paused request keeps its blocks when nobody needs them.
+    """
+
+    policy: str = "priority"
+    ageing_s: float = 5.0
+    starvation_s: float = 30.0
+    tenant_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    max_queued_requests: int = 4096
+    max_queued_tokens: int = 1 << 24
+    watermark: float = 0.01
+    max_overtakes: int = 64
+    max_preemptions: int = 2
+    max_long_prefills: int = 4
+    pause_hold_s: float = 5.0
+
+
+def settings_of(config: EngineConfig) -> SchedulerSettings:
+    """The part of the engine's settings that concerns its scheduler. Raises ServiceError: malformed weights."""
+    return SchedulerSettings(
+        policy=config.scheduling_policy,
+        ageing_s=config.priority_ageing_s,
+        starvation_s=config.starvation_bound_s,
+        tenant_weights=parse_weights(config.tenant_weights),
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        pause_hold_s=config.pause_hold_s,
+    )
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Tenants' weights from "tenant=weight,…". Raises ServiceError naming the flag and the entry at fault."""
+    weights: dict[str, float] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        tenant, _, number = entry.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = math.nan
+        if not (tenant and 0 < weight < math.inf):
+            raise _bad_weight(f"{entry!r} is not tenant=weight with a weight above 0")
+        if tenant in weights:
+            raise _bad_weight(f"the tenant {tenant!r} is given twice")
+        weights[tenant] = weight
+    return weights
+
+
+def _bad_weight(message: str) -> ServiceError:
+    text = f"--tenant-weights: {message}"
+    return ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", text, field="tenant_weights")

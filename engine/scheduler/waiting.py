@@ -1,0 +1,75 @@
+"""The queue: sequences without a slot, in the order of the policy, with bounds on what newcomers may add to it.
+
+Knows no blocks and no steps. A preempted sequence comes back to the place that its key gives it, and is never refused.
+"""
+
+import bisect
+from collections.abc import Iterator
+
+from engine.errors import Code, ServiceError, queue_full
+from engine.scheduler.group import Group
+from engine.scheduler.policies import Policy
+from engine.scheduler.sequence import Sequence
+
+
+class Waiting:
+    """Sequences that want to be admitted."""
+
+    def __init__(self, policy: Policy, max_requests: int, max_tokens: int) -> None:
+        self.num_tokens = 0  # of their prompts
+        self._policy = policy
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def check_room(self, group: Group) -> None:
+        """Raise ServiceError RESOURCE_EXHAUSTED when a newcomer finds the queue full."""
+        if len(self._sequences) >= self._max_requests:
+            raise queue_full(len(self._sequences), self._max_requests)
+        if self._sequences and self.num_tokens + len(group.prompt) > self._max_tokens:
+            raise _tokens_full(self.num_tokens, len(group.prompt), self._max_tokens)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence at its place."""
+        self.num_tokens += len(sequence.group.prompt)
+        bisect.insort(self._sequences, sequence, key=_key)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out."""
+        self.num_tokens -= len(sequence.group.prompt)
+        self._sequences.remove(sequence)
+
+    def in_order(self) -> list[Sequence]:
+        """The sequences as they stand now: a policy that moves is asked again."""
+        if not self._policy.is_static:
+            for sequence in self._sequences:
+                sequence.group.measure = self._policy.measure(sequence.group)
+            self._sequences.sort(key=_key)
+        return list(self._sequences)
+
+    def check(self) -> None:
+        """Assert that the count is right and, for a static policy, the order."""
+        assert self.num_tokens == sum(len(sequence.group.prompt) for sequence in self._sequences)
+        if self._policy.is_static:
+            keys = [sequence.key for sequence in self._sequences]
+            assert keys == sorted(keys), "the queue is out of order"
+
+
+def _key(sequence: Sequence) -> tuple[float, int, int]:
+    return sequence.key
+
+
+def _tokens_full(queued: int, more: int, limit: int) -> ServiceError:
+    return ServiceError(
+        Code.RESOURCE_EXHAUSTED,
+        "QUEUE_FULL",
+        f"prompts of {queued} tokens are queued, {more} more would pass this server's {limit}: try again later",
+        details={"actual": str(queued + more), "limit": str(limit)},
+        retry_after_s=1.0,
+    )

@@ -1,0 +1,266 @@
+"""Mutation check: bugs planted one by one in the engine's classes, each of which the simulator must notice soon."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from engine.cache import cache as cache_module
+from engine.cache import prefix
+from engine.cache.cache import BlockTable, KVCache
+from engine.cache.pool import BlockPool
+from engine.cache.prefix import PrefixIndex
+from engine.errors import ServiceError
+from engine.plan import Plan
+from engine.request import FinishReason
+from engine.scheduler import victims
+from engine.scheduler.admission import Admission
+from engine.scheduler.events import Sampled
+from engine.scheduler.floor import Floor
+from engine.scheduler.group import Group
+from engine.scheduler.outputs import Outputs
+from engine.scheduler.planner import Planner
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.sequence import Sequence as Row
+from engine.scheduler.sequence import State
+from engine.scheduler.waiting import Waiting
+from tests.engine.scheduler.simulate import Simulation
+
+EVENTS = 2000  # of each seed, within which a bug must show
+SEEDS = range(12)
+
+Bug = tuple[object, str, Callable[..., Any]]
+
+
+def skip_release(self: KVCache, table: BlockTable) -> None:
+    table.blocks.clear()
+    table.num_named = 0
+
+
+def release_twice(self: KVCache, table: BlockTable) -> None:
+    for block in table.blocks * 2:
+        self.pool.release(block)
+    table.blocks.clear()
+
+
+def share_without_counting(self: BlockPool, block: int) -> None:
+    if self._refs[block] == 0:
+        self._unlink(block)
+        self._refs[block] = 1
+
+
+def share_without_unlinking(self: BlockPool, block: int) -> None:
+    self._refs[block] += 1
+
+
+def grow_one_short(self: KVCache, table: BlockTable, num_tokens: int) -> bool:
+    return grow(self, table, num_tokens - 1)
+
+
+def name_too_early(self: KVCache, table: BlockTable, tokens: Sequence[int], num_computed: int) -> None:
+    commit(self, table, tokens, min(num_computed + self.block_size, len(tokens)))
+
+
+def forget_nothing(self: PrefixIndex, block: int) -> bool:
+    return False
+
+
+def name_without_parent(parent: bytes, tokens: Sequence[int]) -> bytes:
+    return name_block(b"", tokens)
+
+
+def name_without_framing(parent: bytes, tokens: Sequence[int]) -> bytes:
+    return name_block(parent, [sum(tokens)])
+
+
+def fork_without_counting(self: KVCache, table: BlockTable, num_tokens: int) -> BlockTable:
+    child = fork(self, table, num_tokens)
+    for block in child.blocks:
+        self.pool.release(block)
+    return child
+
+
+def write_to_a_shared_tail(self: KVCache, table: BlockTable, num_tokens: int) -> BlockTable:
+    child = fork(self, table, num_tokens)
+    child.shared_tail = table.shared_tail = -1
+    return child
+
+
+def lose_a_copy(self: KVCache) -> list[tuple[int, int]]:
+    return take_copies(self)[1:]
+
+
+def copy_the_other_way(self: KVCache) -> list[tuple[int, int]]:
+    return [(target, source) for source, target in take_copies(self)]
+
+
+def same_noise_for_all(self: Floor, sequence: Row) -> None:
+    tell(self, sequence)
+    self.placements[-1] = dataclasses.replace(self.placements[-1], output_index=0)
+
+
+def fork_a_token_late(self: Floor, parent: Row, child: Row) -> None:
+    fork_row(self, parent, child)
+    child.num_computed += 1
+
+
+def lose_a_spare_slot(self: Floor, group: Group) -> None:
+    group.spare_slots.clear()
+
+
+def best_is_worst(self: Outputs, group: Group, now: float) -> list[Sampled]:
+    group.completed.reverse()
+    group.completed.sort(key=lambda one: one.score)
+    del group.completed[group.params.n :]
+    return answer(self, group, now)
+
+
+def lose_deadlines(self: Scheduler, now: float) -> tuple[list[Any], list[Any]]:
+    return expire(self, -1.0)[0], []
+
+
+def lose_a_cancel(self: Scheduler, request_id: str) -> bool:
+    return request_id in self._floor.groups
+
+
+def lose_a_grant(self: Scheduler, request_id: str, num_tokens: int, now: float) -> None:
+    return None
+
+
+def close_without_waking(self: Scheduler, request_id: str, now: float) -> None:
+    self._group(request_id).is_open = False
+
+
+def append_to_the_prompt_only(self: Scheduler, request_id: str, ids: Sequence[int], now: float) -> None:
+    self._group(request_id).prompt.extend(ids)
+
+
+def keep_the_slot(self: Floor, sequence: Row, reuse: bool = False) -> None:
+    slot = sequence.slot
+    leave(self, sequence, reuse)
+    sequence.slot = slot
+
+
+def leave_the_row_stale(self: Floor, sequence: Row) -> None:
+    sequence.num_blocks_told = 0
+
+
+def evict_without_queueing(self: Floor, sequence: Row) -> None:
+    self._leave(sequence)
+    sequence.state = State.PAUSED
+
+
+def queue_at_the_front(self: Waiting, sequence: Row) -> None:
+    self.num_tokens += len(sequence.group.prompt)
+    self._sequences.insert(0, sequence)
+
+
+def forget_the_tokens_of_the_queue(self: Waiting, sequence: Row) -> None:
+    self._sequences.remove(sequence)
+
+
+def tell_no_blocks(self: Planner) -> Plan:
+    plan = write(self)
+    plan.new_blocks.clear()
+    return plan
+
+
+def sample_too_early(self: Group, sequence: Row) -> int:
+    return len(sequence.tokens)
+
+
+def never_hold(self: Group) -> None:
+    self.is_held = self.holds_back = False
+
+
+def spend_no_credit(self: Planner, sequence: Row, num: int) -> None:
+    group, credit = sequence.group, sequence.group.credit
+    enrol(self, sequence, num)
+    group.credit = credit
+
+
+def miss_the_limit(self: Outputs, sequence: Row, token: int) -> FinishReason | None:
+    finish = finish_of(self, sequence, token)
+    return None if finish is FinishReason.LENGTH and sequence.num_output < 39 else finish
+
+
+def swallow_a_failure(self: Outputs, group: Group, error: ServiceError) -> tuple[str, ServiceError]:
+    return group.request_id, error
+
+
+def admit_nobody_after_a_preemption(self: Admission, now: float, step: int, budget: int, prefills: list[Row]) -> None:
+    if self._floor.num_preemptions == 0:
+        admit(self, now, step, budget, prefills)
+
+
+def no_last_resort(self: Planner) -> None:
+    return None
+
+
+def take_from_this_step(sequence: Row, step: int) -> bool:
+    return True
+
+
+grow, commit, name_block = KVCache.grow, KVCache.commit, prefix.name_block
+expire, leave, write, enrol, admit = (
+    Scheduler.expire,
+    Floor._leave,
+    Planner._write,
+    Planner._enrol,
+    Admission.admit,
+)
+finish_of, answer = Outputs._finish_of, Outputs._answer
+fork, take_copies, fork_row, tell = KVCache.fork, KVCache.take_copies, Floor.fork, Floor._tell
+BUGS: list[Bug] = [
+    (KVCache, "release", skip_release),
+    (KVCache, "release", release_twice),
+    (BlockPool, "share", share_without_counting),
+    (BlockPool, "share", share_without_unlinking),
+    (KVCache, "grow", grow_one_short),
+    (KVCache, "commit", name_too_early),
+    (PrefixIndex, "forget", forget_nothing),
+    (cache_module, "name_block", name_without_parent),
+    (cache_module, "name_block", name_without_framing),
+    (KVCache, "fork", fork_without_counting),
+    (KVCache, "fork", write_to_a_shared_tail),
+    (KVCache, "take_copies", lose_a_copy),
+    (KVCache, "take_copies", copy_the_other_way),
+    (Floor, "_tell", same_noise_for_all),
+    (Floor, "fork", fork_a_token_late),
+    (Floor, "_give_spares", lose_a_spare_slot),
+    (Outputs, "_answer", best_is_worst),
+    (Scheduler, "expire", lose_deadlines),
+    (Scheduler, "cancel", lose_a_cancel),
+    (Scheduler, "grant", lose_a_grant),
+    (Scheduler, "close_input", close_without_waking),
+    (Scheduler, "append", append_to_the_prompt_only),
+    (Floor, "_leave", keep_the_slot),
+    (Floor, "_tell", leave_the_row_stale),
+    (Floor, "evict", evict_without_queueing),
+    (Waiting, "add", queue_at_the_front),
+    (Waiting, "remove", forget_the_tokens_of_the_queue),
+    (Planner, "_write", tell_no_blocks),
+    (Group, "num_ready", sample_too_early),
+    (Group, "refresh_hold", never_hold),
+    (Planner, "_enrol", spend_no_credit),
+    (Outputs, "_finish_of", miss_the_limit),
+    (Outputs, "fail", swallow_a_failure),
+    (Admission, "admit", admit_nobody_after_a_preemption),
+    (Planner, "_last_resort", no_last_resort),
+    (victims, "is_free", take_from_this_step),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "bug"), BUGS, ids=[bug.__name__ for _, _, bug in BUGS])
+def test_seeded_bugs_are_caught(
+    owner: object, name: str, bug: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, bug)
+    with pytest.raises((AssertionError, KeyError, ValueError, IndexError, ServiceError)):
+        for seed in SEEDS:
+            Simulation(seed).run(EVENTS)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(BUGS) >= 20

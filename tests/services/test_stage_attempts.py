@@ -1,0 +1,142 @@
+"""Each inner stage lets only the newest attempt of a request speak."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cache.cache import KVCache
+from engine.engine import Engine
+from engine.plan import Plan, StepResult
+from engine.request import FinishReason, Limits, SamplingParams
+from engine.scheduler.scheduler import Scheduler
+from services.detokenizer.stage import DetokenizerStage
+from services.engine_loop import EngineStage
+from services.messages import Admitted, Cancel, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
+from services.tokenizer.encoding import TextEncoder
+from services.tokenizer.stage import TokenizerStage
+from services.work import Generate, Stops, TextPrompt, pack_ids
+from tests.oracle.tokenizers import byte_level_bpe
+
+LIMITS = Limits(context_length=100, vocab_size=400)
+
+
+def envelope(attempt: int, name: str = "a") -> Envelope:
+    return Envelope(request_id=name, origin="g", attempt=attempt)
+
+
+def unrecorded(*_: object) -> None:
+    """Nobody traces."""
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> TextEncoder:
+    byte_level_bpe(tmp_path)
+    return TextEncoder.load(tmp_path)
+
+
+class Slow(Executor):
+    """Does what it is given when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(fn(*args, **kwargs))
+
+        self.waiting.append(run)
+        return future
+
+
+def submit(attempt: int, text: str) -> Submit:
+    return Submit(envelope(attempt), Generate(TextPrompt(text), SamplingParams(max_tokens=4)))
+
+
+def test_the_tokenizer_answers_the_newest_attempt_once(encoder: TextEncoder) -> None:
+    sent: list[Message] = []
+    pool = Slow()
+    stage = TokenizerStage(encoder, LIMITS, pool, sent.append, lambda call: call(), unrecorded)
+    for message in (submit(0, "one"), submit(2, "three"), submit(1, "two"), submit(2, "again"), Cancel(envelope(1))):
+        stage.handle(message)
+    for run in pool.waiting:
+        run()
+    assert [(type(one), one.envelope.attempt) for one in sent if isinstance(one, Prompt | Cancel)] == [
+        (Cancel, 1),
+        (Prompt, 2),
+    ]
+    assert len(sent) == 2 and stage.num_encoding == 0
+
+
+class Nines:
+    """A model whose every token is 9."""
+
+    progress = 0
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+
+    def watch(self, on_layer: Callable[[], None]) -> None:
+        """It has no layers."""
+
+    def place(self, plan: Plan) -> None:
+        """It has no state."""
+
+    def launch(self, plan: Plan) -> "Nines":
+        self._plan = plan
+        return self
+
+    def collect(self) -> StepResult:
+        assert self._plan is not None
+        return StepResult([9 if samples else -1 for samples in self._plan.samples])
+
+
+def test_the_engine_computes_the_newest_attempt_only() -> None:
+    scheduler = Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
+    sent: list[Message] = []
+    stage = EngineStage(Engine(scheduler, Nines()), "engine-0", 1, sent.append, unrecorded)
+
+    def prompt(attempt: int) -> Prompt:
+        params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+        return Prompt(envelope(attempt), pack_ids([5, 6, 7]), params, Stops(), 0, 0.0)
+
+    for message in (prompt(0), prompt(2), prompt(1), prompt(2), Cancel(envelope(1))):
+        stage.handle(message)
+    assert stage.num_open == 1 and stage.ended == {"cancelled": 1, "stale": 2}
+    while stage.turn():
+        pass
+    tokens = [message for message in sent if isinstance(message, Tokens)]
+    assert {message.envelope.attempt for message in tokens} == {2}
+    assert sum(len(message.ids) for message in tokens) == 3 and tokens[-1].finish is FinishReason.LENGTH
+    assert stage.num_open == 0
+
+
+def tokens(attempt: int, first: int, finish: FinishReason | None = None) -> Tokens:
+    admitted = Admitted(3, 0, 8, Stops()) if first == 0 else None
+    return Tokens(envelope(attempt), first, (300,), admitted=admitted, finish=finish)
+
+
+def test_the_detokenizer_begins_anew_with_a_later_attempt(encoder: TextEncoder) -> None:
+    sent: list[Message] = []
+    stage = DetokenizerStage(encoder, sent.append, unrecorded)
+    for message in (tokens(0, 0), tokens(1, 0), tokens(0, 1), tokens(0, 0), tokens(1, 1), Cancel(envelope(0))):
+        stage.handle(message)
+    assert stage.num_open == 1
+    stage.handle(tokens(1, 2, FinishReason.LENGTH))
+    texts = [(one.envelope.attempt, one.first_index) for one in sent if isinstance(one, Text)]
+    assert texts == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    assert stage.num_late == 2 and stage.num_open == 0
+
+
+def test_a_failure_of_an_old_attempt_leaves_the_new_one_alone(encoder: TextEncoder) -> None:
+    stage = DetokenizerStage(encoder, unrecorded, unrecorded)
+    stage.handle(tokens(1, 0))
+    stage.handle(Failed(envelope(0), 13, "ENGINE_FAULT", "late"))
+    assert stage.num_open == 1
+    stage.handle(Failed(envelope(1), 13, "ENGINE_FAULT", "now"))
+    assert stage.num_open == 0
