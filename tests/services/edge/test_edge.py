@@ -7,7 +7,8 @@ import openai
 import pytest
 
 from services.gateway.identity import digest_of
-from services.messages import ChatPrompt, Generate, Submit, TextPrompt, TokenPrompt
+from services.messages import Submit
+from services.work import ChatPrompt, Generate, TextPrompt, TokenPrompt
 from tests.services.edge.edge_rig import EdgeRig, edge
 from tests.services.gateway.fake_ring import generation, settings, text_of
 
