@@ -8,6 +8,7 @@ import typer
 from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption
 
 GRACE_S = 30
+MAX_CONNECTIONS = 4096
 
 
 def edge(  # noqa: PLR0913 # a command line lists its options
@@ -56,6 +57,7 @@ async def _serve(address: str, listen: str, access: Access, files: tuple[Path | 
             ssl_keyfile=files[1],
             access_log=False,
             lifespan="off",
+            limit_concurrency=MAX_CONNECTIONS,
             log_level="warning",
             timeout_graceful_shutdown=GRACE_S,
         )

@@ -25,6 +25,8 @@ _STATUS: Mapping[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.UNAVAILABLE: (503, "server_error"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "server_error"),
 }
+# grpc itself would tell addresses of ours.
+UNREACHABLE = "the server behind this address cannot be reached: try again shortly"
 _BROKEN = (500, "server_error")
 _FIELDS = {"sampling", "output", "stop", "prompt"}  # of the contract: left out of the names that clients see
 
@@ -65,7 +67,10 @@ def from_rpc(error: grpc.aio.AioRpcError) -> EdgeError:
     """What a call ended with."""
     found = _details(error)
     status, kind = _STATUS.get(error.code(), _BROKEN)
-    made = EdgeError(status, kind, error.details() or error.code().name, param=found.field, code=found.reason.lower())
+    message = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not found.reason:
+        message = UNREACHABLE
+    made = EdgeError(status, kind, message, param=found.field, code=found.reason.lower())
     made.retry_after_s = found.retry_after_s
     return made
 
