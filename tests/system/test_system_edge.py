@@ -1,4 +1,7 @@
 import contextlib
+import json
+import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,12 +59,19 @@ def test_a_secured_service_behind_the_edge(tmp_path: Path) -> None:
     access.write_text(
         f'[tenants.acme]\nrequests_per_minute = 1\n[[keys]]\nsha256 = "{digest_of("k").hex()}"\n'
         'tenant = "acme"\nscopes = ["generate"]\n'
+        f'[[keys]]\nsha256 = "{digest_of("c").hex()}"\ntenant = "cli"\nscopes = ["generate"]\n'
     )
     server = ("--tls-cert", files.certificate, "--tls-key", files.key, "--tls-client-ca", tmp_path / "ca.pem")
     client = ("--tls-ca", tmp_path / "ca.pem", "--tls-cert", certificate, "--tls-key", key)
     with serve("--model", "demo", "--access-file", str(access), *map(str, server)) as service:
         reach = ("--address", service.address, *map(str, client))
-        with edge(*reach) as url, openai.OpenAI(base_url=url, api_key="k", max_retries=0) as asking:
+        https = ("--https-cert", str(files.certificate), "--https-key", str(files.key))
+        trusting = openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=str(tmp_path / "ca.pem")))
+        with (
+            edge(*reach, *https) as url,
+            openai.OpenAI(base_url=url, api_key="k", max_retries=0, http_client=trusting) as asking,
+        ):
+            assert url.startswith("https://")
             made = asking.completions.create(model="demo", prompt=PROMPT, max_tokens=2)
             assert made.usage is not None and made.usage.completion_tokens <= 2
             with pytest.raises(openai.RateLimitError) as caught:
@@ -73,6 +83,9 @@ def test_a_secured_service_behind_the_edge(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "services.cli.main", "generate", PROMPT, "--max-tokens", "2", *reach]
         refused = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (refused.returncode, "UNAUTHENTICATED" in refused.stderr) == (1, True)
+        with_key = {**os.environ, "SLUICE_TOKEN": "c"}
+        made_here = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, env=with_key)
+        assert json.loads(made_here.stdout)["usage"]["completion_tokens"] <= 2
 
 
 @pytest.mark.parametrize(
@@ -88,3 +101,20 @@ def test_what_is_not_safe_is_refused_with_what_to_do(options: tuple[str, ...], w
     refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert refused.returncode != 0
     assert what in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--listen", "0.0.0.0:0"), "--insecure"),
+        (("--address", "10.0.0.1:1"), "--insecure"),
+        (("--listen", "127.0.0.1:0", "--https-cert", "/none", "--https-key", "/none"), "/none"),
+        (("--listen", "nowhere"), "is not host:port"),
+        (("--tls-ca", "/none"), "cannot read /none"),
+    ],
+)
+def test_an_edge_that_is_not_safe_is_refused_with_what_to_do(options: tuple[str, ...], what: str) -> None:
+    command = [sys.executable, "-m", "services.cli.main", "edge", *options]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode == 2
+    assert what in refused.stderr and "Traceback" not in refused.stderr
