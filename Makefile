@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-long check lint types stubs proto-lint proto-breaking proto-release train-demo bench bench-step bench-service bench-start clean
+.PHONY: help demo test test-long check lint types stubs proto-lint proto-breaking proto-release train-demo bench bench-step bench-service bench-start bench-scheduler simulate simulate-long clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | column -t -s '	'
@@ -69,6 +69,19 @@ bench-start: $(VENV)/.run ## cold start to first token, and memory
 
 bench-service: $(VENV)/.run ## whole service against the engine alone
 	$(BIN)/python -m benchmarks.whole_service
+
+SEED ?= 0
+EVENTS ?= 100000
+
+simulate: $(VENV)/.dev ## replay one seed of the scheduler's simulation: SEED=… EVENTS=…
+	@$(BIN)/python -m tests.engine.scheduler.simulate --seed $(SEED) --events $(EVENTS)
+
+simulate-long: EVENTS = 10000000
+simulate-long: $(VENV)/.dev ## ten million events of it (nightly: EVENTS=100000000)
+	@$(BIN)/python -m tests.engine.scheduler.simulate --seed $(SEED) --seeds 500 --events $(EVENTS) --jobs 2
+
+bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in simulated time
+	$(BIN)/python -m benchmarks.scheduler
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

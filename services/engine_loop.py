@@ -90,7 +90,7 @@ class EngineStage:
             case Cancel():
                 opened = self._open.get(message.envelope.request_id)
                 if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
-                    self._drop(message.envelope.request_id)
+                    self._cancel(message)
                 self._emit(message)
             case Failed() | Result():
                 self._emit(message)
@@ -107,6 +107,13 @@ class EngineStage:
                 self._fail(request_id, error)
         self._report()
         return self.engine.has_work
+
+    def _cancel(self, message: Cancel) -> None:
+        """End the whole request silently; or one output of it, whose end the engine tells like any other."""
+        if message.output_index is None:
+            self._drop(message.envelope.request_id)
+        else:
+            self.engine.cancel(message.envelope.request_id, message.output_index)
 
     def _drop(self, request_id: str) -> None:
         """Let go of a request whose end is told by somebody else."""

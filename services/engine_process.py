@@ -58,6 +58,7 @@ def figures(stage: EngineStage) -> Mapping[str, float]:
         "sluice_prefix_query_tokens_total": load.prefix_query_tokens,
         "sluice_cache_evictions_total": stage.engine.scheduler.cache.stats.evictions,
         "sluice_preemptions_total": load.num_preemptions,
+        "sluice_recomputed_tokens_total": stage.engine.scheduler.num_recomputed,
         "sluice_engine_steps_total": stats.num_steps,
         "sluice_engine_tokens_computed_total": stats.num_tokens,
         "sluice_engine_step_seconds_total": stats.total_s,

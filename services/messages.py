@@ -131,9 +131,10 @@ class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Behind its request, all the way round: release everything. Idempotent everywhere."""
+    """Behind its request, all the way round: release everything, or what one output holds. Idempotent everywhere."""
 
     envelope: Envelope
+    output_index: int | None = None  # None: the whole request
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

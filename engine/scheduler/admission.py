@@ -14,6 +14,7 @@ from engine.scheduler.policies import Policy
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.settings import SchedulerSettings
 
+LOOK_AHEAD = 64  # sequences that do not fit, in one step: bounds the time that a full cache costs
 RETRY_STEPS = 16  # who did not fit is looked at again after so many steps even if nothing ended
 
 
@@ -39,7 +40,7 @@ class Admission:
         room = budget - sum(one.num_missing for one in prefills if one.num_missing <= budget)
         passed: list[Group] = []
         for sequence in floor.waiting.in_order():
-            if room <= 0 or self._is_full():
+            if room <= 0 or self._is_full() or self._is_barred(passed):
                 floor.has_changed = floor.has_changed or room <= 0
                 return
             is_long = sequence.group.num_ready(sequence) > budget
@@ -47,8 +48,6 @@ class Admission:
                 floor.has_changed = True  # it waits for a turn, or for the disk, not for blocks
                 continue
             if not self._let_in(sequence, now, step):
-                if sequence.group.num_overtaken >= self._settings.max_overtakes:
-                    return
                 passed.append(sequence.group)
                 continue
             for group in passed:
@@ -59,6 +58,11 @@ class Admission:
                 room -= sequence.num_missing
             if sequence.num_missing > 0:
                 prefills.append(sequence)
+
+    def _is_barred(self, passed: list[Group]) -> bool:
+        """Somebody has been overtaken often enough, or so many did not fit that the next hardly will."""
+        limit = self._settings.max_overtakes
+        return len(passed) >= LOOK_AHEAD or any(group.num_overtaken >= limit for group in passed)
 
     def _is_full(self) -> bool:
         """No slot is left, and nobody could be made to leave one."""
@@ -75,6 +79,7 @@ class Admission:
         if not self._fits(sequence, found) and not self._make_room(sequence, found, step):
             return False
         self._floor.place(sequence, found)
+        group.num_overtaken = 0
         if group.num_cached < 0:
             group.num_cached = sequence.num_computed
             group.first_scheduled_s = now

@@ -73,13 +73,14 @@ class Floor:
         stay to be found until others overwrite them, and then in host memory if that is cheaper than recomputing."""
         group = sequence.group
         idle = sequence.is_idle
-        leaving = [one for one in group.sequences if one.slot != NO_SLOT] if group.beam else [sequence]
+        leaving = group.sequences if group.beam else [sequence]
         for one in leaving:
-            one.num_once_computed = max(one.num_once_computed, one.num_computed)
             one.num_preemptions += not idle  # who has nothing to do loses nothing by it
-            is_swapped = self._is_worth_moving(one)
-            self.num_swaps += is_swapped
-            self._leave(one, is_worthless=not is_swapped)
+            if one.slot != NO_SLOT:
+                one.num_once_computed = max(one.num_once_computed, one.num_computed)
+                is_swapped = self._is_worth_moving(one)
+                self.num_swaps += is_swapped
+                self._leave(one, is_worthless=not is_swapped)
             one.state = State.UNFORKED
         if group.beam:
             group.unforked = group.sequences[1:]

@@ -12,6 +12,9 @@ class Pace:
     tokens_per_s: float = 0.0
     total_s: float = 0.0
     num_tokens: int = 0
+    _mean_tokens: float = 0.0
+    _variance: float = 0.0  # of a step's tokens
+    _covariance: float = 0.0  # of a step's tokens with its seconds
 
     def record(self, seconds: float, num_tokens: int) -> None:
         """Take one step into account."""
@@ -19,11 +22,18 @@ class Pace:
         self.num_steps += 1
         self.total_s += seconds
         self.num_tokens += num_tokens
+        more, longer = num_tokens - self._mean_tokens, seconds - self.mean_step_s
+        self._mean_tokens += weight * more
+        self._variance = (1 - weight) * (self._variance + weight * more * more)
+        self._covariance = (1 - weight) * (self._covariance + weight * more * longer)
         self.mean_step_s += weight * (seconds - self.mean_step_s)
         self.tokens_per_s += weight * (num_tokens / max(seconds, 1e-9) - self.tokens_per_s)
 
-    def time_for(self, num_computed: int, num_steps: float) -> float:
-        """Seconds for `num_computed` tokens of prefill at the present rate, then `num_steps` steps."""
-        if self.num_steps == 0:
-            return 0.0  # nothing measured: nothing is refused for it
-        return num_computed / max(self.tokens_per_s, 1e-9) + num_steps * self.mean_step_s
+    @property
+    def token_s(self) -> float:
+        """Seconds that one more token in a step takes: the slope of seconds over tokens; 0 while steps are alike."""
+        return max(0.0, self._covariance / self._variance) if self._variance > 0 else 0.0
+
+    def time_for(self, num_prompt: int, num_steps: float) -> float:
+        """Seconds for `num_prompt` tokens of prefill, then `num_steps` steps as of late; 0 before the first."""
+        return num_prompt * self.token_s + num_steps * self.mean_step_s

@@ -19,6 +19,7 @@ class Planner:
 
     def __init__(self, floor: Floor, admission: Admission, settings: SchedulerSettings, budget: int) -> None:
         self.step = 0
+        self.num_last_resorts = 0
         self.rows: list[Sequence] = []  # of the plan in flight
         self.held: dict[str, Group] = {}  # requests that may not sample now
         self._floor = floor
@@ -134,6 +135,7 @@ class Planner:
         able = [one for one in self._floor.running if one.num_missing > 0]
         if not able:
             return
+        self.num_last_resorts += 1
         sequence = min(able, key=lambda one: (one.group.order, one.index))
         num = min(sequence.num_missing, self._budget)
         while not self._floor.cache.grow(sequence.table, sequence.num_computed + num):

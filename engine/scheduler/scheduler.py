@@ -90,6 +90,11 @@ class Scheduler:
         return self._floor.num_recomputed
 
     @property
+    def num_last_resorts(self) -> int:
+        """Steps since start in which nobody could go on but at the cost of everybody else."""
+        return self._planner.num_last_resorts
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything: paused requests are no work."""
         floor = self._floor

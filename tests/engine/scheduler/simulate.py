@@ -1,15 +1,18 @@
 """Drives the engine's own scheduler and cache through random histories against a model that is a hash.
 
-    python -m tests.engine.scheduler.simulate --seed 1 --events 100000
+    python -m tests.engine.scheduler.simulate --seed 1 --events 100000 [--seeds 10 --jobs 2]
 
-Events: submit, step, cancel of a request or of one output, grant, append, close, update, a failing row, a full queue;
+Events: submit, step, cancel of a request or of one output, a preemption out of the blue, grant, append, close, update,
+a failing row, a full queue; requests of every kind (several outputs, searches, credit, open input, resumed ones);
 in pools so small that preemption is the rule. After each event the cheap invariants are checked (I1 to I7 of the
 reliability notes as far as a scheduler can break them), the full ones every thousand. Equal seeds give equal traces
 (I9): the SHA-256 of the trace is printed last.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
+import hashlib
 import random
 from typing import Any
 
@@ -48,6 +51,7 @@ class Simulation:
             costs=PreemptionCosts(1, 10.0, rng.choice((1.0, 10.0, 100.0))) if tiers else None,
             policy=rng.choice(sorted(POLICIES)),
             max_queued_requests=rng.choice((8, 1000)),
+            watermark=rng.choice((0.01, -3.0)),  # the second admits far more than will fit: preemption is the rule
             max_overtakes=rng.choice((0, 3, 64)),
             max_long_prefills=rng.choice((1, 4)),
             pause_hold_s=rng.choice((0.0, 5.0, 50.0)),
@@ -78,6 +82,8 @@ class Simulation:
         elif choice < 0.92:
             if len(self.ledger.open) < 20:
                 self.submit()
+        elif choice < 0.93:
+            self.preempt()
         elif self.ledger.open:
             request_id = self.rng.choice(list(self.ledger.open))
             self.disturb(request_id, self.ledger.open[request_id])
@@ -102,6 +108,16 @@ class Simulation:
         self.check()
         assert self.cache.pool.num_held == 0, "blocks are held after the drain"
         assert not self.scheduler.has_work
+
+    def preempt(self) -> None:
+        """Take somebody's blocks for no reason, as a tier or a device out of memory might; it does not count towards
+        the bound on preemptions."""
+        running = self.scheduler._floor.running
+        if running:
+            sequence = self.rng.choice(running)
+            self.scheduler._floor.evict(sequence)
+            for one in sequence.group.sequences:
+                one.num_preemptions = 0
 
     def submit(self) -> None:
         """A request, often with a prefix that others have too."""
@@ -234,6 +250,7 @@ class Simulation:
         if plan is None:
             self.check_idle()
             return
+        self.check_preemptions(plan)
         self.compute(plan)
 
     def compute(self, plan: Plan) -> None:
@@ -247,6 +264,13 @@ class Simulation:
             self.ledger.take(event, self.now)
         for request_id, _ in failures:
             self.ledger.end(request_id, "failed")
+
+    def check_preemptions(self, plan: Plan) -> None:
+        """I6: nobody is preempted once more than the bound while another row could go on."""
+        spared = [one for one in self.scheduler._floor.waiting if one.num_preemptions > self.settings.max_preemptions]
+        for one in spared:
+            one.num_preemptions = self.settings.max_preemptions
+        assert not spared or len(plan.slots) == 1, "preempted more often than is allowed while others run"
 
     def check_idle(self) -> None:
         """I6: no idle step with work, unless the disk is waited for."""
@@ -284,13 +308,31 @@ class Simulation:
             assert position < first or cells[position - first] == chain, "a stale cell"
 
 
+def play(seed: int, events: int) -> str:
+    """One seed's trace hash; what goes wrong names the seed that replays it."""
+    try:
+        return Simulation(seed).run(events)
+    except Exception as error:
+        raise AssertionError(f"replay with: make simulate SEED={seed} EVENTS={events}") from error
+
+
 def main() -> None:
-    """Replay one seed."""
+    """Replay seeds, the events shared among them. The last line is the SHA-256 of the trace (of all traces, in order
+    of the seeds, where there are several)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--events", type=int, default=100_000)
+    parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
-    print(Simulation(options.seed).run(options.events))
+    seeds, each = range(options.seed, options.seed + options.seeds), options.events // options.seeds
+    if options.seeds == 1:
+        print(play(options.seed, each))
+        return
+    with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
+        traces = list(pool.map(play, seeds, [each] * len(seeds)))
+    print(f"{options.seeds} seeds of {each} events")
+    print(hashlib.sha256("".join(traces).encode()).hexdigest())
 
 
 if __name__ == "__main__":

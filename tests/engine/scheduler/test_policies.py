@@ -77,7 +77,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_the_measured_rate() -> None
     pace.record(0.1, 10)
     refusal = policy.refusal(hopeless, 0.0, pace)
     assert refusal is not None and (refusal.code, refusal.reason) == (Code.RESOURCE_EXHAUSTED, "DEADLINE_UNATTAINABLE")
-    assert refusal.retry_after_s > 0 and refusal.details == {"actual": "10.030", "limit": "5.000"}
+    assert refusal.retry_after_s > 0 and refusal.details == {"actual": "10.000", "limit": "5.000"}
     assert policy.refusal(group(2, max_tokens=20, deadline_s=5.0), 0.0, pace) is None
     assert policy.refusal(group(3), 0.0, pace) is None
 

@@ -1,0 +1,54 @@
+"""The same rules as the simulator's, chosen by hypothesis, which shrinks what fails to a few of them."""
+
+import random
+
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.engine.scheduler.simulate import Simulation
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Histories of one scheduler; the full check after every rule."""
+
+    @initialize(seed=st.integers(0, 1000), rng=st.randoms(use_true_random=False))
+    def begin(self, seed: int, rng: random.Random) -> None:
+        self.simulation = Simulation(seed)
+        self.simulation.rng = rng  # so that hypothesis can shrink what is drawn
+
+    @precondition(lambda self: len(self.simulation.ledger.open) < 12)
+    @rule()
+    def submit(self) -> None:
+        self.simulation.submit()
+
+    @rule(num=st.integers(1, 6))
+    def step(self, num: int) -> None:
+        for _ in range(num):
+            self.simulation.step()
+
+    @rule()
+    def preempt(self) -> None:
+        self.simulation.preempt()
+
+    @precondition(lambda self: self.simulation.ledger.open)
+    @rule(which=st.integers(0, 11))
+    def disturb(self, which: int) -> None:
+        """Cancel, cancel one output, grant, append, close or update."""
+        ids = list(self.simulation.ledger.open)
+        request_id = ids[which % len(ids)]
+        self.simulation.disturb(request_id, self.simulation.ledger.open[request_id])
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        if hasattr(self, "simulation"):
+            self.simulation.check_cheaply()
+            self.simulation.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "simulation"):
+            self.simulation.drain()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = hypothesis.settings(max_examples=100, stateful_step_count=40, deadline=None)
