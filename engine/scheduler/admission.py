@@ -43,8 +43,9 @@ class Admission:
             if room <= 0 or self._is_full() or self._is_barred(passed):
                 floor.has_changed = floor.has_changed or room <= 0
                 return
-            if sequence.group.num_ready(sequence) > budget and long >= self._settings.max_long_prefills:
-                floor.has_changed = True  # it waits for a turn, not for blocks
+            is_long = sequence.group.num_ready(sequence) > budget
+            if (is_long and long >= self._settings.max_long_prefills) or self._awaits_disk(sequence):
+                floor.has_changed = True  # it waits for a turn, or for the disk, not for blocks
                 continue
             if not self._let_in(sequence, now, step):
                 passed.append(sequence.group)
@@ -68,12 +69,13 @@ class Admission:
         floor = self._floor
         return not floor.free_slots and not self._policy.preempts and not any(s.group.is_held for s in floor.running)
 
+    def _awaits_disk(self, sequence: Sequence) -> bool:
+        return self._floor.cache.is_awaited(sequence.table, _known(sequence))
+
     def _let_in(self, sequence: Sequence, now: float, step: int) -> bool:
         """Place the sequence if there is, or can be made, room for it."""
         group, cache = sequence.group, self._floor.cache
-        # A leader computes the prompt alone: what it has beyond that is not to be found for its siblings.
-        known = group.prompt if group.unforked else sequence.tokens
-        found = cache.match(sequence.table, known)
+        found = cache.match(sequence.table, _known(sequence))
         if not self._fits(sequence, found) and not self._make_room(sequence, found, step):
             return False
         self._floor.place(sequence, found)
@@ -154,3 +156,9 @@ class Admission:
             own = len(one.tokens) - (shared if one is sequence else len(group.prompt))
             loads.append((max(1, end - produced), max(0, own) + cache.block_size // 2))
         return loads
+
+
+def _known(sequence: Sequence) -> list[int]:
+    """Tokens whose prefix may be found. A leader computes the prompt alone: what it has beyond that is not to be found
+    for its siblings."""
+    return sequence.group.prompt if sequence.group.unforked else sequence.tokens

@@ -72,10 +72,9 @@ class DetokenizerStage:
         match message:
             case Tokens():
                 self._take(message)
-            case Cancel(output_index=None):
-                self._end(message.envelope)
             case Cancel():
-                pass  # the engine tells that output's end as any other
+                if message.output_index is None:  # the end of one output comes from the engine, like any other
+                    self._end(message.envelope)
             case Failed():
                 self._end(message.envelope)
                 self._emit(message)

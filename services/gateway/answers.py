@@ -29,12 +29,12 @@ def accepted(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
 
 
 def delta(request: OpenRequest, texts: Sequence[Text]) -> inference_pb2.StreamGenerateResponse:
-    """`texts` of one output, which wait together, as one delta."""
+    """`texts`, which wait together, as one delta."""
     response = inference_pb2.StreamGenerateResponse()
     made = response.delta
     made.generation_id = request.envelope.request_id
-    made.seq = request.last_seq
     made.output_index = texts[0].output_index
+    made.seq = request.last_seq
     made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
     made.coalesced_steps = len(texts)
     made.consumed = sum([len(one.tokens) for one in texts])
@@ -59,7 +59,7 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
 
 
 def output_finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateResponse:
-    """The end of the output that `last` finished."""
+    """The end of one output."""
     made = types_pb2.OutputFinished(
         generation_id=request.envelope.request_id,
         output_index=last.output_index,
@@ -70,7 +70,7 @@ def output_finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGen
     return inference_pb2.StreamGenerateResponse(output_finished=made)
 
 
-def finished(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
+def finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateResponse:
     """The end of the generation."""
     made = types_pb2.Finished(
         generation_id=request.envelope.request_id,
@@ -83,32 +83,29 @@ def finished(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
 
 
 def whole(request: OpenRequest) -> inference_pb2.GenerateResponse:
-    """The answer of a unary generation, all of whose outputs have ended."""
-    texts: list[list[Text]] = [[] for _ in request.outputs]
-    for text in request.take_all():
-        texts[text.output_index].append(text)
+    """The answer of a unary generation."""
     envelope = request.envelope
     return inference_pb2.GenerateResponse(
         generation_id=envelope.request_id,
         model=envelope.model,
         revision=envelope.revision,
-        outputs=[
-            _output(request, ended.last, of) for ended, of in zip(request.outputs, texts, strict=True) if ended.last
-        ],
+        outputs=[_output(request, index) for index in range(len(request.outputs))],
         usage=usage(used(request)),
         timings=timings(used(request)),
         params=effective(request),
     )
 
 
-def _output(request: OpenRequest, last: Text, texts: Sequence[Text]) -> types_pb2.Output:
-    """One output as a whole."""
+def _output(request: OpenRequest, index: int) -> types_pb2.Output:
+    """One output, all of it."""
+    state, texts = request.outputs[index], request.take_all(index)
+    assert state.last is not None, "the request has ended well"
     output = types_pb2.Output(
-        index=last.output_index,
+        index=index,
         text="".join([one.text for one in texts]),
-        finish_reason=reason(last),
-        stop_match=stop_match(last),
-        completion_tokens=request.outputs[last.output_index].num_tokens,
+        finish_reason=reason(state.last),
+        stop_match=stop_match(state.last),
+        completion_tokens=state.num_tokens,
     )
     if request.asked.token_records:
         for one in texts:

@@ -48,8 +48,12 @@ BUILT = frozenset(
         "output.logprobs",
         "output.token_records",
         "cache",
+        "cache.bypass",
         "scheduling",
         "scheduling.priority",
+        "scheduling.ttft_target",
+        "scheduling.ttft_target.seconds",
+        "scheduling.ttft_target.nanos",
         "speculation",
     ]
 )
@@ -67,8 +71,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "output.echo": (False,),
     "output.skip_special_tokens": (True,),
     "constraint": (),
-    "cache.bypass": (False,),
-    "scheduling.ttft_target": (),
     "scheduling.on_disconnect": (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL),
     "scheduling.detach_ttl": (),
     "speculation.enabled": (False,),

@@ -7,7 +7,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from engine.errors import ServiceError, cancelled, engine_fault, invalid, unsupported
+from engine.errors import ServiceError, cancelled, engine_fault, invalid
 from engine.request import FinishReason
 from services.gateway.admission import Admission
 from services.gateway.calls import Call
@@ -19,7 +19,6 @@ from services.gateway.quota import Quotas
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
 from services.messages import Cancel, Envelope, Failed, Message, Result, Submit, Text
-from services.work import Generate
 
 
 class Desk:
@@ -87,9 +86,10 @@ class Desk:
             self.on_empty()
 
     def cancel(self, request_id: str, tenant: str, output_index: int | None = None) -> tuple[State, State]:
-        """State in which it was found and state now. Raises `ServiceError` GENERATION_NOT_FOUND, also for others'.
+        """State in which the request, or one output of it, was found, and state now.
 
-        With `output_index` only that output ends, which the ring then tells as any other end.
+        Raises `ServiceError` GENERATION_NOT_FOUND, also for others' requests; INVALID_ARGUMENT for an output that it
+        does not have.
         """
         found = self.requests.state(request_id, tenant)
         request = self.requests.get(request_id)
@@ -98,8 +98,7 @@ class Desk:
         if request is None or found is not State.RUNNING:
             return found, found
         if output_index is not None:
-            self._cancel_output(request, output_index)
-            return found, request.state
+            return self._cancel_output(request, output_index)
         request.is_cancelled = True
         request.end(cancelled())
         self._cancel_in_ring(request)
@@ -110,7 +109,7 @@ class Desk:
         self.requests.deliver(message, self.clock())
         if isinstance(message, Text) and message.finish is FinishReason.STOP_STRING:
             request = self.requests.get(message.envelope.request_id)
-            if request is not None and request.outcome is None:  # its other outputs go on
+            if request is not None and request.outcome is None:  # others of its outputs go on: only this one is over
                 self._emit(Cancel(envelope=request.envelope, output_index=message.output_index))
 
     def fail_all(self, error: ServiceError) -> None:
@@ -131,6 +130,15 @@ class Desk:
                 self.observer.count("slow_consumer")
                 request.interrupt()
 
+    def _cancel_output(self, request: OpenRequest, index: int) -> tuple[State, State]:
+        """The engine ends the output, and tells so like any other end."""
+        if index >= len(request.outputs):
+            raise invalid("output_index", f"{index}: this generation has {len(request.outputs)} outputs")
+        if request.outputs[index].last is not None:
+            return State.FINISHED, State.FINISHED
+        self._emit(Cancel(envelope=request.envelope, output_index=index))
+        return State.RUNNING, State.CANCELLED
+
     def _add(self, call: Call, asked: Asked, streams: bool) -> OpenRequest:
         envelope = Envelope(
             request_id=secrets.token_hex(16),
@@ -145,14 +153,6 @@ class Desk:
         request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None)
         self.requests.add(request)
         return request
-
-    def _cancel_output(self, request: OpenRequest, index: int) -> None:
-        if index >= len(request.outputs):
-            raise invalid("output_index", f"{index} is not below the {len(request.outputs)} outputs of this generation")
-        if isinstance(request.asked.work, Generate) and request.asked.work.params.is_search:
-            raise unsupported("output_index", "output_index: the outputs of a search end together; cancel all of it")
-        if request.outputs[index].last is None:
-            self._emit(Cancel(envelope=request.envelope, output_index=index))
 
     def _cancel_in_ring(self, request: OpenRequest) -> None:
         if not request.ring_knows_end:

@@ -19,7 +19,7 @@ from services.gateway.desk import Desk, ended_error
 from services.gateway.errors import not_found, to_status
 from services.gateway.identity import CALLER
 from services.gateway.observer import RequestTrace, Started
-from services.gateway.open_requests import OpenRequest, State
+from services.gateway.open_requests import OpenRequest, State, has_content
 from services.gateway.translate import Asked
 from services.messages import (
     Detokenized,
@@ -170,8 +170,8 @@ class Inference:
         try:
             if not 1 <= len(request.generation_id) <= 128:
                 raise not_found("generation", request.generation_id, "send the id that Accepted named")
-            output = request.output_index if request.HasField("output_index") else None
-            found, state = self._desk.cancel(request.generation_id, CALLER.get().tenant, output)
+            index = request.output_index if request.HasField("output_index") else None
+            found, state = self._desk.cancel(request.generation_id, CALLER.get().tenant, index)
         except ServiceError as error:
             await refuse(context, error)
             raise
@@ -224,15 +224,17 @@ async def _stream(session: Session) -> None:
     while True:
         texts = request.take()
         if texts:
-            await session.write(answers.delta(request, texts))
-        elif (ended := request.take_ended()) is not None:
-            await session.write(answers.output_finished(request, ended))
+            if has_content(texts):
+                await session.write(answers.delta(request, texts))
+            if texts[-1].finish is not None:
+                await session.write(answers.output_finished(request, texts[-1]))
         elif request.outcome is None:
             await session.news()
         else:
             break
-    await session.outcome()
-    await session.write(answers.finished(request))
+    last = await session.outcome()
+    assert isinstance(last, Text)
+    await session.write(answers.finished(request, last))
 
 
 async def _interruptible(session: Session, body: Callable[[Session], Awaitable[_T]]) -> _T:

@@ -15,9 +15,8 @@ from engine.request import FinishReason
 from services.gateway.errors import from_failed
 from services.gateway.translate import Asked
 from services.messages import Admitted, Detokenized, Envelope, Failed, Result, Text, Tokenized
-from services.work import Generate
 
-Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation's last output
+Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
 TOKEN_BYTES = 64  # what a waiting token record weighs at most, without its log probabilities
 
 
@@ -44,11 +43,11 @@ class SlotLimits:
 
 
 @dataclasses.dataclass(slots=True)
-class OpenOutput:
-    """One of a generation's outputs."""
+class OutputState:
+    """One output: how many tokens came, and the message that ended it."""
 
     num_tokens: int = 0  # received: the next message must start here
-    last: Text | None = None  # the message that finished it
+    last: Text | None = None
 
 
 class OpenRequest:
@@ -67,7 +66,7 @@ class OpenRequest:
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
         self.first_token_s: float | None = None
-        self.outputs = [OpenOutput() for _ in range(_num_outputs(asked))]
+        self.outputs = [OutputState() for _ in range(asked.num_outputs)]
         self.last_seq = 0
         self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
@@ -78,7 +77,6 @@ class OpenRequest:
         self.is_writing = False
         self._waiting: list[Text] = []
         self._waiting_bytes = 0
-        self._ended: collections.deque[Text] = collections.deque()  # ends of outputs that were not taken yet
         self._watched_write = 0
         self._stalled_s = 0.0
 
@@ -103,32 +101,44 @@ class OpenRequest:
 
     def receive(self, text: Text, now_s: float) -> str:
         """Take a message; the reason if it was dropped, else "". A gap means loss and ends the request."""
-        if text.output_index >= len(self.outputs):
-            return "unknown_output"
+        dropped = self._unfit(text)
+        if dropped:
+            if dropped == "gap":
+                self.end(stage_lost("detokenizer"))
+            return dropped
         output = self.outputs[text.output_index]
-        if text.first_index < output.num_tokens or output.last is not None:
-            return "duplicate"
-        if text.first_index > output.num_tokens:
-            self.end(stage_lost("detokenizer"))
-            return "gap"
-        if text.admitted is not None:
+        if self.admitted is None:
             self.admitted = text.admitted
         output.num_tokens += len(text.tokens)
-        if text.tokens or text.text:
+        if text.tokens or text.text or text.finish is not None:
             self._waiting.append(text)
-            self._waiting_bytes += _weight(text)
+            self._waiting_bytes += len(text.text) + TOKEN_BYTES * len(text.tokens)
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
             output.last = text
-            self._ended.append(text)
-        if text.finish is not None and all([one.last is not None for one in self.outputs]):
-            # After a stop string, which the detokenizer found, the engine still computes: it needs the Cancel.
-            self.ring_knows_end = text.finish is not FinishReason.STOP_STRING
-            self.end(text)
-        elif self._on_text is not None:
+            self._end_with(text)
+        if self.outcome is None and self._on_text is not None:
             self._on_text(self)
         return ""
+
+    def _unfit(self, text: Text) -> str:
+        """Why a message is not taken, or ""."""
+        if text.output_index >= len(self.outputs):
+            return "unknown_output"
+        output = self.outputs[text.output_index]
+        if output.last is not None:
+            return "ended"
+        if text.first_index != output.num_tokens:
+            return "duplicate" if text.first_index < output.num_tokens else "gap"
+        return ""
+
+    def _end_with(self, text: Text) -> None:
+        """One output has ended; the request with its last one."""
+        if all([output.last is not None for output in self.outputs]):
+            # After a stop string, which the detokenizer found, the engine still computes: it needs the Cancel.
+            self.ring_knows_end = not any(_by_stop_string(output.last) for output in self.outputs)
+            self.end(text)
 
     def end(self, outcome: Outcome) -> bool:
         """Set the one outcome; False if there is one already."""
@@ -140,10 +150,10 @@ class OpenRequest:
 
     def take(self) -> list[Text]:
         """Messages of one output for the next delta: the first of all alone, later ones together. Empty when nothing
-        waits."""
+        waits. The last of an output may hold nothing but its end: then there is no delta."""
         waiting = self._waiting
         if not waiting:
-            return []
+            return waiting
         if self.last_seq == 0:
             taken, self._waiting = waiting[:1], waiting[1:]
         elif len(self.outputs) == 1:
@@ -152,19 +162,16 @@ class OpenRequest:
             index = waiting[0].output_index
             taken = [one for one in waiting if one.output_index == index]
             self._waiting = [one for one in waiting if one.output_index != index]
-        self._waiting_bytes = sum([_weight(one) for one in self._waiting])
-        self.last_seq += 1
+        if not self._waiting:
+            self._waiting_bytes = 0
+        if has_content(taken):
+            self.last_seq += 1
         return taken
 
-    def take_ended(self) -> Text | None:
-        """The last message of an output of which nothing waits any more; each once."""
-        if not self._ended or any([one.output_index == self._ended[0].output_index for one in self._waiting]):
-            return None
-        return self._ended.popleft()
-
-    def take_all(self) -> list[Text]:
-        """Everything that waits, as one."""
-        taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
+    def take_all(self, index: int) -> list[Text]:
+        """Everything that waits for one output."""
+        taken = [one for one in self._waiting if one.output_index == index]
+        self._waiting = [one for one in self._waiting if one.output_index != index]
         return taken
 
     def begin_write(self) -> None:
@@ -187,6 +194,15 @@ class OpenRequest:
             return False
         too_long = self._stalled_s >= limits.stall_timeout_s
         return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
+
+
+def has_content(texts: list[Text]) -> bool:
+    """Whether there is anything in them for a delta."""
+    return any([one.tokens or one.text for one in texts])
+
+
+def _by_stop_string(last: Text | None) -> bool:
+    return last is not None and last.finish is FinishReason.STOP_STRING
 
 
 class OpenRequests:
@@ -237,15 +253,6 @@ class OpenRequests:
             dropped = _hand_over(request, message, now_s)
         if dropped:
             self._on_drop(dropped)
-
-
-def _num_outputs(asked: Asked) -> int:
-    return asked.work.params.n if isinstance(asked.work, Generate) else 1
-
-
-def _weight(text: Text) -> int:
-    """Bytes that a waiting message counts for."""
-    return len(text.text) + TOKEN_BYTES * len(text.tokens)
 
 
 def _unfit(request: OpenRequest, envelope: Envelope) -> str:
