@@ -71,6 +71,22 @@ class Stops(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     include: bool = False  # keep the matched string in the text
 
 
+class Sections(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """What is told apart from the text of a chat's output; the tokenizer knows it by the template."""
+
+    has_reasoning: bool = False  # the output may begin with <think>
+    is_reasoning: bool = False  # the prompt ended inside it
+    tools: str = ""  # name of the format of tool calls; "": none is looked for
+
+
+class TextOptions(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """How the detokenizer makes text of tokens, besides stop strings."""
+
+    skip_special_tokens: bool = True
+    split_sections: bool = True  # of a chat's output
+    sections: Sections | None = None  # filled in by the tokenizer
+
+
 class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """When it runs among others, and what of the cache it uses."""
 
@@ -85,6 +101,7 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     prompt: PromptInput
     params: SamplingParams
     stops: Stops = Stops()
+    text: TextOptions = TextOptions()
     scheduling: Scheduling = Scheduling()
 
 

@@ -14,7 +14,8 @@ from jinja2 import TemplateSyntaxError
 from engine.errors import Code, ServiceError, invalid
 from services.tokenizer.renderer import PATIENCE, Patience, Renderers, setup_of
 from services.tokenizer.template import check_syntax
-from services.work import ChatPrompt
+from services.tokenizer.tool_formats import has_reasoning, is_reasoning, tool_format
+from services.work import ChatPrompt, Sections
 
 MAX_SOURCE = 1 << 20  # characters
 
@@ -62,6 +63,15 @@ class ChatTemplate:
             return self._renderers.render(prompt, max_bytes)
         except UnicodeEncodeError as error:
             raise invalid("prompt.chat", "is not valid Unicode: it has a lone surrogate") from error
+
+    def sections(self, prompt: ChatPrompt, rendered: str) -> Sections:
+        """What an answer to the prompt, which was rendered so, may consist of."""
+        source = (prompt.tools and self.source.tool_use) or self.source.default or ""
+        return Sections(
+            has_reasoning=has_reasoning(source),
+            is_reasoning=has_reasoning(source) and is_reasoning(rendered),
+            tools=tool_format(source) if prompt.tools else "",
+        )
 
     def close(self) -> None:
         """End the processes that render."""

@@ -16,6 +16,7 @@ from services.tokenizer.pieces import Pieces
 from services.work import (
     ChatPrompt,
     PromptInput,
+    Sections,
     TextPrompt,
     TokenPrompt,
     unpack_ids,
@@ -59,13 +60,18 @@ class TextEncoder:
             case TextPrompt():
                 return self._encode(prompt.text, limits, "prompt.text", add_special_tokens)
             case ChatPrompt():
-                text = self._template.render(prompt, limits.max_prompt_bytes)
-                # A template writes the special tokens itself.
-                return self._encode(text, limits, "prompt.chat", add_special_tokens=False)
+                return self.encode_chat(prompt, limits)[0]
             case TokenPrompt():
                 return unpack_checked(prompt.ids, limits, "prompt.token_ids")
             case _:
                 assert_never(prompt)
+
+    def encode_chat(self, prompt: ChatPrompt, limits: Limits) -> tuple[list[int], Sections]:
+        """Token ids of a conversation, and what its answer may consist of. Raises as `encode` does."""
+        text = self._template.render(prompt, limits.max_prompt_bytes)
+        # A template writes the special tokens itself.
+        ids = self._encode(text, limits, "prompt.chat", add_special_tokens=False)
+        return ids, self._template.sections(prompt, text)
 
     def decode(self, ids: bytes, limits: Limits, skip_special_tokens: bool) -> str:
         """Text of packed ids. Raises ServiceError INVALID_ARGUMENT for ids outside the vocabulary."""

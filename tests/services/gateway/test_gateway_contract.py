@@ -27,7 +27,6 @@ CASES = {
     "output.logprob_token_ids": {"output": {"logprob_token_ids": [1]}},
     "output.prompt_logprobs": {"output": {"prompt_logprobs": 0}},
     "output.echo": {"output": {"echo": True}},
-    "output.skip_special_tokens": {"output": {"skip_special_tokens": False}},
     "constraint": {"constraint": {"regex": "a"}},
     "cache.bypass": {"cache": {"bypass": True}},
     "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
@@ -38,6 +37,7 @@ CASES = {
     "idempotency_key": {"idempotency_key": "k"},
     "resume": {"resume": {}},
     "credit_window": {"credit_window": 0},
+    "chat.tool_choice.name": {"chat": {"tool_choice": {"name": "f"}}},
     "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }
 
