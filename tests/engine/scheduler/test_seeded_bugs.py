@@ -28,7 +28,7 @@ from engine.scheduler.waiting import Waiting
 from tests.engine.scheduler.simulate import Simulation
 
 EVENTS = 2000  # of each seed, within which a bug must show
-SEEDS = range(12)
+SEEDS = range(24)
 
 Bug = tuple[object, str, Callable[..., Any]]
 

@@ -63,9 +63,9 @@ def test_the_histories_reach_everything() -> None:
     """A simulator that proves nothing about preemption because nothing was ever preempted would be green too."""
     ends: dict[str, int] = {}
     preemptions = recomputed = hits = evictions = resorts = 0
-    for seed in range(12):
+    for seed in range(15):
         simulation = Simulation(seed)
-        simulation.run(4000)
+        simulation.run(3000)
         for how, num in simulation.ledger.ends.items():
             ends[how] = ends.get(how, 0) + num
         preemptions += simulation.scheduler.num_preemptions
