@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-long check lint types stubs proto-lint train-demo bench bench-step bench-service bench-start bench-scheduler simulate simulate-long clean
+.PHONY: help demo test test-long check lint types stubs proto-lint proto-breaking proto-release train-demo bench bench-step bench-service bench-start bench-scheduler simulate simulate-long clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | column -t -s '	'
@@ -49,6 +49,12 @@ stubs: $(VENV)/.dev ## regenerate the Python stubs of the contract
 
 proto-lint: ## lint the contract with buf (needs npm)
 	npx --yes @bufbuild/buf@1.75.0 lint
+
+proto-breaking: ## compare the contract with the released one, protos/released.binpb (needs npm)
+	npx --yes @bufbuild/buf@1.75.0 breaking --against protos/released.binpb
+
+proto-release: ## make today's contract the released one: only with a new version of the service
+	npx --yes @bufbuild/buf@1.75.0 build --exclude-source-info -o protos/released.binpb
 
 train-demo: $(VENV)/.dev ## train the embedded model again (resumable; hours on two cores)
 	$(BIN)/python -m demo.train

@@ -19,6 +19,7 @@ from engine.models.config import GenerationDefaults, ModelConfig, RopeConfig
 from engine.models.model import Model
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.runner.runner import Runner
+from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
 from kernels import native
 
@@ -65,7 +66,7 @@ def make_engine(num: int) -> Engine:
     blocks = num * CONFIG.context_length // 32
     limits = Limits(CONFIG.context_length, CONFIG.vocab_size)
     scheduler = Scheduler(KVCache(blocks, 32, prefix_caching=True), limits, CONFIG.eos_ids, num, 512)
-    return Engine(scheduler, Runner(model, blocks, 32, num, CONFIG.context_length))
+    return Engine(scheduler, Runner(model, BlockStore(model.new_cache(blocks, 32)), 32, num, CONFIG.context_length))
 
 
 def fill(engine: Engine, num: int, steps: int, seed: int) -> None:

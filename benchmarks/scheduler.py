@@ -24,6 +24,7 @@ from engine.models.model import Model
 from engine.plan import StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.runner.runner import Runner
+from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
 
@@ -61,7 +62,7 @@ def fitted_cost() -> Cost:
     rows, seconds = [], []
     for budget in (32, 128, 512):
         scheduler = Scheduler(KVCache(600, BLOCK, False), Limits(16384, config.vocab_size), (2,), 4, budget)
-        engine = Engine(scheduler, Runner(model, 600, BLOCK, 4, 16384))
+        engine = Engine(scheduler, Runner(model, BlockStore(model.new_cache(600, BLOCK)), BLOCK, 4, 16384))
         prompt = tuple(random.Random(1).choices(range(9, 8000), k=min(8192, budget * 48)))
         engine.add(EngineRequest("0" * 32, prompt, SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)))
         at = 0

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import torch
 
-from engine.cache.cache import KVCache
+from engine.cache.cache import KVCache, Window
+from engine.cache.tiers import Tiers
 from engine.config import EngineConfig
+from engine.disk import names_on_disk
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
 from engine.models.config import ModelConfig
-from engine.models.model import load_model, plan_model
+from engine.models.model import Model, load_model, plan_model
 from engine.request import Limits
+from engine.runner.rates import measure_costs
 from engine.runner.runner import Runner
+from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
 from kernels import native
@@ -51,12 +55,18 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
         native.set_threads(threads)
     model = load_model(directory, model_config, dtype, device, limits.context_length)
     num_blocks = cache_blocks(config, model_config, limits, dtype, device)
-    cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
-    settings = settings_of(config)
+    store, tiers = make_store(config, model, num_blocks)
+    costs = measure_costs(model, store, config.block_size) if tiers is not None else None
+    window = sliding_window(model_config, config.max_num_batched_tokens)
     scheduler = Scheduler(
-        cache, limits, model_config.eos_ids, config.max_num_seqs, config.max_num_batched_tokens, settings
+        KVCache(num_blocks, config.block_size, config.prefix_caching, tiers, window),
+        limits,
+        model_config.eos_ids,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        settings_of(config, costs),
     )
-    runner = Runner(model, num_blocks, config.block_size, config.max_num_seqs, limits.context_length)
+    runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length)
     own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
     return Built(
         engine=Engine(scheduler, runner),
@@ -66,6 +76,27 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
         num_parameters=plan_model(model_config, dtype).num_parameters,
         kernels=native.instruction_set() if own else "torch",
     )
+
+
+def make_store(config: EngineConfig, model: Model, num_blocks: int) -> tuple[BlockStore, Tiers | None]:
+    """The cache's memory, and the books of the tiers below it if there are any."""
+    cache = model.new_cache(num_blocks, config.block_size)
+    bare = BlockStore(cache)
+    if not config.host_cache_bytes:
+        return bare, None
+    num_host, num_disk = (size // bare.block_bytes for size in (config.host_cache_bytes, config.disk_cache_bytes))
+    if not num_host or (config.disk_cache_bytes and not num_disk):
+        flag = "--disk-cache-bytes" if num_host else "--host-cache-bytes"
+        raise _unusable(f"{flag}: less than one cache block, which takes {bare.block_bytes} bytes")
+    directory = Path(config.disk_cache_dir) if config.disk_cache_dir else None
+    on_disk = names_on_disk(directory) if directory is not None else ()
+    return BlockStore(cache, num_host, directory), Tiers(num_host, num_disk, on_disk)
+
+
+def sliding_window(model: ModelConfig, max_chunk: int) -> Window | None:
+    """The window after which cache blocks are given back; None if any layer sees everything."""
+    sizes = [size for size in model.windows if size is not None]
+    return Window(max(sizes), max_chunk) if len(sizes) == len(model.windows) else None
 
 
 def choose_device(name: str) -> torch.device:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from engine.cache.tiers import Move
 from engine.errors import ServiceError
 from engine.plan import Plan, StepResult
 from engine.request import EngineRequest
@@ -37,8 +38,14 @@ class StepRunner(Protocol):
     def watch(self, on_layer: Callable[[], None]) -> None:
         """Have `on_layer` called after each layer computed."""
 
+    def move(self, moves: list[Move]) -> None:
+        """Carry out transfers between cache blocks and tiers in their order; those with the disk go on meanwhile."""
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        """Transfers with the disk that have ended since the last call, and whether well."""
+
     def place(self, plan: Plan) -> None:
-        """Apply the plan's copies, placements and block-table additions."""
+        """Apply the plan's placements and block-table additions."""
 
     def launch(self, plan: Plan) -> Pending:
         """Start computing the plan's rows, whose slots are in place."""
@@ -108,8 +115,13 @@ class Engine:
     def step(self) -> StepEvents:
         """Compute one step for whoever is due."""
         start = self._clock()
+        for move, is_good in self.runner.moved():
+            self.scheduler.cache.moved(move, is_good)
         ended, failed = self.scheduler.expire(start)
         plan = self.scheduler.plan(start)
+        moves = self.scheduler.cache.take_moves()
+        if moves:
+            self.runner.move(moves)
         if plan is None:
             return StepEvents(ended, failed)
         sampled, broken = self.scheduler.apply(plan, self._run(plan), self._clock())

@@ -39,7 +39,6 @@ class Plan:
         samples: per row, whether its last token is the newest that exists, so that one is sampled after it.
         placements: slots newly taken since the last plan, applied first.
         new_blocks: (slot, index in its block table, block ids) added since the last plan.
-        copies: (from, to) cache blocks to be copied, in order, before anything else is done.
     """
 
     step: int
@@ -50,7 +49,6 @@ class Plan:
     samples: list[bool]
     placements: list[Placement]
     new_blocks: list[tuple[int, int, list[int]]]
-    copies: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -106,6 +106,7 @@ class EngineRequest:
         arrival_s: engine clock at arrival.
         deadline_s: engine clock after which nobody waits for it; infinity when there is none.
         cache_salt: keeps tenants' prefixes apart (and model revisions and adapters): part of the first block's hash.
+        bypasses_cache: neither uses what others computed nor leaves anything behind.
         tenant: who pays; fair share and length prediction go by it.
         ttft_target_s: seconds to the first token that the client hopes for; infinity when it does not say.
         credit: tokens that may be sampled, over all outputs, before the first grant; None is without limit.
@@ -121,6 +122,7 @@ class EngineRequest:
     arrival_s: float = 0.0
     deadline_s: float = math.inf
     cache_salt: bytes = b""
+    bypasses_cache: bool = False
     tenant: str = ""
     ttft_target_s: float = math.inf
     credit: int | None = None

@@ -6,8 +6,10 @@ Frozen and read once. Knows nothing of what the settings do.
 
 import dataclasses
 import math
+from pathlib import Path
 
 from engine.config import EngineConfig, option
+from engine.disk import check_directory
 from engine.errors import Code, ServiceError
 from engine.scheduler.policies import POLICIES
 from engine.scheduler.settings import parse_weights
@@ -78,7 +80,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         _at_least(name, getattr(service, name), 1)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_queued_requests", "max_queued_tokens"):
         _at_least(name, getattr(engine, name), 1)
-    for name in ("max_model_len", "kv_cache_tokens", "threads"):
+    for name in ("max_model_len", "kv_cache_tokens", "threads", "host_cache_bytes", "disk_cache_bytes"):
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "grace_s"):
         _seconds(name, getattr(service, name))
@@ -88,6 +90,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         raise bad_setting("admission_watermark", f"{engine.admission_watermark} is not in [-10, 0.9]")
     _one_of("scheduling_policy", engine.scheduling_policy, tuple(POLICIES))
     parse_weights(engine.tenant_weights)
+    _check_disk_cache(engine)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("role", service.role, ("", *Role))
@@ -95,6 +98,20 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _one_of("log_format", service.log_format, ("console", "json"))
     if not 0 <= service.metrics_port <= 65000:
         raise bad_setting("metrics_port", f"{service.metrics_port} is not in [0, 65000]")
+
+
+def _check_disk_cache(engine: EngineConfig) -> None:
+    if bool(engine.disk_cache_dir) != bool(engine.disk_cache_bytes):
+        raise bad_setting("disk_cache_dir", "needs --disk-cache-bytes, and neither is used without the other")
+    if not engine.disk_cache_dir:
+        return
+    if not engine.host_cache_bytes:
+        raise bad_setting("disk_cache_dir", "needs --host-cache-bytes: blocks pass through host memory")
+    try:
+        check_directory(Path(engine.disk_cache_dir))
+    except OSError as error:
+        text = f"cannot write to {engine.disk_cache_dir} ({error.strerror}); choose a directory that can be written to"
+        raise bad_setting("disk_cache_dir", text) from error
 
 
 def bad_setting(name: str, message: str) -> ServiceError:

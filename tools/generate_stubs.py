@@ -1,10 +1,12 @@
-"""Generate the Python stubs of the contract into the Python SDK, or check that they are up to date.
+"""Generate the Python stubs of the contracts, or check that they are up to date.
 
-`python -m tools.generate_stubs` writes, `--check` compares and exits 1 on a difference. Needs the `dev` extra. The
-folder layout makes `sluice/v1/x.proto` importable as `sluice.v1.x_pb2`, so nothing generated is ever edited.
+`python -m tools.generate_stubs` writes, `--check` compares and exits 1 on a difference. Needs the `dev` extra. Ours
+goes into the Python SDK, where the folder layout makes `sluice/v1/x.proto` importable as `sluice.v1.x_pb2`, so nothing
+generated is ever edited; a third party's, of which only messages are needed, goes beside the adapter that speaks it.
 """
 
 import argparse
+import dataclasses
 import importlib.resources
 import sys
 import sysconfig
@@ -15,9 +17,26 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-TARGET = ROOT / "clients" / "python" / "src"
-PACKAGE = Path("sluice") / "v1"
-INIT = '"""Generated stubs of the contract `sluice.v1`. Written by tools/generate_stubs.py, never by hand."""\n'
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contract:
+    """Where a contract is and where its stubs go; both below the root of the repository."""
+
+    name: str
+    protos: Path  # what imports in it are relative to
+    sources: str  # pattern of its files
+    target: Path  # of the generated packages
+    package: Path  # below the target; holds generated files only
+    has_clients: bool
+
+
+CONTRACTS = (
+    Contract("sluice.v1", PROTOS, "sluice/v1/*.proto", Path("clients/python/src"), Path("sluice/v1"), True),
+    Contract(
+        "inference", PROTOS / "inference", "*.proto", Path("services/gateway/oip/contract"), Path(), has_clients=False
+    ),
+)
 
 
 def main() -> int:
@@ -26,43 +45,58 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
     arguments = parser.parse_args()
     fresh = generate()
-    stale = different(fresh, TARGET)
+    stale = different(fresh, ROOT)
     if arguments.check:
         for name in stale:
             print(f"{name} is out of date: run python -m tools.generate_stubs", file=sys.stderr)
         return 1 if stale else 0
     for name in stale:
-        write(TARGET / name, fresh.get(name))
+        write(ROOT / name, fresh.get(name))
     print(f"{len(fresh)} files, {len(stale)} changed")
     return 0
 
 
 def generate() -> dict[str, bytes]:
-    """Contents of all generated files, by path below the source folder of the SDK."""
-    sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
+    """Contents of all generated files, by path below the root."""
+    made: dict[str, bytes] = {}
+    for contract in CONTRACTS:
+        made |= _generated(contract)
+    return made
+
+
+def _generated(contract: Contract) -> dict[str, bytes]:
+    sources = sorted(str(path.relative_to(contract.protos)) for path in contract.protos.glob(contract.sources))
     with tempfile.TemporaryDirectory() as folder:
-        status = protoc.main(["protoc", *options(folder), *sources])
+        status = protoc.main(["protoc", *options(contract, folder), *sources])
         if status:
             raise SystemExit(f"protoc ended with status {status}")
-        made = {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*.py*")}
-    return made | {(PACKAGE / "__init__.py").as_posix(): INIT.encode()}
+        found = {path.relative_to(folder): path.read_bytes() for path in Path(folder).rglob("*.py*")}
+    text = (
+        f'"""Generated stubs of the contract `{contract.name}`. Written by tools/generate_stubs.py, never by hand."""\n'
+    )
+    found[contract.package / "__init__.py"] = text.encode()
+    return {(contract.target / path).as_posix(): content for path, content in found.items()}
 
 
-def options(folder: str) -> list[str]:
-    """Arguments of protoc that send all four kinds of stubs to `folder`."""
+def options(contract: Contract, folder: str) -> list[str]:
+    """Arguments of protoc that send the stubs to `folder`: messages, and with clients their services."""
     scripts = Path(sysconfig.get_path("scripts"))
     plugins = [f"--plugin={name}={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
-    outputs = [f"--{kind}_out={folder}" for kind in ("python", "grpc_python")]
-    quiet = [f"--{kind}_out=quiet:{folder}" for kind in ("mypy", "mypy_grpc")]
-    includes = [f"-I{PROTOS}", f"-I{importlib.resources.files('grpc_tools') / '_proto'}"]
-    return [*includes, *plugins, *outputs, *quiet]
+    outputs = [f"--python_out={folder}", f"--mypy_out=quiet:{folder}"]
+    if contract.has_clients:
+        outputs += [f"--grpc_python_out={folder}", f"--mypy_grpc_out=quiet:{folder}"]
+    includes = [f"-I{contract.protos}", f"-I{importlib.resources.files('grpc_tools') / '_proto'}"]
+    return [*includes, *plugins, *outputs]
 
 
-def different(fresh: dict[str, bytes], target: Path) -> list[str]:
-    """Names of files below `target` that are missing, differ from `fresh`, or should not exist."""
-    folder = target / PACKAGE
+def different(fresh: dict[str, bytes], root: Path) -> list[str]:
+    """Names of files below `root` that are missing, differ from `fresh`, or should not exist."""
+    folders = [root / contract.target / contract.package for contract in CONTRACTS]
     present = {
-        path.relative_to(target).as_posix(): path.read_bytes() for path in folder.glob("*.py*") if path.is_file()
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for folder in folders
+        for path in folder.glob("*.py*")
+        if path.is_file()
     }
     return sorted(name for name in fresh.keys() | present.keys() if fresh.get(name) != present.get(name))
 

@@ -45,13 +45,16 @@ class PrefixIndex:
             self._block_of[name] = block
             self._name_of[block] = name
 
-    def forget(self, block: int) -> bool:
-        """The block is about to be overwritten; True if it had a name."""
+    def forget(self, block: int) -> bytes | None:
+        """The block is about to be overwritten; the name that it had."""
         name = self._name_of.pop(block, None)
-        if name is None:
-            return False
-        del self._block_of[name]
-        return True
+        if name is not None:
+            del self._block_of[name]
+        return name
+
+    def has(self, block: int) -> bool:
+        """Whether the block has a name."""
+        return block in self._name_of
 
     def check(self) -> None:
         """Assert that both directions agree."""

@@ -44,9 +44,9 @@ class Model:
         self._cis = rope_table(config, num_positions, device).unsqueeze(1)
 
     def new_cache(self, num_blocks: int, block_size: int) -> list[Tensor]:
-        """A cache layer per layer: [num_blocks, block_size, 2, kv_heads, head_dim], zero: garbage could be NaN, and
-        a masked NaN is still NaN."""
-        shape = (num_blocks, block_size, 2, self.config.num_kv_heads, self.config.head_dim)
+        """A cache layer per layer: [num_blocks + 1, block_size, 2, kv_heads, head_dim], zero: garbage could be NaN, and
+        a masked NaN is still NaN. The last block is never written: it stands for those that were given back."""
+        shape = (num_blocks + 1, block_size, 2, self.config.num_kv_heads, self.config.head_dim)
         return [zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
 
     @torch.inference_mode()

@@ -9,9 +9,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from engine.cache.tiers import Move
 from engine.models.model import Model
 from engine.plan import Plan, StepResult
 from engine.runner.rows import SlotRows
+from engine.runner.store import BlockStore
 from engine.sampling.sampler import Sampler
 from kernels.metadata import AttentionMetadata
 
@@ -30,10 +32,10 @@ class Done:
 class Runner:
     """One model on one device, with its cache and the state of its slots."""
 
-    def __init__(self, model: Model, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(self, model: Model, store: BlockStore, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
         self._model = model
+        self._store = store
         self._block_size = block_size
-        self._cache = model.new_cache(num_blocks, block_size)
         self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size))
         self._sampler = Sampler()
 
@@ -46,11 +48,16 @@ class Runner:
         """Have `on_layer` called after each layer: a long step is no reason to be deaf."""
         self._model.on_layer = on_layer
 
+    def move(self, moves: list[Move]) -> None:
+        """Carry out transfers between cache blocks and tiers in their order."""
+        self._store.move(moves)
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        """Transfers with the disk that have ended since the last call, and whether well."""
+        return self._store.moved()
+
     def place(self, plan: Plan) -> None:
-        """Copy blocks that forks part with, reset newly taken slots, note the blocks that tables have grown by."""
-        for source, target in plan.copies:
-            for layer in self._cache:
-                layer[target] = layer[source]
+        """Reset newly taken slots, then note the blocks that tables have grown by."""
         for placement in plan.placements:
             self._rows.reset(placement)
         for slot, first, blocks in plan.new_blocks:
@@ -60,7 +67,7 @@ class Runner:
         """Compute the plan's rows."""
         meta = self._layout(plan)
         ids = torch.tensor(plan.token_ids, device=self._model.device)
-        hidden = self._model.forward(ids, meta.positions, self._cache, meta)
+        hidden = self._model.forward(ids, meta.positions, self._store.cache, meta)
         return Done(self._sample(plan, hidden, meta))
 
     def _layout(self, plan: Plan) -> AttentionMetadata:

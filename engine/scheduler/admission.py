@@ -43,8 +43,9 @@ class Admission:
             if room <= 0 or self._is_over():
                 floor.has_changed = bool(floor.free_slots)  # else the next to end says so
                 return
-            if long >= self._settings.max_long_prefills and sequence.group.num_ready(sequence) > budget:
-                floor.has_changed = True  # it waits for a turn, not for blocks
+            is_long = sequence.group.num_ready(sequence) > budget
+            if (is_long and long >= self._settings.max_long_prefills) or self._awaits_disk(sequence):
+                floor.has_changed = True  # it waits for a turn, or for the disk, not for blocks
                 continue
             if self._try(sequence, now, step):
                 long += sequence.num_missing > budget
@@ -71,13 +72,12 @@ class Admission:
         self._forgets = step % RETRY_STEPS == 0 or not self._census.num_active
 
     def _try(self, sequence: Sequence, now: float, step: int) -> bool:
-        """Let the sequence in if it fits; not worth a try is who was refused when no less was free."""
-        pool = self._floor.cache.pool
-        if pool.num_free <= sequence.refused_free and not self._forgets:
+        """Let the sequence in if it is worth a try, and fits."""
+        if self._is_hopeless(sequence):
             return False
         if self._let_in(sequence, now, step):
             return True
-        sequence.refused_free = pool.num_free
+        sequence.refused_free = self._floor.cache.pool.num_free
         self._num_refused += 1
         return False
 
@@ -89,14 +89,20 @@ class Admission:
     def _count(self) -> Census:
         return Census(self._floor.running, self._floor.cache, self._lengths)
 
+    def _awaits_disk(self, sequence: Sequence) -> bool:
+        return not self._is_hopeless(sequence) and self._floor.cache.is_awaited(sequence.table, _known(sequence))
+
+    def _is_hopeless(self, sequence: Sequence) -> bool:
+        """It was refused when no less was free."""
+        return self._floor.cache.pool.num_free <= sequence.refused_free and not self._forgets
+
     def _let_in(self, sequence: Sequence, now: float, step: int) -> bool:
         """Place the sequence if there is, or can be made, room for it."""
         floor, group, census = self._floor, sequence.group, self._census
         displaces = self._policy.preempts and group.priority > census.lowest_priority
         if len(floor.free_slots) < group.num_slots(sequence) and not (displaces or census.has_idle):
             return False
-        # A leader computes the prompt alone: what it has beyond that is not to be found for its siblings.
-        found = floor.cache.match(sequence.table, group.prompt if group.unforked else sequence.tokens)
+        found = floor.cache.match(sequence.table, _known(sequence))
         fits = self._fits(sequence, found) or (census.has_idle and self._evict_idle(sequence, found, step))
         if not fits and not (displaces and self._displace(sequence, found, step)):
             return False
@@ -158,3 +164,9 @@ class Admission:
                 floor.evict(victim)
         self._census = self._count()
         return self._has_blocks(sequence, found)
+
+
+def _known(sequence: Sequence) -> list[int]:
+    """Tokens whose prefix may be found. A leader computes the prompt alone: what it has beyond that is not to be found
+    for its siblings."""
+    return sequence.group.prompt if sequence.group.unforked else sequence.tokens

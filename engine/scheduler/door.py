@@ -61,7 +61,9 @@ class Door:
         for index, ids in enumerate(received):
             if ids is not None:
                 tokens = group.prompt + list(ids)
-                group.sequences.append(Sequence(group, index, tokens, BlockTable(root=request.cache_salt)))
+                group.sequences.append(
+                    Sequence(group, index, tokens, BlockTable(request.cache_salt, request.bypasses_cache))
+                )
         group.unforked = group.sequences[1:]
         group.refresh_hold()
         return group
@@ -69,10 +71,14 @@ class Door:
     def check_size(self, group: Group, num_prompt: int, max_tokens: int) -> None:
         """Raise ServiceError when the group, grown to so many tokens, fits neither context nor cache."""
         check_prompt(num_prompt, dataclasses.replace(group.request.params, max_tokens=max_tokens), self.limits)
-        # The last token is sampled but never computed, hence -1. Full blocks of the prompt are shared.
-        each = self.cache.blocks_for(num_prompt + max_tokens - 1)
+        # The last token is sampled but never computed, hence -1. Full blocks of the prompt are shared; behind a sliding
+        # window nothing is.
+        num_tokens, num_sequences = num_prompt + max_tokens - 1, group.request.params.num_sequences
         shared = (num_prompt - 1) // self.cache.block_size
-        needed = shared + group.request.params.num_sequences * (each - shared)
+        needed = min(
+            shared + num_sequences * (self.cache.blocks_for(num_tokens) - shared),
+            num_sequences * self.cache.most_blocks(num_tokens),
+        )
         if needed > self.cache.pool.num_blocks:
             raise never_fits(needed, self.cache.pool.num_blocks)
 

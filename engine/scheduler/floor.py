@@ -13,7 +13,9 @@ import contextlib
 from collections.abc import Iterator
 
 from engine.cache.cache import KVCache
+from engine.cache.pool import Keep
 from engine.plan import Placement
+from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.group import Group
 from engine.scheduler.sequence import NO_SLOT, Sequence, State
 from engine.scheduler.waiting import Waiting
@@ -22,14 +24,16 @@ from engine.scheduler.waiting import Waiting
 class Floor:
     """Queue, slots and tables of one engine."""
 
-    def __init__(self, cache: KVCache, waiting: Waiting, num_slots: int) -> None:
+    def __init__(self, cache: KVCache, waiting: Waiting, num_slots: int, costs: PreemptionCosts | None = None) -> None:
         self.cache = cache
+        self._costs = costs
         self.waiting = waiting
         self.groups: dict[str, Group] = {}
         self.running: list[Sequence] = []
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.placements: list[Placement] = []  # that no plan has carried yet
         self.num_preemptions = 0
+        self.num_swaps = 0  # preempted sequences whose blocks are worth moving
         self.num_recomputed = 0  # tokens computed once more, because a preemption had dropped them
         self.has_changed = True  # something ended or arrived: who did not fit may fit now
 
@@ -65,7 +69,8 @@ class Floor:
         group.refresh_hold()
 
     def evict(self, sequence: Sequence) -> None:
-        """Preempt: take everything back. Tokens and order stay, so that recomputing changes nothing."""
+        """Preempt: take everything back. Tokens and order stay, so that recomputing changes nothing. Its full blocks
+        stay to be found until others overwrite them, and then in host memory if that is cheaper than recomputing."""
         group = sequence.group
         idle = sequence.is_idle
         leaving = group.sequences if group.beam else [sequence]
@@ -73,7 +78,9 @@ class Floor:
             one.num_preemptions += not idle  # who has nothing to do loses nothing by it
             if one.slot != NO_SLOT:
                 one.num_once_computed = max(one.num_once_computed, one.num_computed)
-                self._leave(one)
+                is_swapped = self._is_worth_moving(one)
+                self.num_swaps += is_swapped
+                self._leave(one, is_worthless=not is_swapped)
             one.state = State.UNFORKED
         if group.beam:
             group.unforked = group.sequences[1:]
@@ -179,9 +186,15 @@ class Floor:
         min_position = len(group.prompt) + group.params.min_tokens
         self.placements.append(Placement(sequence.slot, group.params, group.barred_ids, min_position, sequence.index))
 
-    def _leave(self, sequence: Sequence, reuse: bool = False) -> None:
+    def _is_worth_moving(self, sequence: Sequence) -> bool:
+        if self._costs is None:
+            return False
+        return self._costs.is_swap_cheaper(len(sequence.table.blocks), sequence.num_computed)
+
+    def _leave(self, sequence: Sequence, *, reuse: bool = False, is_worthless: bool = False) -> None:
         """Give back blocks and slot; the slot to its group where a sibling will take it."""
-        self.cache.release(sequence.table)
+        keep = Keep.LONG if sequence.group.priority > 0 else Keep.NORMAL
+        self.cache.release(sequence.table, keep, is_worthless=is_worthless)
         self.running.remove(sequence)
         (sequence.group.spare_slots if reuse else self.free_slots).append(sequence.slot)
         sequence.slot = NO_SLOT

@@ -181,7 +181,6 @@ class Planner:
             samples=samples,
             placements=placements,
             new_blocks=new_blocks,
-            copies=self._floor.cache.take_copies(),
         )
 
 

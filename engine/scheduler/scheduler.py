@@ -22,7 +22,7 @@ from engine.scheduler.outputs import Outputs
 from engine.scheduler.pace import Pace
 from engine.scheduler.planner import Planner
 from engine.scheduler.policies import make_policy
-from engine.scheduler.sequence import State
+from engine.scheduler.sequence import Sequence, State
 from engine.scheduler.settings import SchedulerSettings
 from engine.scheduler.waiting import Waiting
 
@@ -48,7 +48,7 @@ class Scheduler:
         self._lengths = OutputLengths()
         self._policy = make_policy(settings, self._lengths, limits.context_length)
         waiting = Waiting(self._policy, settings.max_queued_requests, settings.max_queued_tokens)
-        self._floor = Floor(cache, waiting, max_num_seqs)
+        self._floor = Floor(cache, waiting, max_num_seqs, settings.costs)
         self._door = Door(cache, limits, eos_ids, max_num_seqs)
         self._outputs = Outputs(self._floor, self._policy, self._lengths)
         admission = Admission(self._floor, self._policy, self._lengths, settings)
@@ -78,6 +78,11 @@ class Scheduler:
     def num_preemptions(self) -> int:
         """Since start."""
         return self._floor.num_preemptions
+
+    @property
+    def num_swaps(self) -> int:
+        """Preempted sequences since start whose blocks were worth moving to host memory."""
+        return self._floor.num_swaps
 
     @property
     def num_recomputed(self) -> int:
@@ -227,7 +232,7 @@ class Scheduler:
                 continue
             sequence.num_computed += num
             if num > 1 or not sequence.num_computed % size:
-                self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
+                self._fill(sequence)
             if samples:
                 advance(sequence, token, logprobs.get(i), now, events)
             elif sequence.group.can_fork:
@@ -238,6 +243,13 @@ class Scheduler:
     def check(self) -> None:
         """Assert I3, and that queues, slots and states agree; for tests and simulation."""
         self._floor.check()
+
+    def _fill(self, sequence: Sequence) -> None:
+        """Blocks may have become full, and others may have left the window."""
+        self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
+        trimmed = self.cache.trim(sequence.table, sequence.num_computed)
+        if trimmed is not None:
+            sequence.num_blocks_told = min(sequence.num_blocks_told, trimmed)
 
     def _group(self, request_id: str) -> Group:
         if request_id not in self._floor.groups:

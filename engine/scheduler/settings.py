@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
+from engine.scheduler.costs import PreemptionCosts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class SchedulerSettings:
         max_preemptions: after so many a sequence is no victim while any other can go on.
         max_long_prefills: prompts longer than a step's budget that are computed in turns at once.
         pause_hold_s: how long a paused request keeps its blocks when nobody needs them.
+        costs: of moving blocks and of computing tokens; None where there is nowhere to move blocks to.
     """
 
     policy: str = "priority"
@@ -38,9 +40,10 @@ class SchedulerSettings:
     max_preemptions: int = 2
     max_long_prefills: int = 4
     pause_hold_s: float = 5.0
+    costs: PreemptionCosts | None = None
 
 
-def settings_of(config: EngineConfig) -> SchedulerSettings:
+def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> SchedulerSettings:
     """The part of the engine's settings that concerns its scheduler. Raises ServiceError: malformed weights."""
     return SchedulerSettings(
         policy=config.scheduling_policy,
@@ -51,6 +54,7 @@ def settings_of(config: EngineConfig) -> SchedulerSettings:
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         pause_hold_s=config.pause_hold_s,
+        costs=costs,
     )
 
 

@@ -9,6 +9,7 @@ from engine.config import EngineConfig
 from engine.errors import ServiceError
 from services.cli.bench import bench
 from services.cli.demo import demo
+from services.cli.edge import edge
 from services.cli.generate import generate
 from services.cli.keys import keys
 from services.cli.options import takes_settings
@@ -49,6 +50,7 @@ def version() -> None:
 app.command()(generate)
 app.command()(bench)
 app.command()(demo)
+app.command()(edge)
 app.command()(keys)
 app.add_typer(token, name="token")
 

@@ -24,6 +24,7 @@ from services.gateway.identity import Access, read_access
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
 from services.gateway.observer import Observer, Unobserved
+from services.gateway.oip.service import OpenInference
 from services.gateway.open_requests import OpenRequest, State
 from services.gateway.quota import Quotas, TenantLimits
 from services.gateway.settings import GatewaySettings
@@ -70,7 +71,9 @@ class Gateway:
 
     async def start(self) -> int:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
-        self._server = server.build(self._settings, self._guard, Inference(self.desk), self._control, self._health)
+        inference = Inference(self.desk)
+        adapter = OpenInference(self.desk, inference.stream_generate)
+        self._server = server.build(self._settings, self._guard, inference, self._control, adapter, self._health)
         port = server.listen(self._server, self._settings)
         await self._publish()
         await self._server.start()

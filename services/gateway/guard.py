@@ -29,12 +29,16 @@ def _methods(service: str, scopes: frozenset[Scope], *names: str) -> dict[str, f
 
 
 _INFERENCE, _CONTROL = "sluice.v1.InferenceService", "sluice.v1.ControlService"
+_OIP = "inference.GRPCInferenceService"
 SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; none: open to all who can connect
     **_methods(_INFERENCE, GENERATE, "Generate", "StreamGenerate", "Converse", "ResumeGenerate", "CancelGeneration"),
     **_methods(_INFERENCE, GENERATE, "Tokenize", "Detokenize", "Embed"),
     **_methods(_CONTROL, ANY, "ListModels", "GetModel", "GetServerInfo"),
     **_methods(_CONTROL, CONTROL, "GetLoad", "WatchLoad"),
     **_methods(_CONTROL, ADMIN, "LoadModel", "UnloadModel", "Drain"),
+    **_methods(_OIP, NOBODY, "ServerLive", "ServerReady", "ModelReady"),
+    **_methods(_OIP, ANY, "ServerMetadata", "ModelMetadata"),
+    **_methods(_OIP, GENERATE, "ModelInfer", "ModelStreamInfer"),
     **_methods("grpc.health.v1.Health", NOBODY, "Check", "Watch", "List"),
     **_methods("grpc.reflection.v1.ServerReflection", ANY, "ServerReflectionInfo"),
     **_methods("grpc.reflection.v1alpha.ServerReflection", ANY, "ServerReflectionInfo"),

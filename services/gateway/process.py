@@ -76,6 +76,7 @@ def settings_of(process: Process) -> GatewaySettings:
         routes=routes_of(process),
         version=metadata.version("sluice"),
         max_open_requests=config.max_open_requests,
+        max_concurrent_streams=max(2048, 2 * config.max_open_requests),  # admission refuses, streams do not queue
         probe_interval_s=config.probe_interval_s,
         probe_timeout_s=config.probe_timeout_s,
         reuse_port=config.gateways > 1,

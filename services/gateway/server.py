@@ -17,6 +17,8 @@ from services.gateway.calls import Context
 from services.gateway.control import Control
 from services.gateway.guard import Guard
 from services.gateway.inference import Inference, refuse, refuse_feature
+from services.gateway.oip.service import SERVICE as OIP
+from services.gateway.oip.service import OpenInference
 from services.gateway.settings import GatewaySettings
 from services.gateway.tls import server_credentials
 from services.listening import check_plaintext
@@ -59,12 +61,13 @@ def build(
     guard: Guard,
     inference: Inference,
     control: Control,
+    adapter: OpenInference,
     checks: health.aio.HealthServicer,
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
     server = grpc.aio.server(options=options(settings), interceptors=(guard,))
-    handlers = (_service(INFERENCE, inference_table(inference)), _service(CONTROL, control_table(control)))
-    server.add_generic_rpc_handlers(handlers)
+    tables = ((INFERENCE, inference_table(inference)), (CONTROL, control_table(control)), (OIP, adapter.table()))
+    server.add_generic_rpc_handlers([_service(descriptor, table) for descriptor, table in tables])
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
         _add_reflection(server)
@@ -163,7 +166,7 @@ def refusal(name: str) -> Behaviour:
 
 def _add_reflection(server: grpc.aio.Server) -> None:
     """Reflection v1alpha, and v1, which has the same messages under another name."""
-    names = [INFERENCE.full_name, CONTROL.full_name, HEALTH]
+    names = [INFERENCE.full_name, CONTROL.full_name, OIP.full_name, HEALTH]
     servicer = reflection.ReflectionServicer(names)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     handler = grpc.stream_stream_rpc_method_handler(

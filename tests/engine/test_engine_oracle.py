@@ -1,5 +1,6 @@
 """The engine against `transformers` with every mechanism on: chunks, batches, prefix hits, preemption."""
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,11 @@ TIGHT = EngineConfig(
     kv_cache_tokens=112,
     admission_watermark=-3.0,
 )
+
+
+def tight(shape: Shape) -> EngineConfig:
+    """A pool that forces preemption; behind a sliding window blocks are given back, and it takes a smaller one."""
+    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if shape.options else TIGHT
 
 
 def make_engine(directory: Path, config: EngineConfig) -> Engine:
@@ -90,14 +96,39 @@ def test_greedy_equals_transformers_with_everything_on(checkpoint: tuple[Path, S
     prompts = some_prompts(shape.vocab, 9)
     oracle = reference(directory)
     want = {name: greedy(oracle, prompt, 20) for name, prompt in prompts.items()}
-    tight = make_engine(directory, TIGHT)
-    assert run(tight, prompts) == want
-    assert tight.scheduler.num_preemptions > 0
-    assert run(tight, prompts) == want  # now with what is left of the prefixes
+    small = make_engine(directory, tight(shape))
+    assert run(small, prompts) == want
+    assert small.scheduler.num_preemptions > 0
+    assert run(small, prompts) == want  # now with what is left of the prefixes
     roomy = make_engine(directory, ROOMY)
     assert run(roomy, prompts) == want
     assert run(roomy, prompts) == want
     assert roomy.scheduler.cache.stats.hit_tokens > 0
+
+
+def test_greedy_equals_transformers_through_all_tiers(checkpoint: tuple[Path, Shape], tmp_path: Path) -> None:
+    """As above, with blocks that go to host memory and on to disk, and come back; then by a process after it."""
+    directory, shape = checkpoint
+    prompts = some_prompts(shape.vocab, 9)
+    oracle = reference(directory)
+    want = {name: greedy(oracle, prompt, 20) for name, prompt in prompts.items()}
+    block_bytes = 2 * 8 * shape.layers * shape.kv_heads * shape.head_dim * 4
+    tiers = {"host_cache_bytes": 6 * block_bytes, "disk_cache_bytes": 60 * block_bytes, "disk_cache_dir": str(tmp_path)}
+    config = dataclasses.replace(tight(shape), **tiers)  # type: ignore[arg-type] # mixed values
+    for damage in (False, True):
+        engine = make_engine(directory, config)
+        stats = engine.scheduler.cache.tiers
+        assert stats is not None
+        for _ in range(3):
+            assert run(engine, prompts) == want
+        assert stats.stats.num_saved and stats.stats.num_restored
+        assert stats.stats.num_written
+        if damage:
+            assert stats.stats.num_failed
+        for file in tmp_path.glob("*.kv"):
+            data = bytearray(file.read_bytes())
+            data[-1] ^= 1
+            file.write_bytes(bytes(data))
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11}])
@@ -107,9 +138,9 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, param
     prompts = some_prompts(shape.vocab, 32)
     roomy = make_engine(tmp_path, ROOMY)
     together = run(roomy, prompts, **params)
-    tight = make_engine(tmp_path, TIGHT)
-    assert run(tight, prompts, **params) == together
-    assert tight.scheduler.num_preemptions > 0
+    small = make_engine(tmp_path, TIGHT)
+    assert run(small, prompts, **params) == together
+    assert small.scheduler.num_preemptions > 0
     for name in list(prompts)[:8]:
         assert run(make_engine(tmp_path, ROOMY), {name: prompts[name]}, **params)[name] == together[name]
 

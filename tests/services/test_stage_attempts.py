@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.cache.cache import KVCache
+from engine.cache.tiers import Move
 from engine.engine import Engine
 from engine.plan import Plan, StepResult
 from engine.request import FinishReason, Limits, SamplingParams
@@ -83,6 +84,12 @@ class Nines:
 
     def watch(self, on_layer: Callable[[], None]) -> None:
         """It has no layers."""
+
+    def move(self, moves: list[Move]) -> None:
+        """It has no blocks."""
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        return []
 
     def place(self, plan: Plan) -> None:
         """It has no state."""

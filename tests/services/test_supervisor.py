@@ -11,6 +11,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ServiceError
+from services import supervisor
 from services.config import ServiceConfig
 from services.messages import Role
 from services.supervisor import LOCK, Child, Supervisor, free_address, plan_children, run_directory
@@ -84,3 +85,9 @@ def test_addresses() -> None:
     for listen in ("nonsense", "127.0.0.1:x", "127.0.0.1:99999", ":80"):
         with pytest.raises(ServiceError, match="is not host:port"):
             free_address(listen)
+    assert free_address("unix:/run/x") == "unix:/run/x"
+
+
+def test_gateways_cannot_share_a_unix_socket() -> None:
+    with pytest.raises(ServiceError, match="--gateways: 2 processes cannot share unix:/run/x"):
+        supervisor.supervise(EngineConfig(), ServiceConfig(listen="unix:/run/x", gateways=2))

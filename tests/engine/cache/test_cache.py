@@ -5,9 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.cache.cache import BlockTable, KVCache
-from engine.cache.pool import BlockPool
+from engine.cache.cache import BlockTable, KVCache, Window
+from engine.cache.pool import BlockPool, Keep
 from engine.cache.prefix import name_block, root
+from engine.cache.tiers import Kind, Tiers
 
 SIZE = 4
 
@@ -20,6 +21,15 @@ def test_least_recently_released_block_goes_first() -> None:
     pool.share(blocks[0])
     assert [pool.allocate(), pool.allocate()] == [blocks[1], blocks[2]]
     pool.check()
+
+
+def test_blocks_worth_keeping_go_last() -> None:
+    pool = BlockPool(5)
+    blocks = [pool.allocate() for _ in range(5)]
+    for block, keep in zip(blocks, (Keep.LONG, Keep.NORMAL, Keep.NOT, Keep.NORMAL, Keep.NOT), strict=True):
+        pool.release(block, keep)
+        pool.check()
+    assert [pool.allocate() for _ in range(5)] == [blocks[2], blocks[4], blocks[1], blocks[3], blocks[0]]
 
 
 def test_double_release_is_our_own_fault() -> None:
@@ -53,6 +63,89 @@ def test_disowned_blocks_are_not_found() -> None:
     cache.commit(table, tokens, 9)
     cache.disown(table)
     assert cache.match(BlockTable(root([])), tokens) == []
+
+
+def test_a_private_table_neither_finds_nor_leaves_anything() -> None:
+    cache, tokens = KVCache(8, SIZE, prefix_caching=True), list(range(9))
+    public, private = BlockTable(root([])), BlockTable(root([]), is_private=True)
+    for table in (private, public):
+        assert cache.match(table, tokens) == []
+        cache.grow(table, 9)
+        cache.commit(table, tokens, 9)
+    assert cache.match(private, tokens) == []
+    assert cache.match(BlockTable(root([])), tokens) == public.blocks[:2]
+
+
+def filled(cache: KVCache, tokens: list[int]) -> BlockTable:
+    """A table that has computed all of its tokens."""
+    table = BlockTable(root([]))
+    assert cache.grow(table, len(tokens))
+    cache.commit(table, tokens, len(tokens))
+    return table
+
+
+def test_an_evicted_block_is_saved_and_comes_back_without_costing_what_was_found() -> None:
+    cache = KVCache(4, SIZE, prefix_caching=True, tiers=Tiers(4, 0))
+    tokens = list(range(13))
+    table = filled(cache, tokens)
+    first, second, third, _ = table.blocks
+    cache.release(table)
+    other = BlockTable(root([b"other"]))
+    assert cache.grow(other, 2 * SIZE)  # takes the unnamed fourth block and, of the others, the end of the prefix
+    (save,) = cache.take_moves()
+    assert (save.kind, save.source) == (Kind.SAVE, third)
+    cache.release(other)
+    # `first` and `second` are now the oldest of all, but must not be overwritten by what follows them.
+    found = cache.match(BlockTable(root([])), tokens)
+    (restore,) = cache.take_moves()
+    assert found == [first, second, restore.target] and restore.target not in (first, second)
+    assert (restore.kind, restore.source) == (Kind.RESTORE, save.target)
+    cache.check([])
+
+
+def test_what_is_cheaper_to_compute_is_not_saved() -> None:
+    cache = KVCache(3, SIZE, prefix_caching=True, tiers=Tiers(4, 0))
+    cache.release(filled(cache, list(range(12))), is_worthless=True)
+    assert cache.grow(BlockTable(root([])), 12)
+    assert cache.take_moves() == []
+
+
+def test_blocks_come_from_disk_while_others_go_on() -> None:
+    cache, tokens = KVCache(2, SIZE, prefix_caching=True, tiers=Tiers(2, 4)), list(range(9))
+    for start in (0, 100, 200):  # the first ones go to host memory, then to disk
+        cache.release(filled(cache, [start + token for token in range(8)]))
+    written = [move for move in cache.take_moves() if move.kind is Kind.WRITE]
+    for move in written:
+        cache.moved(move, is_good=True)
+    table = BlockTable(root([]))
+    assert cache.match(table, tokens) == []
+    assert cache.is_awaited(table, tokens) and cache.is_awaited(table, tokens)
+    reads = [move for move in cache.take_moves() if move.kind is Kind.READ]
+    assert [move.name for move in reads] == [move.name for move in reversed(written)]  # its end left first
+    cache.moved(reads[0], is_good=True)
+    assert cache.is_awaited(table, tokens)
+    cache.moved(reads[1], is_good=False)  # damaged: it is not found, not used, and read no more
+    assert not cache.is_awaited(table, tokens)
+    assert len(cache.match(table, tokens)) == 1
+    cache.check([])
+
+
+def test_blocks_behind_the_window_are_given_back() -> None:
+    cache = KVCache(8, SIZE, prefix_caching=True, window=Window(size=6, max_chunk=4))
+    table, tokens = BlockTable(root([])), list(range(40))
+    for num in range(SIZE, 40, SIZE):
+        assert cache.grow(table, num)
+        cache.commit(table, tokens, num)
+        cache.trim(table, num)
+        cache.check([table])
+        first_seen = max(0, num - 6 + 1)
+        assert table.num_trimmed == first_seen // SIZE
+        assert all(block == cache.pool.null for block in table.blocks[: table.num_trimmed])
+    assert cache.pool.num_held <= cache.most_blocks(40) < cache.blocks_for(40)
+    found = cache.match(BlockTable(root([])), tokens[:9])
+    later = BlockTable(root([]))
+    cache.adopt(later, found, 9)
+    cache.check([table, later])
 
 
 class CacheMachine(RuleBasedStateMachine):

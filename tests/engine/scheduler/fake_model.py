@@ -4,6 +4,10 @@ A cell of the memory holds the chain of all tokens up to its position, as whoeve
 A token is H(chain, seed, output, position): if any cell was lost, stale or somebody else's, the token is wrong.
 """
 
+import random
+from collections import deque
+
+from engine.cache.tiers import Kind, Move
 from engine.plan import Plan, StepResult, TokenLogprob
 from engine.request import SamplingParams
 
@@ -52,20 +56,56 @@ def sample(prompt: tuple[int, ...], params: SamplingParams, output: int, eos: in
 
 
 class FakeRunner:
-    """Computes plans."""
+    """Computes plans and moves blocks; its disk is slow and now and then loses or damages what it has."""
 
-    def __init__(self, num_slots: int, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_slots: int, num_blocks: int, block_size: int, num_host: int, rng: random.Random) -> None:
         self._size = block_size
-        self._cells: list[int] = [0] * (num_blocks * block_size)
+        self._cells: list[int] = [0] * ((num_blocks + 1) * block_size)
+        self._null = num_blocks
+        self._host: list[list[int]] = [[0] * block_size for _ in range(num_host)]
+        self._disk: dict[bytes, list[int]] = {}
+        self._under_way: deque[tuple[Move, list[int]]] = deque()
+        self._rng = rng
         self._tables: list[list[int]] = [[] for _ in range(num_slots)]
         self._rows: list[tuple[SamplingParams, int]] = [(SamplingParams(), 0)] * num_slots
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether transfers with the disk are under way."""
+        return bool(self._under_way)
+
+    def move(self, moves: list[Move]) -> None:
+        """Carry out what needs no disk; the rest is under way from now on."""
+        for move in moves:
+            if move.kind is Kind.COPY:
+                self._put(move.target, self._block(move.source))
+            elif move.kind is Kind.SAVE:
+                self._host[move.target] = self._block(move.source)
+            elif move.kind is Kind.RESTORE:
+                self._put(move.target, self._host[move.source])
+            else:
+                self._under_way.append((move, list(self._host[move.source]) if move.kind is Kind.WRITE else []))
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        """Some of the transfers under way have ended, in order."""
+        ended = []
+        for _ in range(self._rng.randrange(len(self._under_way) + 1)):
+            move, cells = self._under_way.popleft()
+            is_good = self._rng.random() > 0.15
+            if move.kind is Kind.REMOVE:
+                self._disk.pop(move.name, None)
+                continue
+            if move.kind is Kind.WRITE and is_good:
+                self._disk[move.name] = cells
+            elif move.kind is Kind.READ:
+                # What is read before it is known to be good lies in its slot already.
+                self._host[move.target] = self._disk.get(move.name, [-1] * self._size) if is_good else [-1] * self._size
+                is_good = is_good and move.name in self._disk
+            ended.append((move, is_good))
+        return ended
+
     def place(self, plan: Plan) -> None:
-        """Copy blocks, reset and extend the rows of slots."""
-        for source, target in plan.copies:
-            self._cells[target * self._size : (target + 1) * self._size] = self._cells[
-                source * self._size : (source + 1) * self._size
-            ]
+        """Reset and extend the rows of slots."""
         for placement in plan.placements:
             self._tables[placement.slot] = []
             self._rows[placement.slot] = (placement.params, placement.output_index)
@@ -98,11 +138,18 @@ class FakeRunner:
                     logprobs[i] = TokenLogprob(logprob_after(chain, ids[-1]), 1)
         return StepResult(ids, failed, logprobs)
 
-    def chains(self, slot: int, num: int) -> list[int]:
-        """What the slot's first `num` cells hold."""
-        return [self._cells[self._cell(slot, position)] for position in range(num)]
+    def chains(self, slot: int, first: int, end: int) -> list[int]:
+        """What the slot's cells of positions [first, end) hold."""
+        return [self._cells[self._cell(slot, position)] for position in range(first, end)]
+
+    def _block(self, block: int) -> list[int]:
+        return self._cells[block * self._size : (block + 1) * self._size]
+
+    def _put(self, block: int, cells: list[int]) -> None:
+        self._cells[block * self._size : (block + 1) * self._size] = cells
 
     def _cell(self, slot: int, position: int) -> int:
         table = self._tables[slot]
         assert position // self._size < len(table), "computes in a block that it does not have"
+        assert table[position // self._size] != self._null, "touches a block that was given back"
         return table[position // self._size] * self._size + position % self._size

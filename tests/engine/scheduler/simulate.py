@@ -16,13 +16,15 @@ import hashlib
 import random
 from typing import Any
 
-from engine.cache.cache import KVCache
+from engine.cache.cache import KVCache, Window
+from engine.cache.tiers import Tiers
 from engine.errors import Code, ServiceError
 from engine.plan import Plan
 from engine.request import EngineRequest, Limits, SamplingParams
+from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.policies import POLICIES
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import State
+from engine.scheduler.sequence import Sequence, State
 from engine.scheduler.settings import SchedulerSettings
 from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, extend, sample
 from tests.engine.scheduler.ledger import EOS, Ledger, Open
@@ -39,19 +41,25 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         num_blocks, num_slots = rng.choice((24, 32, 60)), rng.choice((2, 5, 12))
-        self.cache = KVCache(num_blocks, SIZE, prefix_caching=rng.random() < 0.8)
+        self.num_slots, self.budget = num_slots, rng.choice((3, 7, 40))
+        num_host, num_disk = rng.choice(((0, 0), (6, 0), (6, 40)))
+        window = Window(rng.choice((5, 9, 30)), self.budget) if rng.random() < 0.25 else None
+        tiers = Tiers(num_host, num_disk) if num_host else None
+        num_blocks = rng.choice((10, num_blocks)) if window else num_blocks
+        self.cache = KVCache(num_blocks, SIZE, rng.random() < 0.8, tiers, window)
         self.settings = SchedulerSettings(
+            costs=PreemptionCosts(1, 10.0, rng.choice((1.0, 10.0, 100.0))) if tiers else None,
             policy=rng.choice(sorted(POLICIES)),
             max_queued_requests=rng.choice((8, 1000)),
             watermark=rng.choice((0.01, -3.0)),  # the second admits far more than will fit: preemption is the rule
+            max_preemptions=rng.choice((0, 2)),  # none: who wants blocks sits out, up to the last resort
             max_overtakes=rng.choice((0, 3, 64)),
             max_long_prefills=rng.choice((1, 4)),
             pause_hold_s=rng.choice((0.0, 5.0, 50.0)),
             tenant_weights={"a": 3.0},
         )
-        self.num_slots, self.budget = num_slots, rng.choice((3, 7, 40))
         self.scheduler = Scheduler(self.cache, LIMITS, (EOS,), num_slots, self.budget, self.settings)
-        self.runner = FakeRunner(num_slots, num_blocks, SIZE)
+        self.runner = FakeRunner(num_slots, num_blocks, SIZE, num_host, rng)
         self.ledger = Ledger(SIZE)
         self.now = 0.0
         self.num_events = 0
@@ -141,6 +149,7 @@ class Simulation:
             arrival_s=self.now,
             deadline_s=self.now + rng.randrange(1, 80) if rng.random() < 0.1 else float("inf"),
             cache_salt=tenant.encode(),
+            bypasses_cache=rng.random() < 0.05,
             tenant=tenant,
             **extra,
         )
@@ -235,7 +244,10 @@ class Simulation:
         for request_id, _ in failures:
             assert self.ledger.open[request_id].deadline_s <= self.now
             self.ledger.end(request_id, "deadline")
+        for move, is_good in self.runner.moved():
+            self.cache.moved(move, is_good)
         plan = self.scheduler.plan(self.now)
+        self.runner.move(self.cache.take_moves())
         if plan is None:
             self.check_idle()
             return
@@ -262,7 +274,9 @@ class Simulation:
         assert not spared or len(plan.slots) == 1, "preempted more often than is allowed while others run"
 
     def check_idle(self) -> None:
-        """I6: no idle step with work."""
+        """I6: no idle step with work, unless the disk is waited for."""
+        if self.runner.is_moving:
+            return
         assert not self.scheduler.has_work, "an idle step with work"
         for request_id, one in self.ledger.open.items():
             assert one.is_open or one.credit == 0, f"{request_id} waits for nothing"
@@ -270,7 +284,7 @@ class Simulation:
     def check_cheaply(self) -> None:
         """Counts, in time that does not grow with history."""
         pool, running = self.cache.pool, self.scheduler._floor.running
-        held = {block for one in running for block in one.table.blocks}
+        held = {block for one in running for block in one.table.blocks} - {pool.null}
         assert pool.num_held == len(held), "blocks are held by nobody, or twice"
         assert len(running) <= self.num_slots
         self.ledger.check()
@@ -283,15 +297,16 @@ class Simulation:
         assert set(self.scheduler._floor.groups) == open_here, "the books differ"
         for one in self.scheduler._floor.running:
             if one.num_blocks_told == len(one.table.blocks):
-                self.check_cells(one.slot, one.tokens[: one.num_computed])
+                self.check_cells(one)
         assert all(one.state is State.RUNNING for one in self.scheduler._floor.running)
 
-    def check_cells(self, slot: int, tokens: list[int]) -> None:
-        """The slot's cells hold the chains of these tokens."""
-        chain = 0
-        for cell, token in zip(self.runner.chains(slot, len(tokens)), tokens, strict=True):
+    def check_cells(self, one: Sequence) -> None:
+        """The sequence's cells hold the chains of its tokens, as far as they were not given back."""
+        first, chain = one.table.num_trimmed * SIZE, 0
+        cells = self.runner.chains(one.slot, first, one.num_computed)
+        for position, token in enumerate(one.tokens[: one.num_computed]):
             chain = extend(chain, token)
-            assert cell == chain, "a stale cell"
+            assert position < first or cells[position - first] == chain, "a stale cell"
 
 
 def play(seed: int, events: int) -> str:

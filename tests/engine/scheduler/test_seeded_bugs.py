@@ -11,6 +11,7 @@ from engine.cache import prefix
 from engine.cache.cache import BlockTable, KVCache
 from engine.cache.pool import BlockPool
 from engine.cache.prefix import PrefixIndex
+from engine.cache.tiers import Kind, Move, Tiers
 from engine.errors import ServiceError
 from engine.plan import Plan
 from engine.request import FinishReason
@@ -27,18 +28,18 @@ from engine.scheduler.sequence import State
 from engine.scheduler.waiting import Waiting
 from tests.engine.scheduler.simulate import Simulation
 
-EVENTS = 2000  # of each seed, within which a bug must show
+EVENTS = 3000  # of each seed, within which a bug must show
 SEEDS = range(24)
 
 Bug = tuple[object, str, Callable[..., Any]]
 
 
-def skip_release(self: KVCache, table: BlockTable) -> None:
+def skip_release(self: KVCache, table: BlockTable, *_: object, **__: object) -> None:
     table.blocks.clear()
     table.num_named = 0
 
 
-def release_twice(self: KVCache, table: BlockTable) -> None:
+def release_twice(self: KVCache, table: BlockTable, *_: object, **__: object) -> None:
     for block in table.blocks * 2:
         self.pool.release(block)
     table.blocks.clear()
@@ -87,12 +88,50 @@ def write_to_a_shared_tail(self: KVCache, table: BlockTable, num_tokens: int) ->
     return child
 
 
-def lose_a_copy(self: KVCache) -> list[tuple[int, int]]:
-    return take_copies(self)[1:]
+def lose_a_move(self: KVCache) -> list[Move]:
+    return take_moves(self)[1:]
 
 
-def copy_the_other_way(self: KVCache) -> list[tuple[int, int]]:
-    return [(target, source) for source, target in take_copies(self)]
+def copy_the_other_way(self: KVCache) -> list[Move]:
+    turned = [(move.target, move.source) if move.kind is Kind.COPY else (-1, -1) for move in take_moves(self)]
+    return [Move(Kind.COPY, *ends) for ends in turned if ends != (-1, -1)]
+
+
+def move_in_another_order(self: KVCache) -> list[Move]:
+    return take_moves(self)[::-1]
+
+
+def use_a_bad_read(self: Tiers, move: Move, is_good: bool) -> None:
+    tier_ended(self, move, is_good=True)
+
+
+def reuse_a_slot_that_is_read_into(self: Tiers, name: bytes) -> list[Move] | None:
+    moves = read(self, name)
+    if moves is not None:
+        self._free.append(moves[-1].target)
+    return moves
+
+
+def save_under_the_slot_of_another(self: Tiers, name: bytes, block: int) -> list[Move]:
+    moves = save(self, name, block)
+    if moves and len(self._host) > 1:
+        other = next(iter(self._host))
+        self._host[name], self._host[other] = self._host[other], self._host[name]
+    return moves
+
+
+def forget_the_disk_budget(self: Tiers, name: bytes, slot: int) -> list[Move]:
+    self._disk[name] = None
+    return [Move(Kind.WRITE, slot, name=name)]
+
+
+def trim_a_block_too_many(self: KVCache, num_computed: int) -> int:
+    return passed(self, num_computed + self.block_size) if num_computed else 0
+
+
+def trim_without_telling(self: KVCache, table: BlockTable, num_computed: int) -> int | None:
+    self.pool.release(table.blocks[0])
+    return None
 
 
 def same_noise_for_all(self: Floor, sequence: Row) -> None:
@@ -136,9 +175,9 @@ def append_to_the_prompt_only(self: Scheduler, request_id: str, ids: Sequence[in
     self._group(request_id).prompt.extend(ids)
 
 
-def keep_the_slot(self: Floor, sequence: Row, reuse: bool = False) -> None:
+def keep_the_slot(self: Floor, sequence: Row, *, reuse: bool = False, is_worthless: bool = False) -> None:
     slot = sequence.slot
-    leave(self, sequence, reuse)
+    leave(self, sequence, reuse=reuse, is_worthless=is_worthless)
     sequence.slot = slot
 
 
@@ -216,7 +255,8 @@ expire, leave, write, enrol, admit = (
 )
 behind = victims.behind
 finish_of, answer = Outputs._finish_of, Outputs._answer
-fork, take_copies, fork_row, tell = KVCache.fork, KVCache.take_copies, Floor.fork, Floor._tell
+fork, take_moves, fork_row, tell = KVCache.fork, KVCache.take_moves, Floor.fork, Floor._tell
+tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, KVCache._num_passed
 BUGS: list[Bug] = [
     (KVCache, "release", skip_release),
     (KVCache, "release", release_twice),
@@ -229,8 +269,15 @@ BUGS: list[Bug] = [
     (cache_module, "name_block", name_without_framing),
     (KVCache, "fork", fork_without_counting),
     (KVCache, "fork", write_to_a_shared_tail),
-    (KVCache, "take_copies", lose_a_copy),
-    (KVCache, "take_copies", copy_the_other_way),
+    (KVCache, "take_moves", lose_a_move),
+    (KVCache, "take_moves", copy_the_other_way),
+    (KVCache, "take_moves", move_in_another_order),
+    (Tiers, "ended", use_a_bad_read),
+    (Tiers, "read", reuse_a_slot_that_is_read_into),
+    (Tiers, "save", save_under_the_slot_of_another),
+    (Tiers, "_to_disk", forget_the_disk_budget),
+    (KVCache, "_num_passed", trim_a_block_too_many),
+    (KVCache, "trim", trim_without_telling),
     (Floor, "_tell", same_noise_for_all),
     (Floor, "fork", fork_a_token_late),
     (Floor, "_give_spares", lose_a_spare_slot),

@@ -1,6 +1,7 @@
 """The engine's own classes through random histories: nothing lost, nothing leaked, nobody starved, all reproducible."""
 
 import ast
+import dataclasses
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.cache.tiers import TierStats
 from tests.engine.scheduler.simulate import Simulation
 
 HERE = Path(__file__).parent
@@ -62,8 +64,9 @@ def test_the_simulator_drives_the_very_classes_that_the_engine_imports(name: str
 def test_the_histories_reach_everything() -> None:
     """A simulator that proves nothing about preemption because nothing was ever preempted would be green too."""
     ends: dict[str, int] = {}
-    preemptions = recomputed = hits = evictions = resorts = 0
-    for seed in range(15):
+    preemptions = recomputed = hits = evictions = resorts = swaps = 0
+    tiers = TierStats()
+    for seed in range(30):
         simulation = Simulation(seed)
         simulation.run(3000)
         for how, num in simulation.ledger.ends.items():
@@ -73,6 +76,12 @@ def test_the_histories_reach_everything() -> None:
         resorts += simulation.scheduler.num_last_resorts
         hits += simulation.cache.stats.hit_tokens
         evictions += simulation.cache.stats.evictions
+        swaps += simulation.scheduler.num_swaps
+        if simulation.cache.tiers is not None:
+            for field in dataclasses.fields(tiers):
+                own = getattr(simulation.cache.tiers.stats, field.name)
+                setattr(tiers, field.name, getattr(tiers, field.name) + own)
     assert min(ends.values()) > 10, ends
     assert preemptions > 300 and recomputed > 1000 and hits > 1000 and evictions > 1000, (preemptions, recomputed)
-    assert resorts > 0
+    assert resorts > 0 and swaps > 100
+    assert min(dataclasses.astuple(tiers)) > 100, tiers

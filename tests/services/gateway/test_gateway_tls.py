@@ -1,9 +1,12 @@
+import contextlib
 import logging
+import random
+import socket
 from pathlib import Path
 
 import grpc
 import pytest
-from sluice.v1 import control_pb2, control_pb2_grpc
+from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2
 
 from engine.errors import ServiceError
 from services.gateway import tls
@@ -132,6 +135,29 @@ async def test_streams_of_one_connection_beyond_the_limit_wait_their_turn() -> N
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         streams[0].cancel()
         await rig.ring.until(lambda: len(rig.ring.submits) == 3)
+
+
+async def test_noise_and_silence_at_the_door_disturb_nobody(tmp_path: Path) -> None:
+    authority = Authority()
+    async with running(settings(tls=written(tmp_path, authority)), wait=False) as rig:
+        address = ("127.0.0.1", rig.port)
+        with contextlib.ExitStack() as stack:
+            for at in range(60):
+                guest = stack.enter_context(socket.create_connection(address))
+                if at % 3:
+                    guest.sendall(random.Random(at).randbytes(200) if at % 3 == 1 else b"PRI * HTTP/2.0\r\n\r\n")
+            assert await ask(rig.port, authority.pem) == "g0"
+            plain = inference_pb2.CancelGenerationRequest(generation_id="x")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rig.stub.CancelGeneration(plain)
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_unix_socket_serves_this_host(tmp_path: Path) -> None:
+    listen = f"unix:{tmp_path}/door"
+    async with running(settings(listen=listen), wait=False), grpc.aio.insecure_channel(listen) as channel:
+        stub: control_pb2_grpc.ControlServiceAsyncStub = control_pb2_grpc.ControlServiceStub(channel)
+        assert (await stub.GetServerInfo(control_pb2.GetServerInfoRequest())).gateway_id == "g0"
 
 
 async def test_reflection_can_be_turned_off() -> None:

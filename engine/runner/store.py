@@ -1,0 +1,136 @@
+"""The bytes of cache blocks, and where `Move`s take them: device blocks, host slots, files.
+
+A block's bytes are its part of every layer, one layer after the other. Host slots are tensors like the cache's own;
+files are written and read by one thread, in order, so that a read finds what was written before it. A file carries the
+layout and a checksum: what does not fit or is damaged is reported as lost, never used. Knows no names' meaning.
+"""
+
+import dataclasses
+import hashlib
+import logging
+import queue
+import threading
+from collections import deque
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.cache.tiers import Kind, Move
+from engine.disk import SUFFIX, UNFINISHED
+
+logger = logging.getLogger(__name__)
+
+DIGEST_BYTES = 32
+MAX_WAITING = 64  # writes that wait for the disk; beyond, blocks are dropped rather than anybody held up
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Job:
+    move: Move
+    data: bytes = b""  # of a WRITE
+
+
+class BlockStore:
+    """Device blocks `cache` (a tensor [blocks, …] a layer), `num_host` slots in host memory, files in `directory`."""
+
+    def __init__(self, cache: list[Tensor], num_host: int = 0, directory: Path | None = None) -> None:
+        self.cache = cache
+        self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in cache)
+        self._host = [_host_like(layer, num_host) for layer in cache] if num_host else []
+        self._directory = directory
+        self._layout = layout_of(cache)
+        self._ended: deque[tuple[Move, bool]] = deque()
+        self._jobs: queue.Queue[_Job] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        if directory is not None:
+            self._thread = threading.Thread(target=self._serve, name="cache disk", daemon=True)
+            self._thread.start()
+
+    def move(self, moves: list[Move]) -> None:
+        """Carry out moves in order."""
+        for move in moves:
+            match move.kind:
+                case Kind.COPY:
+                    _copy(self.cache, move.source, self.cache, move.target)
+                case Kind.SAVE:
+                    _copy(self.cache, move.source, self._host, move.target)
+                case Kind.RESTORE:
+                    _copy(self._host, move.source, self.cache, move.target)
+                case Kind.WRITE if self._jobs.qsize() >= MAX_WAITING:
+                    self._ended.append((move, False))
+                case Kind.WRITE:
+                    self._jobs.put(_Job(move, self._bytes_of(move.source)))
+                case _:
+                    self._jobs.put(_Job(move))
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        """Reads and writes that have ended since the last call."""
+        ended = []
+        while self._ended:
+            ended.append(self._ended.popleft())
+        return ended
+
+    def _serve(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                is_good = self._do(job)
+            except OSError as error:
+                logger.warning("cache block %s: %s; its tokens will be computed again", job.move.name.hex()[:12], error)
+                is_good = False
+            if job.move.kind is not Kind.REMOVE:
+                self._ended.append((job.move, is_good))
+
+    def _do(self, job: _Job) -> bool:
+        assert self._directory is not None
+        path = self._directory / f"{job.move.name.hex()}{SUFFIX}"
+        if job.move.kind is Kind.REMOVE:
+            path.unlink(missing_ok=True)
+        elif job.move.kind is Kind.WRITE:
+            part = path.with_suffix(UNFINISHED)
+            try:
+                part.write_bytes(self._checksum(job.data) + job.data)
+                part.rename(path)
+            finally:
+                part.unlink(missing_ok=True)
+        else:
+            return self._read(path, job.move.target)
+        return True
+
+    def _read(self, path: Path, slot: int) -> bool:
+        """Fill a host slot from a file; False if the file is not what was written."""
+        found = path.read_bytes()
+        data = found[DIGEST_BYTES:]
+        if len(data) != self.block_bytes or found[:DIGEST_BYTES] != self._checksum(data):
+            logger.warning("%s is damaged or of another layout; its tokens will be computed again", path)
+            path.unlink(missing_ok=True)
+            return False
+        at = 0
+        for layer in self._host:
+            size = layer[slot].numel() * layer.element_size()
+            raw = torch.frombuffer(bytearray(data[at : at + size]), dtype=layer.dtype)
+            layer[slot].copy_(raw.view(layer[slot].shape))
+            at += size
+        return True
+
+    def _checksum(self, data: bytes) -> bytes:
+        return hashlib.sha256(self._layout + data).digest()
+
+    def _bytes_of(self, slot: int) -> bytes:
+        return b"".join(layer[slot].contiguous().view(torch.uint8).numpy().tobytes() for layer in self._host)
+
+
+def layout_of(cache: list[Tensor]) -> bytes:
+    """What must agree for a block's bytes to mean the same: number format, shape of a block, layers."""
+    return repr([(str(layer.dtype), tuple(layer.shape[1:])) for layer in cache]).encode()
+
+
+def _host_like(layer: Tensor, num: int) -> Tensor:
+    pinned = layer.device.type == "cuda"
+    return torch.empty((num, *layer.shape[1:]), dtype=layer.dtype, pin_memory=pinned)
+
+
+def _copy(sources: list[Tensor], source: int, targets: list[Tensor], target: int) -> None:
+    for one, other in zip(sources, targets, strict=True):
+        other[target].copy_(one[source])

@@ -1,0 +1,75 @@
+"""`sluice edge`: OpenAI's HTTP API on an address of its own, in front of a running service."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption
+
+GRACE_S = 30
+MAX_CONNECTIONS = 4096
+
+
+def edge(  # noqa: PLR0913 # a command line lists its options
+    address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
+    listen: Annotated[str, typer.Option(envvar="SLUICE_EDGE_LISTEN", help="host:port for HTTP")] = "127.0.0.1:8000",
+    https_cert: Annotated[
+        Path | None, typer.Option(envvar="SLUICE_EDGE_HTTPS_CERT", help="PEM certificate of the HTTP side")
+    ] = None,
+    https_key: Annotated[Path | None, typer.Option(envvar="SLUICE_EDGE_HTTPS_KEY", help="PEM key of it")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", envvar="SLUICE_EDGE_INSECURE", help="serve other hosts in plaintext")
+    ] = False,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+) -> None:
+    """Serve /v1/chat/completions, /v1/completions and /v1/models over HTTP; an API key is passed on to the server."""
+    # Imported here, so that the other commands start without it.
+    import uvloop
+
+    from services.listening import check_plaintext, is_local
+
+    check_plaintext("listen", listen, https_cert is not None, insecure)
+    access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), None)
+    if not access.has_tls and not is_local(address) and not insecure:
+        check_plaintext("address", address, False, False)
+    uvloop.run(_serve(address, listen, access, (https_cert, https_key)))
+
+
+async def _serve(address: str, listen: str, access: Access, files: tuple[Path | None, Path | None]) -> None:
+    import socket
+
+    import uvicorn
+
+    from services.cli.client import aio_channel
+    from services.config import bad_setting
+    from services.edge.app import build
+    from services.listening import bound, split
+
+    host, port = split("listen", listen)
+    async with aio_channel(address, access) as channel:
+        config = uvicorn.Config(
+            build(channel),
+            ssl_certfile=files[0],
+            ssl_keyfile=files[1],
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=MAX_CONNECTIONS,
+            log_level="warning",
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        try:
+            opened = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as error:
+            raise bad_setting("listen", f"cannot listen on {listen}: {error.strerror}") from None
+        try:
+            config.load()
+        except OSError as error:
+            raise bad_setting("https_cert", f"{files[0]} and {files[1]} cannot be used: {error.strerror}") from None
+        with opened:
+            scheme = "https" if files[0] else "http"
+            print(f"sluice: edge on {scheme}://{bound(listen, opened.getsockname()[1])} for {address}", flush=True)
+            await uvicorn.Server(config).serve(sockets=[opened])

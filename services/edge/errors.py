@@ -1,0 +1,102 @@
+"""From a gRPC status to OpenAI's error object and an HTTP status. The one mapping of this side. Knows no request.
+
+UNIMPLEMENTED becomes 400: OpenAI's clients repeat every 5xx, and asking again does not build a feature.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+_STATUS: Mapping[grpc.StatusCode, tuple[int, str]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    grpc.StatusCode.FAILED_PRECONDITION: (400, "invalid_request_error"),
+    grpc.StatusCode.OUT_OF_RANGE: (400, "invalid_request_error"),
+    grpc.StatusCode.UNIMPLEMENTED: (400, "invalid_request_error"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_error"),
+    grpc.StatusCode.NOT_FOUND: (404, "invalid_request_error"),
+    grpc.StatusCode.ALREADY_EXISTS: (409, "invalid_request_error"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.CANCELLED: (499, "cancelled"),
+    grpc.StatusCode.UNAVAILABLE: (503, "server_error"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "server_error"),
+}
+# grpc itself would tell addresses of ours.
+UNREACHABLE = "the server behind this address cannot be reached: try again shortly"
+_BROKEN = (500, "server_error")
+_FIELDS = {"sampling", "output", "stop", "prompt"}  # of the contract: left out of the names that clients see
+
+
+class EdgeError(Exception):
+    """An answer that is an error. `param` and `code` are OpenAI's; `retry_after_s` is 0 where repeating is no use."""
+
+    def __init__(self, status: int, kind: str, message: str, *, param: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = 0.0
+
+    def body(self) -> dict[str, object]:
+        """OpenAI's error object."""
+        error = {"message": self.message, "type": self.kind, "param": self.param or None, "code": self.code or None}
+        return {"error": error}
+
+    def headers(self) -> dict[str, str]:
+        """When to come back, in whole seconds."""
+        return {"retry-after": str(math.ceil(self.retry_after_s))} if self.retry_after_s else {}
+
+
+def bad_request(param: str, message: str, code: str = "") -> EdgeError:
+    """Something that this side refuses itself."""
+    return EdgeError(400, "invalid_request_error", f"{param}: {message}" if param else message, param=param, code=code)
+
+
+def unsupported(param: str, message: str) -> EdgeError:
+    """A part of OpenAI's API that is not served."""
+    return bad_request(param, message, "unsupported_parameter")
+
+
+def from_rpc(error: grpc.aio.AioRpcError) -> EdgeError:
+    """What a call ended with."""
+    found = _details(error)
+    status, kind = _STATUS.get(error.code(), _BROKEN)
+    message = error.details() or error.code().name
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not found.reason:
+        message = UNREACHABLE
+    made = EdgeError(status, kind, message, param=found.field, code=found.reason.lower())
+    made.retry_after_s = found.retry_after_s
+    return made
+
+
+@dataclasses.dataclass
+class _Found:
+    field: str = ""
+    reason: str = ""
+    retry_after_s: float = 0.0
+
+
+def _details(error: grpc.aio.AioRpcError) -> _Found:
+    found = _Found()
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    status = rpc_status.from_call(error)
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            found.reason = info.reason
+            found.field = found.field or _shown(info.metadata.get("feature", ""))
+        elif detail.Unpack(bad) and bad.field_violations:
+            found.field = _shown(bad.field_violations[0].field)
+        elif detail.Unpack(retry):
+            found.retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+    return found
+
+
+def _shown(field: str) -> str:
+    first, _, rest = field.partition(".")
+    return rest if rest and first in _FIELDS else field

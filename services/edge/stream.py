@@ -1,0 +1,74 @@
+"""One generation as chunks: events of a gRPC stream in, OpenAI's chunk objects out, in order. Pure but for the reading.
+
+Knows no HTTP; whoever drives it cancels the call when its reader is gone.
+"""
+
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import assert_never
+
+from sluice.v1 import inference_pb2, types_pb2
+
+from services.edge.answers import Dialect, Head, Json, reason, usage
+
+
+@dataclasses.dataclass(slots=True)
+class Chunks:
+    """The state between events: the head, and how much text each output has (for logprobs)."""
+
+    dialect: Dialect
+    created: int
+    scored: bool
+    include_usage: bool
+    head: Head | None = None
+    lengths: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    async def of(
+        self,
+        events: AsyncIterator[inference_pb2.StreamGenerateResponse],
+    ) -> AsyncGenerator[Json, None]:
+        """The chunks of `events`."""
+        async for event in events:
+            for chunk in self._chunks(event):
+                yield chunk
+
+    def _chunks(self, event: inference_pb2.StreamGenerateResponse) -> Iterator[Json]:
+        match event.WhichOneof("event"):
+            case "accepted":
+                one = event.accepted
+                self.head = Head(self.dialect.prefix + one.generation_id, self.created, one.model, one.revision)
+            case "delta":
+                yield from self._delta(event.delta)
+            case "output_finished":
+                yield from self._opened(event.output_finished.output_index)
+                choice = self.dialect.piece(event.output_finished.output_index, "", None)
+                yield self._chunk([{**choice, "finish_reason": reason(event.output_finished.finish_reason)}])
+            case "finished":
+                if self.include_usage:
+                    yield self._chunk([], usage(event.finished.usage))
+            case "prompt_info" | None:
+                return
+            case unknown:
+                assert_never(unknown)
+
+    def _delta(self, delta: types_pb2.Delta) -> Iterator[Json]:
+        index = delta.output_index
+        yield from self._opened(index)
+        logprobs = self.dialect.logprobs(delta.tokens, self.lengths[index]) if self.scored else None
+        self.lengths[index] += len(delta.text)
+        if delta.text or (self.scored and delta.tokens):
+            yield self._chunk([self.dialect.piece(index, delta.text, logprobs)])
+
+    def _opened(self, index: int) -> Iterator[Json]:
+        if index in self.lengths:
+            return
+        self.lengths[index] = 0
+        if self.dialect.opening is not None:
+            yield self._chunk([self.dialect.opening(index)])
+
+    def _chunk(self, choices: list[Json], spent: Json | None = None) -> Json:
+        assert self.head is not None, "the contract sends accepted first"
+        made = self.head.of(self.dialect.chunk_object, choices, spent)
+        if not self.include_usage:
+            del made["usage"]
+        return made

@@ -1,0 +1,144 @@
+"""From OpenAI's requests to specs of the contract. Checks what the contract cannot say; the server the rest."""
+
+import base64
+import binascii
+from collections.abc import Iterator
+
+import msgspec
+from sluice.v1 import types_pb2
+
+from services.edge.errors import bad_request, unsupported
+from services.edge.wire import ChatRequest, Common, CompletionRequest, ImagePart, Message, ResponseFormat, TextPart
+
+COMPLETION_MAX_TOKENS = 16  # of OpenAI's reference, where a completion asks for none
+MAX_PROMPTS = 128
+SEED_MASK = (1 << 64) - 1  # theirs is signed
+_SAME = ("temperature", "top_p", "n", "presence_penalty", "frequency_penalty", "top_k", "min_p", "repetition_penalty")
+_ROLES = {
+    "system": types_pb2.ROLE_SYSTEM,
+    "developer": types_pb2.ROLE_DEVELOPER,
+    "user": types_pb2.ROLE_USER,
+    "assistant": types_pb2.ROLE_ASSISTANT,
+    "tool": types_pb2.ROLE_TOOL,
+}
+
+
+def chat_spec(request: ChatRequest) -> types_pb2.GenerationSpec:
+    """The spec of a chat. Raises EdgeError."""
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise bad_request("max_completion_tokens", "is the new name of max_tokens: send one of them")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_request("top_logprobs", "needs logprobs to be true")
+    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    messages = [_message(at, one) for at, one in enumerate(request.messages)]
+    spec = _spec(request, max_tokens, logprobs)
+    spec.chat.MergeFrom(types_pb2.Chat(messages=messages))
+    return spec
+
+
+def completion_specs(request: CompletionRequest) -> list[types_pb2.GenerationSpec]:
+    """A spec for each prompt. Raises EdgeError."""
+    max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    made = []
+    for prompt in _prompts(request):
+        spec = _spec(request, max_tokens, request.logprobs)
+        if request.best_of is not None:
+            spec.sampling.best_of = request.best_of
+        if isinstance(prompt, str):
+            spec.text = prompt
+        else:
+            spec.token_ids.ids.extend(_unsigned("prompt", prompt))
+        made.append(spec)
+    return made
+
+
+def _prompts(request: CompletionRequest) -> list[str | list[int]]:
+    """One or many: a text, ids, or a list of either."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(isinstance(one, int) for one in prompt):
+        return [[one for one in prompt if isinstance(one, int)]]
+    found = [one for one in prompt if not isinstance(one, int)]
+    if len(found) != len(prompt) or not 1 <= len(prompt) <= MAX_PROMPTS:
+        raise bad_request("prompt", f"is a text, token ids, or a list of 1 to {MAX_PROMPTS} of one of them")
+    return found
+
+
+def _spec(request: Common, max_tokens: int | None, logprobs: int | None) -> types_pb2.GenerationSpec:
+    try:
+        return types_pb2.GenerationSpec(
+            model=request.model,
+            sampling=_sampling(request, max_tokens),
+            stop=types_pb2.StopConditions(
+                strings=[request.stop] if isinstance(request.stop, str) else request.stop or (),
+                token_ids=_unsigned("stop_token_ids", request.stop_token_ids or []),
+                ignore_eos=request.ignore_eos,
+            ),
+            output=types_pb2.OutputOptions(logprobs=logprobs, token_records=logprobs is not None),
+            constraint=_constraint(request.response_format),
+        )
+    except ValueError as error:
+        raise bad_request("", f"a number is outside what its field can carry: {error}") from None
+
+
+def _sampling(request: Common, max_tokens: int | None) -> types_pb2.SamplingParams:
+    made = types_pb2.SamplingParams(max_tokens=max_tokens, min_tokens=request.min_tokens)
+    for name in _SAME:
+        value = getattr(request, name)
+        if value is not None:
+            setattr(made, name, value)
+    if request.seed is not None:
+        made.seed = request.seed & SEED_MASK
+    for key, bias in (request.logit_bias or {}).items():
+        if not (key.isascii() and key.isdecimal()):
+            raise bad_request("logit_bias", f"{key[:40]!r} is not a token id")
+        made.logit_bias[int(key)] = bias
+    return made
+
+
+def _constraint(asked: ResponseFormat | None) -> types_pb2.Constraint | None:
+    if asked is None or asked.type == "text":
+        return None
+    if asked.type == "json_object":
+        return types_pb2.Constraint(json_object=types_pb2.JsonObject())
+    if asked.json_schema is None:
+        raise bad_request("response_format.json_schema", "is missing")
+    return types_pb2.Constraint(json_schema=msgspec.json.encode(asked.json_schema.schema).decode())
+
+
+def _message(at: int, message: Message) -> types_pb2.ChatMessage:
+    if message.content is None:
+        raise bad_request(f"messages[{at}].content", "is missing")
+    if isinstance(message.content, str):
+        parts = [types_pb2.ContentPart(text=message.content)]
+    else:
+        parts = list(_parts(f"messages[{at}].content", message.content))
+    return types_pb2.ChatMessage(role=_ROLES[message.role], parts=parts)
+
+
+def _parts(field: str, parts: list[TextPart | ImagePart]) -> Iterator[types_pb2.ContentPart]:
+    for part in parts:
+        if isinstance(part, TextPart):
+            yield types_pb2.ContentPart(text=part.text)
+        else:
+            yield types_pb2.ContentPart(image=_image(field, part.image_url.url))
+
+
+def _image(field: str, url: str) -> types_pb2.Image:
+    """An image from a data: URL; others are never fetched, as a server must not be sent to addresses by its clients."""
+    head, comma, data = url.partition(",")
+    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
+        raise unsupported(field, "an image must come as a data:<type>;base64,<data> URL; others are not fetched")
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise bad_request(field, "the image is not valid base64") from None
+    return types_pb2.Image(data=raw, media_type=head.removeprefix("data:").removesuffix(";base64"))
+
+
+def _unsigned(field: str, ids: list[int]) -> list[int]:
+    if any(not 0 <= one < 1 << 32 for one in ids):
+        raise bad_request(field, "holds a number that is no token id")
+    return ids

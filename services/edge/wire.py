@@ -1,0 +1,133 @@
+"""OpenAI's requests as structs: names and types of the fields, which JSON is checked against. Knows no meaning.
+
+A field that is not here is refused, never ignored; the few that ask for nothing from a server are taken as they are.
+"""
+
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from services.edge.errors import bad_request
+
+_T = TypeVar("_T")
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # padding against traffic analysis: ours has none
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A schema and its name."""
+
+    name: str = ""
+    description: str | None = None
+    schema: dict[str, Any] = {}
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What both kinds of requests have. None is absent."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    # Ours, for `extra_body`.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    # They ask for nothing: labels and storage on OpenAI's side.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class CompletionRequest(Common, frozen=True, kw_only=True):
+    """Body of /v1/completions."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    best_of: int | None = None
+
+
+class ImageUrl(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Where an image is."""
+
+    url: str
+    detail: str | None = None
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
+    """Text of a message."""
+
+    text: str
+
+
+class ImagePart(msgspec.Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True, frozen=True):
+    """An image of a message."""
+
+    image_url: ImageUrl
+
+
+Part: TypeAlias = TextPart | ImagePart
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A turn. What a client sends back of our own answers may hold these as null."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: None = None
+
+
+class ChatRequest(Common, frozen=True, kw_only=True):
+    """Body of /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+def decode(body: bytes, kind: type[_T]) -> _T:
+    """A request of `kind`. Raises EdgeError naming the field that is not as it should be."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        raise bad_request(path.strip("`.") or _unknown(text), text) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise bad_request("", "the body is not valid JSON in UTF-8") from None
+
+
+def _unknown(text: str) -> str:
+    """The field that a message of msgspec names, if it is about a field that is unknown."""
+    return text.split("`")[1] if "unknown field `" in text else ""

@@ -1,0 +1,1 @@
+"""Generated stubs of the contract `inference`. Written by tools/generate_stubs.py, never by hand."""

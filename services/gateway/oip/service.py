@@ -1,0 +1,147 @@
+"""The handlers of `inference.GRPCInferenceService`. Every generation goes through our own StreamGenerate handler."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+import grpc
+from sluice.v1 import inference_pb2
+
+from engine.errors import ServiceError, invalid
+from services.gateway.calls import Context
+from services.gateway.desk import Desk
+from services.gateway.errors import not_found, to_status
+from services.gateway.inference import refuse
+from services.gateway.oip.contract import open_inference_pb2 as oip
+from services.gateway.oip.lane import Lane, Refused
+from services.gateway.oip.tensors import Tensor
+from services.gateway.oip.translate import INPUTS, OUTPUTS, VERSION, check_version, read
+
+SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+MAX_AT_ONCE = 256  # requests of one stream; the next is read when one has ended
+Generate = Callable[[inference_pb2.StreamGenerateRequest, Context], Awaitable[None]]
+Send = Callable[[oip.ModelInferResponse], Awaitable[None]]
+
+
+class OpenInference:
+    """`generate` is the handler of StreamGenerate."""
+
+    def __init__(self, desk: Desk, generate: Generate) -> None:
+        self._desk = desk
+        self._generate = generate
+
+    def table(self) -> Mapping[str, Callable[[Any, Context], Awaitable[Any]]]:
+        """The handlers, by method."""
+        return {
+            "ServerLive": self.server_live,
+            "ServerReady": self.server_ready,
+            "ModelReady": self.model_ready,
+            "ServerMetadata": self.server_metadata,
+            "ModelMetadata": self.model_metadata,
+            "ModelInfer": self.model_infer,
+            "ModelStreamInfer": self.model_stream_infer,
+        }
+
+    async def server_live(self, request: oip.ServerLiveRequest, context: Context) -> oip.ServerLiveResponse:
+        """ServerLive: who can answer lives."""
+        return oip.ServerLiveResponse(live=True)
+
+    async def server_ready(self, request: oip.ServerReadyRequest, context: Context) -> oip.ServerReadyResponse:
+        """ServerReady: as health has it."""
+        return oip.ServerReadyResponse(ready=self._desk.refusal is None)
+
+    async def model_ready(self, request: oip.ModelReadyRequest, context: Context) -> oip.ModelReadyResponse:
+        """ModelReady: false for one that is not here."""
+        known = request.name == self._desk.settings.model.id and request.version in ("", VERSION)
+        return oip.ModelReadyResponse(ready=known and self._desk.refusal is None)
+
+    async def server_metadata(self, request: oip.ServerMetadataRequest, context: Context) -> oip.ServerMetadataResponse:
+        """ServerMetadata."""
+        return oip.ServerMetadataResponse(name="sluice", version=self._desk.settings.version)
+
+    async def model_metadata(self, request: oip.ModelMetadataRequest, context: Context) -> oip.ModelMetadataResponse:
+        """ModelMetadata: the tensors of Triton's vLLM backend."""
+        known = self._desk.settings.model.id
+        try:
+            check_version(request.name, request.version)
+            if request.name != known:
+                raise not_found("model", request.name, f"this server serves {known!r}")
+        except ServiceError as error:
+            await refuse(context, error)
+        return oip.ModelMetadataResponse(
+            name=known,
+            versions=[VERSION],
+            platform="sluice",
+            inputs=[_described(one) for one in INPUTS.values()],
+            outputs=[_described(one) for one in OUTPUTS.values()],
+        )
+
+    async def model_infer(self, request: oip.ModelInferRequest, context: Context) -> oip.ModelInferResponse:
+        """ModelInfer: one response, so no stream."""
+        made: list[oip.ModelInferResponse] = []
+
+        async def keep(response: oip.ModelInferResponse) -> None:
+            made.append(response)
+
+        try:
+            await self._infer(request, context, keep, may_stream=False)
+        except Refused as error:
+            await context.abort(error.code, error.message, tuple(error.trailers))
+        return made[0]
+
+    async def model_stream_infer(self, requests: object, context: Context) -> None:
+        """ModelStreamInfer: requests run side by side; the error of one is a message and the stream lives on."""
+        places, writing = asyncio.Semaphore(MAX_AT_ONCE), asyncio.Lock()
+
+        async def write(response: oip.ModelStreamInferResponse) -> None:
+            async with writing:
+                await context.write(response)
+
+        async def answer(request: object) -> None:
+            try:
+                await self._answer(request, context, write)
+            finally:
+                places.release()
+
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await places.acquire()
+                request = await context.read()
+                if request is grpc.aio.EOF:
+                    return
+                group.create_task(answer(request))
+
+    async def _answer(
+        self, request: object, context: Context, write: Callable[[oip.ModelStreamInferResponse], Awaitable[None]]
+    ) -> None:
+        async def send(response: oip.ModelInferResponse) -> None:
+            await write(oip.ModelStreamInferResponse(infer_response=response))
+
+        known = request if isinstance(request, oip.ModelInferRequest) else None
+        try:
+            await self._infer(known, context, send, may_stream=True)
+        except Refused as error:
+            response = oip.ModelInferResponse(id=known.id if known is not None else "")
+            text = f"{error.code.name}: {error.message}"
+            await write(oip.ModelStreamInferResponse(error_message=text, infer_response=response))
+        except grpc.aio.InternalError:
+            return  # the connection is gone, and grpc cancels the call
+
+    async def _infer(
+        self, request: "oip.ModelInferRequest | None", context: Context, send: Send, *, may_stream: bool
+    ) -> None:
+        """Raises Refused."""
+        try:
+            if request is None:
+                raise invalid("request", "is not a valid ModelInferRequest")
+            asked = read(request)
+            if asked.streams and not may_stream:
+                raise invalid("stream", "is for ModelStreamInfer: ModelInfer has one response")
+        except ServiceError as error:
+            raise Refused(*to_status(error)) from None
+        lane = cast(Context, Lane(context, asked, send))  # it has what that handler uses
+        await self._generate(inference_pb2.StreamGenerateRequest(spec=asked.spec), lane)
+
+
+def _described(tensor: Tensor) -> oip.ModelMetadataResponse.TensorMetadata:
+    return oip.ModelMetadataResponse.TensorMetadata(name=tensor.name, datatype=tensor.datatype, shape=[1])

@@ -1,0 +1,148 @@
+"""From the protocol's requests to specs of our contract, with the tensors of Triton's vLLM backend. Pure."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from sluice.v1 import types_pb2
+
+from engine.errors import invalid, unsupported
+from services.gateway.errors import not_found
+from services.gateway.oip.contract import open_inference_pb2 as oip
+from services.gateway.oip.tensors import Tensor, read_inputs
+
+VERSION = "1"  # of a model, which has revisions here
+MAX_TOKENS = 16  # vLLM's, where sampling_parameters names none
+MAX_ID_BYTES = 256
+FINAL = "triton_final_response"
+WANTS_FINAL = "triton_enable_empty_final_response"
+
+TEXT, STREAM = Tensor("text_input", "BYTES"), Tensor("stream", "BOOL")
+SAMPLING, EXCLUDE = Tensor("sampling_parameters", "BYTES"), Tensor("exclude_input_in_output", "BOOL")
+TEXT_OUTPUT, FINISH_REASON = Tensor("text_output", "BYTES"), Tensor("finish_reason", "BYTES")
+NUM_INPUT, NUM_OUTPUT = Tensor("num_input_tokens", "UINT32"), Tensor("num_output_tokens", "UINT32")
+EXTRAS = {f"return_{one.name}": one for one in (FINISH_REASON, NUM_INPUT, NUM_OUTPUT)}  # the switch of each
+INPUTS = {one.name: one for one in (TEXT, STREAM, SAMPLING, EXCLUDE, *(Tensor(name, "BOOL") for name in EXTRAS))}
+OUTPUTS = {one.name: one for one in (TEXT_OUTPUT, *EXTRAS.values())}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """Attributes:
+    streams: a response for every delta; otherwise one for all.
+    prefix: what the text output begins with: the prompt, where that was not switched off.
+    extras: outputs besides the text.
+    marks_end: an empty last response says that it is the last.
+    """
+
+    id: str
+    spec: types_pb2.GenerationSpec
+    streams: bool
+    prefix: str
+    extras: frozenset[str]
+    marks_end: bool
+
+
+def read(request: oip.ModelInferRequest) -> Asked:
+    """What a request asks for. Raises `ServiceError`."""
+    if len(request.id.encode()) > MAX_ID_BYTES:
+        raise invalid("id", f"has more than {MAX_ID_BYTES} bytes")
+    check_version(request.model_name, request.model_version)
+    given = read_inputs(request, INPUTS)
+    text = given.get(TEXT.name)
+    if not isinstance(text, str):
+        raise invalid(TEXT.name, "is missing")
+    streams = bool(given.get(STREAM.name, False))
+    excludes = bool(given.get(EXCLUDE.name, streams))
+    if streams and not excludes:
+        raise invalid(EXCLUDE.name, "cannot be false for a stream: its responses hold new text only")
+    return Asked(
+        id=request.id,
+        spec=_spec(request.model_name, text, str(given.get(SAMPLING.name, "{}"))),
+        streams=streams,
+        prefix="" if excludes else text,
+        extras=_extras(request, given),
+        marks_end=_marks_end(request),
+    )
+
+
+def check_version(model: str, version: str) -> None:
+    """Raise `ServiceError` MODEL_NOT_FOUND for a version that is not there."""
+    if version not in ("", VERSION):
+        raise not_found("model", f"{model}/{version}", f"its one version here is {VERSION!r}")
+
+
+def _extras(request: oip.ModelInferRequest, given: Mapping[str, str | bool]) -> frozenset[str]:
+    for output in request.outputs:
+        if output.name not in OUTPUTS:
+            raise invalid("outputs", f"{output.name[:64]!r} is not an output of this model: {', '.join(OUTPUTS)}")
+    wanted = {output.name for output in request.outputs}
+    return frozenset(one.name for switch, one in EXTRAS.items() if given.get(switch) or one.name in wanted)
+
+
+def _marks_end(request: oip.ModelInferRequest) -> bool:
+    for name in request.parameters:
+        if name != WANTS_FINAL:
+            raise unsupported(name[:64], f"the parameter {name[:64]!r} is not supported here: leave it out")
+    return WANTS_FINAL in request.parameters and request.parameters[WANTS_FINAL].bool_param
+
+
+class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """sampling_parameters: vLLM's names. Numbers may be written as strings, as Triton's examples do."""
+
+    max_tokens: int = MAX_TOKENS
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # -1 and 0 keep all
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1
+
+
+_SAME = ("min_tokens", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def _spec(model: str, text: str, parameters: str) -> types_pb2.GenerationSpec:
+    asked = _sampling(parameters)
+    if asked.n != 1:
+        raise unsupported("n", "n: a request of this protocol has one output here; send several requests")
+    try:
+        return types_pb2.GenerationSpec(
+            model=model,
+            text=text,
+            sampling=types_pb2.SamplingParams(
+                max_tokens=asked.max_tokens,
+                top_k=max(asked.top_k, 0) if asked.top_k is not None else None,
+                seed=asked.seed & ((1 << 64) - 1) if asked.seed is not None else None,
+                **{name: getattr(asked, name) for name in _SAME},
+            ),
+            stop=types_pb2.StopConditions(
+                strings=[asked.stop] if isinstance(asked.stop, str) else asked.stop,
+                token_ids=asked.stop_token_ids,
+                include=asked.include_stop_str_in_output,
+                ignore_eos=asked.ignore_eos,
+            ),
+            output=types_pb2.OutputOptions(token_records=False, skip_special_tokens=asked.skip_special_tokens),
+        )
+    except ValueError as error:
+        raise invalid(SAMPLING.name, f"a number is outside what its field can carry: {error}") from None
+
+
+def _sampling(text: str) -> Sampling:
+    try:
+        found: Any = msgspec.json.decode(text)
+        return msgspec.convert(found, Sampling, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(SAMPLING.name, str(error)) from None
+    except (msgspec.DecodeError, RecursionError):
+        raise invalid(SAMPLING.name, "is not a JSON object") from None

@@ -1,0 +1,41 @@
+"""The edge on a real port before a gateway whose ring is played by hand, and OpenAI's own client in front of it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+from collections.abc import AsyncIterator
+
+import openai
+import uvicorn
+
+from services.edge.app import build
+from services.gateway.settings import GatewaySettings
+from tests.services.gateway.fake_ring import SETTINGS, Rig, running
+
+
+@dataclasses.dataclass
+class EdgeRig(Rig):
+    """A gateway's rig and clients of the edge before it."""
+
+    client: openai.AsyncOpenAI
+    url: str
+
+
+@contextlib.asynccontextmanager
+async def edge(chosen: GatewaySettings = SETTINGS, api_key: str = "any") -> AsyncIterator[EdgeRig]:
+    async with running(chosen) as rig:
+        config = uvicorn.Config(
+            build(rig.channel, lambda: 123.0), log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        )
+        server = uvicorn.Server(config)
+        with socket.create_server(("127.0.0.1", 0)) as opened:
+            url = f"http://127.0.0.1:{opened.getsockname()[1]}"
+            task = asyncio.create_task(server.serve(sockets=[opened]))
+            client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0)
+            async with client:
+                yield EdgeRig(
+                    **{one.name: getattr(rig, one.name) for one in dataclasses.fields(rig)}, client=client, url=url
+                )
+            server.should_exit = True
+            await task
