@@ -33,6 +33,9 @@ class EngineConfig:
     priority_ageing_s: float = option(5.0, "policy priority: seconds of waiting that outweigh one level of priority")
     starvation_bound_s: float = option(30.0, "policy sjf: nobody is overtaken by what arrives so many seconds later")
     tenant_weights: str = option("", "policy fair: tenant=weight, comma-separated; 1 for every other tenant")
+    admission_watermark: float = option(
+        0.01, "share of the cache that predictions leave free at admission; below 0 more is admitted than may fit"
+    )
     max_queued_requests: int = option(4096, "requests waiting in the engine at most; more are refused")
     max_queued_tokens: int = option(1 << 24, "prompt tokens waiting in the engine at most; more are refused")
     pause_hold_s: float = option(5.0, "seconds that a paused generation keeps its cache blocks when nobody needs them")

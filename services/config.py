@@ -86,6 +86,8 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         _seconds(name, getattr(service, name))
     for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s"):
         _seconds(name, getattr(engine, name))
+    if not -10.0 <= engine.admission_watermark <= 0.9:
+        raise bad_setting("admission_watermark", f"{engine.admission_watermark} is not in [-10, 0.9]")
     _one_of("scheduling_policy", engine.scheduling_policy, tuple(POLICIES))
     parse_weights(engine.tenant_weights)
     _check_disk_cache(engine)

@@ -169,6 +169,7 @@ class Floor:
             sequence.state = State.PAUSED
             return
         sequence.state = State.WAITING
+        sequence.refused_free = -1
         self.waiting.add(sequence)
         self.has_changed = True
 

@@ -20,7 +20,8 @@ class SchedulerSettings:
         tenant_weights: fair share: a tenant's part of the service; 1 where it has no entry.
         max_queued_requests: waiting requests at most; more are refused.
         max_queued_tokens: prompt tokens of waiting requests at most.
-        watermark: share of the cache's blocks that predictions leave free at admission.
+        watermark: share of the cache's blocks that predictions leave free at admission; below 0 more is let in than
+            they say will fit.
         max_overtakes: later requests that may be admitted before one that did not fit.
         max_preemptions: after so many a sequence is no victim while any other can go on.
         max_long_prefills: prompts longer than a step's budget that are computed in turns at once.
@@ -49,6 +50,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
         ageing_s=config.priority_ageing_s,
         starvation_s=config.starvation_bound_s,
         tenant_weights=parse_weights(config.tenant_weights),
+        watermark=config.admission_watermark,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         pause_hold_s=config.pause_hold_s,

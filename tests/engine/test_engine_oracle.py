@@ -25,7 +25,16 @@ SHAPES = {
 }
 ROOMY = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=4096, threads=1)
 # 14 blocks of 8 hold two of the prompts below at full length: everything else waits, is preempted and comes back.
-TIGHT = EngineConfig("cpu", "float32", 0, max_num_seqs=5, max_num_batched_tokens=7, block_size=8, kv_cache_tokens=112)
+# More is let in than will fit, so that preemption is the rule.
+TIGHT = EngineConfig(
+    device="cpu",
+    dtype="float32",
+    max_num_seqs=5,
+    max_num_batched_tokens=7,
+    block_size=8,
+    kv_cache_tokens=112,
+    admission_watermark=-3.0,
+)
 
 
 def tight(shape: Shape) -> EngineConfig:

@@ -21,6 +21,7 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"tenant_weights": "a=0"}, {}, "--tenant-weights: 'a=0' is not tenant=weight with a weight above 0"),
     ({"tenant_weights": "a=1,a=2"}, {}, "--tenant-weights: the tenant 'a' is given twice"),
     ({"pause_hold_s": -1.0}, {}, "--pause-hold-s: -1.0 is not a number of seconds"),
+    ({"admission_watermark": 0.95}, {}, "--admission-watermark: 0.95 is not in"),
     ({"max_queued_tokens": 0}, {}, "--max-queued-tokens: 0 is below 1"),
     ({}, {"gateways": 0}, "--gateways: 0 is below 1"),
     ({}, {"grace_s": float("nan")}, "--grace-s: nan is not a number of seconds"),

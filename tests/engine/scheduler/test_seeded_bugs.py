@@ -1,7 +1,7 @@
 """Mutation check: bugs planted one by one in the engine's classes, each of which the simulator must notice soon."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -237,6 +237,10 @@ def no_last_resort(self: Planner) -> None:
     return None
 
 
+def spare_nobody(running: Iterable[Row], beneficiary: Row, step: int, max_preemptions: int) -> Row | None:
+    return behind(running, beneficiary, step, 1000)
+
+
 def take_from_this_step(sequence: Row, step: int) -> bool:
     return True
 
@@ -249,6 +253,7 @@ expire, leave, write, enrol, admit = (
     Planner._enrol,
     Admission.admit,
 )
+behind = victims.behind
 finish_of, answer = Outputs._finish_of, Outputs._answer
 fork, take_moves, fork_row, tell = KVCache.fork, KVCache.take_moves, Floor.fork, Floor._tell
 tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, KVCache._num_passed
@@ -296,6 +301,7 @@ BUGS: list[Bug] = [
     (Admission, "admit", admit_nobody_after_a_preemption),
     (Planner, "_last_resort", no_last_resort),
     (victims, "is_free", take_from_this_step),
+    (victims, "behind", spare_nobody),
 ]
 
 

@@ -68,7 +68,7 @@ def test_the_histories_reach_everything() -> None:
     tiers = TierStats()
     for seed in range(30):
         simulation = Simulation(seed)
-        simulation.run(4000)
+        simulation.run(3000)
         for how, num in simulation.ledger.ends.items():
             ends[how] = ends.get(how, 0) + num
         preemptions += simulation.scheduler.num_preemptions

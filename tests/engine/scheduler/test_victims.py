@@ -1,0 +1,81 @@
+"""Who gives way: least loss first, never who is in the step, seldom who gave way before."""
+
+import pytest
+
+from engine.cache.cache import KVCache
+from engine.plan import StepResult
+from engine.request import EngineRequest, Limits, SamplingParams
+from engine.scheduler import victims
+from engine.scheduler.door import Door
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.sequence import Sequence
+from engine.scheduler.settings import SchedulerSettings
+
+LIMITS = Limits(context_length=64, vocab_size=50)
+DOOR = Door(KVCache(256, 4, prefix_caching=True), LIMITS, (7,), 8)
+
+
+def sequence(
+    order: int, priority: int = 0, computed: int = 4, preempted: int = 0, n: int = 1, **fields: object
+) -> Sequence:
+    """A running one. The later it came, the further behind."""
+    params = SamplingParams(max_tokens=9)
+    group = DOOR.open(EngineRequest(f"{order:032x}", (1, 2, 3, 4, 5), params, priority, **fields), order)  # type: ignore[arg-type] # mixed
+    group.measure = float(order)
+    one = group.sequences[0]
+    one.num_computed, one.num_preemptions = computed, preempted
+    return one
+
+
+FIRST = sequence(0)
+
+
+@pytest.mark.parametrize(
+    ("running", "victim"),
+    [
+        ([sequence(1), sequence(2)], 2),  # the youngest of equals
+        ([sequence(1, computed=1), sequence(2)], 1),  # the least computed
+        ([sequence(1, priority=-1), sequence(2, computed=1)], 1),  # the lowest priority before that
+        ([sequence(1), sequence(2, preempted=2)], 1),  # spared
+        ([sequence(2, preempted=2)], None),
+        ([], None),
+    ],
+)
+def test_the_least_loss_gives_way(running: list[Sequence], victim: int | None) -> None:
+    found = victims.behind([FIRST, *running], FIRST, step=9, max_preemptions=2)
+    assert (found.group.order if found else None) == victim
+
+
+def test_who_is_ahead_or_in_the_step_stays() -> None:
+    running = [sequence(1), sequence(2), sequence(3)]
+    running[2].last_step = 9
+    assert victims.behind(running, running[1], step=9, max_preemptions=2) is None
+
+
+def test_the_longest_paused_gives_way_first_wherever_it_stands() -> None:
+    paused = [sequence(number, computed=4, credit=0) for number in range(2)]
+    paused[0].group.held_since_s = 5.0
+    assert victims.idle([sequence(3), *paused], step=9) is paused[1]
+    paused[1].last_step = 9
+    assert victims.idle([sequence(3), *paused], step=9) is paused[0]
+    assert victims.idle([sequence(3)], step=9) is None
+
+
+def test_the_last_resort_takes_from_anybody_the_youngest_first() -> None:
+    running = [sequence(1), sequence(2, priority=9, preempted=5), FIRST]
+    assert victims.last_resort(running, FIRST) is running[1]
+    assert victims.last_resort([FIRST], FIRST) is None
+
+
+def test_a_higher_priority_displaces_only_if_that_is_enough() -> None:
+    for num_prompt, displaced in ((8, 1), (44, 0)):
+        scheduler = Scheduler(KVCache(12, 4, True), LIMITS, (7,), 2, 64, SchedulerSettings(watermark=0.0))
+        scheduler.add(EngineRequest("0" * 32, (1,) * 8, SamplingParams(max_tokens=9), priority=9))
+        scheduler.add(EngineRequest("1" * 32, (2,) * 8, SamplingParams(max_tokens=9)))
+        for _ in range(2):
+            plan = scheduler.plan(0.0)
+            assert plan is not None and len(plan.slots) == 2
+            scheduler.apply(plan, StepResult([9, 9]), 0.0)
+        scheduler.add(EngineRequest("2" * 32, (3,) * num_prompt, SamplingParams(max_tokens=3), priority=5))
+        scheduler.plan(0.0)
+        assert scheduler.num_preemptions == displaced
