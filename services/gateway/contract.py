@@ -61,6 +61,7 @@ BUILT = frozenset(
         "output",
         "output.logprobs",
         "output.token_records",
+        "output.echo",
         "output.skip_special_tokens",
         "output.split_sections",
         "cache",
@@ -71,6 +72,7 @@ BUILT = frozenset(
         "scheduling.ttft_target.seconds",
         "scheduling.ttft_target.nanos",
         "speculation",
+        "truncate_prompt_tokens",
     ]
 )
 
@@ -85,7 +87,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "sampling.logit_bias": (),
     "output.logprob_token_ids": (),
     "output.prompt_logprobs": (),
-    "output.echo": (False,),
     "constraint": (),
     "scheduling.on_disconnect": (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL),
     "scheduling.detach_ttl": (),
