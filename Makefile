@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-long check lint types stubs proto-lint proto-breaking proto-release train-demo bench bench-step bench-service bench-start bench-scheduler simulate simulate-long clean
+.PHONY: help demo test test-long check lint types stubs proto-lint proto-breaking proto-release train-demo bench bench-step bench-service bench-detokenizer bench-start bench-scheduler simulate simulate-long clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | column -t -s '	'
@@ -63,6 +63,9 @@ bench: bench-step bench-start bench-service ## every figure of the README, writt
 
 bench-step: $(VENV)/.run ## engine decode step against a bare forward
 	$(BIN)/python -m benchmarks.engine_step
+
+bench-detokenizer: $(VENV)/.run ## a token's cost in the detokenizer
+	$(BIN)/python -m benchmarks.detokenizer
 
 bench-start: $(VENV)/.run ## cold start to first token, and memory
 	$(BIN)/python -m benchmarks.cold_start

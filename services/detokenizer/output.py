@@ -23,7 +23,7 @@ class Advance(NamedTuple):
 
     text: str
     num_consumed: int
-    finish: FinishReason | None
+    finish: FinishReason | None = None
     stop_match: str = ""
     reasoning: str = ""
     num_reasoning: int = 0
@@ -53,6 +53,11 @@ class Output:
     def push(self, ids: Sequence[int], finish: FinishReason | None) -> Advance:
         """The next tokens, and why the engine ended the output with them, if it did."""
         if self._splitter is None:
+            if len(ids) == 1 and finish is None:
+                text = self._text.push_one(ids[0])
+                if self._text.stopped is None:
+                    return Advance(text, 1)
+                return Advance(text, 1, FinishReason.STOP_STRING, self._text.stopped)
             return self._advance(ids, finish)
         return self._split(self._splitter, ids, finish)
 
@@ -66,7 +71,7 @@ class Output:
 
     def _split(self, splitter: SectionSplitter, ids: Sequence[int], finish: FinishReason | None) -> Advance:
         """Token by token, so that those of the reasoning can be counted."""
-        advance = Advance("", 0, None)
+        advance = Advance("", 0)
         for at in range(max(1, len(ids))):
             was_reasoning = splitter.is_reasoning
             is_last = at >= len(ids) - 1

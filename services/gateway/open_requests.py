@@ -113,7 +113,7 @@ class OpenRequest:
             self.admitted = text.admitted
         output.num_tokens += len(text.tokens)
         output.num_reasoning += text.num_reasoning
-        if has_content((text,)) or text.finish is not None:
+        if text.tokens or text.finish is not None or has_content((text,)):
             self._waiting.append(text)
             self._waiting_bytes += len(text.text) + len(text.reasoning) + TOKEN_BYTES * len(text.tokens)
         if self.first_token_s is None and text.tokens:
