@@ -184,7 +184,17 @@ class Floor:
         group = sequence.group
         sequence.num_blocks_told = 0
         min_position = len(group.prompt) + group.params.min_tokens
-        self.placements.append(Placement(sequence.slot, group.params, group.barred_ids, min_position, sequence.index))
+        self.placements.append(
+            Placement(
+                slot=sequence.slot,
+                params=group.params,
+                barred_ids=group.barred_ids,
+                min_position=min_position,
+                output_index=sequence.index,
+                tokens=tuple(sequence.tokens) if group.params.has_penalties else (),
+                num_prompt=len(group.prompt),
+            )
+        )
 
     def _is_worth_moving(self, sequence: Sequence) -> bool:
         if self._costs is None:
