@@ -129,12 +129,14 @@ class EngineStage:
                 self._count("stale")
                 return
             self._drop(envelope.request_id)  # a replay and what it replaces must not both speak
-        now = time.monotonic()
+        now, scheduling = time.monotonic(), prompt.scheduling
         request = EngineRequest(
             request_id=envelope.request_id,
             prompt_ids=tuple(unpack_ids(prompt.ids)),
             params=prompt.params,
-            priority=prompt.priority,
+            priority=scheduling.priority,
+            ttft_target_s=float("inf") if scheduling.ttft_target_s is None else scheduling.ttft_target_s,
+            bypasses_cache=scheduling.bypasses_cache,
             tenant=envelope.tenant,
             arrival_s=now,
             deadline_s=float("inf") if envelope.time_left_s is None else now + envelope.time_left_s,
@@ -158,7 +160,8 @@ class EngineStage:
             admitted = Admitted(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops)
         timings = None
         if sampled.times is not None:
-            timings = self._end(opened, sampled.times, sampled.first_index + len(sampled.token_ids))
+            num_tokens = sampled.first_index + len(sampled.token_ids)
+            timings = self._end(opened, sampled.times, num_tokens, has_spans=sampled.is_last)
         if sampled.is_last:
             del self._open[sampled.request_id]
             self._count("finished")
@@ -173,15 +176,16 @@ class EngineStage:
             timings=timings,
         )
 
-    def _end(self, opened: _Open, times: Times, num_tokens: int) -> Timings:
-        """Spans and durations of an output that finished."""
+    def _end(self, opened: _Open, times: Times, num_tokens: int, *, has_spans: bool) -> Timings:
+        """Durations of an output that finished; spans with the last output of a request."""
         prompt = opened.prompt
-        scheduled = opened.arrival + times.queue_s
-        first = scheduled + times.prefill_s
-        self._record("queue", prompt.envelope, opened.arrival, scheduled, {})
-        self._record("prefill", prompt.envelope, scheduled, first, {"sluice.prompt_tokens": len(prompt.ids) // 4})
-        attributes = {"sluice.tokens": num_tokens, "sluice.preemptions": times.num_preemptions}
-        self._record("decode", prompt.envelope, first, first + times.decode_s, attributes)
+        if has_spans:
+            scheduled = opened.arrival + times.queue_s
+            first = scheduled + times.prefill_s
+            self._record("queue", prompt.envelope, opened.arrival, scheduled, {})
+            self._record("prefill", prompt.envelope, scheduled, first, {"sluice.prompt_tokens": len(prompt.ids) // 4})
+            attributes = {"sluice.tokens": num_tokens, "sluice.preemptions": times.num_preemptions}
+            self._record("decode", prompt.envelope, first, first + times.decode_s, attributes)
         return Timings(
             prompt.tokenize_s, times.queue_s, times.prefill_s, times.decode_s, num_preemptions=times.num_preemptions
         )

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.errors import ServiceError
 from engine.request import FinishReason, SamplingParams
-from services.work import Stops, Work
+from services.work import Scheduling, Stops, Work
 
 SCHEMA_VERSION = 1
 
@@ -61,7 +61,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     ids: bytes
     params: SamplingParams
     stops: Stops
-    priority: int
+    scheduling: Scheduling
     tokenize_s: float  # time from arrival at the tokenizer to this message
 
 

@@ -49,13 +49,21 @@ class Stops(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     include: bool = False  # keep the matched string in the text
 
 
+class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """When it runs among others, and what of the cache it uses."""
+
+    priority: int = 0
+    ttft_target_s: float | None = None  # time to first token that the client hopes for
+    bypasses_cache: bool = False
+
+
 class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Work: generate from a prompt."""
 
     prompt: PromptInput
     params: SamplingParams
     stops: Stops = Stops()
-    priority: int = 0
+    scheduling: Scheduling = Scheduling()
 
 
 class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

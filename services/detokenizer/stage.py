@@ -73,7 +73,8 @@ class DetokenizerStage:
             case Tokens():
                 self._take(message)
             case Cancel():
-                self._end(message.envelope)
+                if message.output_index is None:  # the end of one output comes from the engine, like any other
+                    self._end(message.envelope)
             case Failed():
                 self._end(message.envelope)
                 self._emit(message)

@@ -15,6 +15,7 @@ _REASONS = {
     FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
     FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
     FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
+    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
 }
 
 
@@ -32,6 +33,7 @@ def delta(request: OpenRequest, texts: Sequence[Text]) -> inference_pb2.StreamGe
     response = inference_pb2.StreamGenerateResponse()
     made = response.delta
     made.generation_id = request.envelope.request_id
+    made.output_index = texts[0].output_index
     made.seq = request.last_seq
     made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
     made.coalesced_steps = len(texts)
@@ -57,12 +59,13 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
 
 
 def output_finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateResponse:
-    """The end of the one output."""
+    """The end of one output."""
     made = types_pb2.OutputFinished(
         generation_id=request.envelope.request_id,
+        output_index=last.output_index,
         finish_reason=reason(last),
         stop_match=stop_match(last),
-        completion_tokens=request.num_tokens,
+        completion_tokens=request.outputs[last.output_index].num_tokens,
     )
     return inference_pb2.StreamGenerateResponse(output_finished=made)
 
@@ -79,28 +82,35 @@ def finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateRe
     return inference_pb2.StreamGenerateResponse(finished=made)
 
 
-def whole(request: OpenRequest, last: Text) -> inference_pb2.GenerateResponse:
+def whole(request: OpenRequest) -> inference_pb2.GenerateResponse:
     """The answer of a unary generation."""
-    texts = request.take_all()
     envelope = request.envelope
-    output = types_pb2.Output(
-        text="".join([one.text for one in texts]),
-        finish_reason=reason(last),
-        stop_match=stop_match(last),
-        completion_tokens=request.num_tokens,
-    )
-    if request.asked.token_records:
-        for one in texts:
-            add_tokens(output.tokens.add, one.tokens)
     return inference_pb2.GenerateResponse(
         generation_id=envelope.request_id,
         model=envelope.model,
         revision=envelope.revision,
-        outputs=[output],
+        outputs=[_output(request, index) for index in range(len(request.outputs))],
         usage=usage(used(request)),
         timings=timings(used(request)),
         params=effective(request),
     )
+
+
+def _output(request: OpenRequest, index: int) -> types_pb2.Output:
+    """One output, all of it."""
+    state, texts = request.outputs[index], request.take_all(index)
+    assert state.last is not None, "the request has ended well"
+    output = types_pb2.Output(
+        index=index,
+        text="".join([one.text for one in texts]),
+        finish_reason=reason(state.last),
+        stop_match=stop_match(state.last),
+        completion_tokens=state.num_tokens,
+    )
+    if request.asked.token_records:
+        for one in texts:
+            add_tokens(output.tokens.add, one.tokens)
+    return output
 
 
 def tokenized(request: OpenRequest, value: Tokenized) -> inference_pb2.TokenizeResponse:

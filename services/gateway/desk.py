@@ -7,7 +7,8 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from engine.errors import ServiceError, cancelled, engine_fault
+from engine.errors import ServiceError, cancelled, engine_fault, invalid
+from engine.request import FinishReason
 from services.gateway.admission import Admission
 from services.gateway.calls import Call
 from services.gateway.errors import draining, loading, not_found, slow_consumer
@@ -84,14 +85,20 @@ class Desk:
         if not len(self.requests):
             self.on_empty()
 
-    def cancel(self, request_id: str, tenant: str) -> tuple[State, State]:
-        """State in which it was found and state now. Raises `ServiceError` GENERATION_NOT_FOUND, also for others'."""
+    def cancel(self, request_id: str, tenant: str, output_index: int | None = None) -> tuple[State, State]:
+        """State in which the request, or one output of it, was found, and state now.
+
+        Raises `ServiceError` GENERATION_NOT_FOUND, also for others' requests; INVALID_ARGUMENT for an output that it
+        does not have.
+        """
         found = self.requests.state(request_id, tenant)
         request = self.requests.get(request_id)
         if found is None or (request is not None and request.is_own):
             raise not_found("generation", request_id, "it never ran here or ended long ago")
         if request is None or found is not State.RUNNING:
             return found, found
+        if output_index is not None:
+            return self._cancel_output(request, output_index)
         request.is_cancelled = True
         request.end(cancelled())
         self._cancel_in_ring(request)
@@ -100,6 +107,10 @@ class Desk:
     def deliver(self, message: Text | Failed | Result) -> None:
         """Take a message that came round the ring."""
         self.requests.deliver(message, self.clock())
+        if isinstance(message, Text) and message.finish is FinishReason.STOP_STRING:
+            request = self.requests.get(message.envelope.request_id)
+            if request is not None and request.outcome is None:  # others of its outputs go on: only this one is over
+                self._emit(Cancel(envelope=request.envelope, output_index=message.output_index))
 
     def fail_all(self, error: ServiceError) -> None:
         """End every open request with `error`."""
@@ -118,6 +129,15 @@ class Desk:
                 request.end(slow_consumer(request.last_seq))
                 self.observer.count("slow_consumer")
                 request.interrupt()
+
+    def _cancel_output(self, request: OpenRequest, index: int) -> tuple[State, State]:
+        """The engine ends the output, and tells so like any other end."""
+        if index >= len(request.outputs):
+            raise invalid("output_index", f"{index}: this generation has {len(request.outputs)} outputs")
+        if request.outputs[index].last is not None:
+            return State.FINISHED, State.FINISHED
+        self._emit(Cancel(envelope=request.envelope, output_index=index))
+        return State.RUNNING, State.CANCELLED
 
     def _add(self, call: Call, asked: Asked, streams: bool) -> OpenRequest:
         envelope = Envelope(

@@ -19,7 +19,7 @@ from services.gateway.desk import Desk, ended_error
 from services.gateway.errors import not_found, to_status
 from services.gateway.identity import CALLER
 from services.gateway.observer import RequestTrace, Started
-from services.gateway.open_requests import OpenRequest, State
+from services.gateway.open_requests import OpenRequest, State, has_content
 from services.gateway.translate import Asked
 from services.messages import (
     Detokenized,
@@ -118,9 +118,8 @@ class Inference:
         """Generate: everything at once, at the end."""
 
         async def body(session: Session) -> inference_pb2.GenerateResponse:
-            last = await session.outcome()
-            assert isinstance(last, Text)
-            return answers.whole(session.request, last)
+            await session.outcome()
+            return answers.whole(session.request)
 
         def ask(call: Call) -> Asked:
             return translate.generation(request.spec, call.priority, self._settings)
@@ -171,9 +170,8 @@ class Inference:
         try:
             if not 1 <= len(request.generation_id) <= 128:
                 raise not_found("generation", request.generation_id, "send the id that Accepted named")
-            if request.output_index:
-                raise unsupported("output_index")
-            found, state = self._desk.cancel(request.generation_id, CALLER.get().tenant)
+            index = request.output_index if request.HasField("output_index") else None
+            found, state = self._desk.cancel(request.generation_id, CALLER.get().tenant, index)
         except ServiceError as error:
             await refuse(context, error)
             raise
@@ -226,14 +224,16 @@ async def _stream(session: Session) -> None:
     while True:
         texts = request.take()
         if texts:
-            await session.write(answers.delta(request, texts))
+            if has_content(texts):
+                await session.write(answers.delta(request, texts))
+            if texts[-1].finish is not None:
+                await session.write(answers.output_finished(request, texts[-1]))
         elif request.outcome is None:
             await session.news()
         else:
             break
     last = await session.outcome()
     assert isinstance(last, Text)
-    await session.write(answers.output_finished(request, last))
     await session.write(answers.finished(request, last))
 
 

@@ -42,6 +42,14 @@ class SlotLimits:
     max_bytes: int
 
 
+@dataclasses.dataclass(slots=True)
+class OutputState:
+    """One output: how many tokens came, and the message that ended it."""
+
+    num_tokens: int = 0  # received: the next message must start here
+    last: Text | None = None
+
+
 class OpenRequest:
     """One request: what came for it, what of that has been taken, how it ended."""
 
@@ -58,7 +66,7 @@ class OpenRequest:
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
         self.first_token_s: float | None = None
-        self.num_tokens = 0  # received: the next message must start here
+        self.outputs = [OutputState() for _ in range(asked.num_outputs)]
         self.last_seq = 0
         self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
@@ -82,32 +90,55 @@ class OpenRequest:
         return State.FAILED if isinstance(self.outcome, ServiceError) else State.FINISHED
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens received, over all outputs."""
+        return sum([output.num_tokens for output in self.outputs])
+
+    @property
     def num_used(self) -> int:
         """Tokens it has cost so far, prompt and output."""
         return self.num_tokens + (self.admitted.num_prompt if self.admitted else 0)
 
     def receive(self, text: Text, now_s: float) -> str:
         """Take a message; the reason if it was dropped, else "". A gap means loss and ends the request."""
-        if text.first_index < self.num_tokens:
-            return "duplicate"
-        if text.first_index > self.num_tokens:
-            self.end(stage_lost("detokenizer"))
-            return "gap"
-        if text.admitted is not None:
+        dropped = self._unfit(text)
+        if dropped:
+            if dropped == "gap":
+                self.end(stage_lost("detokenizer"))
+            return dropped
+        output = self.outputs[text.output_index]
+        if self.admitted is None:
             self.admitted = text.admitted
-        self.num_tokens += len(text.tokens)
-        if text.tokens or text.text:
+        output.num_tokens += len(text.tokens)
+        if text.tokens or text.text or text.finish is not None:
             self._waiting.append(text)
             self._waiting_bytes += len(text.text) + TOKEN_BYTES * len(text.tokens)
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
-            # After a stop string, which the detokenizer found, the engine still computes: it needs the Cancel.
-            self.ring_knows_end = text.finish is not FinishReason.STOP_STRING
-            self.end(text)
-        elif self._on_text is not None:
+            output.last = text
+            self._end_with(text)
+        if self.outcome is None and self._on_text is not None:
             self._on_text(self)
         return ""
+
+    def _unfit(self, text: Text) -> str:
+        """Why a message is not taken, or ""."""
+        if text.output_index >= len(self.outputs):
+            return "unknown_output"
+        output = self.outputs[text.output_index]
+        if output.last is not None:
+            return "ended"
+        if text.first_index != output.num_tokens:
+            return "duplicate" if text.first_index < output.num_tokens else "gap"
+        return ""
+
+    def _end_with(self, text: Text) -> None:
+        """One output has ended; the request with its last one."""
+        if all([output.last is not None for output in self.outputs]):
+            # After a stop string, which the detokenizer found, the engine still computes: it needs the Cancel.
+            self.ring_knows_end = not any(_by_stop_string(output.last) for output in self.outputs)
+            self.end(text)
 
     def end(self, outcome: Outcome) -> bool:
         """Set the one outcome; False if there is one already."""
@@ -118,20 +149,29 @@ class OpenRequest:
         return True
 
     def take(self) -> list[Text]:
-        """Messages for the next delta: the first of all alone, later ones together. Empty when nothing waits."""
+        """Messages of one output for the next delta: the first of all alone, later ones together. Empty when nothing
+        waits. The last of an output may hold nothing but its end: then there is no delta."""
         waiting = self._waiting
-        if self.last_seq == 0 and len(waiting) > 1:
+        if not waiting:
+            return waiting
+        if self.last_seq == 0:
             taken, self._waiting = waiting[:1], waiting[1:]
-        else:
+        elif len(self.outputs) == 1:
             taken, self._waiting = waiting, []
+        else:
+            index = waiting[0].output_index
+            taken = [one for one in waiting if one.output_index == index]
+            self._waiting = [one for one in waiting if one.output_index != index]
+        if not self._waiting:
             self._waiting_bytes = 0
-        if taken:
+        if has_content(taken):
             self.last_seq += 1
         return taken
 
-    def take_all(self) -> list[Text]:
-        """Everything that waits, as one."""
-        taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
+    def take_all(self, index: int) -> list[Text]:
+        """Everything that waits for one output."""
+        taken = [one for one in self._waiting if one.output_index == index]
+        self._waiting = [one for one in self._waiting if one.output_index != index]
         return taken
 
     def begin_write(self) -> None:
@@ -154,6 +194,15 @@ class OpenRequest:
             return False
         too_long = self._stalled_s >= limits.stall_timeout_s
         return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
+
+
+def has_content(texts: list[Text]) -> bool:
+    """Whether there is anything in them for a delta."""
+    return any([one.tokens or one.text for one in texts])
+
+
+def _by_stop_string(last: Text | None) -> bool:
+    return last is not None and last.finish is FinishReason.STOP_STRING
 
 
 class OpenRequests:

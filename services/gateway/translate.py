@@ -5,14 +5,14 @@ Takes sluice.v1 requests, gives work for the ring and the effective parameters. 
 
 import array
 import dataclasses
-import secrets
 import sys
 from collections.abc import Sequence
 
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import invalid
-from engine.request import SamplingParams, check_ids, check_params, check_priority, check_prompt
+from engine.request import SamplingParams, check_ids, check_params, check_prompt
+from services.gateway import knobs
 from services.gateway.admission import BYTES_PER_TOKEN
 from services.gateway.contract import refuse_unbuilt
 from services.gateway.errors import not_found
@@ -23,7 +23,6 @@ from services.work import (
     Detokenize,
     Generate,
     PromptInput,
-    Stops,
     TextPrompt,
     Tokenize,
     TokenPrompt,
@@ -47,10 +46,12 @@ class Asked:
         reserve: tokens that admission sets aside.
         effective: parameters to echo; `max_tokens` is set when the engine has said it. None without a generation.
         token_records: whether the client wants a record per token.
+        num_outputs: that it gets back.
     """
 
     work: Work
     reserve: int = 0
+    num_outputs: int = 1
     effective: types_pb2.EffectiveParams | None = None
     token_records: bool = True
 
@@ -60,18 +61,17 @@ def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewayS
     _check_model(spec, settings.model)
     refuse_unbuilt(spec)
     limits = settings.limits
-    params = _params(spec, settings.model.defaults)
+    params = knobs.sampling(spec, settings.model.defaults)
     check_params(params, limits)
-    stops = _stops(spec.stop, settings)
-    scheduling = spec.scheduling
-    priority = scheduling.priority if scheduling.HasField("priority") else priority
-    check_priority(priority, limits)
+    stops = knobs.stops(spec.stop, limits)
+    scheduling = knobs.scheduling(spec, priority, limits)
     prompt, size = _prompt(spec, params, settings)
     output = params.max_tokens or max(0, limits.context_length - size)
     return Asked(
-        work=Generate(prompt=prompt, params=params, stops=stops, priority=priority),
-        reserve=size + output,
-        effective=_effective(params, stops, priority, spec),
+        work=Generate(prompt=prompt, params=params, stops=stops, scheduling=scheduling),
+        reserve=size + output * params.num_sequences,
+        num_outputs=params.n,
+        effective=knobs.effective(params, stops, scheduling, spec),
         token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
     )
 
@@ -105,35 +105,6 @@ def _check_model(
         raise not_found("model", request.model, f"this server serves {model.id!r}")
     if request.HasField("revision") and request.revision != model.revision:
         raise not_found("model", f"{model.id}@{request.revision}", f"this server serves revision {model.revision!r}")
-
-
-def _params(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> SamplingParams:
-    asked, stop, output = spec.sampling, spec.stop, spec.output
-    if asked.HasField("max_tokens") and asked.max_tokens == 0:
-        raise invalid("max_tokens", "0 is below 1; leave it out to generate all that the context leaves", limit=1)
-    return SamplingParams(
-        max_tokens=asked.max_tokens or defaults.max_tokens,
-        min_tokens=asked.min_tokens,
-        temperature=asked.temperature if asked.HasField("temperature") else defaults.temperature,
-        top_k=asked.top_k if asked.HasField("top_k") else defaults.top_k,
-        top_p=asked.top_p if asked.HasField("top_p") else defaults.top_p,
-        min_p=asked.min_p if asked.HasField("min_p") else defaults.min_p,
-        seed=asked.seed if asked.HasField("seed") else secrets.randbits(64),
-        stop_token_ids=tuple(stop.token_ids),
-        ignore_eos=stop.ignore_eos,
-        logprobs=output.logprobs if output.HasField("logprobs") else -1,
-    )
-
-
-def _stops(stop: types_pb2.StopConditions, settings: GatewaySettings) -> Stops:
-    limits = settings.limits
-    if len(stop.strings) > limits.max_stop_strings:
-        raise invalid("stop.strings", f"{len(stop.strings)} strings; at most {limits.max_stop_strings}")
-    for at, text in enumerate(stop.strings):
-        if not 1 <= len(text.encode()) <= limits.max_stop_bytes:
-            size = len(text.encode())
-            raise invalid(f"stop.strings[{at}]", f"has {size} bytes; 1 to {limits.max_stop_bytes} are allowed")
-    return Stops(strings=tuple(stop.strings), include=stop.include)
 
 
 def _prompt(
@@ -187,31 +158,3 @@ def _check_bytes(size: int, settings: GatewaySettings) -> None:
     limit = settings.limits.max_prompt_bytes
     if size > limit:
         raise invalid("prompt", f"has {size} bytes; this server takes {limit}", limit=limit, actual=size)
-
-
-def _effective(
-    params: SamplingParams, stops: Stops, priority: int, spec: types_pb2.GenerationSpec
-) -> types_pb2.EffectiveParams:
-    records = spec.output.token_records if spec.output.HasField("token_records") else True
-    return types_pb2.EffectiveParams(
-        sampling=types_pb2.SamplingParams(
-            min_tokens=params.min_tokens,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=params.seed,
-            n=1,
-        ),
-        stop=types_pb2.StopConditions(
-            strings=stops.strings,
-            token_ids=params.stop_token_ids,
-            include=stops.include,
-            ignore_eos=params.ignore_eos,
-        ),
-        output=types_pb2.OutputOptions(
-            logprobs=params.logprobs if params.logprobs >= 0 else None, skip_special_tokens=True, token_records=records
-        ),
-        cache=types_pb2.CacheOptions(bypass=False),
-        scheduling=types_pb2.SchedulingOptions(priority=priority, on_disconnect=types_pb2.DISCONNECT_ACTION_CANCEL),
-    )

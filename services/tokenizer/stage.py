@@ -125,7 +125,7 @@ class TokenizerStage:
                 ids = self._encoder.encode(work.prompt, self._limits)
                 check_prompt(len(ids), work.params, self._limits)
                 took = time.monotonic() - start
-                return Prompt(_later(envelope, took), pack_ids(ids), work.params, work.stops, work.priority, took)
+                return Prompt(_later(envelope, took), pack_ids(ids), work.params, work.stops, work.scheduling, took)
             case Tokenize():
                 ids = self._encoder.encode(work.prompt, self._limits, work.add_special_tokens)
                 return Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))

@@ -8,7 +8,7 @@ from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from services.engine_loop import EngineStage
 from services.messages import Cancel, Envelope, Failed, Message, Prompt, Report, Tokens
-from services.work import Stops, pack_ids
+from services.work import Scheduling, Stops, pack_ids
 from tests.services.test_stage_attempts import Nines, unrecorded
 
 LIMITS = Limits(context_length=100, vocab_size=400)
@@ -24,7 +24,7 @@ def make() -> tuple[EngineStage, list[Message]]:
 
 def prompt(**params: object) -> Prompt:
     options = SamplingParams(**{"max_tokens": 3, **params})  # type: ignore[arg-type] # mixed values
-    return Prompt(Envelope("a", "g"), pack_ids([5, 6, 7]), options, Stops(), 0, 0.0)
+    return Prompt(Envelope("a", "g"), pack_ids([5, 6, 7]), options, Stops(), Scheduling(), 0.0)
 
 
 def run(stage: EngineStage) -> None:

@@ -18,7 +18,7 @@ from services.engine_loop import EngineStage
 from services.messages import Admitted, Cancel, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import TokenizerStage
-from services.work import Generate, Stops, TextPrompt, pack_ids
+from services.work import Generate, Scheduling, Stops, TextPrompt, pack_ids
 from tests.oracle.tokenizers import byte_level_bpe
 
 LIMITS = Limits(context_length=100, vocab_size=400)
@@ -110,7 +110,7 @@ def test_the_engine_computes_the_newest_attempt_only() -> None:
 
     def prompt(attempt: int) -> Prompt:
         params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
-        return Prompt(envelope(attempt), pack_ids([5, 6, 7]), params, Stops(), 0, 0.0)
+        return Prompt(envelope(attempt), pack_ids([5, 6, 7]), params, Stops(), Scheduling(), 0.0)
 
     for message in (prompt(0), prompt(2), prompt(1), prompt(2), Cancel(envelope(1))):
         stage.handle(message)

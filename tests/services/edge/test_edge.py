@@ -132,8 +132,6 @@ def raw(url: str, head: str, body: bytes = b"") -> tuple[int, bytes]:
         ({"max_tokens": 5000}, 400, "max_tokens", "invalid_parameter"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, 400, "max_completion_tokens", None),
         ({"tools": []}, 400, "tools", None),
-        ({"n": 2}, 400, "n", "feature_unsupported"),
-        ({"response_format": {"type": "json_object"}}, 400, "constraint", "feature_unsupported"),
         ({"logit_bias": {"a": 1}}, 400, "logit_bias", None),
         ({"top_logprobs": 2}, 400, "top_logprobs", None),
         ({"stream_options": {}}, 400, "stream_options", None),

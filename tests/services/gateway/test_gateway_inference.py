@@ -121,7 +121,7 @@ async def test_deadline_rides_in_the_envelope_and_ends_the_request() -> None:
         left_s = rig.ring.submits[0].envelope.time_left_s
         await rig.ring.until(lambda: rig.ring.cancels)
         assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        assert left_s is not None and 0 < left_s <= 0.2
+        assert left_s is not None and 0 < left_s <= 0.25  # grpc rounds a deadline up on its way
 
 
 async def test_disconnect_releases_the_request() -> None:

@@ -1,0 +1,119 @@
+"""The knobs of a generation, from the contract to the engine's values and back as they are used.
+
+Fills in defaults; the engine's own function says what is in range. Knows no prompt, no call and no state.
+"""
+
+import secrets
+
+from sluice.v1 import types_pb2
+
+from engine.errors import invalid
+from engine.request import Limits, SamplingParams, check_priority
+from services.work import Scheduling, Stops
+
+MAX_TTFT_TARGET_S = 3600.0
+
+
+def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> SamplingParams:
+    """Effective parameters: what is absent takes the model's default; the seed is drawn here. Raises `ServiceError`."""
+    asked, stop, output = spec.sampling, spec.stop, spec.output
+    if asked.HasField("max_tokens") and asked.max_tokens == 0:
+        raise invalid("max_tokens", "0 is below 1; leave it out to generate all that the context leaves", limit=1)
+    return SamplingParams(
+        max_tokens=asked.max_tokens or defaults.max_tokens,
+        min_tokens=asked.min_tokens,
+        temperature=asked.temperature if asked.HasField("temperature") else defaults.temperature,
+        top_k=asked.top_k if asked.HasField("top_k") else defaults.top_k,
+        top_p=asked.top_p if asked.HasField("top_p") else defaults.top_p,
+        min_p=asked.min_p if asked.HasField("min_p") else defaults.min_p,
+        seed=asked.seed if asked.HasField("seed") else secrets.randbits(64),
+        stop_token_ids=tuple(stop.token_ids),
+        ignore_eos=stop.ignore_eos,
+        logprobs=output.logprobs if output.HasField("logprobs") else -1,
+        n=asked.n if asked.HasField("n") else 1,
+        best_of=_best_of(asked),
+        beam_width=_beam_width(asked),
+        length_penalty=asked.beam.length_penalty if asked.beam.HasField("length_penalty") else 1.0,
+        early_stopping=asked.beam.early_stopping,
+    )
+
+
+def stops(stop: types_pb2.StopConditions, limits: Limits) -> Stops:
+    """Stop strings, each within its size. Raises `ServiceError`."""
+    if len(stop.strings) > limits.max_stop_strings:
+        raise invalid("stop.strings", f"{len(stop.strings)} strings; at most {limits.max_stop_strings}")
+    for at, text in enumerate(stop.strings):
+        if not 1 <= len(text.encode()) <= limits.max_stop_bytes:
+            size = len(text.encode())
+            raise invalid(f"stop.strings[{at}]", f"has {size} bytes; 1 to {limits.max_stop_bytes} are allowed")
+    return Stops(strings=tuple(stop.strings), include=stop.include)
+
+
+def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits) -> Scheduling:
+    """When it runs; `priority` is that of the metadata. Raises `ServiceError`."""
+    asked = spec.scheduling
+    if asked.HasField("priority"):
+        priority = asked.priority
+    check_priority(priority, limits)
+    target_s: float | None = None
+    if asked.HasField("ttft_target"):
+        target_s = asked.ttft_target.seconds + asked.ttft_target.nanos / 1e9
+        if not 0 < target_s <= MAX_TTFT_TARGET_S:
+            raise invalid("scheduling.ttft_target", f"{target_s} s is not in (0, {MAX_TTFT_TARGET_S:g}]")
+    return Scheduling(priority, target_s, spec.cache.bypass)
+
+
+def _best_of(asked: types_pb2.SamplingParams) -> int:
+    """0 where it is absent; a zero that was sent is refused, as the engine cannot tell it from absence."""
+    if asked.HasField("best_of") and asked.best_of == 0:
+        raise invalid("best_of", "0 is below n; leave it out to sample n outputs", limit=1)
+    return asked.best_of
+
+
+def _beam_width(asked: types_pb2.SamplingParams) -> int:
+    if asked.HasField("beam") and not asked.beam.width:
+        raise invalid("beam.width", "is needed for a beam search: 2 or more hypotheses", limit=2)
+    return asked.beam.width
+
+
+def _effective_beam(params: SamplingParams) -> types_pb2.BeamSearch | None:
+    if not params.beam_width:
+        return None
+    return types_pb2.BeamSearch(
+        width=params.beam_width, length_penalty=params.length_penalty, early_stopping=params.early_stopping
+    )
+
+
+def effective(
+    params: SamplingParams, stops: Stops, scheduling: Scheduling, spec: types_pb2.GenerationSpec
+) -> types_pb2.EffectiveParams:
+    """Every parameter as it is used; `max_tokens` is set when the engine has settled it."""
+    records = spec.output.token_records if spec.output.HasField("token_records") else True
+    return types_pb2.EffectiveParams(
+        sampling=types_pb2.SamplingParams(
+            min_tokens=params.min_tokens,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=params.seed,
+            n=params.n,
+            best_of=params.best_of or None,
+            beam=_effective_beam(params),
+        ),
+        stop=types_pb2.StopConditions(
+            strings=stops.strings,
+            token_ids=params.stop_token_ids,
+            include=stops.include,
+            ignore_eos=params.ignore_eos,
+        ),
+        output=types_pb2.OutputOptions(
+            logprobs=params.logprobs if params.logprobs >= 0 else None, skip_special_tokens=True, token_records=records
+        ),
+        cache=types_pb2.CacheOptions(bypass=scheduling.bypasses_cache),
+        scheduling=types_pb2.SchedulingOptions(
+            priority=scheduling.priority,
+            ttft_target=spec.scheduling.ttft_target if scheduling.ttft_target_s is not None else None,
+            on_disconnect=types_pb2.DISCONNECT_ACTION_CANCEL,
+        ),
+    )
