@@ -169,7 +169,7 @@ class Floor:
             sequence.state = State.PAUSED
             return
         sequence.state = State.WAITING
-        sequence.refused_free = -1
+        sequence.refused_free, sequence.retry_step = -1, 0
         self.waiting.add(sequence)
         self.has_changed = True
 
