@@ -157,7 +157,7 @@ class EngineStage:
         if sampled.admission is not None:
             self._served_token = True
             found = sampled.admission
-            admitted = Admitted(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops)
+            admitted = Admitted(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text)
         timings = None
         if sampled.times is not None:
             num_tokens = sampled.first_index + len(sampled.token_ids)

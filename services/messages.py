@@ -15,7 +15,7 @@ import msgspec
 
 from engine.errors import ServiceError
 from engine.request import FinishReason, SamplingParams
-from services.work import Scheduling, Stops, Work
+from services.work import Scheduling, Stops, TextOptions, ToolCall, Work
 
 SCHEMA_VERSION = 1
 
@@ -63,6 +63,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     stops: Stops
     scheduling: Scheduling
     tokenize_s: float  # time from arrival at the tokenizer to this message
+    text: TextOptions = TextOptions()
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -72,6 +73,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     num_cached: int  # prompt tokens whose keys and values were in the prefix cache
     max_tokens: int  # effective
     stops: Stops
+    text: TextOptions = TextOptions()
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -128,6 +130,9 @@ class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     finish: FinishReason | None = None
     stop_match: str = ""  # with FinishReason.STOP_STRING
     timings: Timings | None = None
+    reasoning: str = ""
+    num_reasoning: int = 0  # of the tokens
+    tool_calls: tuple[ToolCall, ...] = ()  # those that became complete
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -25,11 +25,31 @@ class TokenPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknow
     ids: bytes
 
 
+class ToolCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A call that the model made in an earlier turn."""
+
+    name: str
+    arguments: str  # a JSON object
+    id: str = ""
+
+
 class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One turn of a conversation, text parts already joined."""
+    """One turn of a conversation, text parts already joined. What is None or empty the template does not see."""
 
     role: str
-    content: str
+    content: str | None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""  # of a tool's answer: the call that it answers
+    name: str = ""  # of a tool's answer: the tool
+
+
+class Tool(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None
+    parameters: str  # a JSON Schema
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -37,6 +57,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
+    tools: tuple[Tool, ...] = ()
+    variables: str = "{}"  # a JSON object: further variables of the template
 
 
 PromptInput: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
@@ -47,6 +69,22 @@ class Stops(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     strings: tuple[str, ...] = ()
     include: bool = False  # keep the matched string in the text
+
+
+class Sections(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """What is told apart from the text of a chat's output; the tokenizer knows it by the template."""
+
+    has_reasoning: bool = False  # the output may begin with <think>
+    is_reasoning: bool = False  # the prompt ended inside it
+    tools: str = ""  # name of the format of tool calls; "": none is looked for
+
+
+class TextOptions(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """How the detokenizer makes text of tokens, besides stop strings."""
+
+    skip_special_tokens: bool = True
+    split_sections: bool = True  # of a chat's output
+    sections: Sections | None = None  # filled in by the tokenizer
 
 
 class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -63,6 +101,7 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     prompt: PromptInput
     params: SamplingParams
     stops: Stops = Stops()
+    text: TextOptions = TextOptions()
     scheduling: Scheduling = Scheduling()
 
 

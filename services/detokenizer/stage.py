@@ -8,8 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from engine.request import FinishReason
-from services.detokenizer.stream import OutputText
+from services.detokenizer.output import Output
 from services.messages import (
     Cancel,
     Envelope,
@@ -21,7 +20,6 @@ from services.messages import (
     Tokens,
 )
 from services.tokenizer.encoding import TextEncoder
-from services.work import Stops
 
 Emit = Callable[[Message], None]
 Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
@@ -31,9 +29,9 @@ Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
 class _Output:
     """One output that is being detokenised."""
 
-    text: OutputText
+    output: Output
+    start: float
     next_index: int = 0
-    start: float = 0.0
     busy_s: float = 0.0
     ended: bool = False  # by a stop string: what still comes is dropped
 
@@ -88,34 +86,28 @@ class DetokenizerStage:
             self.num_late += len(message.ids)
             self._forget_if(message.finish is not None, message)
             return
-        delta = output.text.push(message.ids)
-        consumed = delta.num_consumed
-        output.next_index += consumed
-        text, finish, stop_match = delta.text, message.finish, ""
-        if output.text.stopped is not None:
-            finish, stop_match = FinishReason.STOP_STRING, output.text.stopped
-            output.ended = True
-        elif finish is not None:
-            # A stop string can end in the text that was held back until now.
-            text += output.text.finish()
-            if output.text.stopped is not None:
-                finish, stop_match = FinishReason.STOP_STRING, output.text.stopped
+        advance = output.output.push(message.ids, message.finish)
+        output.next_index += advance.num_consumed
+        output.ended = advance.finish is not None
         now = time.monotonic()
         output.busy_s += now - start
         self._emit(
             Text(
                 envelope=message.envelope,
                 first_index=message.first_index,
-                tokens=self._records(message, consumed),
-                text=text,
+                tokens=self._records(message, advance.num_consumed),
+                text=advance.text,
                 output_index=message.output_index,
                 admitted=message.admitted,
-                finish=finish,
-                stop_match=stop_match,
-                timings=_timings(message.timings, output.busy_s) if finish is not None else None,
+                finish=advance.finish,
+                stop_match=advance.stop_match,
+                timings=_timings(message.timings, output.busy_s) if advance.finish is not None else None,
+                reasoning=advance.reasoning,
+                num_reasoning=advance.num_reasoning,
+                tool_calls=advance.tool_calls,
             )
         )
-        if finish is not None:
+        if advance.finish is not None:
             self._record("detokenize", message.envelope, output.start, now, {"sluice.tokens": output.next_index})
         self._forget_if(message.finish is not None, message)
 
@@ -129,8 +121,8 @@ class DetokenizerStage:
             return None
         if request is None or request.attempt < envelope.attempt:  # a later attempt supersedes all of an earlier one
             request = self._requests[envelope.request_id] = _Request(envelope.attempt)
-        stops: Stops = message.admitted.stops
-        output = _Output(OutputText(self._encoder, stops.strings, include_stop=stops.include), start=now)
+        name, admitted = f"{envelope.request_id}/{message.output_index}", message.admitted
+        output = _Output(Output(self._encoder, name, admitted.stops, admitted.text), now)
         request.outputs[message.output_index] = output
         return output
 

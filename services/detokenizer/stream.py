@@ -32,11 +32,13 @@ class OutputText:
         *,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
         prefix: Sequence[int] = (),
     ) -> None:
-        """`prefix`: ids whose text was emitted elsewhere; the state goes on behind them."""
+        """`prefix`: ids whose text was emitted elsewhere; the state goes on behind them. `shown`: special tokens that
+        are not skipped."""
         self._pieces = encoder.pieces
-        self._left_out = encoder.pieces.special_ids if skip_special_tokens else frozenset()
+        self._left_out = encoder.pieces.special_ids - shown if skip_special_tokens else frozenset()
         self._sink = _Sink(StopMatcher(stops, include_stop), encoder.pieces.lead)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run: _Run | None = None

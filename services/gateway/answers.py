@@ -36,12 +36,22 @@ def delta(request: OpenRequest, texts: Sequence[Text]) -> inference_pb2.StreamGe
     made.output_index = texts[0].output_index
     made.seq = request.last_seq
     made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
+    add_sections(made, texts)
     made.coalesced_steps = len(texts)
     made.consumed = sum([len(one.tokens) for one in texts])
     if request.asked.token_records:
         for one in texts:
             add_tokens(made.tokens.add, one.tokens)
     return response
+
+
+def add_sections(made: types_pb2.Delta | types_pb2.Output, texts: Sequence[Text]) -> None:
+    """Add what is no text: most have none of it."""
+    for one in texts:
+        if one.reasoning:
+            made.reasoning += one.reasoning
+        for call in one.tool_calls:
+            made.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
 
 
 def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecord]) -> None:
@@ -107,6 +117,7 @@ def _output(request: OpenRequest, index: int) -> types_pb2.Output:
         stop_match=stop_match(state.last),
         completion_tokens=state.num_tokens,
     )
+    add_sections(output, texts)
     if request.asked.token_records:
         for one in texts:
             add_tokens(output.tokens.add, one.tokens)
@@ -137,6 +148,7 @@ def used(request: OpenRequest) -> Used:
         num_prompt=admitted.num_prompt if admitted else 0,
         num_cached=admitted.num_cached if admitted else 0,
         num_completion=request.num_tokens,
+        num_reasoning=sum([output.num_reasoning for output in request.outputs]),
         ttft_s=request.first_token_s - request.started_s if request.first_token_s is not None else 0.0,
         finish_reason=last.finish.value if last and last.finish else "",
         timings=last.timings if last else None,
@@ -146,7 +158,10 @@ def used(request: OpenRequest) -> Used:
 def usage(spent: Used) -> types_pb2.Usage:
     """As the contract has it."""
     return types_pb2.Usage(
-        prompt_tokens=spent.num_prompt, cached_tokens=spent.num_cached, completion_tokens=spent.num_completion
+        prompt_tokens=spent.num_prompt,
+        cached_tokens=spent.num_cached,
+        completion_tokens=spent.num_completion,
+        reasoning_tokens=spent.num_reasoning,
     )
 
 

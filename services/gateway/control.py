@@ -14,13 +14,15 @@ from services.gateway.errors import not_found
 from services.gateway.inference import refuse
 from services.messages import Report
 
-SCHEMA_REVISION = 1
+SCHEMA_REVISION = 2
 MAX_PAGE = 1000
 FEATURES = (
     control_pb2.FEATURE_STREAM,
     control_pb2.FEATURE_TOKENIZE,
     control_pb2.FEATURE_CHAT,
     control_pb2.FEATURE_LOGPROBS,
+    control_pb2.FEATURE_TOOLS,
+    control_pb2.FEATURE_REASONING,
 )
 
 

@@ -9,7 +9,7 @@ from sluice.v1 import types_pb2
 
 from engine.errors import invalid
 from engine.request import Limits, SamplingParams, check_priority
-from services.work import Scheduling, Stops
+from services.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
 
@@ -55,6 +55,14 @@ def stops(stop: types_pb2.StopConditions, limits: Limits) -> Stops:
     return Stops(strings=tuple(stop.strings), include=stop.include)
 
 
+def text(output: types_pb2.OutputOptions) -> TextOptions:
+    """How tokens become text."""
+    return TextOptions(
+        skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
+        split_sections=output.split_sections if output.HasField("split_sections") else True,
+    )
+
+
 def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits) -> Scheduling:
     """When it runs; `priority` is that of the metadata. Raises `ServiceError`."""
     asked = spec.scheduling
@@ -91,7 +99,11 @@ def _effective_beam(params: SamplingParams) -> types_pb2.BeamSearch | None:
 
 
 def effective(
-    params: SamplingParams, stops: Stops, scheduling: Scheduling, spec: types_pb2.GenerationSpec
+    params: SamplingParams,
+    stops: Stops,
+    text: TextOptions,
+    scheduling: Scheduling,
+    spec: types_pb2.GenerationSpec,
 ) -> types_pb2.EffectiveParams:
     """Every parameter as it is used; `max_tokens` is set when the engine has settled it."""
     records = spec.output.token_records if spec.output.HasField("token_records") else True
@@ -120,7 +132,10 @@ def effective(
             ignore_eos=params.ignore_eos,
         ),
         output=types_pb2.OutputOptions(
-            logprobs=params.logprobs if params.logprobs >= 0 else None, skip_special_tokens=True, token_records=records
+            logprobs=params.logprobs if params.logprobs >= 0 else None,
+            skip_special_tokens=text.skip_special_tokens,
+            token_records=records,
+            split_sections=text.split_sections if spec.HasField("chat") else None,
         ),
         cache=types_pb2.CacheOptions(bypass=scheduling.bypasses_cache),
         scheduling=types_pb2.SchedulingOptions(

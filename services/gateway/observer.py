@@ -27,6 +27,7 @@ class Used:
     num_prompt: int = 0
     num_cached: int = 0
     num_completion: int = 0
+    num_reasoning: int = 0  # of them
     ttft_s: float = 0.0
     finish_reason: str = ""
     timings: Timings | None = None

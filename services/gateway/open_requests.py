@@ -8,7 +8,7 @@ woken by a callback.
 import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.errors import ServiceError, stage_lost
 from engine.request import FinishReason
@@ -47,6 +47,7 @@ class OutputState:
     """One output: how many tokens came, and the message that ended it."""
 
     num_tokens: int = 0  # received: the next message must start here
+    num_reasoning: int = 0  # of them
     last: Text | None = None
 
 
@@ -110,9 +111,10 @@ class OpenRequest:
         if self.admitted is None:
             self.admitted = text.admitted
         output.num_tokens += len(text.tokens)
-        if text.tokens or text.text or text.finish is not None:
+        output.num_reasoning += text.num_reasoning
+        if has_content((text,)) or text.finish is not None:
             self._waiting.append(text)
-            self._waiting_bytes += len(text.text) + TOKEN_BYTES * len(text.tokens)
+            self._waiting_bytes += len(text.text) + len(text.reasoning) + TOKEN_BYTES * len(text.tokens)
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
@@ -196,9 +198,9 @@ class OpenRequest:
         return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
 
 
-def has_content(texts: list[Text]) -> bool:
+def has_content(texts: Sequence[Text]) -> bool:
     """Whether there is anything in them for a delta."""
-    return any([one.tokens or one.text for one in texts])
+    return any([one.tokens or one.text or one.reasoning or one.tool_calls for one in texts])
 
 
 def _by_stop_string(last: Text | None) -> bool:

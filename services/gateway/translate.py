@@ -14,11 +14,11 @@ from engine.errors import invalid
 from engine.request import SamplingParams, check_ids, check_params, check_prompt
 from services.gateway import knobs
 from services.gateway.admission import BYTES_PER_TOKEN
+from services.gateway.chat import chat_prompt, num_bytes
 from services.gateway.contract import refuse_unbuilt
 from services.gateway.errors import not_found
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.work import (
-    ChatMessage,
     ChatPrompt,
     Detokenize,
     Generate,
@@ -28,14 +28,6 @@ from services.work import (
     TokenPrompt,
     Work,
 )
-
-_ROLES = {
-    types_pb2.ROLE_SYSTEM: "system",
-    types_pb2.ROLE_USER: "user",
-    types_pb2.ROLE_ASSISTANT: "assistant",
-    types_pb2.ROLE_TOOL: "tool",
-    types_pb2.ROLE_DEVELOPER: "developer",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,14 +56,15 @@ def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewayS
     params = knobs.sampling(spec, settings.model.defaults)
     check_params(params, limits)
     stops = knobs.stops(spec.stop, limits)
+    text = knobs.text(spec.output)
     scheduling = knobs.scheduling(spec, priority, limits)
     prompt, size = _prompt(spec, params, settings)
     output = params.max_tokens or max(0, limits.context_length - size)
     return Asked(
-        work=Generate(prompt=prompt, params=params, stops=stops, scheduling=scheduling),
+        work=Generate(prompt=prompt, params=params, stops=stops, text=text, scheduling=scheduling),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
-        effective=knobs.effective(params, stops, scheduling, spec),
+        effective=knobs.effective(params, stops, text, scheduling, spec),
         token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
     )
 
@@ -86,7 +79,7 @@ def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettin
     if request.WhichOneof("prompt") != "chat":
         raise invalid("prompt", "is missing; send text or chat")
     refuse_unbuilt(request.chat, "chat.")
-    return Asked(Tokenize(prompt=_chat(request.chat, settings), add_special_tokens=add))
+    return Asked(Tokenize(prompt=_chat(request.chat, settings)[0], add_special_tokens=add))
 
 
 def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> Asked:
@@ -123,8 +116,8 @@ def _prompt(
             check_prompt(len(spec.token_ids.ids), params, settings.limits)
             return TokenPrompt(ids), len(spec.token_ids.ids)
         case "chat":
-            chat = _chat(spec.chat, settings)
-            return chat, sum(len(one.content) for one in chat.messages) // BYTES_PER_TOKEN + len(chat.messages)
+            chat, size = _chat(spec.chat, settings)
+            return chat, size // BYTES_PER_TOKEN + len(chat.messages)
         case _:
             raise invalid("prompt", "is missing; send text, token_ids or chat")
 
@@ -139,19 +132,12 @@ def _ids(field: str, ids: Sequence[int], settings: GatewaySettings) -> bytes:
     return packed.tobytes()
 
 
-def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> ChatPrompt:
-    if not 1 <= len(chat.messages) <= settings.max_chat_messages:
-        raise invalid("chat.messages", f"has {len(chat.messages)}; 1 to {settings.max_chat_messages} are allowed")
-    messages = []
-    for at, one in enumerate(chat.messages):
-        if one.role not in _ROLES:
-            raise invalid(f"chat.messages[{at}].role", f"{one.role} is not a role of this server")
-        if not 1 <= len(one.parts) <= 256:
-            raise invalid(f"chat.messages[{at}].parts", f"has {len(one.parts)}; 1 to 256 are allowed")
-        messages.append(ChatMessage(role=_ROLES[one.role], content="".join(part.text for part in one.parts)))
-    _check_bytes(sum(len(one.content.encode()) for one in messages), settings)
-    opening = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-    return ChatPrompt(messages=tuple(messages), add_generation_prompt=opening)
+def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, int]:
+    """The conversation and its bytes."""
+    prompt = chat_prompt(chat, settings)
+    size = num_bytes(prompt)
+    _check_bytes(size, settings)
+    return prompt, size
 
 
 def _check_bytes(size: int, settings: GatewaySettings) -> None:

@@ -1,47 +1,58 @@
-"""A checkpoint's chat template, rendered as Hugging Face does, in jinja2's immutable sandbox.
+"""A checkpoint's chat template: where it and the special tokens are found, and the text it makes of a conversation.
 
-The template is data from a model repository: it can neither reach Python objects' internals nor change what it is
-given. Knows no tokenizer: gives text.
+Reading happens at start, and a template that cannot be parsed is refused then; it is rendered elsewhere (`renderer`).
+Knows no tokenizer: gives text.
 """
 
+import dataclasses
 import json
-from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateSyntaxError
 
 from engine.errors import Code, ServiceError, invalid
-from services.work import ChatMessage
+from services.tokenizer.renderer import PATIENCE, Patience, Renderers, setup_of
+from services.tokenizer.template import check_syntax
+from services.tokenizer.tool_formats import has_reasoning, is_reasoning, tool_format
+from services.work import ChatPrompt, Sections
+
+MAX_SOURCE = 1 << 20  # characters
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """What a checkpoint's files say.
+
+    Attributes:
+        default: the template; None for a model that has none.
+        tool_use: the one for chats with tools, where a checkpoint has another.
+        special_tokens: bos_token, eos_token, … by name.
+    """
+
+    default: str | None = None
+    tool_use: str | None = None
+    special_tokens: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class ChatTemplate:
     """`render` turns messages into the text that the model was trained on; without a template it refuses."""
 
-    def __init__(self, source: str | None, special_tokens: dict[str, str]) -> None:
-        self._special_tokens = special_tokens
-        self._template = None if source is None else _environment().from_string(source)
+    def __init__(self, source: TemplateSource, num_renderers: int = 1, patience: Patience = PATIENCE) -> None:
+        self.source = source
+        self._renderers: Renderers | None = None
+        if source.default is not None:
+            setup = setup_of(source.default, source.tool_use or "", source.special_tokens)
+            self._renderers = Renderers(setup, num_renderers, patience)
 
     @classmethod
-    def load(cls, directory: Path) -> "ChatTemplate":
-        """From chat_template.jinja, or from tokenizer_config.json. Raises ServiceError MODEL_INVALID."""
-        try:
-            config = _read(directory / "tokenizer_config.json")
-            own = directory / "chat_template.jinja"
-            source = own.read_text(encoding="utf-8") if own.exists() else _default(config.get("chat_template"))
-            return cls(source, _special_tokens(_read(directory / "special_tokens_map.json") | config))
-        except (OSError, ValueError, AttributeError, TemplateSyntaxError) as error:
-            raise ServiceError(
-                Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{directory}: the chat template cannot be read"
-            ) from error
+    def load(cls, directory: Path, num_renderers: int = 1) -> "ChatTemplate":
+        """From the checkpoint's files. Raises ServiceError MODEL_INVALID."""
+        return cls(read_template(directory), num_renderers)
 
-    def render(self, messages: Sequence[ChatMessage], add_generation_prompt: bool) -> str:
-        """The prompt as text. Raises ServiceError: no template, or the template refuses these messages."""
-        if self._template is None:
+    def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
+        """The prompt as text. Raises ServiceError: no template, it refuses these messages, or a limit is passed."""
+        if self._renderers is None:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "NO_CHAT_TEMPLATE",
@@ -49,54 +60,47 @@ class ChatTemplate:
                 field="prompt.chat",
             )
         try:
-            return self._template.render(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
-        except _Refused as error:
-            raise invalid("prompt.chat", f"the model's chat template refuses: {error}") from error
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-            raise invalid("prompt.chat", "the model's chat template cannot render these messages") from error
+            return self._renderers.render(prompt, max_bytes)
+        except UnicodeEncodeError as error:
+            raise invalid("prompt.chat", "is not valid Unicode: it has a lone surrogate") from error
+
+    def sections(self, prompt: ChatPrompt, rendered: str) -> Sections:
+        """What an answer to the prompt, which was rendered so, may consist of."""
+        source = (prompt.tools and self.source.tool_use) or self.source.default or ""
+        return Sections(
+            has_reasoning=has_reasoning(source),
+            is_reasoning=has_reasoning(source) and is_reasoning(rendered),
+            tools=tool_format(source) if prompt.tools else "",
+        )
+
+    def close(self) -> None:
+        """End the processes that render."""
+        if self._renderers is not None:
+            self._renderers.close()
 
 
-class _Refused(TemplateError):
-    """A template called raise_exception: its message is meant for the user."""
-
-
-class _Generation(Extension):
-    """{% generation %} marks what an assistant wrote, for training; the text is the same without it."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _tojson(
-    value: Any,  # noqa: ANN401 # any JSON value of a template
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own escapes HTML; a prompt is none."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise _Refused(message)
+def read_template(directory: Path) -> TemplateSource:
+    """chat_template.jinja and additional_chat_templates/, else tokenizer_config.json. Raises ServiceError
+    MODEL_INVALID."""
+    try:
+        config = _read(directory / "tokenizer_config.json")
+        named = _named(config.get("chat_template"))
+        for name, path in (
+            ("default", directory / "chat_template.jinja"),
+            ("tool_use", directory / "additional_chat_templates" / "tool_use.jinja"),
+        ):
+            if path.exists():
+                named[name] = path.read_text(encoding="utf-8")
+        for source in named.values():
+            if len(source) > MAX_SOURCE:
+                raise ValueError(len(source))
+            check_syntax(source)
+        tokens = _special_tokens(_read(directory / "special_tokens_map.json") | config)
+        return TemplateSource(named.get("default"), named.get("tool_use"), tokens)
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, TemplateSyntaxError, RecursionError) as error:
+        raise ServiceError(
+            Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{directory}: the chat template cannot be read"
+        ) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -107,11 +111,12 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def _default(value: object) -> str | None:
-    """chat_template is a string, or a list of named ones of which "default" is meant."""
+def _named(value: object) -> dict[str, str]:
+    """chat_template is a string, or a list of named ones of which two are meant."""
     if isinstance(value, list):
-        return next((entry["template"] for entry in value if entry.get("name") == "default"), None)
-    return value if isinstance(value, str) else None
+        named = {entry["name"]: entry["template"] for entry in value}
+        return {name: named[name] for name in ("default", "tool_use") if name in named}
+    return {"default": value} if isinstance(value, str) else {}
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from services.tokenizer.pieces import Pieces
 from services.work import (
     ChatPrompt,
     PromptInput,
+    Sections,
     TextPrompt,
     TokenPrompt,
     unpack_ids,
@@ -31,8 +32,11 @@ class TextEncoder:
         self._template = template
 
     @classmethod
-    def load(cls, directory: Path) -> "TextEncoder":
-        """Read tokenizer.json and the chat template. Raises ServiceError MODEL_INVALID naming the file."""
+    def load(cls, directory: Path, num_renderers: int = 1) -> "TextEncoder":
+        """Read tokenizer.json and the chat template. Raises ServiceError MODEL_INVALID naming the file.
+
+        So many chats are rendered at once at most; `close` when some were.
+        """
         path = directory / "tokenizer.json"
         if not path.exists():
             if (directory / "tokenizer.model").exists():
@@ -44,7 +48,11 @@ class TextEncoder:
             raise _invalid(path, "is not a tokenizer that this server can read") from error
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        return cls(tokenizer, ChatTemplate.load(directory))
+        return cls(tokenizer, ChatTemplate.load(directory, num_renderers))
+
+    def close(self) -> None:
+        """End the processes that render chats."""
+        self._template.close()
 
     def encode(self, prompt: PromptInput, limits: Limits, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises ServiceError INVALID_ARGUMENT naming the field, value and limit."""
@@ -52,13 +60,18 @@ class TextEncoder:
             case TextPrompt():
                 return self._encode(prompt.text, limits, "prompt.text", add_special_tokens)
             case ChatPrompt():
-                text = self._template.render(prompt.messages, prompt.add_generation_prompt)
-                # A template writes the special tokens itself.
-                return self._encode(text, limits, "prompt.chat", add_special_tokens=False)
+                return self.encode_chat(prompt, limits)[0]
             case TokenPrompt():
                 return unpack_checked(prompt.ids, limits, "prompt.token_ids")
             case _:
                 assert_never(prompt)
+
+    def encode_chat(self, prompt: ChatPrompt, limits: Limits) -> tuple[list[int], Sections]:
+        """Token ids of a conversation, and what its answer may consist of. Raises as `encode` does."""
+        text = self._template.render(prompt, limits.max_prompt_bytes)
+        # A template writes the special tokens itself.
+        ids = self._encode(text, limits, "prompt.chat", add_special_tokens=False)
+        return ids, self._template.sections(prompt, text)
 
     def decode(self, ids: bytes, limits: Limits, skip_special_tokens: bool) -> str:
         """Text of packed ids. Raises ServiceError INVALID_ARGUMENT for ids outside the vocabulary."""

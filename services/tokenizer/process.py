@@ -1,6 +1,7 @@
 """The tokenizer process: the stage with its encoder and its threads."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +17,12 @@ async def run(process: Process) -> int:
     def on_loop(call: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(call)
 
-    encoder = TextEncoder.load(process.source.directory)
-    with ThreadPoolExecutor(process.config.encoding_threads, thread_name_prefix="encode") as pool:
+    num_threads = process.config.encoding_threads
+    encoder = TextEncoder.load(process.source.directory, num_threads)
+    with (
+        contextlib.closing(encoder),
+        ThreadPoolExecutor(num_threads, thread_name_prefix="encode") as pool,
+    ):
         stage = TokenizerStage(encoder, process.limits, pool, process.ring.emit, on_loop, process.record)
         process.metrics.collect_from(lambda: {"sluice_requests_open": stage.num_encoding})
         return await process.run(stage)

@@ -25,8 +25,10 @@ from services.messages import (
 )
 from services.tokenizer.encoding import TextEncoder
 from services.work import (
+    ChatPrompt,
     Detokenize,
     Generate,
+    TextOptions,
     Tokenize,
     Work,
     pack_ids,
@@ -74,7 +76,7 @@ class TokenizerStage:
         match message:
             case Submit():
                 self._begin(message)
-            case Cancel():
+            case Cancel(output_index=None):
                 if message.envelope.attempt >= self._attempt(message.envelope):
                     self._drop(message.envelope.request_id)
                 self._emit(message)
@@ -122,16 +124,25 @@ class TokenizerStage:
         match work:
             case Generate():
                 check_params(work.params, self._limits)
-                ids = self._encoder.encode(work.prompt, self._limits)
+                ids, text = self._prompt(work)
                 check_prompt(len(ids), work.params, self._limits)
                 took = time.monotonic() - start
-                return Prompt(_later(envelope, took), pack_ids(ids), work.params, work.stops, work.scheduling, took)
+                envelope = _later(envelope, took)
+                return Prompt(envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text)
             case Tokenize():
                 ids = self._encoder.encode(work.prompt, self._limits, work.add_special_tokens)
                 return Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
             case Detokenize():
-                text = self._encoder.decode(work.ids, self._limits, work.skip_special_tokens)
-                return Result(envelope, Detokenized(text))
+                decoded = self._encoder.decode(work.ids, self._limits, work.skip_special_tokens)
+                return Result(envelope, Detokenized(decoded))
+
+    def _prompt(self, work: Generate) -> tuple[list[int], TextOptions]:
+        """The ids, and how text is made of what follows them."""
+        if not isinstance(work.prompt, ChatPrompt):
+            return self._encoder.encode(work.prompt, self._limits), work.text
+        ids, sections = self._encoder.encode_chat(work.prompt, self._limits)
+        found = sections if work.text.split_sections and (sections.has_reasoning or sections.tools) else None
+        return ids, msgspec.structs.replace(work.text, sections=found)
 
 
 def _later(envelope: Envelope, seconds: float) -> Envelope:

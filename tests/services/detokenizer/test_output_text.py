@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from services.detokenizer.stream import OutputText
-from services.tokenizer.chat import ChatTemplate
+from services.tokenizer.chat import ChatTemplate, TemplateSource
 from services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import FAMILIES
 
@@ -27,7 +27,7 @@ def fallback(lead: int = 1, decoder: decoders.Decoder | None = None) -> TextEnco
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", lead, 0)]
     tokenizer.decoder = decoder or decoders.Sequence(steps)
     tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
-    return TextEncoder(tokenizer, ChatTemplate(None, {}))
+    return TextEncoder(tokenizer, ChatTemplate(TemplateSource()))
 
 
 def streamed(output: OutputText, ids: list[int]) -> str:
@@ -62,7 +62,7 @@ def test_other_decoders_equal_whole_decoding(decoder: decoders.Decoder) -> None:
 
 
 def test_without_a_decoder_tokens_are_words() -> None:
-    encoder = TextEncoder(Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), ChatTemplate(None, {}))
+    encoder = TextEncoder(Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")), ChatTemplate(TemplateSource()))
     assert streamed(OutputText(encoder), [0, 5, 1, 1]) == encoder.tokenizer.decode([0, 5, 1, 1]) == "a b b"
 
 

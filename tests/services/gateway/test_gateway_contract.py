@@ -24,13 +24,9 @@ CASES = {
     "sampling.frequency_penalty": {"sampling": {"frequency_penalty": math.nan}},
     "sampling.repetition_penalty": {"sampling": {"repetition_penalty": 1.1}},
     "sampling.logit_bias": {"sampling": {"logit_bias": {3: 1.0}}},
-    "sampling.n": {"sampling": {"n": 2}},
-    "sampling.best_of": {"sampling": {"best_of": 2}},
-    "sampling.beam": {"sampling": {"beam": {}}},
     "output.logprob_token_ids": {"output": {"logprob_token_ids": [1]}},
     "output.prompt_logprobs": {"output": {"prompt_logprobs": 0}},
     "output.echo": {"output": {"echo": True}},
-    "output.skip_special_tokens": {"output": {"skip_special_tokens": False}},
     "constraint": {"constraint": {"regex": "a"}},
     "cache.bypass": {"cache": {"bypass": True}},
     "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
@@ -41,6 +37,7 @@ CASES = {
     "idempotency_key": {"idempotency_key": "k"},
     "resume": {"resume": {}},
     "credit_window": {"credit_window": 0},
+    "chat.tool_choice.name": {"chat": {"tool_choice": {"name": "f"}}},
     "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }
 

@@ -1,10 +1,10 @@
 """Prompts to ids: every form, every refusal; chat templates as Hugging Face renders them."""
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import transformers
 
 from engine.errors import Code, ServiceError
 from engine.request import Limits
@@ -19,45 +19,37 @@ from services.work import (
 from tests.oracle.tokenizers import FAMILIES, byte_level_bpe
 
 LIMITS = Limits(context_length=100, vocab_size=404, max_prompt_bytes=64)
-TEMPLATES = {
-    "chatml": """{% for m in messages %}
-{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}
-{%- endfor %}
-{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",
-    "llama3": """{{ bos_token }}
-{%- for m in messages %}
-    <|h|>{{ m['role'] }}<|e|>\n\n{{ m['content'] | trim }}<|eot|>
-{% endfor %}
-{% if add_generation_prompt %}
-  <|h|>assistant<|e|>
-{% endif %}""",
-    "mistral": """{{ bos_token }}{% for m in messages %}
+ALTERNATING = """{% for m in messages %}
 {% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
-{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}{{ m['content'] + eos_token }}{% endif %}
-{% endfor %}""",
-}
+{{ m['content'] }}
+{% endfor %}"""
 MESSAGES = (ChatMessage("user", " hi <b> "), ChatMessage("assistant", "yes"), ChatMessage("user", "é 😀"))
 
 
-def with_template(directory: Path, template: str) -> TextEncoder:
-    byte_level_bpe(directory)
-    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": template}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return TextEncoder.load(directory)
+@pytest.fixture
+def with_template(tmp_path: Path) -> Iterator[Callable[[str], TextEncoder]]:
+    """Makes an encoder with a template; children that rendered end with the test."""
+    made: list[TextEncoder] = []
+
+    def make(template: str) -> TextEncoder:
+        byte_level_bpe(tmp_path)
+        config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": template}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        made.append(TextEncoder.load(tmp_path))
+        return made[-1]
+
+    yield make
+    for encoder in made:
+        encoder.close()
 
 
-@pytest.mark.parametrize("name", list(TEMPLATES))
-def test_chat_is_rendered_as_transformers_does(name: str, tmp_path: Path) -> None:
-    encoder = with_template(tmp_path, TEMPLATES[name])
-    oracle = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call] # untyped library
-        tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
-    )
-    oracle.chat_template = TEMPLATES[name]
-    want = oracle.apply_chat_template(
-        [{"role": m.role, "content": m.content} for m in MESSAGES], tokenize=False, add_generation_prompt=True
-    )
+def test_a_template_writes_the_special_tokens_itself(with_template: Callable[[str], TextEncoder]) -> None:
+    encoder = with_template("{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
     ids = encoder.encode(ChatPrompt(MESSAGES), Limits(1000, 404))
-    assert encoder.tokenizer.decode(ids, skip_special_tokens=False) == want
+    bos, eos = (encoder.tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
+    assert ids[0] == bos and [one in (bos, eos) for one in ids].count(True) == 4
+    text = "<s> hi <b> </s>yes</s>é 😀</s>"
+    assert encoder.tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
@@ -76,8 +68,8 @@ def refused(encoder: TextEncoder, prompt: TextPrompt | TokenPrompt | ChatPrompt)
     return caught.value
 
 
-def test_bad_prompts_are_refused_by_field_value_and_limit(tmp_path: Path) -> None:
-    encoder = with_template(tmp_path, TEMPLATES["mistral"])
+def test_bad_prompts_are_refused_by_field_value_and_limit(with_template: Callable[[str], TextEncoder]) -> None:
+    encoder = with_template(ALTERNATING)
     assert "65 bytes; at most 64" in refused(encoder, TextPrompt("a" * 65)).message
     assert refused(encoder, TextPrompt("a\ud800b")).field == "prompt.text"
     assert "[1]: 404 is not in [0, 404)" in refused(encoder, TokenPrompt(pack_ids([3, 404]))).message
@@ -95,8 +87,8 @@ def test_bad_prompts_are_refused_by_field_value_and_limit(tmp_path: Path) -> Non
         "{{ 1 / 0 }}",
     ],
 )
-def test_templates_cannot_leave_the_sandbox(template: str, tmp_path: Path) -> None:
-    error = refused(with_template(tmp_path, template), ChatPrompt(MESSAGES))
+def test_templates_cannot_leave_the_sandbox(template: str, with_template: Callable[[str], TextEncoder]) -> None:
+    error = refused(with_template(template), ChatPrompt(MESSAGES))
     assert error.message == "prompt.chat: the model's chat template cannot render these messages"
 
 

@@ -104,6 +104,10 @@ class _FeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Feature.Value
     """ControlService.WatchLoad."""
     FEATURE_DRAIN: _Feature.ValueType  # 21
     """ControlService.Drain."""
+    FEATURE_TOOLS: _Feature.ValueType  # 22
+    """Chat.tools, and tool calls told apart from the text."""
+    FEATURE_REASONING: _Feature.ValueType  # 23
+    """Reasoning told apart from the text."""
 
 class Feature(_Feature, metaclass=_FeatureEnumTypeWrapper):
     """Something that a server may or may not support."""
@@ -152,6 +156,10 @@ FEATURE_WATCH_LOAD: Feature.ValueType  # 20
 """ControlService.WatchLoad."""
 FEATURE_DRAIN: Feature.ValueType  # 21
 """ControlService.Drain."""
+FEATURE_TOOLS: Feature.ValueType  # 22
+"""Chat.tools, and tool calls told apart from the text."""
+FEATURE_REASONING: Feature.ValueType  # 23
+"""Reasoning told apart from the text."""
 Global___Feature: _TypeAlias = Feature  # noqa: Y015
 
 @_typing.final

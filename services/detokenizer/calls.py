@@ -1,0 +1,107 @@
+"""One tool call in a stream of text: where its JSON object ends, and what it says. Pure.
+
+A call counts only when it is whole and of the right shape; what breaks before that was text all along.
+"""
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+from services.tokenizer.tool_formats import ToolFormat
+
+MAX_CALL = 256 << 10  # characters; what is longer is text
+_PLAIN = frozenset('{}[]:,"+-.0123456789eEtrufalsn \t\r\n')  # what JSON has outside strings
+_BEGINNING = 64  # characters in which a call that nothing announced must look like one
+
+
+class Reading(enum.Enum):
+    """Where reading an object stands."""
+
+    OPEN = enum.auto()
+    DONE = enum.auto()
+    BROKEN = enum.auto()
+
+
+class FoundCall(NamedTuple):
+    """A call as the model wrote it."""
+
+    name: str
+    arguments: str  # a JSON object
+
+
+class CallReader:
+    """Feed text from behind the opening until the object is done, or broken."""
+
+    def __init__(self, known: ToolFormat, *, is_bare: bool) -> None:
+        """`is_bare`: nothing announced the call, so it must begin as one to be waited for."""
+        self._known = known
+        self._beginnings = known.bare if is_bare else ()
+        self._pieces: list[str] = []
+        self._size = 0
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    @property
+    def raw(self) -> str:
+        """The text that was taken."""
+        return "".join(self._pieces)
+
+    def feed(self, text: str) -> tuple[Reading, str]:
+        """Where it stands now, and the text behind the object, or from where it broke: that is not taken."""
+        start = 0
+        if self._depth == 0:  # only white space has come
+            start = len(text) - len(text.lstrip())
+            if text[start : start + 1] not in ("", "{"):
+                return self._take(text, start, Reading.BROKEN)
+        for at in range(start, len(text)):
+            if not self._step(text[at]):
+                return self._take(text, at, Reading.BROKEN)
+            if self._depth == 0:
+                return self._take(text, at + 1, Reading.DONE)
+        self._take(text, len(text), Reading.OPEN)
+        return (Reading.OPEN if self._size <= MAX_CALL and self._may_begin() else Reading.BROKEN), ""
+
+    def call(self) -> FoundCall | None:
+        """What the object says; None if it is no call."""
+        try:
+            value = msgspec.json.decode(self.raw)
+            name = value["name"]
+            arguments = next(value[key] for key in self._known.arguments if key in value)
+            if isinstance(arguments, str):  # some models quote them
+                arguments = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, KeyError, TypeError, StopIteration, ValueError, RecursionError):
+            return None
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+            return None
+        return FoundCall(name, msgspec.json.encode(arguments).decode())
+
+    def _take(self, text: str, end: int, reading: Reading) -> tuple[Reading, str]:
+        self._pieces.append(text[:end])
+        self._size += end
+        return reading, text[end:]
+
+    def _step(self, char: str) -> bool:
+        """Take a character; False if JSON cannot have it there."""
+        if self._in_string:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+            return True
+        if char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+        return char in _PLAIN
+
+    def _may_begin(self) -> bool:
+        if not self._beginnings or self._size > _BEGINNING:
+            return True
+        compact = "".join(self.raw.split())
+        return any(one.startswith(compact[: len(one)]) for one in self._beginnings)

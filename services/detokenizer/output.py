@@ -1,0 +1,99 @@
+"""One output while its tokens come: its text, its sections and its end. Pure: no message, no clock.
+
+Joins decoding and stop strings (`stream`) with reasoning and tool calls (`sections`). Stop strings are looked for in
+all that the model wrote, sections or not.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.request import FinishReason
+from services.detokenizer.sections import SectionSplitter
+from services.detokenizer.stream import OutputText
+from services.tokenizer.encoding import TextEncoder
+from services.tokenizer.tool_formats import FORMATS
+from services.work import Sections, Stops, TextOptions, ToolCall
+
+ID_LENGTH = 9  # of a call's id: some templates refuse another length
+
+
+class Advance(NamedTuple):
+    """What tokens brought. `num_consumed` of them count: all, unless a stop string ended the output."""
+
+    text: str
+    num_consumed: int
+    finish: FinishReason | None
+    stop_match: str = ""
+    reasoning: str = ""
+    num_reasoning: int = 0
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class Output:
+    """Push tokens until `finish`."""
+
+    def __init__(self, encoder: TextEncoder, name: str, stops: Stops, options: TextOptions) -> None:
+        """`name` tells this output from all others: ids of its calls are made of it, so that a replay repeats them."""
+        self._name = name
+        self._num_calls = 0
+        marks = _marks(encoder, options.sections)
+        self._text = OutputText(
+            encoder,
+            stops.strings,
+            include_stop=stops.include,
+            skip_special_tokens=options.skip_special_tokens,
+            shown=marks,
+        )
+        self._splitter: SectionSplitter | None = None
+        if options.sections is not None:
+            shows = not (marks and options.skip_special_tokens)
+            self._splitter = SectionSplitter(options.sections, shows_opening=shows)
+
+    def push(self, ids: Sequence[int], finish: FinishReason | None) -> Advance:
+        """The next tokens, and why the engine ended the output with them, if it did."""
+        if self._splitter is None:
+            return self._advance(ids, finish)
+        return self._split(self._splitter, ids, finish)
+
+    def _advance(self, ids: Sequence[int], finish: FinishReason | None) -> Advance:
+        text, num_consumed = self._text.push(ids)
+        if finish is not None and self._text.stopped is None:
+            text += self._text.finish()  # a stop string can end in what was held back until now
+        if self._text.stopped is not None:
+            return Advance(text, num_consumed, FinishReason.STOP_STRING, self._text.stopped)
+        return Advance(text, num_consumed, finish)
+
+    def _split(self, splitter: SectionSplitter, ids: Sequence[int], finish: FinishReason | None) -> Advance:
+        """Token by token, so that those of the reasoning can be counted."""
+        advance = Advance("", 0, None)
+        for at in range(max(1, len(ids))):
+            was_reasoning = splitter.is_reasoning
+            is_last = at >= len(ids) - 1
+            step = self._advance(ids[at : at + 1], finish if is_last else None)
+            split = splitter.feed(step.text)
+            advance = Advance(
+                advance.text + split.text,
+                advance.num_consumed + step.num_consumed,
+                step.finish,
+                step.stop_match,
+                advance.reasoning + split.reasoning,
+                advance.num_reasoning + step.num_consumed * (was_reasoning or splitter.is_reasoning),
+                advance.tool_calls + tuple([self._named(*call) for call in split.calls]),
+            )
+            if step.finish is not None:
+                rest = splitter.flush()
+                return advance._replace(text=advance.text + rest.text, reasoning=advance.reasoning + rest.reasoning)
+        return advance
+
+    def _named(self, name: str, arguments: str) -> ToolCall:
+        digest = hashlib.sha256(f"{self._name}/{self._num_calls}".encode()).hexdigest()
+        self._num_calls += 1
+        return ToolCall(name, arguments, digest[:ID_LENGTH])
+
+
+def _marks(encoder: TextEncoder, sections: Sections | None) -> frozenset[int]:
+    """Special tokens that open calls: they must be seen to be found."""
+    known = FORMATS.get(sections.tools) if sections is not None else None
+    token = encoder.tokenizer.token_to_id(known.opening) if known is not None else None
+    return frozenset([token]) & encoder.pieces.special_ids if token is not None else frozenset()

@@ -1,0 +1,160 @@
+"""A chat of the contract as the tokenizer takes it: roles, parts, tools, calls, answers, each within its limit.
+
+JSON is read here, so that what reaches the template is what the contract says it is. Knows no template.
+"""
+
+import re
+from collections.abc import Callable
+
+import msgspec
+from sluice.v1 import types_pb2
+
+from engine.errors import invalid, unsupported
+from services.gateway.settings import GatewaySettings
+from services.work import ChatMessage, ChatPrompt, Tool, ToolCall
+
+MAX_PARTS = 256
+MAX_TOOLS = 128
+MAX_CALLS = 128
+MAX_NAME_BYTES = 64
+MAX_DESCRIPTION_BYTES = 16 << 10
+MAX_SCHEMA_BYTES = 64 << 10
+MAX_ARGUMENTS_BYTES = 256 << 10
+MAX_VARIABLES_BYTES = 16 << 10
+OWN_VARIABLES = frozenset(["messages", "tools", "documents", "add_generation_prompt"])
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NO_PARAMETERS = '{"type": "object", "properties": {}}'
+_ROLES = {
+    types_pb2.ROLE_SYSTEM: "system",
+    types_pb2.ROLE_USER: "user",
+    types_pb2.ROLE_ASSISTANT: "assistant",
+    types_pb2.ROLE_TOOL: "tool",
+    types_pb2.ROLE_DEVELOPER: "developer",
+}
+_MODES = (types_pb2.TOOL_MODE_UNSPECIFIED, types_pb2.TOOL_MODE_AUTO, types_pb2.TOOL_MODE_NONE)
+
+
+def chat_prompt(chat: types_pb2.Chat, settings: GatewaySettings) -> ChatPrompt:
+    """Raises `ServiceError` naming the first field at fault, its value and its limit."""
+    if not 1 <= len(chat.messages) <= settings.max_chat_messages:
+        raise invalid("chat.messages", f"has {len(chat.messages)}; 1 to {settings.max_chat_messages} are allowed")
+    return ChatPrompt(
+        messages=tuple(_message(f"chat.messages[{at}]", one) for at, one in enumerate(chat.messages)),
+        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
+        tools=_tools(chat),
+        variables=_variables(chat.template_variables),
+    )
+
+
+def num_bytes(prompt: ChatPrompt) -> int:
+    """Of all its text, tools included."""
+    texts = [prompt.variables]
+    for message in prompt.messages:
+        texts += [message.content or "", message.reasoning or "", *(call.arguments for call in message.tool_calls)]
+    for tool in prompt.tools:
+        texts += [tool.name, tool.description or "", tool.parameters]
+    return sum(len(text.encode()) for text in texts)
+
+
+def _message(field: str, message: types_pb2.ChatMessage) -> ChatMessage:
+    if message.role not in _ROLES:
+        raise invalid(f"{field}.role", f"{message.role} is not a role of this server")
+    may_be_silent = bool(message.tool_calls)
+    if not (0 if may_be_silent else 1) <= len(message.parts) <= MAX_PARTS:
+        raise invalid(f"{field}.parts", f"has {len(message.parts)}; 1 to {MAX_PARTS} are allowed")
+    _only_of(field, message, types_pb2.ROLE_ASSISTANT, ("tool_calls", "reasoning"))
+    _only_of(field, message, types_pb2.ROLE_TOOL, ("tool_call_id", "name"))
+    _check_size(f"{field}.tool_call_id", message.tool_call_id, MAX_NAME_BYTES)
+    _check_size(f"{field}.name", message.name, MAX_NAME_BYTES)
+    return ChatMessage(
+        role=_ROLES[message.role],
+        content="".join(part.text for part in message.parts) if message.parts else None,
+        reasoning=message.reasoning if message.HasField("reasoning") else None,
+        tool_calls=_calls(f"{field}.tool_calls", message),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def _only_of(
+    field: str, message: types_pb2.ChatMessage, role: "types_pb2.Role.ValueType", names: tuple[str, ...]
+) -> None:
+    """Fields that would be ignored in a message of another role."""
+    if message.role == role:
+        return
+    for set_field, _ in message.ListFields():
+        if set_field.name in names:
+            raise invalid(f"{field}.{set_field.name}", f"is for messages of the role {_ROLES[role]} only")
+
+
+def _calls(field: str, message: types_pb2.ChatMessage) -> tuple[ToolCall, ...]:
+    if len(message.tool_calls) > MAX_CALLS:
+        raise invalid(field, f"has {len(message.tool_calls)}; at most {MAX_CALLS}", limit=MAX_CALLS)
+    for at, call in enumerate(message.tool_calls):
+        _check_name(f"{field}[{at}].name", call.name)
+        _check_size(f"{field}[{at}].id", call.id, MAX_NAME_BYTES)
+        _check_object(f"{field}[{at}].arguments", call.arguments, MAX_ARGUMENTS_BYTES)
+    return tuple(ToolCall(call.name, call.arguments, call.id) for call in message.tool_calls)
+
+
+def _tools(chat: types_pb2.Chat) -> tuple[Tool, ...]:
+    """The tools that the model is told of."""
+    if len(chat.tools) > MAX_TOOLS:
+        raise invalid("chat.tools", f"has {len(chat.tools)}; at most {MAX_TOOLS}", limit=MAX_TOOLS)
+    names: set[str] = set()
+    tools = []
+    for at, tool in enumerate(chat.tools):
+        field = f"chat.tools[{at}]"
+        _check_name(f"{field}.name", tool.name)
+        if tool.name in names:
+            raise invalid(f"{field}.name", f"{tool.name!r} is there twice")
+        names.add(tool.name)
+        _check_size(f"{field}.description", tool.description, MAX_DESCRIPTION_BYTES)
+        parameters = tool.parameters if tool.HasField("parameters") else _NO_PARAMETERS
+        _check_object(f"{field}.parameters", parameters, MAX_SCHEMA_BYTES)
+        tools.append(Tool(tool.name, tool.description if tool.HasField("description") else None, parameters))
+    return tuple(tools) if _may_call(chat) else ()
+
+
+def _may_call(chat: types_pb2.Chat) -> bool:
+    """Whether the model is told of the tools. A call that it must make needs constrained output: not built."""
+    choice = chat.tool_choice  # of a name is refused by the table of what is not built
+    if choice.mode == types_pb2.TOOL_MODE_REQUIRED:
+        raise unsupported(
+            "chat.tool_choice.mode",
+            "chat.tool_choice.mode: a call cannot be required on this server; send AUTO or NONE",
+        )
+    if choice.mode not in _MODES:
+        raise invalid("chat.tool_choice.mode", f"{choice.mode} is not a mode of this server")
+    return choice.mode != types_pb2.TOOL_MODE_NONE
+
+
+def _variables(text: str) -> str:
+    """A JSON object as it came; "{}" where none did."""
+    if not text:
+        return "{}"
+    value = _check_object("chat.template_variables", text, MAX_VARIABLES_BYTES)
+    taken = sorted(OWN_VARIABLES & value.keys())
+    if taken:
+        raise invalid("chat.template_variables", f"{taken[0]!r} has a field of its own")
+    return text
+
+
+def _check_name(field: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise invalid(field, f"{name[:80]!r} is not 1 to {MAX_NAME_BYTES} of A-Z, a-z, 0-9, _, - and the dot")
+
+
+def _check_size(field: str, text: str, limit: int) -> None:
+    size = len(text.encode())
+    if size > limit:
+        raise invalid(field, f"has {size} bytes; at most {limit}", limit=limit)
+
+
+def _check_object(field: str, text: str, limit: int) -> dict[str, object]:
+    _check_size(field, text, limit)
+    decode: Callable[..., dict[str, object]] = msgspec.json.decode
+    try:
+        return decode(text, type=dict[str, object])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise invalid(field, "is not a JSON object") from error

@@ -1,0 +1,81 @@
+"""The detokenizer stage by hand: several outputs, their ends, what is dropped."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.request import FinishReason
+from services.detokenizer.stage import DetokenizerStage
+from services.messages import Admitted, Cancel, Envelope, Message, Text, Tokens
+from services.tokenizer.encoding import TextEncoder
+from services.work import Stops
+from tests.oracle.tokenizers import byte_level_bpe
+
+ENVELOPE = Envelope("a", "g")
+
+
+def unrecorded(*_: object) -> None:
+    """Nobody traces."""
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> TextEncoder:
+    byte_level_bpe(tmp_path)
+    return TextEncoder.load(tmp_path)
+
+
+class Rig:
+    """A stage, and what it sent."""
+
+    def __init__(self, encoder: TextEncoder, stops: Stops) -> None:
+        self.encoder = encoder
+        self.sent: list[Message] = []
+        self.stage = DetokenizerStage(encoder, self.sent.append, unrecorded)
+        self._stops = stops
+        self._next: dict[int, int] = {}
+
+    def say(self, output: int, text: str, finish: FinishReason | None = None) -> None:
+        """The engine sends the tokens of `text`."""
+        ids = tuple(self.encoder.tokenizer.encode(text, add_special_tokens=False).ids)
+        first = self._next.get(output, 0)
+        self._next[output] = first + len(ids)
+        admitted = None if first else Admitted(3, 0, 8, self._stops)
+        self.stage.handle(Tokens(ENVELOPE, first, ids, output, admitted=admitted, finish=finish))
+
+    def texts(self, output: int) -> str:
+        return "".join(one.text for one in self.sent if isinstance(one, Text) and one.output_index == output)
+
+    def ends(self) -> dict[int, FinishReason]:
+        return {one.output_index: one.finish for one in self.sent if isinstance(one, Text) and one.finish}
+
+
+def test_a_stop_string_ends_its_own_output_only(encoder: TextEncoder) -> None:
+    rig = Rig(encoder, Stops(("world",)))
+    rig.say(0, "hello wor")
+    rig.say(1, "quick brown")
+    rig.say(0, "ld and more")
+    rig.say(1, " fox", FinishReason.LENGTH)
+    assert (rig.texts(0), rig.texts(1)) == ("hello ", "quick brown fox")
+    assert rig.ends() == {0: FinishReason.STOP_STRING, 1: FinishReason.LENGTH}
+    assert rig.stage.num_open == 1  # the engine has not told the stopped output's end
+    rig.stage.handle(Cancel(ENVELOPE, output_index=0))
+    rig.say(0, "late", FinishReason.CANCELLED)
+    assert rig.ends()[0] is FinishReason.STOP_STRING and rig.stage.num_open == 0
+
+
+def test_the_end_of_a_cancelled_output_is_told_with_the_text_that_was_held_back(encoder: TextEncoder) -> None:
+    rig = Rig(encoder, Stops(("world",)))
+    rig.say(0, "hello wor")
+    rig.stage.handle(Cancel(ENVELOPE, output_index=0))
+    assert rig.texts(0) == "hello " and rig.stage.num_open == 1
+    rig.say(0, "", FinishReason.CANCELLED)
+    assert rig.texts(0) == "hello wor" and rig.ends() == {0: FinishReason.CANCELLED}
+
+
+def test_a_cancel_of_all_forgets_every_output(encoder: TextEncoder) -> None:
+    rig = Rig(encoder, Stops())
+    rig.say(0, "hello")
+    rig.say(1, "hello")
+    rig.stage.handle(Cancel(ENVELOPE))
+    rig.say(1, "late")
+    assert rig.stage.num_open == 0 and rig.stage.num_late > 0 and rig.texts(1) == "hello"

@@ -1,0 +1,166 @@
+"""A chat through tokenizer, engine and detokenizer: what the model writes comes out as text, reasoning and calls."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+
+from engine.cache.cache import KVCache
+from engine.engine import Engine
+from engine.plan import StepResult
+from engine.request import FinishReason, Limits, SamplingParams
+from engine.scheduler.scheduler import Scheduler
+from services.detokenizer.stage import DetokenizerStage
+from services.engine_loop import EngineStage
+from services.messages import Envelope, Message, Report, Submit, Text
+from services.tokenizer.encoding import TextEncoder
+from services.tokenizer.stage import TokenizerStage
+from services.work import ChatMessage, ChatPrompt, Generate, Stops, TextOptions, Tool
+from tests.oracle.templates import TEMPLATES
+from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.test_stage_attempts import Nines, unrecorded
+
+LIMITS = Limits(context_length=4096, vocab_size=500)
+EOS = 1
+TOOLS = (Tool("weather", "It tells.", '{"type": "object", "properties": {}}'),)
+ASK = (ChatMessage("user", "weather?"),)
+
+
+class Script(Nines):
+    """A model that says what it is told."""
+
+    def __init__(self, ids: list[int]) -> None:
+        super().__init__()
+        self._ids = iter(ids)
+
+    def collect(self) -> StepResult:
+        assert self._plan is not None
+        return StepResult([next(self._ids) if samples else -1 for samples in self._plan.samples])
+
+
+class Now(Executor):
+    """Does what it is given at once."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def load(directory: Path, template: str) -> TextEncoder:
+    """A tokenizer that has the marks of the formats as tokens, one of them special."""
+    tokenizer: Tokenizer = byte_level_bpe(directory)
+    tokenizer.add_special_tokens([AddedToken("<|python_tag|>", special=True)])
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(TEMPLATES[template])
+    return TextEncoder.load(directory)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextEncoder]:
+    encoder = load(tmp_path_factory.mktemp("qwen"), "qwen")
+    yield encoder
+    encoder.close()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextEncoder]:
+    encoder = load(tmp_path_factory.mktemp("llama"), "llama3")
+    yield encoder
+    encoder.close()
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextEncoder]:
+    encoder = load(tmp_path_factory.mktemp("deepseek"), "deepseek")
+    yield encoder
+    encoder.close()
+
+
+def answer(encoder: TextEncoder, said: str, work: Generate) -> list[Text]:
+    """What the gateway would get if the model said `said` and ended."""
+    ids = encoder.tokenizer.encode(said, add_special_tokens=False).ids
+    texts: list[Message] = []
+    detokenizer = DetokenizerStage(encoder, texts.append, unrecorded)
+    scheduler = Scheduler(KVCache(600, 8, prefix_caching=True), LIMITS, (EOS,), 4, 4000)
+
+    def emit(message: Message) -> None:
+        if not isinstance(message, Report):
+            detokenizer.handle(message)
+
+    engine = EngineStage(Engine(scheduler, Script([*ids, EOS])), "engine-0", 1, emit, unrecorded)
+    tokenizer = TokenizerStage(encoder, LIMITS, Now(), engine.handle, lambda call: call(), unrecorded)
+    tokenizer.handle(Submit(Envelope("a" * 32, "g"), work))
+    while engine.turn():
+        pass
+    found = [one for one in texts if isinstance(one, Text)]
+    assert len(found) == len(texts) and detokenizer.num_open == engine.num_open == 0
+    return found
+
+
+def chat(tools: tuple[Tool, ...] = TOOLS, variables: str = "{}", **fields: Any) -> Generate:  # noqa: ANN401 # any field
+    params = SamplingParams(max_tokens=500, temperature=0.0)
+    return Generate(ChatPrompt(ASK, tools=tools, variables=variables), params, **fields)
+
+
+def whole(texts: list[Text]) -> tuple[str, str, list[tuple[str, str]]]:
+    calls = [(call.name, call.arguments) for text in texts for call in text.tool_calls]
+    return "".join(one.text for one in texts), "".join(one.reasoning for one in texts), calls
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 😀"}}\n</tool_call>'
+SAID = ("weather", '{"city":"Zürich 😀"}')
+
+
+def test_reasoning_and_calls_are_told_apart(qwen: TextEncoder) -> None:
+    texts = answer(qwen, f"<think>\nI look é.\n</think>\n\nLooking.\n{CALL}\n{CALL}", chat())
+    assert whole(texts) == ("Looking.", "I look é.", [SAID, SAID])
+    ids = [call.id for text in texts for call in text.tool_calls]
+    assert len(set(ids)) == 2 and all(len(one) == 9 and one.isalnum() for one in ids)
+    assert texts[-1].finish is FinishReason.EOS
+    reasoning = qwen.tokenizer.encode("<think>\nI look é.\n</think>", add_special_tokens=False).ids
+    assert sum(text.num_reasoning for text in texts) == len(reasoning)
+    again = answer(qwen, f"{CALL}\n{CALL}", chat())
+    assert [call.id for text in again for call in text.tool_calls] == ids  # a replay repeats them
+
+
+def test_sections_are_text_where_nobody_asked_for_them(qwen: TextEncoder) -> None:
+    said = f"<think>why</think>{CALL}"
+    assert whole(answer(qwen, said, chat(text=TextOptions(split_sections=False)))) == (said, "", [])
+    assert whole(answer(qwen, said, chat(tools=()))) == (CALL, "why", [])
+
+
+def test_reasoning_that_the_prompt_closed_is_over(qwen: TextEncoder) -> None:
+    texts = answer(qwen, "so", chat(tools=(), variables='{"enable_thinking": false}'))
+    assert whole(texts) == ("so", "", [])
+
+
+def test_reasoning_that_the_prompt_opened(deepseek: TextEncoder) -> None:
+    assert whole(answer(deepseek, "I look.\n</think>\n\nso", chat(tools=()))) == ("so", "I look.", [])
+    assert whole(answer(deepseek, "I look", chat(tools=()))) == ("", "I look", [])
+
+
+def test_a_special_token_opens_a_call(llama: TextEncoder) -> None:
+    call = '{"name": "weather", "parameters": {"city": "Zürich 😀"}}'
+    assert whole(answer(llama, f"<|python_tag|>{call}", chat())) == ("", "", [SAID])
+    assert whole(answer(llama, call, chat())) == ("", "", [SAID])
+    assert whole(answer(llama, "<|python_tag|>print(1)", chat())) == ("print(1)", "", [])
+    shown = chat(text=TextOptions(skip_special_tokens=False))
+    assert whole(answer(llama, "<|python_tag|>print(1)", shown)) == ("<|python_tag|>print(1)</s>", "", [])
+
+
+def test_a_stop_string_ends_a_section(qwen: TextEncoder) -> None:
+    texts = answer(qwen, "<think>one two three", chat(stops=Stops(("two",))))
+    assert whole(texts) == ("", "one ", []) and texts[-1].stop_match == "two"
+    broken = answer(qwen, CALL, chat(stops=Stops(("Zürich",))))
+    assert whole(broken) == ('<tool_call>\n{"name": "weather", "arguments": {"city": "', "", [])
+
+
+def test_special_tokens_are_shown_where_that_is_asked_for(qwen: TextEncoder) -> None:
+    said = "a<s>b"
+    assert whole(answer(qwen, said, chat()))[0] == "ab"
+    assert whole(answer(qwen, said, chat(text=TextOptions(skip_special_tokens=False))))[0] == "a<s>b</s>"

@@ -1,0 +1,105 @@
+"""Templates that loop, fill memory or dig: refused at a stated limit, and the next request is served."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from engine.errors import Code, ServiceError
+from services.tokenizer.chat import ChatTemplate, TemplateSource
+from services.tokenizer.renderer import Patience
+from services.work import ChatMessage, ChatPrompt
+
+ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+TEMPLATE = (
+    "{% macro again(x) %}{{ again(x + 1) }}{% endmacro %}"
+    "{% set what = messages[0].content %}"
+    "{% if what == 'loop' %}" + ENDLESS + "{% endif %}"
+    "{% if what == 'recurse' %}{{ again(1) }}{% endif %}"
+    "{% if what == 'write' %}{% for a in range(99999) %}{{ 'x' * 99 }}{% endfor %}{% endif %}"
+    "{% if what == 'memory' %}{% set x = 'x' * 9999999999 %}{% endif %}"
+    "{% if what == 'double' %}{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}"
+    "{% endfor %}{% endif %}"
+    "{% if what == 'range' %}{{ range(999999999) | list }}{% endif %}"
+    "{% if what == 'dig' %}{{ ''.__class__.__mro__ }}{{ ''.__class__.__mro__[1] }}{% endif %}"
+    "{% if what == 'format' %}{{ '%99999999999d' % 1 }}{% endif %}"
+    "{% if what == 'refuse' %}{{ raise_exception('z' * 99999) }}{% endif %}"
+    "served"
+)
+WORDS = {
+    "loop": "did not end within 0.3 s",
+    "recurse": "cannot render",
+    "write": "writes more than 10000 bytes",
+    "memory": "writes more than 10000 bytes",
+    "double": "",  # of time or of memory, as the machine goes
+    "range": "cannot render",
+    "dig": "cannot render",
+    "format": "writes more than 10000 bytes",
+    "refuse": "refuses: zzz",
+}
+
+
+def made(source: str = TEMPLATE, num: int = 1) -> ChatTemplate:
+    return ChatTemplate(TemplateSource(source), num, Patience(render_s=0.3))
+
+
+@pytest.fixture(scope="module")
+def template() -> Iterator[ChatTemplate]:
+    template = made()
+    yield template
+    template.close()
+
+
+def render(template: ChatTemplate, text: str) -> str:
+    return template.render(ChatPrompt((ChatMessage("user", text),)), 10_000)
+
+
+@pytest.mark.parametrize("what", list(WORDS))
+def test_what_does_not_end_is_refused_and_the_next_is_served(template: ChatTemplate, what: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        render(template, what)
+    assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, "prompt.chat")
+    assert WORDS[what] in caught.value.message and len(caught.value.message) < 1200
+    assert render(template, "hello") == "served"
+
+
+def test_text_that_is_not_unicode_is_refused(template: ChatTemplate) -> None:
+    with pytest.raises(ServiceError, match="lone surrogate"):
+        render(template, "a\ud800")
+    assert render(template, "hello") == "served"
+
+
+def test_large_messages_pass() -> None:
+    template = made("{{ messages[0].content }}")
+    try:
+        text = "é" * 400_000
+        assert template.render(ChatPrompt((ChatMessage("user", text),)), 800_000) == text
+        with pytest.raises(ServiceError, match="800002"):
+            template.render(ChatPrompt((ChatMessage("user", text + "éé"),)), 800_002)
+    finally:
+        template.close()
+
+
+def test_a_template_that_cannot_be_compiled_fails_its_requests() -> None:
+    template = made("{{ 1 | no_such_filter }}")
+    try:
+        for _ in range(2):
+            with pytest.raises(ServiceError, match="cannot be compiled") as caught:
+                render(template, "hello")
+            assert caught.value.code is Code.FAILED_PRECONDITION
+    finally:
+        template.close()
+
+
+def test_a_loop_holds_up_nobody_while_another_child_is_free() -> None:
+    template = ChatTemplate(TemplateSource(TEMPLATE), 2, Patience(render_s=30.0))
+    try:
+        render(template, "hello")
+        with ThreadPoolExecutor(2) as pool:
+            loop = pool.submit(render, template, "loop")
+            assert pool.submit(render, template, "hello").result() == "served"
+            assert not loop.done()
+            template.close()  # kills both children: the loop ends as one that died
+            assert isinstance(loop.exception(), ServiceError)
+    finally:
+        template.close()

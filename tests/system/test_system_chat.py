@@ -1,0 +1,56 @@
+"""Chats through the real ring: tools in the prompt, reasoning apart from the text, templates that do not end."""
+
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+from sluice.v1 import inference_pb2, types_pb2
+
+from tests.oracle.checkpoints import Shape, make_checkpoint
+from tests.oracle.tokenizers import byte_level_bpe
+from tests.system.service import serve
+
+# Opens the reasoning, shows the tools, and does not end when it is asked for that.
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}"
+    "{% if m.content == 'loop' %}" + "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3 + "{% endif %}"
+    "{% endfor %}{{ tools | tojson if tools else '' }}{{ '<think>' if thinking else '</think>' }}"
+)
+ASK = {"role": types_pb2.ROLE_USER, "parts": [{"text": "hello"}]}
+TOOLS = [{"name": "weather", "parameters": '{"type": "object"}'}]
+
+
+def ask(**chat: object) -> inference_pb2.GenerateRequest:
+    made = types_pb2.Chat(**{"messages": [ASK], **chat})  # type: ignore[arg-type] # mixed
+    params = types_pb2.SamplingParams(max_tokens=8, temperature=0.0)
+    stop = types_pb2.StopConditions(ignore_eos=True)
+    return inference_pb2.GenerateRequest(spec=types_pb2.GenerationSpec(chat=made, sampling=params, stop=stop))
+
+
+def test_chats(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, Shape(vocab=400, context=1024))
+    byte_level_bpe(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    with serve("--model", str(tmp_path), "--dtype", "float32") as service, service.stub() as stub:
+        plain = stub.Generate(ask(), timeout=60)
+        assert plain.outputs[0].text and not plain.outputs[0].reasoning and plain.usage.reasoning_tokens == 0
+        thinking = stub.Generate(ask(template_variables='{"thinking": true}'), timeout=60)
+        assert thinking.outputs[0].reasoning and not thinking.outputs[0].text
+        assert thinking.usage.reasoning_tokens == 8
+        whole = ask(template_variables='{"thinking": true}')
+        whole.spec.output.split_sections = False
+        assert stub.Generate(whole, timeout=60).outputs[0].text.strip("\n") == thinking.outputs[0].reasoning
+        with_tools = stub.Generate(ask(tools=TOOLS), timeout=60).usage.prompt_tokens
+        assert with_tools > plain.usage.prompt_tokens
+        none = ask(tools=TOOLS, tool_choice={"mode": types_pb2.TOOL_MODE_NONE})
+        assert stub.Generate(none, timeout=60).usage.prompt_tokens == plain.usage.prompt_tokens
+        call = {"name": "weather", "arguments": json.dumps({"city": "é"}), "id": "c"}
+        said = {"role": types_pb2.ROLE_ASSISTANT, "tool_calls": [call]}
+        assert stub.Generate(ask(messages=[ASK, said]), timeout=60).usage.prompt_tokens > plain.usage.prompt_tokens
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Generate(ask(messages=[{**ASK, "parts": [{"text": "loop"}]}]), timeout=60)
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "did not end within 1 s" in (caught.value.details() or "")
+        assert stub.Generate(ask(), timeout=60).outputs[0].text == plain.outputs[0].text
