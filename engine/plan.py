@@ -17,6 +17,8 @@ class Placement:
         barred_ids: ids that may not be sampled before position `min_position` (min_tokens).
         min_position: first position whose token may be one of `barred_ids`.
         output_index: of the output within its request: part of the key of its noise.
+        tokens: prompt and output so far, where penalties need them; else empty.
+        num_prompt: how many of `tokens` are the prompt's.
     """
 
     slot: int
@@ -24,6 +26,8 @@ class Placement:
     barred_ids: tuple[int, ...]
     min_position: int
     output_index: int = 0
+    tokens: tuple[int, ...] = ()
+    num_prompt: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -44,6 +44,11 @@ class Limits:
     max_length_penalty: float = 10.0
     max_credit: int = 1 << 20
     max_temperature: float = 100.0
+    max_penalty: float = 2.0
+    max_repetition_penalty: float = 100.0
+    max_logit_biases: int = 1024
+    max_logit_bias: float = 100.0
+    max_allowed_token_ids: int = 4096
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +62,12 @@ class SamplingParams:
         top_k: keep the k most likely; 0 keeps all.
         top_p: keep the smallest set whose mass reaches p; 1 keeps all.
         min_p: drop tokens less likely than min_p times the most likely; 0 keeps all.
+        typical_p: keep the locally typical set of mass p; 1 keeps all.
+        presence_penalty: taken off the logit of every token that the output has.
+        frequency_penalty: taken off the logit once for each occurrence in the output.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 is none.
+        logit_bias: (id, value) pairs, added to the logits.
+        allowed_token_ids: the only ids that may be sampled; empty allows all.
         seed: 64-bit key of the counter-based noise.
         stop_token_ids: ids that end the output (FinishReason.STOP_TOKEN).
         ignore_eos: go on after the model's end-of-sequence ids.
@@ -74,6 +85,12 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -83,6 +100,11 @@ class SamplingParams:
     beam_width: int = 0
     length_penalty: float = 1.0
     early_stopping: bool = False
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether sampling depends on the tokens that exist."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
     @property
     def is_search(self) -> bool:
@@ -141,12 +163,39 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
     if not 0.0 < params.top_p <= 1.0:  # also refuses NaN
         raise invalid("top_p", f"{params.top_p} is not in (0, 1]")
     _in_range("min_p", params.min_p, 0.0, 1.0)
+    if not 0.0 < params.typical_p <= 1.0:
+        raise invalid("typical_p", f"{params.typical_p} is not in (0, 1]")
+    _check_adjustments(params, limits)
     _in_range("seed", params.seed, 0, 2**64 - 1)
     _in_range("logprobs", params.logprobs, -1, limits.max_logprobs)
     if len(params.stop_token_ids) > limits.max_stop_token_ids:
         raise invalid("stop_token_ids", f"{len(params.stop_token_ids)} ids; at most {limits.max_stop_token_ids}")
     check_ids("stop_token_ids", params.stop_token_ids, limits)
     _check_outputs(params, limits)
+
+
+def _check_adjustments(params: SamplingParams, limits: Limits) -> None:
+    """Changes of single logits. Sizes are looked at before contents."""
+    _in_range("presence_penalty", params.presence_penalty, -limits.max_penalty, limits.max_penalty)
+    _in_range("frequency_penalty", params.frequency_penalty, -limits.max_penalty, limits.max_penalty)
+    if not 0.0 < params.repetition_penalty <= limits.max_repetition_penalty:
+        most = limits.max_repetition_penalty
+        raise invalid("repetition_penalty", f"{params.repetition_penalty} is not in (0, {most}]", limit=most)
+    for field, num, most in (
+        ("logit_bias", len(params.logit_bias), limits.max_logit_biases),
+        ("allowed_token_ids", len(params.allowed_token_ids), limits.max_allowed_token_ids),
+    ):
+        if num > most:
+            raise invalid(field, f"{num} entries; at most {most}", limit=most, actual=num)
+    ids = [token for token, _ in params.logit_bias]
+    check_ids("logit_bias", ids, limits)
+    if len(set(ids)) < len(ids):
+        raise invalid("logit_bias", "names an id twice")
+    for token, value in params.logit_bias:
+        _in_range(f"logit_bias[{token}]", value, -limits.max_logit_bias, limits.max_logit_bias)
+    check_ids("allowed_token_ids", params.allowed_token_ids, limits)
+    if len(set(params.allowed_token_ids)) < len(params.allowed_token_ids):
+        raise invalid("allowed_token_ids", "names an id twice")
 
 
 def _check_outputs(params: SamplingParams, limits: Limits) -> None:
@@ -162,6 +211,8 @@ def _check_outputs(params: SamplingParams, limits: Limits) -> None:
         raise invalid("n", f"{params.n} is above beam.width {params.beam_width}", limit=params.beam_width)
     if params.best_of > params.n:
         raise invalid("best_of", "a beam search returns its n best hypotheses: leave best_of out")
+    if params.has_penalties or params.logit_bias or params.allowed_token_ids:
+        raise invalid("beam", "a beam search ranks by the model's own probabilities: leave penalties and biases out")
 
 
 def check_prompt(num_tokens: int, params: SamplingParams, limits: Limits) -> None:

@@ -2,7 +2,8 @@
 
 Takes logits and per-row parameters, gives ids and which rows hold no usable number. Each row's answer is a function of
 that row alone: no op here mixes rows, and the noise is `kernels.philox`'s. Sampling is Gumbel-max on the kept set, and
-the kept set is `scaled logit >= floor` with one floor per row, so ties at a boundary are all kept. Knows no request.
+the kept set is `scaled logit >= floor` with one floor per row, so ties at a boundary are all kept; typical-p then keeps
+a band of it. Knows no request.
 
 Batch-invariant to the bit on CPU. On CUDA the running sum behind top-p may round differently by shape.
 """
@@ -27,6 +28,7 @@ class Rows(NamedTuple):
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
+    typical_p: Tensor
     seeds: Tensor
     positions: Tensor
     outputs: Tensor
@@ -50,12 +52,13 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Draw one id per row. Truncation is in Hugging Face's order: temperature, top-k, top-p, min-p.
+    """Draw one id per row. Truncation is in Hugging Face's order: temperature, top-k, top-p, min-p, typical-p.
 
     Args:
         logits: float32 [R, V]; ids with -inf are never drawn.
-        rows: temperature float32 (0 is greedy), top_k int64 (0 keeps all), top_p and min_p float32, seeds int64 (two's
-            complement of the unsigned seed), positions and outputs int64; all [R] and on the device of `logits`.
+        rows: temperature float32 (0 is greedy), top_k int64 (0 keeps all), top_p, min_p and typical_p float32, seeds
+            int64 (two's complement of the unsigned seed), positions and outputs int64; all [R] and on the device of
+            `logits`.
 
     Returns:
         ids int64 [R], and bad bool [R]: rows with NaN, +inf or only -inf, whose id is -1.
@@ -81,6 +84,7 @@ def _draw(scaled: Tensor, rows: Rows) -> Tensor:
     rows = rows._replace(top_k=rows.top_k.where(rows.top_k < vocab, 0))
     ids = torch.full_like(rows.positions, -1)
     narrow = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0) | (rows.temperature <= _COLD)
+    narrow &= rows.typical_p >= 1  # which needs the entropy of all that is kept
     left = _where(narrow)
     first = max(FEW, int(rows.top_k.max()) + 1)
     for width in (min(first, MANY), MANY):
@@ -124,7 +128,26 @@ def from_whole_row(scaled: Tensor, rows: Rows) -> Tensor:
         part = _take(scaled, ranked)
         floor[ranked] = _floor(part, part.sort(dim=1, descending=True).values, rows.take(ranked))[0]
     score = gumbel(row_uniforms(rows.seeds, rows.positions, rows.outputs, scaled.shape[1])).add_(scaled)
-    return _argmax(score.masked_fill_(scaled < floor, -torch.inf))
+    score.masked_fill_(scaled < floor, -torch.inf)
+    typical = _where(rows.typical_p < 1)
+    if len(typical):
+        kept = _take(scaled, typical).masked_fill(_take(scaled, typical) < _take(floor, typical), -torch.inf)
+        score[typical] = _take(score, typical).masked_fill(~_typical(kept, rows.take(typical)), -torch.inf)
+    return _argmax(score)
+
+
+def _typical(scaled: Tensor, rows: Rows) -> Tensor:
+    """The locally typical set (Meister et al. 2022), bool [R, V]: ids whose surprise is nearest to the row's entropy,
+    until their mass reaches typical_p. Ids at -inf are in no set. The sum runs in double and in order."""
+    logs = scaled.log_softmax(1)
+    weights = logs.exp()
+    entropy = -(weights * logs.masked_fill(weights == 0, 0.0)).double().cumsum(1)[:, -1:]
+    distance = (-logs.double() - entropy).abs()  # inf where an id is not kept
+    order = distance.argsort(dim=1, stable=True)
+    mass = weights.gather(1, order).double().cumsum(1)
+    # The first id at which the mass reaches p is kept too: as many as have less than p before them.
+    within = (mass - weights.gather(1, order) < rows.typical_p[:, None]) & torch.isfinite(distance.gather(1, order))
+    return torch.zeros_like(within).scatter_(1, order, within)
 
 
 def _floor(scaled: Tensor, top: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:

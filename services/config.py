@@ -90,6 +90,9 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         raise bad_setting("admission_watermark", f"{engine.admission_watermark} is not in [-10, 0.9]")
     _one_of("scheduling_policy", engine.scheduling_policy, tuple(POLICIES))
     parse_weights(engine.tenant_weights)
+    if engine.kv_cache_tokens % engine.block_size:
+        text = f"{engine.block_size} does not divide --kv-cache-tokens {engine.kv_cache_tokens}"
+        raise bad_setting("block_size", text)
     _check_disk_cache(engine)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))

@@ -1,10 +1,12 @@
 """The engine process: loads the model and drives it from the ring. The only one that imports torch."""
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
 
 from engine.build import build_engine
+from engine.cache.tiers import Tiers
 from services.engine_loop import About, EngineStage, load_of
 from services.process import Process
 
@@ -58,9 +60,20 @@ def figures(stage: EngineStage) -> Mapping[str, float]:
         "sluice_prefix_query_tokens_total": load.prefix_query_tokens,
         "sluice_cache_evictions_total": stage.engine.scheduler.cache.stats.evictions,
         "sluice_preemptions_total": load.num_preemptions,
+        "sluice_swaps_total": stage.engine.scheduler.num_swaps,
         "sluice_recomputed_tokens_total": stage.engine.scheduler.num_recomputed,
         "sluice_engine_steps_total": stats.num_steps,
         "sluice_engine_tokens_computed_total": stats.num_tokens,
         "sluice_engine_step_seconds_total": stats.total_s,
         **ends,
+        **tier_figures(stage.engine.scheduler.cache.tiers),
     }
+
+
+def tier_figures(tiers: Tiers | None) -> Mapping[str, float]:
+    """Occupancy and traffic of the tiers below the device, if there are any."""
+    if tiers is None:
+        return {}
+    counts = dataclasses.asdict(tiers.stats)
+    totals = {f"sluice_cache_blocks_{name.removeprefix('num_')}_total": float(num) for name, num in counts.items()}
+    return {"sluice_cache_host_blocks": tiers.num_host, "sluice_cache_disk_blocks": tiers.num_disk, **totals}

@@ -30,6 +30,7 @@ class BlockTable:
     num_named: int = 0  # leading blocks that were offered to the index
     shared_tail: int = -1  # index of the partial block that a fork shares until somebody writes to it
     num_trimmed: int = 0  # leading blocks that left the attention window and were given back
+    is_counted: bool = False  # its hits are in the statistics
     num_reads: int = 0  # times that it waited for blocks from disk
 
 
@@ -121,7 +122,8 @@ class KVCache:
         return has_begun
 
     def adopt(self, table: BlockTable, blocks: list[int], num_tokens: int) -> None:
-        """Start an empty table with shared `blocks`, as `match` found them for a prompt of `num_tokens`."""
+        """Start an empty table with shared `blocks`, as `match` found them for `num_tokens`. Hits are counted the first
+        time that a table begins, not when it comes back from a preemption."""
         assert not table.blocks, "a table adopts a prefix only when it is empty"
         passed = self._num_passed(len(blocks) * self.block_size)
         table.blocks.extend([self.pool.null] * passed + blocks[passed:])
@@ -129,8 +131,10 @@ class KVCache:
             self.pool.share(block)
         table.num_named = len(blocks)
         table.num_trimmed = passed
-        self.stats.query_tokens += num_tokens
-        self.stats.hit_tokens += len(blocks) * self.block_size
+        if not table.is_counted:
+            table.is_counted = True
+            self.stats.query_tokens += num_tokens
+            self.stats.hit_tokens += len(blocks) * self.block_size
 
     def can_take(self, blocks: list[int], num_tokens: int, spare: int) -> bool:
         """Whether a table starting with shared `blocks` could grow to `num_tokens` and leave `spare` blocks free."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.plan import Placement
+from engine.runner.adjustments import SlotAdjustments
 from engine.sampling.rows import SamplingRows
 
 
@@ -25,6 +26,8 @@ class SlotRows:
         self._num_logprobs = np.full(num_slots, -1, dtype=np.int64)
         self._min_position = np.zeros(num_slots, dtype=np.int64)
         self._barred_ids: list[tuple[int, ...]] = [()] * num_slots
+        self._typical_p = np.ones(num_slots, dtype=np.float32)
+        self._adjustments = SlotAdjustments(num_slots)
 
     def reset(self, placement: Placement) -> None:
         """Forget whoever had the slot."""
@@ -39,10 +42,21 @@ class SlotRows:
         self._num_logprobs[slot] = params.logprobs
         self._min_position[slot] = placement.min_position
         self._barred_ids[slot] = placement.barred_ids
+        self._typical_p[slot] = params.typical_p
+        self._adjustments.reset(placement)
 
     def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """The slot's block table goes on with `blocks` at index `first`."""
         self.block_tables[slot, first : first + len(blocks)] = blocks
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether `note` would do anything."""
+        return self._adjustments.has_history
+
+    def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
+        """The slot samples the token at `position`, having just computed `computed`, which end right before it."""
+        self._adjustments.note(slot, position, computed)
 
     def sampling_rows(self, slots: list[int], positions: list[int]) -> SamplingRows:
         """Parameters of the rows that sample now, each for the token at its position."""
@@ -58,5 +72,9 @@ class SlotRows:
             position=at,
             output=self._output[slots],
             barred={int(i): self._barred_ids[slots[i]] for i in below},
+            typical_p=self._typical_p[slots],
+            penalties=self._adjustments.penalties(slots),
+            biases=self._adjustments.biases(slots),
+            allowed=self._adjustments.allowed(slots),
             num_logprobs={int(i): int(self._num_logprobs[slots[i]]) for i in asked},
         )

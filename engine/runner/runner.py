@@ -4,6 +4,7 @@
 is where a device would be waited for. Knows no request, no policy, no text.
 """
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -85,6 +86,8 @@ class Runner:
         slots = [plan.slots[i] for i in rows]
         # The sampled token's position: one behind the last computed.
         positions = [plan.starts[i] + plan.query_lens[i] for i in rows]
+        if self._rows.wants_tokens:
+            self._note_tokens(plan, rows)
         sampled = self._sampler.sample(logits, self._rows.sampling_rows(slots, positions))
         if len(rows) == len(plan.slots):
             ids = sampled.ids
@@ -97,3 +100,10 @@ class Runner:
             failed=frozenset(rows[i] for i in sampled.bad),
             logprobs={rows[i]: logprob for i, logprob in sampled.logprobs.items()},
         )
+
+    def _note_tokens(self, plan: Plan, rows: list[int]) -> None:
+        """Tell the slots that sample which tokens they have now."""
+        ends = list(itertools.accumulate(plan.query_lens))
+        for i in rows:
+            num = plan.query_lens[i]
+            self._rows.note(plan.slots[i], plan.starts[i] + num, plan.token_ids[ends[i] - num : ends[i]])

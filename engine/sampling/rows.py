@@ -10,6 +10,27 @@ Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Penalties:
+    """Penalised (row, id) pairs of all rows that ask for penalties; see `kernels.adjust.penalise_`. All [N]."""
+
+    rows: Ints
+    ids: Ints
+    counts: Floats
+    repetition: Floats
+    presence: Floats
+    frequency: Floats
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Biases:
+    """What is added to single logits: row, id and value, all [N]."""
+
+    rows: Ints
+    ids: Ints
+    values: Floats
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SamplingRows:
     """Parameters of R rows.
 
@@ -20,6 +41,9 @@ class SamplingRows:
         seed: int64 [R], two's complement of the unsigned seed.
         position: int64 [R], of the token to be sampled.
         output: int64 [R], index of the output within its request.
+        typical_p: float32 [R], 1 keeps all.
+        penalties, biases: of the rows that have any; None if none has.
+        allowed: the only ids that may be sampled, of the rows that are so restricted.
         barred: ids that may not be sampled, of the rows that have any.
         num_logprobs: candidates to report, of the rows that ask for log probabilities (0: the chosen token's only).
     """
@@ -33,3 +57,12 @@ class SamplingRows:
     output: Ints
     barred: dict[int, tuple[int, ...]]
     num_logprobs: dict[int, int]
+    typical_p: Floats
+    penalties: Penalties | None = None
+    biases: Biases | None = None
+    allowed: dict[int, Ints] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether any logit is changed before sampling."""
+        return bool(self.barred or self.allowed or self.penalties or self.biases)

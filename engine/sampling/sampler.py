@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.plan import TokenLogprob
-from engine.sampling.rows import SamplingRows
+from engine.sampling.rows import Floats, Ints, SamplingRows
+from kernels import adjust
 from kernels.sampling import Rows, greedy, sample
 
 
@@ -33,9 +34,9 @@ class Sampler:
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: SamplingRows) -> SampledRows:
         """logits float32 [R, V], which it may overwrite; rows of R."""
-        raw = logits.clone() if rows.barred and rows.num_logprobs else logits
-        for row, barred in rows.barred.items():
-            logits[row, list(barred)] = -torch.inf
+        raw = logits.clone() if rows.is_adjusted and rows.num_logprobs else logits
+        if rows.is_adjusted:
+            _adjust(logits, rows)
         if not rows.temperature.any():
             chosen, best = greedy(logits)
             bad = [row for row, value in enumerate(best.tolist()) if not math.isfinite(value)]
@@ -47,8 +48,27 @@ class Sampler:
         return SampledRows(ids, bad, logprobs)
 
 
+def _adjust(logits: Tensor, rows: SamplingRows) -> None:
+    """Bars first, then biases, then penalties, in place."""
+
+    def on(values: "Ints | Floats") -> Tensor:
+        return torch.from_numpy(values).to(logits.device)
+
+    for row, allowed in rows.allowed.items():
+        adjust.keep_only_(logits, row, on(allowed))
+    for row, barred in rows.barred.items():
+        adjust.bar_(logits, row, torch.tensor(barred, dtype=torch.int64, device=logits.device))
+    if rows.biases is not None:
+        adjust.add_(logits, on(rows.biases.rows), on(rows.biases.ids), on(rows.biases.values))
+    if rows.penalties is not None:
+        found = rows.penalties
+        columns = (found.rows, found.ids, found.counts, found.repetition, found.presence, found.frequency)
+        adjust.penalise_(logits, *(on(column) for column in columns))
+
+
 def _tensors(rows: SamplingRows, device: torch.device) -> Rows:
-    columns = (rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seed, rows.position, rows.output)
+    truncation = (rows.top_k, rows.top_p, rows.min_p, rows.typical_p)
+    columns = (rows.temperature, *truncation, rows.seed, rows.position, rows.output)
     return Rows(*(torch.from_numpy(column).to(device) for column in columns))
 
 

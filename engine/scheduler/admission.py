@@ -15,6 +15,7 @@ from engine.scheduler.sequence import Sequence, State
 from engine.scheduler.settings import SchedulerSettings
 
 LOOK_AHEAD = 8  # sequences that are tried in vain in one step: bounds the time that a full cache costs
+PEAK_STEPS = 3  # who would bring too high a peak is tried again after so many: those that run come nearer to their ends
 RETRY_STEPS = 16  # who did not fit is tried again after so many steps even if no more is free than then
 
 
@@ -68,7 +69,9 @@ class Admission:
     def _begin(self, step: int) -> None:
         """Nobody has been tried in this step yet."""
         self._census = self._count()
+        self._step = step
         self._num_refused = 0
+        self._tried_priority = -(1 << 30)  # that found nobody to displace in this step
         self._forgets = step % RETRY_STEPS == 0 or not self._census.num_active
 
     def _try(self, sequence: Sequence, now: float, step: int) -> bool:
@@ -77,9 +80,16 @@ class Admission:
             return False
         if self._let_in(sequence, now, step):
             return True
-        sequence.refused_free = self._floor.cache.pool.num_free
-        self._num_refused += 1
+        if len(self._floor.free_slots) >= sequence.group.num_slots(sequence):
+            self._remember(sequence)
         return False
+
+    def _remember(self, sequence: Sequence) -> None:
+        """Slots are free, so it was blocks that the sequence was refused for."""
+        if self._has_blocks(sequence, []):
+            sequence.retry_step = self._step + PEAK_STEPS
+        else:
+            sequence.refused_free = self._floor.cache.pool.num_free
 
     def _is_over(self) -> bool:
         """Enough were tried, or no slot is left and nobody could be made to leave one."""
@@ -93,18 +103,24 @@ class Admission:
         return not self._is_hopeless(sequence) and self._floor.cache.is_awaited(sequence.table, _known(sequence))
 
     def _is_hopeless(self, sequence: Sequence) -> bool:
-        """It was refused when no less was free."""
-        return self._floor.cache.pool.num_free <= sequence.refused_free and not self._forgets
+        """It was refused for want of blocks when no less was free, or just now for the peak that it would bring."""
+        if self._forgets:
+            return False
+        return self._floor.cache.pool.num_free <= sequence.refused_free or self._step < sequence.retry_step
 
     def _let_in(self, sequence: Sequence, now: float, step: int) -> bool:
         """Place the sequence if there is, or can be made, room for it."""
         floor, group, census = self._floor, sequence.group, self._census
-        displaces = self._policy.preempts and group.priority > census.lowest_priority
+        displaces = self._policy.preempts and group.priority > max(census.lowest_priority, self._tried_priority)
         if len(floor.free_slots) < group.num_slots(sequence) and not (displaces or census.has_idle):
             return False
         found = floor.cache.match(sequence.table, _known(sequence))
         fits = self._fits(sequence, found) or (census.has_idle and self._evict_idle(sequence, found, step))
-        if not fits and not (displaces and self._displace(sequence, found, step)):
+        if not fits and displaces:
+            fits = self._displace(sequence, found, step)
+            self._tried_priority = group.priority if not fits else self._tried_priority
+        if not fits:
+            self._num_refused += 1
             return False
         floor.place(sequence, found)
         self._census.add(sequence)

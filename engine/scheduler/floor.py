@@ -169,7 +169,7 @@ class Floor:
             sequence.state = State.PAUSED
             return
         sequence.state = State.WAITING
-        sequence.refused_free = -1
+        sequence.refused_free, sequence.retry_step = -1, 0
         self.waiting.add(sequence)
         self.has_changed = True
 
@@ -184,7 +184,17 @@ class Floor:
         group = sequence.group
         sequence.num_blocks_told = 0
         min_position = len(group.prompt) + group.params.min_tokens
-        self.placements.append(Placement(sequence.slot, group.params, group.barred_ids, min_position, sequence.index))
+        self.placements.append(
+            Placement(
+                slot=sequence.slot,
+                params=group.params,
+                barred_ids=group.barred_ids,
+                min_position=min_position,
+                output_index=sequence.index,
+                tokens=tuple(sequence.tokens) if group.params.has_penalties else (),
+                num_prompt=len(group.prompt),
+            )
+        )
 
     def _is_worth_moving(self, sequence: Sequence) -> bool:
         if self._costs is None:

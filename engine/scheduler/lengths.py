@@ -6,9 +6,9 @@ Takes lengths of outputs that ended, gives predictions. Knows no request and no 
 import bisect
 from collections import deque
 
-WINDOW = 64  # outputs remembered per tenant
+WINDOW = 256  # outputs remembered per tenant
 MAX_TENANTS = 1024
-QUANTILE = 0.8  # of the lengths still possible: high enough that few outputs outlast their prediction
+QUANTILE = 0.6  # of the lengths still possible: many outputs together end near their middle, not all late
 WEIGHT = 0.1  # of the newest length in the running average
 
 

@@ -41,7 +41,8 @@ class Sequence:
     num_blocks_told: int = 0  # blocks of the table that plans have carried to the runner
     num_once_computed: int = 0  # before it was preempted
     last_step: int = 0
-    refused_free: int = -1  # free blocks when it last did not fit
+    refused_free: int = -1  # free blocks when they were too few for it
+    retry_step: int = 0  # until then it would bring too high a peak
     num_preemptions: int = 0
     has_spoken: bool = False  # its first event is out
     score: float = 0.0  # of a search: sum of the log probabilities of its output

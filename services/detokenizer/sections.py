@@ -143,7 +143,6 @@ class SectionSplitter:
         self._reasoning.add(before)
         if not mark:
             return False
-        self._reasoning.drop_ends()
         self._may_reason = False
         self._text = _Lines(drops_first=True)
         self._state = _State.BEGIN

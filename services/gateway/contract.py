@@ -46,6 +46,14 @@ BUILT = frozenset(
         "sampling.top_k",
         "sampling.top_p",
         "sampling.min_p",
+        "sampling.typical_p",
+        "sampling.presence_penalty",
+        "sampling.frequency_penalty",
+        "sampling.repetition_penalty",
+        "sampling.logit_bias",
+        "sampling.logit_bias.key",
+        "sampling.logit_bias.value",
+        "sampling.allowed_token_ids",
         "sampling.seed",
         "sampling.n",
         "sampling.best_of",
@@ -80,11 +88,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "adapter": ("",),
     "chat.messages.parts.image": (),
     "chat.tool_choice.name": (),
-    "sampling.typical_p": (1.0,),
-    "sampling.presence_penalty": (0.0,),
-    "sampling.frequency_penalty": (0.0,),
-    "sampling.repetition_penalty": (1.0,),
-    "sampling.logit_bias": (),
     "output.logprob_token_ids": (),
     "output.prompt_logprobs": (),
     "constraint": (),
@@ -105,7 +108,7 @@ def refuse_unbuilt(message: Message, path: str = "") -> None:
         if name in NOT_BUILT:
             if value not in NOT_BUILT[name]:
                 raise unsupported(name, f"{name} is not supported by this server: leave it out")
-        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for one in _messages(field, value):
                 refuse_unbuilt(one, name + ".")
 

@@ -4,6 +4,7 @@ import dataclasses
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,11 +48,11 @@ def make_engine(directory: Path, config: EngineConfig) -> Engine:
     return build_engine(config, model_config, directory, limits_of(config, model_config, 1 << 20)).engine
 
 
-def run(engine: Engine, prompts: dict[str, list[int]], **params: float) -> dict[str, list[int]]:
+def run(engine: Engine, prompts: dict[str, list[int]], **params: Any) -> dict[str, list[int]]:  # noqa: ANN401 # of SamplingParams' types
     """Tokens of every prompt, all sent at once; checks that each request ends once, in order and without failure."""
     for name, prompt in prompts.items():
         options = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, **params}
-        engine.add(EngineRequest(name, tuple(prompt), SamplingParams(**options)))  # type: ignore[arg-type] # mixed values
+        engine.add(EngineRequest(name, tuple(prompt), SamplingParams(**options)))
     out: dict[str, list[int]] = {name: [] for name in prompts}
     ended: list[str] = []
     while engine.has_work:
@@ -131,8 +132,17 @@ def test_greedy_equals_transformers_through_all_tiers(checkpoint: tuple[Path, Sh
             file.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11}])
-def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, params: dict[str, float]) -> None:
+ALL_KNOBS: dict[str, Any] = {
+    **{"temperature": 0.9, "top_p": 0.95, "top_k": 60, "min_p": 0.001, "typical_p": 0.97, "seed": 7},
+    **{"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.2, "min_tokens": 5},
+    **{"logit_bias": ((5, 4.0), (6, -4.0)), "allowed_token_ids": tuple(range(2, 90)), "logprobs": 2},
+}
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11}, ALL_KNOBS]
+)
+def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, params: dict[str, Any]) -> None:
     shape = SHAPES["llama"]
     make_checkpoint(tmp_path, shape)
     prompts = some_prompts(shape.vocab, 32)

@@ -11,22 +11,41 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from kernels import sampling as under_test
 from kernels.sampling import Rows, from_candidates, from_whole_row, greedy, sample
 
 DRAWS = 20_000
-NARROW = [(1.0, 0, 1.0, 0.0), (0.7, 0, 1.0, 0.0), (1.0, 5, 1.0, 0.0), (1.0, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.1)]
-ALL = [*NARROW, (0.8, 20, 0.9, 0.02), (1.5, 50, 0.95, 0.05), (2.0, 7, 0.5, 0.0)]
+# temperature, top_k, top_p, min_p, typical_p
+Params = tuple[float, int, float, float, float]
+NARROW: list[Params] = [
+    (1.0, 0, 1.0, 0.0, 1.0),
+    (0.7, 0, 1.0, 0.0, 1.0),
+    (1.0, 5, 1.0, 0.0, 1.0),
+    (1.0, 0, 0.8, 0.0, 1.0),
+    (1.0, 0, 1.0, 0.1, 1.0),
+    (1.0, 0, 1.0, 0.0, 0.6),
+]
+ALL: list[Params] = [
+    *NARROW,
+    (0.8, 20, 0.9, 0.02, 1.0),
+    (1.5, 50, 0.95, 0.05, 1.0),
+    (2.0, 7, 0.5, 0.0, 1.0),
+    (1.2, 40, 0.9, 0.01, 0.7),
+]
 
 
-def rows_of(count: int, temperature: float, top_k: int, top_p: float, min_p: float, seed: int = 11) -> Rows:
+def rows_of(  # noqa: PLR0913 # a row's parameters one by one
+    count: int, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float = 1.0, seed: int = 11
+) -> Rows:
     return Rows(
         temperature=torch.full((count,), temperature),
         top_k=torch.full((count,), top_k),
         top_p=torch.full((count,), top_p),
         min_p=torch.full((count,), min_p),
+        typical_p=torch.full((count,), typical_p),
         seeds=torch.full((count,), seed),
         positions=torch.arange(count),
         outputs=torch.zeros(count, dtype=torch.int64),
@@ -48,13 +67,16 @@ def mixed_rows(count: int) -> Rows:
         top_k=pick([0, 0, 1, 5, 50, 500, 5000]).long(),
         top_p=pick([1.0, 0.95, 0.5, 0.999]),
         min_p=pick([0.0, 0.0, 0.05, 1.0]),
+        typical_p=pick([1.0, 1.0, 0.9, 0.3]),
         seeds=torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator),
         positions=torch.randint(0, 100_000, (count,), generator=generator),
         outputs=torch.randint(0, 8, (count,), generator=generator),
     )
 
 
-def hugging_face(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Tensor:
+def hugging_face(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float = 1.0
+) -> Tensor:
     """Probabilities [V] of one row [V]."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
@@ -63,12 +85,14 @@ def hugging_face(logits: Tensor, temperature: float, top_k: int, top_p: float, m
         warpers.append(TopPLogitsWarper(top_p))
     if min_p:
         warpers.append(MinPLogitsWarper(min_p))
+    if typical_p < 1:
+        warpers.append(TypicalLogitsWarper(typical_p))
     scores: Tensor = warpers(torch.zeros(1, 1, dtype=torch.int64), logits[None].clone())  # type: ignore[arg-type] # its LongTensor alias
     return scores[0].double().softmax(0)
 
 
 @pytest.mark.parametrize("params", ALL)
-def test_draws_follow_hugging_face(params: tuple[float, int, float, float]) -> None:
+def test_draws_follow_hugging_face(params: Params) -> None:
     logits = random_logits(1, 111, scale=2.0)
     expected = hugging_face(logits[0], *params) * DRAWS
     ids, bad = sample(logits.expand(DRAWS, -1), rows_of(DRAWS, *params))
@@ -85,13 +109,13 @@ def test_draws_follow_hugging_face(params: tuple[float, int, float, float]) -> N
 
 @pytest.mark.parametrize("vocab", [111, 32_000, 151_936])
 @pytest.mark.parametrize("params", ALL)
-def test_candidates_and_whole_row_agree(vocab: int, params: tuple[float, int, float, float]) -> None:
+def test_candidates_and_whole_row_agree(vocab: int, params: Params) -> None:
     count = 200 if vocab < 1000 else 4
     logits = random_logits(count, vocab, scale=5.0)
     rows = rows_of(count, *params)
     scaled = (logits - logits.amax(1, keepdim=True)) / rows.temperature[:, None]
     whole = from_whole_row(scaled, rows)
-    for width in (8, 64, 100):
+    for width in (8, 64, 100) if params[4] == 1 else ():  # typical-p looks at the whole row always
         ids, sure = from_candidates(scaled, rows, width)
         assert torch.equal(ids[sure], whole[sure])
     assert torch.equal(sample(logits, rows)[0], whole)
@@ -173,7 +197,7 @@ def test_unusable_rows_are_named_and_the_others_unharmed(temperature: float) -> 
 
 
 @pytest.mark.parametrize("params", ALL)
-def test_minus_infinity_is_never_drawn(params: tuple[float, int, float, float]) -> None:
+def test_minus_infinity_is_never_drawn(params: Params) -> None:
     logits = torch.full((2000, 300), -math.inf)
     logits[:, [4, 17]] = torch.tensor([0.0, 0.5])
     ids, bad = sample(logits, rows_of(2000, *params))

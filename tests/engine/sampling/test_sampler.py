@@ -31,6 +31,7 @@ def rows_of(
         output=np.array(outputs, np.int64),
         barred=barred or {},
         num_logprobs={row: p.logprobs for row, p in enumerate(params) if p.logprobs >= 0},
+        typical_p=np.array([p.typical_p for p in params], np.float32),
     )
 
 

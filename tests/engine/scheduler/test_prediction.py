@@ -43,8 +43,8 @@ def test_predictions_follow_the_tenant_and_what_was_produced_already() -> None:
         lengths.observe("a", length)
     assert 20 < lengths.expected("a", 1000) < 50
     assert lengths.expected("a", 10) == 10
-    assert lengths.likely_end("a", 0, 1000) == 40
-    assert 40 < lengths.likely_end("a", 45, 1000) <= 50
+    assert lengths.likely_end("a", 0, 1000) == 30
+    assert 45 < lengths.likely_end("a", 45, 1000) <= 50
     assert lengths.likely_end("a", 50, 1000) == 1000, "longer than any seen: only its limit bounds it"
     assert lengths.likely_end("b", 0, 1000) == 1000
 

@@ -1,0 +1,84 @@
+"""What each slot wants changed in its logits: penalties on the tokens it has, biases, allowed ids.
+
+Most slots want nothing: they cost nothing. `reset` forgets whoever had the slot. Knows slots and parameters only.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.plan import Placement
+from engine.request import SamplingParams
+from engine.sampling.history import TokenHistory
+from engine.sampling.rows import Biases, Ints, Penalties
+
+
+class SlotAdjustments:
+    """Indexed by slot, for those that have any."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._params: list[SamplingParams | None] = [None] * num_slots
+        self._history: dict[int, TokenHistory] = {}
+        self._bias: dict[int, Biases] = {}  # its rows are those of one slot: zeros
+        self._allowed: dict[int, Ints] = {}
+
+    def reset(self, placement: Placement) -> None:
+        """Forget whoever had the slot."""
+        slot, params = placement.slot, placement.params
+        for table in (self._history, self._bias, self._allowed):
+            table.pop(slot, None)
+        self._params[slot] = params
+        if params.has_penalties:
+            self._history[slot] = TokenHistory(placement.tokens, placement.num_prompt)
+        if params.logit_bias:
+            ids = np.array([token for token, _ in params.logit_bias], dtype=np.int64)
+            values = np.array([value for _, value in params.logit_bias], dtype=np.float32)
+            self._bias[slot] = Biases(np.zeros_like(ids), ids, values)
+        if params.allowed_token_ids:
+            self._allowed[slot] = np.array(params.allowed_token_ids, dtype=np.int64)
+
+    @property
+    def has_history(self) -> bool:
+        """Whether any slot wants to know its tokens."""
+        return bool(self._history)
+
+    def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
+        """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
+        history = self._history.get(slot)
+        if history is not None and history.num_tokens < position:
+            history.append(computed[history.num_tokens - position :])
+
+    def penalties(self, slots: Sequence[int]) -> Penalties | None:
+        """Of these slots, by row."""
+        found = [(row, self._history[slot]) for row, slot in enumerate(slots) if slot in self._history]
+        if not found:
+            return None
+        sizes = [len(history.ids) for _, history in found]
+        params = [self._params[slots[row]] or SamplingParams() for row, _ in found]
+
+        def each(values: list[float]) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+            return np.repeat(np.array(values, dtype=np.float32), sizes)
+
+        return Penalties(
+            rows=np.repeat(np.array([row for row, _ in found], dtype=np.int64), sizes),
+            ids=np.concatenate([history.ids for _, history in found]),
+            counts=np.concatenate([history.counts for _, history in found]),
+            repetition=each([one.repetition_penalty for one in params]),
+            presence=each([one.presence_penalty for one in params]),
+            frequency=each([one.frequency_penalty for one in params]),
+        )
+
+    def biases(self, slots: Sequence[int]) -> Biases | None:
+        """Of these slots, by row."""
+        found = [(row, self._bias[slot]) for row, slot in enumerate(slots) if slot in self._bias]
+        if not found:
+            return None
+        return Biases(
+            rows=np.concatenate([bias.rows + row for row, bias in found]),
+            ids=np.concatenate([bias.ids for _, bias in found]),
+            values=np.concatenate([bias.values for _, bias in found]),
+        )
+
+    def allowed(self, slots: Sequence[int]) -> dict[int, Ints]:
+        """Of these slots, by row."""
+        return {row: self._allowed[slot] for row, slot in enumerate(slots) if slot in self._allowed}

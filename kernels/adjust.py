@@ -1,0 +1,50 @@
+"""Changes of single logits before sampling: penalties, biases, bars. Sparse, in place, for all rows at once.
+
+Takes flat lists of (row, id) with one value each; a pair appears once in a list. Knows no request.
+"""
+
+import torch
+from torch import Tensor
+
+
+def penalise_(
+    logits: Tensor,
+    rows: Tensor,
+    ids: Tensor,
+    counts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Make ids that a sequence has less likely, in place.
+
+    Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of ids in prompt or output;
+    frequency is taken off once for each occurrence in the output, presence once if there is any.
+
+    Args:
+        logits: float32 [R, V].
+        rows, ids: int64 [N], the pairs.
+        counts: float32 [N], occurrences in the output.
+        repetition, presence, frequency: float32 [N], of each pair's row; 1, 0 and 0 change nothing.
+    """
+    found = logits[rows, ids]
+    found = torch.where(found > 0, found / repetition, found * repetition)
+    found -= frequency * counts + presence * (counts > 0)
+    logits[rows, ids] = found
+
+
+def add_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
+    """logits [R, V] += values [N] at the pairs, in place."""
+    logits[rows, ids] += values
+
+
+def keep_only_(logits: Tensor, row: int, ids: Tensor) -> None:
+    """Bar every id of a row but `ids` [N], in place."""
+    kept = logits[row, ids]
+    logits[row] = -torch.inf
+    logits[row, ids] = kept
+
+
+def bar_(logits: Tensor, row: int, ids: Tensor) -> None:
+    """Bar `ids` [N] of a row, in place."""
+    logits[row, ids] = -torch.inf
