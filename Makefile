@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-long check lint types stubs proto-lint proto-breaking proto-release train-demo bench bench-step bench-service bench-detokenizer bench-start bench-scheduler simulate simulate-long clean
+.PHONY: help demo test test-long check lint types stubs proto-lint proto-breaking proto-release train-demo bench bench-step bench-service bench-start bench-scheduler bench-prefix simulate simulate-long clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | column -t -s '	'
@@ -64,6 +64,7 @@ bench: bench-step bench-start bench-service ## every figure of the README, writt
 bench-step: $(VENV)/.run ## engine decode step against a bare forward
 	$(BIN)/python -m benchmarks.engine_step
 
+.PHONY: bench-detokenizer
 bench-detokenizer: $(VENV)/.run ## a token's cost in the detokenizer
 	$(BIN)/python -m benchmarks.detokenizer
 
@@ -85,6 +86,9 @@ simulate-long: $(VENV)/.dev ## ten million events of it (nightly: EVENTS=1000000
 
 bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in simulated time
 	$(BIN)/python -m benchmarks.scheduler
+
+bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
+	$(BIN)/python -m benchmarks.prefix_cache
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -67,6 +67,10 @@ def text(spec: types_pb2.GenerationSpec) -> TextOptions:
     output = spec.output
     if output.split_sections and not spec.HasField("chat"):
         raise invalid("output.split_sections", "is of no use without a chat: leave it out")
+    if output.HasField("logprobs") and output.HasField("token_records") and not output.token_records:
+        raise invalid(
+            "output.token_records", "is false, and log probabilities come in records: leave out one of the two"
+        )
     return TextOptions(
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         split_sections=output.split_sections if output.HasField("split_sections") else True,

@@ -123,6 +123,7 @@ def test_greedy_equals_transformers_through_all_tiers(checkpoint: tuple[Path, Sh
         for _ in range(3):
             assert run(engine, prompts) == want
         assert stats.stats.num_saved and stats.stats.num_restored
+        assert engine.scheduler.num_preemptions > 0
         assert stats.stats.num_written
         if damage:
             assert stats.stats.num_failed

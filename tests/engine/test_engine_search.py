@@ -14,6 +14,7 @@ from tests.oracle.checkpoints import Shape, beams, greedy, make_checkpoint, refe
 
 # 30 blocks of 4 hold little more than one search of the prompts below; steps of 9 tokens cut every prompt.
 TIGHT = dataclasses.replace(ROOMY, max_num_seqs=6, max_num_batched_tokens=9, block_size=4, kv_cache_tokens=168)
+TIERED = dataclasses.replace(TIGHT, host_cache_bytes=20 * 4096)  # what is evicted or preempted goes to host memory
 VOCAB = 31  # small: end-of-sequence turns up, and hypotheses complete at different lengths
 
 
@@ -63,11 +64,13 @@ def test_beams_equal_transformers_with_everything_on(directory: Path, options: d
     oracle = reference(directory)
     want = {name: beams(oracle, prompt, 12, 3, **options) for name, prompt in prompts.items()}
     assert len({len(ids) for found in want.values() for ids in found}) > 1, "no hypothesis ends early"
-    for config in (ROOMY, TIGHT):
+    for config in (ROOMY, TIGHT, TIERED):
         engine = make_engine(directory, config)
         found = run(engine, prompts, beam_width=3, n=3, temperature=0.0, **options)
         assert {name: [outputs[i] for i in range(3)] for name, outputs in found.items()} == want
-    assert engine.scheduler.num_preemptions > 0
+        assert config is ROOMY or engine.scheduler.num_preemptions > 0
+    tiers = engine.scheduler.cache.tiers
+    assert tiers is not None and tiers.stats.num_saved and tiers.stats.num_restored
 
 
 def test_outputs_of_one_request_are_greedy_alike_and_sampled_apart(directory: Path) -> None:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import psutil
@@ -97,11 +96,6 @@ def wait_until(condition: "object", timeout_s: float, what: str) -> float:
             assert time.monotonic() - start < timeout_s, what
             pause.select(0.01)
     return time.monotonic() - start
-
-
-def run_directories() -> set[Path]:
-    """Socket directories of supervisors, living or dead."""
-    return set(Path("/tmp").glob("sluice-run-*"))
 
 
 def _address(process: "subprocess.Popen[str]") -> str:

@@ -125,6 +125,7 @@ def test_limits(group: str, knob: str, good: list[object], bad: list[object]) ->
         ({"stop": {"ignore_eos": True, "token_ids": [5, 2]}}, "stop.token_ids[1]"),
         ({"stop": {"strings": ["x" * 10_000_000]}}, "stop.strings[0]"),
         ({"output": {"split_sections": True}}, "output.split_sections"),
+        ({"output": {"logprobs": 0, "token_records": False}}, "output.token_records"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 1001}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 1000}, ""),

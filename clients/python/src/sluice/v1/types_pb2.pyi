@@ -847,7 +847,7 @@ class OutputOptions(_message.Message):
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Absent: true."""
     token_records: _builtins.bool
-    """Send a record for every token, besides the text. Absent: true."""
+    """Send a record for every token, besides the text. Not false together with `logprobs`. Absent: true."""
     split_sections: _builtins.bool
     """Only with a chat: tell reasoning and tool calls apart from the text, where the model's format is known. Absent: true."""
     @_builtins.property
