@@ -12,7 +12,6 @@ from services.tokenizer.tool_formats import ToolFormat
 
 MAX_CALL = 256 << 10  # characters; what is longer is text
 _PLAIN = frozenset('{}[]:,"+-.0123456789eEtrufalsn \t\r\n')  # what JSON has outside strings
-_BEGINNING = 64  # characters in which a call that nothing announced must look like one
 
 
 class Reading(enum.Enum):
@@ -36,7 +35,7 @@ class CallReader:
     def __init__(self, known: ToolFormat, *, is_bare: bool) -> None:
         """`is_bare`: nothing announced the call, so it must begin as one to be waited for."""
         self._known = known
-        self._beginnings = known.bare if is_bare else ()
+        self._beginnings = known.bare if is_bare else ()  # how it may go on, cut off as characters come
         self._pieces: list[str] = []
         self._size = 0
         self._depth = 0
@@ -56,12 +55,12 @@ class CallReader:
             if text[start : start + 1] not in ("", "{"):
                 return self._take(text, start, Reading.BROKEN)
         for at in range(start, len(text)):
-            if not self._step(text[at]):
+            if not (self._begins(text[at]) and self._step(text[at])):
                 return self._take(text, at, Reading.BROKEN)
             if self._depth == 0:
                 return self._take(text, at + 1, Reading.DONE)
         self._take(text, len(text), Reading.OPEN)
-        return (Reading.OPEN if self._size <= MAX_CALL and self._may_begin() else Reading.BROKEN), ""
+        return (Reading.OPEN if self._size <= MAX_CALL else Reading.BROKEN), ""
 
     def call(self) -> FoundCall | None:
         """What the object says; None if it is no call."""
@@ -82,6 +81,14 @@ class CallReader:
         self._size += end
         return reading, text[end:]
 
+    def _begins(self, char: str) -> bool:
+        """Whether a call that nothing announced may go on so."""
+        if not self._beginnings or char.isspace():
+            return True
+        left = tuple([one[1:] for one in self._beginnings if one[0] == char])
+        self._beginnings = left if all(left) else ()  # one is there whole: what follows is free
+        return bool(left)
+
     def _step(self, char: str) -> bool:
         """Take a character; False if JSON cannot have it there."""
         if self._in_string:
@@ -99,9 +106,3 @@ class CallReader:
         elif char in "}]":
             self._depth -= 1
         return char in _PLAIN
-
-    def _may_begin(self) -> bool:
-        if not self._beginnings or self._size > _BEGINNING:
-            return True
-        compact = "".join(self.raw.split())
-        return any(one.startswith(compact[: len(one)]) for one in self._beginnings)

@@ -106,6 +106,32 @@ def test_sections_whatever_the_pieces(name: str) -> None:
         assert joined(splits) == (want_text, want_reasoning, calls)
 
 
+PARTS = [
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>", CALL, LLAMA_CALL),
+    *('{"name"', "}", "\n", " ", "a", "<", "</", '"', ";", "{", "x<y", "\n\n", "é"),
+]
+
+
+def test_random_outputs_split_alike_whatever_the_pieces() -> None:
+    rng = random.Random(1)
+    for _ in range(3000):
+        output = "".join(rng.choices(PARTS, k=rng.randrange(1, 9)))
+        sections = Sections(rng.random() < 0.7, rng.random() < 0.2, rng.choice(["", "hermes", "llama3"]))
+        results = []
+        for num_cuts in (0, 3, len(output)):
+            cuts = (
+                sorted(rng.choices(range(len(output) + 1), k=num_cuts))
+                if num_cuts < len(output)
+                else range(len(output))
+            )
+            splitter, splits, at = SectionSplitter(sections), [], 0
+            for cut in [*cuts, len(output)]:
+                splits.append(splitter.feed(output[at:cut]))
+                at = cut
+            results.append(joined([*splits, splitter.flush()]))
+        assert results[0] == results[1] == results[2], output
+
+
 def test_text_is_streamed_as_soon_as_it_can_be_nothing_else() -> None:
     splitter = SectionSplitter(HERMES)
     assert [splitter.feed(piece).text for piece in ("a", "b<", "tool", "x", "\n", "c")] == [
