@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from sluice.v1 import types_pb2
+from sluice.v1 import control_pb2, types_pb2
 
 from engine.errors import unsupported
 
@@ -99,6 +99,23 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "resume": (),
     "credit_window": (),
 }
+
+FEATURE_FIELDS = (  # what GetServerInfo calls a feature, and the field that asks for it
+    (control_pb2.FEATURE_CHAT, "chat"),
+    (control_pb2.FEATURE_IMAGES, "chat.messages.parts.image"),
+    (control_pb2.FEATURE_LOGPROBS, "output.logprobs"),
+    (control_pb2.FEATURE_PROMPT_LOGPROBS, "output.prompt_logprobs"),
+    (control_pb2.FEATURE_MANY_OUTPUTS, "sampling.n"),
+    (control_pb2.FEATURE_BEAM_SEARCH, "sampling.beam"),
+    (control_pb2.FEATURE_PENALTIES, "sampling.presence_penalty"),
+    (control_pb2.FEATURE_CONSTRAINTS, "constraint"),
+    (control_pb2.FEATURE_ADAPTERS, "adapter"),
+    (control_pb2.FEATURE_SPECULATION, "speculation.enabled"),
+    (control_pb2.FEATURE_CREDIT, "credit_window"),
+    (control_pb2.FEATURE_DETACH, "scheduling.detach_ttl"),
+    (control_pb2.FEATURE_IDEMPOTENCY, "idempotency_key"),
+    (control_pb2.FEATURE_TOOLS, "chat.tools"),
+)
 
 
 def refuse_unbuilt(message: Message, path: str = "") -> None:

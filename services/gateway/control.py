@@ -9,6 +9,7 @@ from sluice.v1 import control_pb2, types_pb2
 from engine.errors import ServiceError, invalid
 from services.gateway.answers import duration
 from services.gateway.calls import Context
+from services.gateway.contract import BUILT, FEATURE_FIELDS
 from services.gateway.desk import Desk
 from services.gateway.errors import not_found
 from services.gateway.inference import refuse
@@ -19,10 +20,8 @@ MAX_PAGE = 1000
 FEATURES = (
     control_pb2.FEATURE_STREAM,
     control_pb2.FEATURE_TOKENIZE,
-    control_pb2.FEATURE_CHAT,
-    control_pb2.FEATURE_LOGPROBS,
-    control_pb2.FEATURE_TOOLS,
     control_pb2.FEATURE_REASONING,
+    *(feature for feature, path in FEATURE_FIELDS if path in BUILT),
 )
 
 

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
-from sluice.v1 import inference_pb2, types_pb2
+from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 from engine.errors import Code, ServiceError
 from services.gateway import translate
-from services.gateway.contract import BUILT, NOT_BUILT, refuse_unbuilt
+from services.gateway.contract import BUILT, FEATURE_FIELDS, NOT_BUILT, refuse_unbuilt
+from services.gateway.control import FEATURES
 from services.work import (
     ChatPrompt,
     Generate,
@@ -62,6 +63,12 @@ def test_what_is_not_built_is_refused_by_name(path: str) -> None:
     with pytest.raises(ServiceError) as caught:
         refuse_unbuilt(asked)
     assert (caught.value.code, caught.value.details["feature"]) == (Code.UNIMPLEMENTED, path)
+
+
+def test_features_are_those_whose_fields_are_built() -> None:
+    assert {path for _, path in FEATURE_FIELDS} <= BUILT | NOT_BUILT.keys()
+    assert control_pb2.FEATURE_MANY_OUTPUTS in FEATURES and control_pb2.FEATURE_IMAGES not in FEATURES
+    assert len(set(FEATURES)) == len(FEATURES)
 
 
 def test_neutral_values_are_accepted() -> None:
