@@ -64,6 +64,10 @@ bench: bench-step bench-start bench-service ## every figure of the README, writt
 bench-step: $(VENV)/.run ## engine decode step against a bare forward
 	$(BIN)/python -m benchmarks.engine_step
 
+.PHONY: bench-detokenizer
+bench-detokenizer: $(VENV)/.run ## a token's cost in the detokenizer
+	$(BIN)/python -m benchmarks.detokenizer
+
 bench-start: $(VENV)/.run ## cold start to first token, and memory
 	$(BIN)/python -m benchmarks.cold_start
 

@@ -35,7 +35,7 @@ class Limits:
     vocab_size: int
     max_prompt_bytes: int = 1 << 20
     max_logprobs: int = 20
-    max_stop_strings: int = 16
+    max_stop_strings: int = 32
     max_stop_bytes: int = 256
     max_stop_token_ids: int = 64
     max_priority: int = 1000

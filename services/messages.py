@@ -168,7 +168,7 @@ class Detokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknow
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """An answer that later stages pass on untouched."""
+    """An answer that later stages pass on untouched. Of a generation, a Tokenized is its prompt and not its end."""
 
     envelope: Envelope
     value: Tokenized | Detokenized

@@ -102,6 +102,8 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     params: SamplingParams
     stops: Stops = Stops()
     text: TextOptions = TextOptions()
+    echo: bool = False  # tell the prompt's tokens: a Result, ahead of the generation
+    keep_last: int = 0  # tokens of the prompt; 0 keeps all
     scheduling: Scheduling = Scheduling()
 
 

@@ -5,11 +5,11 @@ all that the model wrote, sections or not.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from engine.request import FinishReason
-from services.detokenizer.sections import SectionSplitter
+from services.detokenizer.sections import NOTHING, SectionSplitter
 from services.detokenizer.stream import OutputText
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.tool_formats import FORMATS
@@ -23,7 +23,7 @@ class Advance(NamedTuple):
 
     text: str
     num_consumed: int
-    finish: FinishReason | None
+    finish: FinishReason | None = None
     stop_match: str = ""
     reasoning: str = ""
     num_reasoning: int = 0
@@ -52,9 +52,23 @@ class Output:
 
     def push(self, ids: Sequence[int], finish: FinishReason | None) -> Advance:
         """The next tokens, and why the engine ended the output with them, if it did."""
+        if len(ids) == 1 and finish is None:  # as nearly always: without loops
+            text = self._text.push_one(ids[0])
+            if self._text.stopped is None:
+                return Advance(text, 1) if self._splitter is None else self._split_one(self._splitter, text)
+            step = Advance(text, 1, FinishReason.STOP_STRING, self._text.stopped)
+            return step if self._splitter is None else self._split(self._splitter, [step])
         if self._splitter is None:
             return self._advance(ids, finish)
-        return self._split(self._splitter, ids, finish)
+        return self._split(self._splitter, self._steps(ids, finish))
+
+    def _steps(self, ids: Sequence[int], finish: FinishReason | None) -> Iterator[Advance]:
+        """Token by token, so that those of the reasoning can be counted."""
+        for at in range(max(1, len(ids))):
+            step = self._advance(ids[at : at + 1], finish if at >= len(ids) - 1 else None)
+            yield step
+            if step.finish is not None:
+                return
 
     def _advance(self, ids: Sequence[int], finish: FinishReason | None) -> Advance:
         text, num_consumed = self._text.push(ids)
@@ -64,26 +78,29 @@ class Output:
             return Advance(text, num_consumed, FinishReason.STOP_STRING, self._text.stopped)
         return Advance(text, num_consumed, finish)
 
-    def _split(self, splitter: SectionSplitter, ids: Sequence[int], finish: FinishReason | None) -> Advance:
-        """Token by token, so that those of the reasoning can be counted."""
-        advance = Advance("", 0, None)
-        for at in range(max(1, len(ids))):
-            was_reasoning = splitter.is_reasoning
-            is_last = at >= len(ids) - 1
-            step = self._advance(ids[at : at + 1], finish if is_last else None)
-            split = splitter.feed(step.text)
+    def _split_one(self, splitter: SectionSplitter, text: str) -> Advance:
+        """One token that ended nothing."""
+        was_reasoning = splitter.is_reasoning
+        split = splitter.feed(text)
+        num_reasoning = 1 if was_reasoning or splitter.is_reasoning else 0
+        calls = tuple([self._named(*call) for call in split.calls])
+        return Advance(split.text, 1, None, "", split.reasoning, num_reasoning, calls)
+
+    def _split(self, splitter: SectionSplitter, steps: Iterable[Advance]) -> Advance:
+        """Several tokens, or the last ones."""
+        advance = Advance("", 0)
+        for step in steps:
+            part = self._split_one(splitter, step.text)
+            rest = splitter.flush() if step.finish is not None else NOTHING
             advance = Advance(
-                advance.text + split.text,
+                advance.text + part.text + rest.text,
                 advance.num_consumed + step.num_consumed,
                 step.finish,
                 step.stop_match,
-                advance.reasoning + split.reasoning,
-                advance.num_reasoning + step.num_consumed * (was_reasoning or splitter.is_reasoning),
-                advance.tool_calls + tuple([self._named(*call) for call in split.calls]),
+                advance.reasoning + part.reasoning + rest.reasoning,
+                advance.num_reasoning + part.num_reasoning * step.num_consumed,
+                advance.tool_calls + part.tool_calls,
             )
-            if step.finish is not None:
-                rest = splitter.flush()
-                return advance._replace(text=advance.text + rest.text, reasoning=advance.reasoning + rest.reasoning)
         return advance
 
     def _named(self, name: str, arguments: str) -> ToolCall:

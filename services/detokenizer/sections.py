@@ -23,6 +23,9 @@ class Split(NamedTuple):
     calls: tuple[FoundCall, ...]
 
 
+NOTHING = Split("", "", ())
+
+
 class _State(enum.Enum):
     BEGIN = enum.auto()  # nothing but white space has come, or nothing behind the reasoning
     REASONING = enum.auto()
@@ -50,6 +53,10 @@ class _Lines:
             self._certain.append(self._ends + body)
             self._ends = ""
         self._ends += text[len(body) :]
+
+    def passes(self, text: str) -> bool:
+        """Whether `text` is certain as it is, and nothing waits before it."""
+        return not (self._drops or self._ends or self._certain or text[-1:] == "\n")
 
     def take(self, *, holds_ends: bool) -> str:
         """What is certain; the last line ends too, unless a mark could still claim them."""
@@ -87,11 +94,21 @@ class SectionSplitter:
 
     def feed(self, text: str) -> Split:
         """What is certain with `text`."""
+        if not self._buffer and self._passes(text):
+            return Split("", text, ()) if self._state is _State.REASONING else Split(text, "", ())
         self._buffer += text
         while self._advance():
             pass
         # Without tools no mark can claim the line ends of the text.
         return self._taken(holds_ends=self._tools is not None)
+
+    def _passes(self, text: str) -> bool:
+        """Whether `text` belongs where we are, all of it, and nothing is held back: so it is with nearly all text."""
+        if self._state is _State.REASONING:
+            return _CLOSE[0] not in text and self._reasoning.passes(text)
+        if self._state is not _State.TEXT:
+            return False
+        return self._tools is None or (self._tools.opening[0] not in text and self._text.passes(text))
 
     def flush(self) -> Split:
         """No more comes: what was held back."""
@@ -143,7 +160,6 @@ class SectionSplitter:
         self._reasoning.add(before)
         if not mark:
             return False
-        self._reasoning.drop_ends()
         self._may_reason = False
         self._text = _Lines(drops_first=True)
         self._state = _State.BEGIN

@@ -6,9 +6,10 @@ engine and no socket.
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from services.detokenizer.output import Output
+from services.detokenizer.records import Records
 from services.messages import (
     Cancel,
     Envelope,
@@ -16,7 +17,6 @@ from services.messages import (
     Message,
     Text,
     Timings,
-    TokenRecord,
     Tokens,
 )
 from services.tokenizer.encoding import TextEncoder
@@ -53,6 +53,7 @@ class DetokenizerStage:
         self._encoder = encoder
         self._emit = emit
         self._record = record
+        self._records = Records(encoder.pieces)
         self._requests: dict[str, _Request] = {}
 
     @property
@@ -84,7 +85,8 @@ class DetokenizerStage:
         output = self._output(message, start)
         if output is None or output.ended or message.first_index != output.next_index:
             self.num_late += len(message.ids)
-            self._forget_if(message.finish is not None, message)
+            if message.finish is not None:
+                self._forget(message)
             return
         advance = output.output.push(message.ids, message.finish)
         output.next_index += advance.num_consumed
@@ -95,7 +97,7 @@ class DetokenizerStage:
             Text(
                 envelope=message.envelope,
                 first_index=message.first_index,
-                tokens=self._records(message, advance.num_consumed),
+                tokens=self._records.of(message, advance.num_consumed),
                 text=advance.text,
                 output_index=message.output_index,
                 admitted=message.admitted,
@@ -109,14 +111,17 @@ class DetokenizerStage:
         )
         if advance.finish is not None:
             self._record("detokenize", message.envelope, output.start, now, {"sluice.tokens": output.next_index})
-        self._forget_if(message.finish is not None, message)
+        if message.finish is not None:
+            self._forget(message)
 
     def _output(self, message: Tokens, now: float) -> _Output | None:
         """The output's state; made by the first message of an attempt, which says how to detokenise."""
         envelope = message.envelope
         request = self._requests.get(envelope.request_id)
-        if request is not None and request.attempt == envelope.attempt and message.output_index in request.outputs:
-            return request.outputs[message.output_index]
+        if request is not None and request.attempt == envelope.attempt:
+            output = request.outputs.get(message.output_index)
+            if output is not None:
+                return output
         if message.admitted is None or (request is not None and envelope.attempt < request.attempt):
             return None
         if request is None or request.attempt < envelope.attempt:  # a later attempt supersedes all of an earlier one
@@ -126,10 +131,10 @@ class DetokenizerStage:
         request.outputs[message.output_index] = output
         return output
 
-    def _forget_if(self, ended: bool, message: Tokens) -> None:
+    def _forget(self, message: Tokens) -> None:
         """The engine has sent an output's last token: drop the output's state."""
         request = self._requests.get(message.envelope.request_id)
-        if not ended or request is None or request.attempt != message.envelope.attempt:
+        if request is None or request.attempt != message.envelope.attempt:
             return
         request.outputs.pop(message.output_index, None)
         if not request.outputs:
@@ -140,19 +145,6 @@ class DetokenizerStage:
         request = self._requests.get(envelope.request_id)
         if request is not None and request.attempt <= envelope.attempt:
             del self._requests[envelope.request_id]
-
-    def _records(self, message: Tokens, consumed: int) -> tuple[TokenRecord, ...]:
-        ids = message.ids[:consumed]
-        pieces = self._encoder.pieces(ids)
-        if not message.logprobs:
-            return tuple(TokenRecord(token, piece) for token, piece in zip(ids, pieces, strict=True))
-        return tuple(
-            TokenRecord(token, piece, logprobs, self._pieces(logprobs.top_ids))
-            for token, piece, logprobs in zip(ids, pieces, message.logprobs, strict=False)
-        )
-
-    def _pieces(self, ids: Sequence[int]) -> tuple[bytes, ...]:
-        return self._encoder.pieces(ids)
 
 
 def _timings(timings: Timings | None, busy_s: float) -> Timings:

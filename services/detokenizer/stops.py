@@ -23,10 +23,16 @@ class StopMatcher:
         for string in filter(None, strings):
             self._add(string)
         self._link()
+        self._firsts = frozenset(self._next[0])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look for."""
+        return len(self._next) == 1
 
     def feed(self, text: str) -> tuple[str, str | None]:
         """Text that is certain now, and the stop string if one was completed."""
-        if len(self._next) == 1:
+        if not self._state and self._firsts.isdisjoint(text):
             return text, None
         state = self._state
         for at, char in enumerate(text):

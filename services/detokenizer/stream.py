@@ -44,6 +44,9 @@ class OutputText:
         self._run: _Run | None = None
         self._first = encoder.pieces.first_differs
         self._ended = False
+        # Whether the next token's text depends on those before it: half a character, a run, or none at all.
+        self._depends = self._first
+        self._whole_texts = encoder.pieces.whole_texts
         self.push(prefix)
 
     @property
@@ -57,13 +60,14 @@ class OutputText:
             return TextDelta("", 0)
         emitted: list[str] = []
         for consumed, token in enumerate(ids, 1):
-            piece = self._pieces.get(token)
-            if piece is None or token in self._left_out:
-                continue
-            emitted.append(self._step(token, piece))
+            emitted.append(self._step(token))
             if self.stopped is not None:
                 return TextDelta("".join(emitted), consumed)
         return TextDelta("".join(emitted), len(ids))
+
+    def push_one(self, token: int) -> str:
+        """The same for one token, which is what nearly always comes: without lists and tuples."""
+        return "" if self._ended or self._sink.stopped is not None else self._step(token)
 
     def finish(self) -> str:
         """No more tokens come: what was held back. It may complete a stop string after all."""
@@ -73,13 +77,27 @@ class OutputText:
         emitted = self._end_run() + self._sink.feed(self._utf8.decode(b"", final=True))
         return emitted if self.stopped is not None else emitted + self._sink.flush()
 
-    def _step(self, token: int, piece: bytes) -> str:
+    def _step(self, token: int) -> str:
+        if token in self._left_out:
+            return ""
+        text = None if self._depends else self._whole_texts[token]
+        return self._decode(token) if text is None else self._sink.feed(text)
+
+    def _decode(self, token: int) -> str:
+        """A token whose text is more than its own bytes."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            return ""
         first, self._first = self._first, False
         if self._pieces.is_byte_level:
-            return self._sink.feed(self._utf8.decode(piece))
+            text = self._utf8.decode(piece)
+            self._depends = self._utf8.getstate() != (b"", 0)
+            return self._sink.feed(text)
         if token in self._pieces.byte_ids:
             self._run = self._run or _Run(self._sink)
+            self._depends = True
             return self._run.step(piece)
+        self._depends = False
         return self._end_run() + self._sink.feed(self._pieces.first(token) if first else piece.decode())
 
     def _end_run(self) -> str:
@@ -94,6 +112,7 @@ class _Sink:
         self.stopped: str | None = None
         self._matcher = matcher
         self._lead, self._num_lead = lead
+        self._is_open = matcher.is_empty and not self._num_lead  # everything passes
 
     def fork(self) -> "_Sink":
         """The same state, to go on from in another way."""
@@ -103,12 +122,15 @@ class _Sink:
 
     def feed(self, text: str) -> str:
         """What may be shown."""
+        if self._is_open:
+            return text
         if self.stopped is not None:
             return ""
         while self._num_lead and text:
             led = text.startswith(self._lead)
             self._num_lead = self._num_lead - 1 if led else 0
             text = text[1:] if led else text
+            self._is_open = self._matcher.is_empty and not self._num_lead
         emitted, self.stopped = self._matcher.feed(text)
         return emitted
 

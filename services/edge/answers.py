@@ -17,7 +17,7 @@ class Dialect:
     Attributes:
         choice: a whole output → its choice.
         opening: the first chunk's choice of an output, or None where there is none.
-        piece: index, text, logprobs → a chunk's choice.
+        piece: index, text, what else came of the output (see `sections`), logprobs → a chunk's choice.
         logprobs: tokens, length of the text before them → the logprobs object.
     """
 
@@ -26,7 +26,7 @@ class Dialect:
     chunk_object: str
     choice: Callable[[types_pb2.Output, Json | None], Json]
     opening: Callable[[int], Json] | None
-    piece: Callable[[int, str, Json | None], Json]
+    piece: Callable[[int, str, Json, Json | None], Json]
     logprobs: Callable[[Sequence[types_pb2.Token], int], Json]
 
 
@@ -59,7 +59,9 @@ def whole(dialect: Dialect, answers: Sequence[inference_pb2.GenerateResponse], c
     choices = []
     for index, output in enumerate(outputs):
         choice = dialect.choice(output, dialect.logprobs(output.tokens, 0) if scored else None)
-        choices.append({**choice, "index": index, "finish_reason": reason(output.finish_reason)})
+        choices.append(
+            {**choice, "index": index, "finish_reason": reason(output.finish_reason, called=bool(output.tool_calls))}
+        )
     total = types_pb2.Usage()
     for answer in answers:
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"):
@@ -79,9 +81,25 @@ def usage(spent: types_pb2.Usage) -> Json:
     }
 
 
-def reason(finish: "types_pb2.FinishReason.ValueType") -> str:
-    """length, or stop for every end that the model or the client chose."""
-    return _REASONS.get(finish, "stop")
+def reason(finish: "types_pb2.FinishReason.ValueType", *, called: bool) -> str:
+    """length; else tool_calls where there are some, and stop for every end that the model or the client chose."""
+    return _REASONS.get(finish, "tool_calls" if called else "stop")
+
+
+def sections(part: types_pb2.Delta | types_pb2.Output, num_calls: int | None) -> Json:
+    """What is no text of a chat. In a stream calls are numbered: `num_calls` came before."""
+    found: Json = {"reasoning_content": part.reasoning} if part.reasoning else {}
+    if part.tool_calls:
+        found["tool_calls"] = [
+            {
+                **({} if num_calls is None else {"index": num_calls + at}),
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for at, call in enumerate(part.tool_calls)
+        ]
+    return found
 
 
 def model(found: control_pb2.Model) -> Json:
@@ -90,7 +108,9 @@ def model(found: control_pb2.Model) -> Json:
 
 
 def _chat_choice(output: types_pb2.Output, logprobs: Json | None) -> Json:
-    return {"message": {"role": "assistant", "content": output.text, "refusal": None}, "logprobs": logprobs}
+    text = output.text or (None if output.tool_calls else "")
+    message = {"role": "assistant", "content": text, "refusal": None, **sections(output, None)}
+    return {"message": message, "logprobs": logprobs}
 
 
 def _completion_choice(output: types_pb2.Output, logprobs: Json | None) -> Json:
@@ -101,11 +121,12 @@ def _chat_opening(index: int) -> Json:
     return _chunk_choice(index, {"delta": {"role": "assistant", "content": ""}, "logprobs": None})
 
 
-def _chat_piece(index: int, text: str, logprobs: Json | None) -> Json:
-    return _chunk_choice(index, {"delta": {"content": text} if text or logprobs else {}, "logprobs": logprobs})
+def _chat_piece(index: int, text: str, others: Json, logprobs: Json | None) -> Json:
+    content = {"content": text} if text or logprobs else {}
+    return _chunk_choice(index, {"delta": {**content, **others}, "logprobs": logprobs})
 
 
-def _completion_piece(index: int, text: str, logprobs: Json | None) -> Json:
+def _completion_piece(index: int, text: str, others: Json, logprobs: Json | None) -> Json:
     return _chunk_choice(index, {"text": text, "logprobs": logprobs})
 
 

@@ -4,17 +4,18 @@ Knows no HTTP; whoever drives it cancels the call when its reader is gone.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import assert_never
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from services.edge.answers import Dialect, Head, Json, reason, usage
+from services.edge.answers import Dialect, Head, Json, reason, sections, usage
 
 
 @dataclasses.dataclass(slots=True)
 class Chunks:
-    """The state between events: the head, and how much text each output has (for logprobs)."""
+    """The state between events: the head, how much text each output has (for logprobs), and how many calls."""
 
     dialect: Dialect
     created: int
@@ -22,6 +23,7 @@ class Chunks:
     include_usage: bool
     head: Head | None = None
     lengths: dict[int, int] = dataclasses.field(default_factory=dict)
+    num_calls: Counter[int] = dataclasses.field(default_factory=Counter)
 
     async def of(
         self,
@@ -40,9 +42,10 @@ class Chunks:
             case "delta":
                 yield from self._delta(event.delta)
             case "output_finished":
-                yield from self._opened(event.output_finished.output_index)
-                choice = self.dialect.piece(event.output_finished.output_index, "", None)
-                yield self._chunk([{**choice, "finish_reason": reason(event.output_finished.finish_reason)}])
+                index = event.output_finished.output_index
+                yield from self._opened(index)
+                why = reason(event.output_finished.finish_reason, called=self.num_calls[index] > 0)
+                yield self._chunk([{**self.dialect.piece(index, "", {}, None), "finish_reason": why}])
             case "finished":
                 if self.include_usage:
                     yield self._chunk([], usage(event.finished.usage))
@@ -56,8 +59,10 @@ class Chunks:
         yield from self._opened(index)
         logprobs = self.dialect.logprobs(delta.tokens, self.lengths[index]) if self.scored else None
         self.lengths[index] += len(delta.text)
-        if delta.text or (self.scored and delta.tokens):
-            yield self._chunk([self.dialect.piece(index, delta.text, logprobs)])
+        others = sections(delta, self.num_calls[index])
+        self.num_calls[index] += len(delta.tool_calls)
+        if delta.text or others or (self.scored and delta.tokens):
+            yield self._chunk([self.dialect.piece(index, delta.text, others, logprobs)])
 
     def _opened(self, index: int) -> Iterator[Json]:
         if index in self.lengths:

@@ -8,7 +8,17 @@ import msgspec
 from sluice.v1 import types_pb2
 
 from services.edge.errors import bad_request, unsupported
-from services.edge.wire import ChatRequest, Common, CompletionRequest, ImagePart, Message, ResponseFormat, TextPart
+from services.edge.wire import (
+    ChatRequest,
+    ChosenTool,
+    Common,
+    CompletionRequest,
+    Function,
+    ImagePart,
+    Message,
+    ResponseFormat,
+    TextPart,
+)
 
 COMPLETION_MAX_TOKENS = 16  # of OpenAI's reference, where a completion asks for none
 MAX_PROMPTS = 128
@@ -20,6 +30,11 @@ _ROLES = {
     "user": types_pb2.ROLE_USER,
     "assistant": types_pb2.ROLE_ASSISTANT,
     "tool": types_pb2.ROLE_TOOL,
+}
+_MODES = {
+    "none": types_pb2.TOOL_MODE_NONE,
+    "auto": types_pb2.TOOL_MODE_AUTO,
+    "required": types_pb2.TOOL_MODE_REQUIRED,
 }
 
 
@@ -33,7 +48,19 @@ def chat_spec(request: ChatRequest) -> types_pb2.GenerationSpec:
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     messages = [_message(at, one) for at, one in enumerate(request.messages)]
     spec = _spec(request, max_tokens, logprobs)
-    spec.chat.MergeFrom(types_pb2.Chat(messages=messages))
+    if request.tools is not None and not request.tools:
+        raise bad_request("tools", "is empty: leave it out")
+    if request.parallel_tool_calls is False:
+        raise unsupported("parallel_tool_calls", "this server cannot hold a model to one call: leave it out")
+    variables = request.chat_template_kwargs
+    spec.chat.MergeFrom(
+        types_pb2.Chat(
+            messages=messages,
+            tools=[_tool(at, one.function) for at, one in enumerate(request.tools or ())],
+            tool_choice=_tool_choice(request.tool_choice),
+            template_variables=None if variables is None else msgspec.json.encode(variables).decode(),
+        )
+    )
     return spec
 
 
@@ -109,13 +136,42 @@ def _constraint(asked: ResponseFormat | None) -> types_pb2.Constraint | None:
 
 
 def _message(at: int, message: Message) -> types_pb2.ChatMessage:
-    if message.content is None:
+    calls = message.tool_calls or []
+    if message.content is None and not calls:
         raise bad_request(f"messages[{at}].content", "is missing")
-    if isinstance(message.content, str):
+    if message.content is None:
+        parts = []
+    elif isinstance(message.content, str):
         parts = [types_pb2.ContentPart(text=message.content)]
     else:
         parts = list(_parts(f"messages[{at}].content", message.content))
-    return types_pb2.ChatMessage(role=_ROLES[message.role], parts=parts)
+    return types_pb2.ChatMessage(
+        role=_ROLES[message.role],
+        parts=parts,
+        tool_calls=[
+            types_pb2.ToolCall(id=one.id, name=one.function.name, arguments=one.function.arguments or "{}")
+            for one in calls
+        ],
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning=message.reasoning_content,
+    )
+
+
+def _tool(at: int, function: Function) -> types_pb2.Tool:
+    if function.strict:
+        raise unsupported(f"tools[{at}].function.strict", "this server cannot hold arguments to their schema")
+    schema = function.parameters
+    parameters = None if schema is None else msgspec.json.encode(schema).decode()
+    return types_pb2.Tool(name=function.name, description=function.description, parameters=parameters)
+
+
+def _tool_choice(choice: str | ChosenTool | None) -> types_pb2.ToolChoice | None:
+    if choice is None:
+        return None
+    if isinstance(choice, ChosenTool):
+        return types_pb2.ToolChoice(name=choice.function.name)
+    return types_pb2.ToolChoice(mode=_MODES[choice])
 
 
 def _parts(field: str, parts: list[TextPart | ImagePart]) -> Iterator[types_pb2.ContentPart]:

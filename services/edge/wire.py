@@ -96,13 +96,60 @@ class ImagePart(msgspec.Struct, tag_field="type", tag="image_url", forbid_unknow
 Part: TypeAlias = TextPart | ImagePart
 
 
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What was called, with JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class Call(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A call that an assistant made."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class Function(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What may be called."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A tool, of the one kind that there is here."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The name of a function."""
+
+    name: str
+
+
+class ChosenTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
 class Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A turn. What a client sends back of our own answers may hold these as null."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     refusal: None = None
-    tool_calls: None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None  # not OpenAI's own, but what servers of reasoning models agree on
     function_call: None = None
     audio: None = None
     annotations: None = None
@@ -115,6 +162,10 @@ class ChatRequest(Common, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # ours, as vLLM has it
 
 
 def decode(body: bytes, kind: type[_T]) -> _T:

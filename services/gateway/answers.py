@@ -9,6 +9,7 @@ from engine.request import FinishReason
 from services.gateway.observer import Used
 from services.gateway.open_requests import OpenRequest
 from services.messages import Text, Timings, Tokenized, TokenRecord
+from services.work import unpack_ids
 
 _REASONS = {
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
@@ -26,6 +27,22 @@ def accepted(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
         generation_id=envelope.request_id, model=envelope.model, revision=envelope.revision, params=effective(request)
     )
     return inference_pb2.StreamGenerateResponse(accepted=made)
+
+
+def prompt_event(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
+    """What was learnt of the prompt, before the first delta."""
+    return inference_pb2.StreamGenerateResponse(prompt_info=prompt_info(request))
+
+
+def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
+    """As far as it is known; its tokens where they are echoed."""
+    made = types_pb2.PromptInfo(generation_id=request.envelope.request_id)
+    if request.admitted is not None:
+        made.prompt_tokens, made.cached_tokens = request.admitted.num_prompt, request.admitted.num_cached
+    if request.prompt is not None:
+        for token_id, piece in zip(unpack_ids(request.prompt.ids), request.prompt.pieces, strict=True):
+            made.tokens.add(id=token_id, piece=piece)
+    return made
 
 
 def delta(request: OpenRequest, texts: Sequence[Text]) -> inference_pb2.StreamGenerateResponse:
@@ -103,6 +120,7 @@ def whole(request: OpenRequest) -> inference_pb2.GenerateResponse:
         usage=usage(used(request)),
         timings=timings(used(request)),
         params=effective(request),
+        prompt_info=prompt_info(request) if request.asked.echo else None,
     )
 
 
@@ -127,7 +145,7 @@ def _output(request: OpenRequest, index: int) -> types_pb2.Output:
 def tokenized(request: OpenRequest, value: Tokenized) -> inference_pb2.TokenizeResponse:
     """The answer of Tokenize."""
     response = inference_pb2.TokenizeResponse(model=request.envelope.model, revision=request.envelope.revision)
-    for token_id, piece in zip(memoryview(value.ids).cast("i"), value.pieces, strict=True):
+    for token_id, piece in zip(unpack_ids(value.ids), value.pieces, strict=True):
         response.tokens.add(id=token_id, piece=piece)
     return response
 

@@ -69,6 +69,7 @@ BUILT = frozenset(
         "output",
         "output.logprobs",
         "output.token_records",
+        "output.echo",
         "output.skip_special_tokens",
         "output.split_sections",
         "cache",
@@ -79,6 +80,7 @@ BUILT = frozenset(
         "scheduling.ttft_target.seconds",
         "scheduling.ttft_target.nanos",
         "speculation",
+        "truncate_prompt_tokens",
     ]
 )
 
@@ -88,7 +90,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "chat.tool_choice.name": (),
     "output.logprob_token_ids": (),
     "output.prompt_logprobs": (),
-    "output.echo": (False,),
     "constraint": (),
     "scheduling.on_disconnect": (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL),
     "scheduling.detach_ttl": (),

@@ -221,6 +221,10 @@ async def _stream(session: Session) -> None:
         await session.news()
     if request.admitted is not None:
         await session.write(answers.accepted(request))
+    if request.asked.echo:
+        while request.prompt is None and request.outcome is None:
+            await session.news()
+        await session.write(answers.prompt_event(request))
     while True:
         texts = request.take()
         if texts:

@@ -44,19 +44,33 @@ def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> Sampli
     )
 
 
-def stops(stop: types_pb2.StopConditions, limits: Limits) -> Stops:
-    """Stop strings, each within its size. Raises `ServiceError`."""
+def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ...]) -> Stops:
+    """Stop strings, each within its size, and no condition that contradicts another. Raises `ServiceError`."""
     if len(stop.strings) > limits.max_stop_strings:
         raise invalid("stop.strings", f"{len(stop.strings)} strings; at most {limits.max_stop_strings}")
     for at, text in enumerate(stop.strings):
         if not 1 <= len(text.encode()) <= limits.max_stop_bytes:
             size = len(text.encode())
             raise invalid(f"stop.strings[{at}]", f"has {size} bytes; 1 to {limits.max_stop_bytes} are allowed")
+    if stop.include and not stop.strings:
+        raise invalid("stop.include", "is of no use without stop.strings: leave it out")
+    for at, token_id in enumerate(stop.token_ids):
+        if stop.ignore_eos and token_id in eos_ids:
+            raise invalid(
+                f"stop.token_ids[{at}]", f"{token_id} ends a sequence of this model, which ignore_eos ignores"
+            )
     return Stops(strings=tuple(stop.strings), include=stop.include)
 
 
-def text(output: types_pb2.OutputOptions) -> TextOptions:
-    """How tokens become text."""
+def text(spec: types_pb2.GenerationSpec) -> TextOptions:
+    """How tokens become text. Raises `ServiceError`."""
+    output = spec.output
+    if output.split_sections and not spec.HasField("chat"):
+        raise invalid("output.split_sections", "is of no use without a chat: leave it out")
+    if output.HasField("logprobs") and output.HasField("token_records") and not output.token_records:
+        raise invalid(
+            "output.token_records", "is false, and log probabilities come in records: leave out one of the two"
+        )
     return TextOptions(
         skip_special_tokens=output.skip_special_tokens if output.HasField("skip_special_tokens") else True,
         split_sections=output.split_sections if output.HasField("split_sections") else True,
@@ -135,6 +149,7 @@ def effective(
             logprobs=params.logprobs if params.logprobs >= 0 else None,
             skip_special_tokens=text.skip_special_tokens,
             token_records=records,
+            echo=spec.output.echo,
             split_sections=text.split_sections if spec.HasField("chat") else None,
         ),
         cache=types_pb2.CacheOptions(bypass=scheduling.bypasses_cache),

@@ -66,6 +66,7 @@ class OpenRequest:
         self.interrupt: Callable[[], object] = _nothing  # breaks a write that does not end
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
+        self.prompt: Tokenized | None = None  # where it is echoed
         self.first_token_s: float | None = None
         self.outputs = [OutputState() for _ in range(asked.num_outputs)]
         self.last_seq = 0
@@ -112,7 +113,7 @@ class OpenRequest:
             self.admitted = text.admitted
         output.num_tokens += len(text.tokens)
         output.num_reasoning += text.num_reasoning
-        if has_content((text,)) or text.finish is not None:
+        if text.tokens or text.finish is not None or has_content((text,)):
             self._waiting.append(text)
             self._waiting_bytes += len(text.text) + len(text.reasoning) + TOKEN_BYTES * len(text.tokens)
         if self.first_token_s is None and text.tokens:
@@ -266,6 +267,10 @@ def _unfit(request: OpenRequest, envelope: Envelope) -> str:
 def _hand_over(request: OpenRequest, message: Text | Failed | Result, now_s: float) -> str:
     if isinstance(message, Text):
         return request.receive(message, now_s)
+    if isinstance(message, Result) and isinstance(message.value, Tokenized) and request.asked.echo:
+        request.prompt = message.value
+        request.on_news()
+        return ""
     request.ring_knows_end = True
     request.end(from_failed(message) if isinstance(message, Failed) else message.value)
     return ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import invalid
-from engine.request import SamplingParams, check_ids, check_params, check_prompt
+from engine.request import Limits, SamplingParams, check_ids, check_params, check_prompt
 from services.gateway import knobs
 from services.gateway.admission import BYTES_PER_TOKEN
 from services.gateway.chat import chat_prompt, num_bytes
@@ -38,6 +38,7 @@ class Asked:
         reserve: tokens that admission sets aside.
         effective: parameters to echo; `max_tokens` is set when the engine has said it. None without a generation.
         token_records: whether the client wants a record per token.
+        echo: whether it wants the prompt's tokens.
         num_outputs: that it gets back.
     """
 
@@ -46,6 +47,7 @@ class Asked:
     num_outputs: int = 1
     effective: types_pb2.EffectiveParams | None = None
     token_records: bool = True
+    echo: bool = False
 
 
 def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
@@ -55,18 +57,29 @@ def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewayS
     limits = settings.limits
     params = knobs.sampling(spec, settings.model.defaults)
     check_params(params, limits)
-    stops = knobs.stops(spec.stop, limits)
-    text = knobs.text(spec.output)
+    stops = knobs.stops(spec.stop, limits, settings.model.eos_ids)
+    text = knobs.text(spec)
     scheduling = knobs.scheduling(spec, priority, limits)
+    keep_last = _keep_last(spec, limits)
     prompt, size = _prompt(spec, params, settings)
+    size = min(size, keep_last or size)
     output = params.max_tokens or max(0, limits.context_length - size)
     return Asked(
-        work=Generate(prompt=prompt, params=params, stops=stops, text=text, scheduling=scheduling),
+        work=Generate(prompt, params, stops, text, spec.output.echo, keep_last, scheduling),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
         effective=knobs.effective(params, stops, text, scheduling, spec),
         token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
+        echo=spec.output.echo,
     )
+
+
+def _keep_last(spec: types_pb2.GenerationSpec, limits: Limits) -> int:
+    """0 where it is absent."""
+    asked = spec.truncate_prompt_tokens
+    if spec.HasField("truncate_prompt_tokens") and not 1 <= asked <= limits.context_length:
+        raise invalid("truncate_prompt_tokens", f"{asked} is not in [1, {limits.context_length}]")
+    return asked
 
 
 def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettings) -> Asked:
@@ -113,7 +126,8 @@ def _prompt(
             return TextPrompt(spec.text), size // BYTES_PER_TOKEN + 1
         case "token_ids":
             ids = _ids("prompt.token_ids", spec.token_ids.ids, settings)
-            check_prompt(len(spec.token_ids.ids), params, settings.limits)
+            num = len(spec.token_ids.ids)
+            check_prompt(min(num, spec.truncate_prompt_tokens or num), params, settings.limits)
             return TokenPrompt(ids), len(spec.token_ids.ids)
         case "chat":
             chat, size = _chat(spec.chat, settings)

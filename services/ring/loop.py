@@ -119,15 +119,17 @@ class RingLoop:
         self._flush()
 
     def _turn(self) -> None:
-        self._scheduled = False
         if self._loop is None or self._stage is None:
             return
         later, self._later = self._later, []
-        for message in later:
-            self._take(self._stage, message)
-        for message in self.inbox.drain():
-            self._take(self._stage, message)
-        again = self._stage.turn()
+        try:
+            for message in later:
+                self._take(self._stage, message)
+            for message in self.inbox.drain():
+                self._take(self._stage, message)
+            again = self._stage.turn()
+        finally:
+            self._scheduled = False  # only now: what was emitted leaves in this turn, and asks for no other
         if self._flush():
             self._loop.call_later(RETRY_S, self.schedule)
         if again or self._later or self.inbox.has_more:

@@ -32,6 +32,7 @@ GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 GEN_AI_RESPONSE_TTFT = "gen_ai.response.time_to_first_chunk"
 GEN_AI_USAGE_INPUT = "gen_ai.usage.input_tokens"
 GEN_AI_USAGE_OUTPUT = "gen_ai.usage.output_tokens"
+GEN_AI_USAGE_REASONING = "gen_ai.usage.reasoning.output_tokens"
 GEN_AI_USAGE_CACHED = "gen_ai.usage.cache_read.input_tokens"
 
 METRIC_REQUESTS = "sluice_requests"

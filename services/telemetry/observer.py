@@ -96,6 +96,7 @@ def _used(used: Used, ttft_s: float) -> Attributes:
     return {
         names.GEN_AI_USAGE_INPUT: used.num_prompt,
         names.GEN_AI_USAGE_OUTPUT: used.num_completion,
+        names.GEN_AI_USAGE_REASONING: used.num_reasoning,
         names.GEN_AI_USAGE_CACHED: used.num_cached,
         names.GEN_AI_RESPONSE_FINISH_REASONS: (used.finish_reason,) if used.finish_reason else (),
         names.GEN_AI_RESPONSE_TTFT: ttft_s,

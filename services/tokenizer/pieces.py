@@ -7,7 +7,7 @@ half a code point. A decoder of another shape is refused at start: guessing woul
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -26,6 +26,7 @@ class Pieces:
         has_fallback: some tokens are single bytes, spelled <0xE2>.
         byte_ids: byte-fallback tokens; a run of them that is not UTF-8 becomes one U+FFFD for each.
         special_ids: ids that are left out of text when asked.
+        whole_texts: id → text of a token that is whole characters by itself; None for others. Filled as they are met.
         lead: (character, number): at most so many of it are dropped where the text begins.
         first_differs: the token that begins a text may lose its ▁; see `first`.
     """
@@ -47,6 +48,7 @@ class Pieces:
         self._table: list[bytes | None] = [None] * (max(vocab.values(), default=-1) + 1)
         for token, index in vocab.items():
             self._table[index] = shape.piece(token)
+        self.whole_texts: Mapping[int, str | None] = _WholeTexts(self)
 
     def __call__(self, ids: Sequence[int]) -> tuple[bytes, ...]:
         """Bytes of each id."""
@@ -60,6 +62,22 @@ class Pieces:
         """Text of a token that begins a text, where `first_differs`."""
         text: str = self._tokenizer.decode([index], skip_special_tokens=False)
         return text
+
+
+class _WholeTexts(dict[int, str | None]):
+    """A dict, as each generated token is looked up here."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, index: int) -> str | None:
+        piece = None if index in self._pieces.byte_ids else self._pieces.get(index)
+        try:
+            self[index] = None if piece is None else piece.decode()
+        except UnicodeDecodeError:
+            self[index] = None
+        return self[index]
 
 
 class _Shape:

@@ -1,7 +1,7 @@
 """Runs chat templates in child processes that can be killed: a template that loops or fills memory costs its request.
 
 Takes prompts, gives text or a `ServiceError`. A child is made when it is first needed and again after it was killed; it
-inherits no secret of the environment. Thread-safe. Knows no template language.
+inherits no secret of the environment, and dies with the thread that made it. Thread-safe. Knows no template language.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import assert_never
 
 import msgspec
 
-from engine.errors import Code, ServiceError, invalid
+from engine.errors import Code, ServiceError, engine_fault, invalid
 from services.tokenizer.render_child import LENGTH_BYTES, Answer, Broken, Job, Refused, Rendered, Setup, TooLong
 from services.work import ChatPrompt
 
@@ -86,6 +86,8 @@ class _Child:
 
     def ask(self, job: Job) -> Answer:
         """Its answer. Raises ServiceError when it does not come in time; the child is dead then."""
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()  # it died between two prompts, which is the fault of neither
         try:
             process = self._process or self._start()
             return _exchange(process, job, self._patience.render_s)
@@ -112,9 +114,12 @@ class _Child:
     def _start(self) -> "subprocess.Popen[bytes]":
         """A child that has compiled the templates. Raises ServiceError MODEL_INVALID if they do not compile."""
         environment = {name: value for name, value in os.environ.items() if name in INHERITED}
-        process = self._process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
-        )
+        try:
+            process = self._process = subprocess.Popen(
+                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
+            )
+        except OSError as error:
+            raise engine_fault("no process could be started to render the chat template") from error
         if isinstance(_exchange(process, self._setup, self._patience.start_s), Rendered):
             return process
         self.stop()

@@ -125,7 +125,11 @@ class TokenizerStage:
             case Generate():
                 check_params(work.params, self._limits)
                 ids, text = self._prompt(work)
+                ids = ids[-work.keep_last :]
                 check_prompt(len(ids), work.params, self._limits)
+                if work.echo:
+                    told = Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
+                    self._on_loop(lambda: self._emit(told))  # in order: the Prompt's turn comes behind it
                 took = time.monotonic() - start
                 envelope = _later(envelope, took)
                 return Prompt(envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text)

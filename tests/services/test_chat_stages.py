@@ -147,6 +147,7 @@ def test_reasoning_that_the_prompt_opened(deepseek: TextEncoder) -> None:
 def test_a_special_token_opens_a_call(llama: TextEncoder) -> None:
     call = '{"name": "weather", "parameters": {"city": "Zürich 😀"}}'
     assert whole(answer(llama, f"<|python_tag|>{call}", chat())) == ("", "", [SAID])
+    assert whole(answer(llama, f"so <|python_tag|>{call}", chat())) == ("so ", "", [SAID])
     assert whole(answer(llama, call, chat())) == ("", "", [SAID])
     assert whole(answer(llama, "<|python_tag|>print(1)", chat())) == ("print(1)", "", [])
     shown = chat(text=TextOptions(skip_special_tokens=False))

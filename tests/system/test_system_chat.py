@@ -45,6 +45,14 @@ def test_chats(tmp_path: Path) -> None:
         assert with_tools > plain.usage.prompt_tokens
         none = ask(tools=TOOLS, tool_choice={"mode": types_pb2.TOOL_MODE_NONE})
         assert stub.Generate(none, timeout=60).usage.prompt_tokens == plain.usage.prompt_tokens
+        echoed = ask()
+        echoed.spec.output.echo, echoed.spec.truncate_prompt_tokens = True, 3
+        answer = stub.Generate(echoed, timeout=60)
+        assert (
+            b"".join(one.piece for one in answer.prompt_info.tokens).endswith(b">") and answer.usage.prompt_tokens == 3
+        )
+        events = list(stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=echoed.spec), timeout=60))
+        assert len(events[1].prompt_info.tokens) == events[1].prompt_info.prompt_tokens == 3
         call = {"name": "weather", "arguments": json.dumps({"city": "é"}), "id": "c"}
         said = {"role": types_pb2.ROLE_ASSISTANT, "tool_calls": [call]}
         assert stub.Generate(ask(messages=[ASK, said]), timeout=60).usage.prompt_tokens > plain.usage.prompt_tokens

@@ -26,7 +26,6 @@ CASES = {
     "sampling.logit_bias": {"sampling": {"logit_bias": {3: 1.0}}},
     "output.logprob_token_ids": {"output": {"logprob_token_ids": [1]}},
     "output.prompt_logprobs": {"output": {"prompt_logprobs": 0}},
-    "output.echo": {"output": {"echo": True}},
     "constraint": {"constraint": {"regex": "a"}},
     "cache.bypass": {"cache": {"bypass": True}},
     "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
@@ -107,7 +106,7 @@ def error_of(asked: types_pb2.GenerationSpec) -> str:
         ("sampling", "beam", [{"width": 2}, {"width": 32}], [{}, {"width": 1}, {"width": 33}]),
         ("output", "logprobs", [0, 19, 20], [21]),
         ("scheduling", "priority", [-1000, 999, 1000], [-1001, 1001]),
-        ("stop", "strings", [[], ["a" * 255], ["a" * 256], ["a"] * 16], [[""], ["a" * 257], ["é" * 129], ["a"] * 17]),
+        ("stop", "strings", [[], ["a" * 255], ["a" * 256], ["a"] * 32], [[""], ["a" * 257], ["é" * 129], ["a"] * 33]),
         ("stop", "token_ids", [[], [99], [1] * 64], [[100], [1] * 65]),
     ],
 )
@@ -116,6 +115,35 @@ def test_limits(group: str, knob: str, good: list[object], bad: list[object]) ->
     assert [error_of(knob_spec(group, knob, value)) for value in good] == [""] * len(good)
     fields = [error_of(knob_spec(group, knob, value)) for value in bad]
     assert all(knob in field.replace("stop_token_ids", "token_ids") for field in fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"sampling": {"min_tokens": 5, "max_tokens": 4}}, "min_tokens"),
+        ({"stop": {"include": True}}, "stop.include"),
+        ({"stop": {"ignore_eos": True, "token_ids": [5, 2]}}, "stop.token_ids[1]"),
+        ({"stop": {"strings": ["x" * 10_000_000]}}, "stop.strings[0]"),
+        ({"output": {"split_sections": True}}, "output.split_sections"),
+        ({"output": {"logprobs": 0, "token_records": False}}, "output.token_records"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 1001}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 1000}, ""),
+    ],
+)
+def test_what_contradicts_itself_is_refused(fields: dict[str, Any], field: str) -> None:
+    assert error_of(spec(**fields)) == field
+
+
+def test_a_prompt_is_measured_as_it_is_kept() -> None:
+    ids = types_pb2.TokenIds(ids=[1] * 2000)
+    limit = types_pb2.SamplingParams(max_tokens=100)
+    assert error_of(types_pb2.GenerationSpec(token_ids=ids, sampling=limit)) == "prompt"
+    kept = types_pb2.GenerationSpec(token_ids=ids, sampling=limit, truncate_prompt_tokens=900)
+    asked = translate.generation(kept, 0, SETTINGS)
+    assert isinstance(asked.work, Generate) and (asked.work.keep_last, asked.reserve) == (900, 1000)
+    kept.truncate_prompt_tokens = 901
+    assert error_of(kept) == "prompt"
 
 
 def test_absent_knobs_take_the_models_defaults_and_are_echoed() -> None:

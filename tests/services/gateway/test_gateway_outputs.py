@@ -1,12 +1,12 @@
-"""Several outputs of one generation: told apart in the stream and in the answer, each with one end."""
+"""Several outputs of one generation, told apart in stream and answer, each with one end; the prompt's echo."""
 
 import grpc
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.request import FinishReason
-from services.messages import Admitted, Cancel, Submit, Text, TokenRecord
-from services.work import Stops
+from services.messages import Admitted, Cancel, Result, Submit, Text, Tokenized, TokenRecord
+from services.work import Stops, pack_ids
 from tests.services.gateway.fake_ring import Rig, running, stream_request, unary_request
 
 TWO = types_pb2.SamplingParams(n=2)
@@ -114,3 +114,38 @@ async def test_news_of_an_output_that_was_not_asked_for_is_dropped() -> None:
         submit = await rig.ring.next_submit()
         rig.ring.play(text(submit, 1, 0, "x", FinishReason.EOS), text(submit, 0, 0, "a", FinishReason.EOS))
         assert [one.text for one in (await call).outputs] == ["a"]
+
+
+async def test_the_prompt_is_echoed_before_the_first_delta() -> None:
+    async with running() as rig:
+        call = rig.stub.StreamGenerate(stream_request(output={"echo": True}))
+        submit = await rig.ring.next_submit()
+        rig.gateway.deliver(Result(submit.envelope, Tokenized(pack_ids([5, 6, 7]), (b"a", b"b", b"c"))))
+        rig.ring.play(text(submit, 0, 0, "x"), text(submit, 0, 1, "y", FinishReason.EOS))
+        events = [event async for event in call]
+        assert [event.WhichOneof("event") for event in events][:3] == ["accepted", "prompt_info", "delta"]
+        prompt = events[1].prompt_info
+        assert (prompt.prompt_tokens, [(one.id, one.piece) for one in prompt.tokens]) == (
+            3,
+            [(5, b"a"), (6, b"b"), (7, b"c")],
+        )
+        assert events[-1].finished.params.output.echo
+
+
+async def test_a_whole_answer_has_the_echo_and_an_echo_is_no_end() -> None:
+    async with running() as rig:
+        call = rig.stub.Generate(unary_request(output={"echo": True}))
+        submit = await rig.ring.next_submit()
+        rig.gateway.deliver(Result(submit.envelope, Tokenized(pack_ids([5]), (b"a",))))
+        rig.ring.play(text(submit, 0, 0, "x", FinishReason.EOS))
+        answer = await call
+        assert [one.id for one in answer.prompt_info.tokens] == [5] and answer.outputs[0].text == "x"
+
+
+async def test_an_echo_that_was_lost_holds_nothing_up_for_ever() -> None:
+    async with running() as rig:
+        call = rig.stub.StreamGenerate(stream_request(output={"echo": True}))
+        submit = await rig.ring.next_submit()
+        rig.ring.play(text(submit, 0, 0, "x", FinishReason.EOS))
+        events = [event async for event in call]
+        assert [event.prompt_info.prompt_tokens for event in events if event.HasField("prompt_info")] == [3]

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from engine.errors import Code, ServiceError
+from services.tokenizer import renderer
 from services.tokenizer.chat import ChatTemplate, TemplateSource
 from services.tokenizer.renderer import Patience
 from services.work import ChatMessage, ChatPrompt
@@ -54,6 +56,10 @@ def render(template: ChatTemplate, text: str) -> str:
     return template.render(ChatPrompt((ChatMessage("user", text),)), 10_000)
 
 
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
+
+
 @pytest.mark.parametrize("what", list(WORDS))
 def test_what_does_not_end_is_refused_and_the_next_is_served(template: ChatTemplate, what: str) -> None:
     with pytest.raises(ServiceError) as caught:
@@ -87,6 +93,35 @@ def test_a_template_that_cannot_be_compiled_fails_its_requests() -> None:
             with pytest.raises(ServiceError, match="cannot be compiled") as caught:
                 render(template, "hello")
             assert caught.value.code is Code.FAILED_PRECONDITION
+    finally:
+        template.close()
+
+
+def test_a_child_that_died_between_two_prompts_is_replaced() -> None:
+    template, before = made(), children()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(render, template, "hello").result() == "served"
+            (child,) = children() - before
+        psutil.wait_procs([child], 10)  # it dies with the thread that made it
+        assert render(template, "hello") == "served"
+    finally:
+        template.close()
+
+
+def test_no_process_is_our_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renderer, "COMMAND", ("/nonexistent",))
+    with pytest.raises(ServiceError) as caught:
+        render(made(), "hello")
+    assert caught.value.code is Code.INTERNAL
+
+
+def test_a_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "s")
+    template, before = made(), children()
+    try:
+        render(template, "hello")
+        assert [child.environ().get("SECRET") for child in children() - before] == [None]
     finally:
         template.close()
 

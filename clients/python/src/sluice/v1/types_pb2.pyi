@@ -198,6 +198,7 @@ class GenerationSpec(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     CREDIT_WINDOW_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Id of the model. Absent: the server's only model; INVALID_ARGUMENT where it serves several. At most 256 bytes."""
     revision: _builtins.str
@@ -216,6 +217,8 @@ class GenerationSpec(_message.Message):
     """Tokens that may be sampled, over all outputs, before the first grant. Absent: unlimited. 0 to 1,048,576. Only on
     Converse, where there are grants.
     """
+    truncate_prompt_tokens: _builtins.int
+    """Keep only the last so many tokens of the prompt, special tokens counted. 1 up to the context. Absent: all."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used as they are. 1 to 262,144 ids."""
@@ -275,10 +278,11 @@ class GenerationSpec(_message.Message):
         idempotency_key: _builtins.str | None = ...,
         resume: Global___ResumePoint | None = ...,
         credit_window: _builtins.int | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter", b"_adapter", "_credit_window", b"_credit_window", "_idempotency_key", b"_idempotency_key", "_model", b"_model", "_revision", b"_revision", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter", b"adapter", "cache", b"cache", "chat", b"chat", "constraint", b"constraint", "credit_window", b"credit_window", "idempotency_key", b"idempotency_key", "model", b"model", "output", b"output", "prompt", b"prompt", "resume", b"resume", "revision", b"revision", "sampling", b"sampling", "scheduling", b"scheduling", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter: _TypeAlias = _typing.Literal["adapter"]  # noqa: Y015
     _WhichOneofArgType__adapter: _TypeAlias = _typing.Literal["_adapter", b"_adapter"]  # noqa: Y015
@@ -290,6 +294,8 @@ class GenerationSpec(_message.Message):
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
     _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
     _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
@@ -302,6 +308,8 @@ class GenerationSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -781,16 +789,16 @@ class StopConditions(_message.Message):
     INCLUDE_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     include: _builtins.bool
-    """Keep the matched stop string in the text. Absent: false."""
+    """Keep the matched stop string in the text. Only with `strings`. Absent: false."""
     ignore_eos: _builtins.bool
     """Go on after the model's end-of-sequence ids. Absent: false."""
     @_builtins.property
     def strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that end the output when it contains one. At most 16, each 1 to 256 bytes."""
+        """Texts that end the output when it contains one. At most 32, each 1 to 256 bytes."""
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids that end the output. At most 64."""
+        """Token ids that end the output; none of the model's end-of-sequence ids together with ignore_eos. At most 64."""
 
     def __init__(
         self,
@@ -839,9 +847,9 @@ class OutputOptions(_message.Message):
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Absent: true."""
     token_records: _builtins.bool
-    """Send a record for every token, besides the text. Absent: true."""
+    """Send a record for every token, besides the text. Not false together with `logprobs`. Absent: true."""
     split_sections: _builtins.bool
-    """Of a chat: tell reasoning and tool calls apart from the text, where the model's format is known. Absent: true."""
+    """Only with a chat: tell reasoning and tool calls apart from the text, where the model's format is known. Absent: true."""
     @_builtins.property
     def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids to report the log probability of at each generated token, likely or not. At most 32. Needs `logprobs`."""

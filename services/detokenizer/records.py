@@ -1,0 +1,39 @@
+"""Records of tokens as clients see them: id, bytes, and log probabilities where they were asked for. Pure.
+
+A token's record without log probabilities is the same wherever it appears: it is made once.
+"""
+
+from services.messages import TokenRecord, Tokens
+from services.tokenizer.pieces import Pieces
+
+
+class Records:
+    """Makes the records of messages."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._alone = _Alone(pieces)
+
+    def of(self, message: Tokens, num: int) -> tuple[TokenRecord, ...]:
+        """Of the first `num` tokens."""
+        ids = message.ids
+        if num == 1 and not message.logprobs:
+            return self._alone[ids[0]]
+        if not message.logprobs:
+            return tuple([self._alone[token][0] for token in ids[:num]])
+        return tuple(
+            TokenRecord(token, self._pieces.get(token) or b"", logprobs, self._pieces(logprobs.top_ids))
+            for token, logprobs in zip(ids[:num], message.logprobs, strict=False)
+        )
+
+
+class _Alone(dict[int, tuple[TokenRecord]]):
+    """id → its record, in a tuple as messages hold it. At most as many as the vocabulary has."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token: int) -> tuple[TokenRecord]:
+        made = self[token] = (TokenRecord(token, self._pieces.get(token) or b""),)
+        return made
