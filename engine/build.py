@@ -16,7 +16,7 @@ from engine.disk import names_on_disk
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
 from engine.models.config import ModelConfig
-from engine.models.model import Model, load_model, plan_model
+from engine.models.model import Model, load_model
 from engine.request import Limits
 from engine.runner.rates import measure_costs
 from engine.runner.runner import Runner
@@ -73,7 +73,7 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
-        num_parameters=plan_model(model_config, dtype).num_parameters,
+        num_parameters=model.num_parameters,
         kernels=native.instruction_set() if own else "torch",
     )
 

@@ -29,6 +29,7 @@ class Model:
         self.config = config
         self.dtype = dtype
         self.device = device
+        self.num_parameters = 0  # set by `load_model`
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         style = style_of(config)
@@ -93,7 +94,9 @@ def load_model(
     """
     style_of(config)  # before any weight is read
     source = Checkpoint(directory, dtype, device)
-    return Model(config, source, dtype, device, num_positions or config.context_length)
+    model = Model(config, source, dtype, device, num_positions or config.context_length)
+    model.num_parameters = source.num_parameters
+    return model
 
 
 def plan_model(config: ModelConfig, dtype: torch.dtype) -> Plan:

@@ -58,6 +58,7 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
         self._file_of: dict[str, Path] = {}
+        self._sizes: dict[str, int] = {}  # elements of what was read
         self._files: dict[Path, safe_open] = {}
         for path in _files(directory):
             if not path.exists():
@@ -73,10 +74,16 @@ class Checkpoint:
         found = tuple(self._files[path].get_slice(name).get_shape())
         if found != shape:
             raise invalid_model(path, f"tensor {name} has shape {list(found)}; config.json implies {list(shape)}")
+        self._sizes[name] = torch.Size(shape).numel()
         tensor: Tensor = self._files[path].get_tensor(name)
         if not tensor.is_floating_point():
             raise invalid_model(path, f"tensor {name} is {tensor.dtype}; quantised weights are not supported")
         return tensor.to(self._device, self._dtype)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all tensors read so far."""
+        return sum(self._sizes.values())
 
     def has(self, name: str) -> bool:
         """Whether a file holds it."""
