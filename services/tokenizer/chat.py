@@ -1,7 +1,7 @@
 """A checkpoint's chat template: where it and the special tokens are found, and the text it makes of a conversation.
 
-Reading happens at start, and a template that cannot be parsed is refused then; it is rendered elsewhere (`renderer`).
-Knows no tokenizer: gives text.
+Reading happens at start; templates are parsed and rendered elsewhere (`template`, in the processes of `renderer`).
+Knows no tokenizer and no template language: gives text.
 """
 
 import dataclasses
@@ -9,11 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateSyntaxError
-
 from engine.errors import Code, ServiceError, invalid
 from services.tokenizer.renderer import PATIENCE, Patience, Renderers, setup_of
-from services.tokenizer.template import check_syntax
 from services.tokenizer.tool_formats import has_reasoning, is_reasoning, tool_format
 from services.work import ChatPrompt, Sections
 
@@ -94,13 +91,15 @@ def read_template(directory: Path) -> TemplateSource:
         for source in named.values():
             if len(source) > MAX_SOURCE:
                 raise ValueError(len(source))
-            check_syntax(source)
         tokens = _special_tokens(_read(directory / "special_tokens_map.json") | config)
         return TemplateSource(named.get("default"), named.get("tool_use"), tokens)
-    except (OSError, ValueError, LookupError, AttributeError, TypeError, TemplateSyntaxError, RecursionError) as error:
-        raise ServiceError(
-            Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{directory}: the chat template cannot be read"
-        ) from error
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise unreadable(directory) from error
+
+
+def unreadable(directory: Path) -> ServiceError:
+    """The files of a checkpoint's chat template are not what they should be."""
+    return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{directory}: the chat template cannot be read")
 
 
 def _read(path: Path) -> dict[str, Any]:

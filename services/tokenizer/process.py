@@ -4,10 +4,23 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from services.process import Process
+from services.tokenizer.chat import read_template, unreadable
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import TokenizerStage
+from services.tokenizer.template import check_syntax
+
+
+def check_template(directory: Path) -> None:
+    """Say at start rather than at the first chat that a template is none. Raises ServiceError MODEL_INVALID."""
+    source = read_template(directory)
+    for template in filter(None, (source.default, source.tool_use)):
+        try:
+            check_syntax(template)
+        except ValueError as error:
+            raise unreadable(directory) from error
 
 
 async def run(process: Process) -> int:
@@ -19,6 +32,7 @@ async def run(process: Process) -> int:
 
     num_threads = process.config.encoding_threads
     encoder = TextEncoder.load(process.source.directory, num_threads)
+    check_template(process.source.directory)
     with (
         contextlib.closing(encoder),
         ThreadPoolExecutor(num_threads, thread_name_prefix="encode") as pool,

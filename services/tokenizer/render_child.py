@@ -1,63 +1,22 @@
 """The process that renders chat templates, one after another, until its input ends. Its parent bounds its time.
 
-Frames both ways: a length of four bytes, little-endian, then msgpack. First a Setup, answered by Rendered (empty) or
-Broken; then ChatPrompts. It holds no secret, no socket and no file, and may use only so much memory.
+It holds no secret, no socket and no file, and may use only so much memory. The only process in which templates run.
 """
 
 import ctypes
 import os
 import resource
 import signal
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from services.tokenizer.render_frames import LENGTH_BYTES, Answer, Broken, Job, Refused, Rendered, Setup, TooLong
 from services.tokenizer.template import FAULTS, RefusedError, Template, TooLongError
-from services.work import ChatPrompt
 
 PR_SET_PDEATHSIG = 1
-LENGTH_BYTES = 4
 
 _T = TypeVar("_T")
-
-
-class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The templates of a checkpoint. `tool_use` is empty where there is none of its own for chats with tools."""
-
-    default: str
-    tool_use: str
-    special_tokens: dict[str, str]
-    memory_bytes: int  # of address space
-
-
-class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt to render."""
-
-    prompt: ChatPrompt
-    max_bytes: int
-
-
-class Rendered(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The prompt as text."""
-
-    text: str
-
-
-class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The template's own words."""
-
-    message: str
-
-
-class Broken(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The template cannot render this."""
-
-
-class TooLong(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The template wrote more than it may, or needed more memory."""
-
-
-Answer: TypeAlias = Rendered | Refused | Broken | TooLong
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from typing import assert_never
 import msgspec
 
 from engine.errors import Code, ServiceError, engine_fault, invalid
-from services.tokenizer.render_child import LENGTH_BYTES, Answer, Broken, Job, Refused, Rendered, Setup, TooLong
+from services.tokenizer.render_frames import LENGTH_BYTES, Answer, Broken, Job, Refused, Rendered, Setup, TooLong
 from services.work import ChatPrompt
 
 MEMORY_BYTES = 512 << 20  # of address space; an idle child maps about 60 MiB

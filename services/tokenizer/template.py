@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -50,8 +50,11 @@ class Template:
 
 
 def check_syntax(source: str) -> None:
-    """Raise TemplateSyntaxError or RecursionError for a source that is no template. Runs nothing of it."""
-    environment().parse(source)
+    """Raise ValueError for a source that is no template. Runs nothing of it."""
+    try:
+        environment().parse(source)
+    except (TemplateSyntaxError, RecursionError) as error:
+        raise ValueError(source[:80]) from error
 
 
 def environment() -> ImmutableSandboxedEnvironment:

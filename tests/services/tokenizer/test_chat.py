@@ -1,6 +1,8 @@
 """Templates of the wild, rendered as transformers does; where templates and special tokens are found."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import transformers
 
 from engine.errors import ServiceError
 from services.tokenizer.chat import ChatTemplate, TemplateSource, read_template
+from services.tokenizer.process import check_template
 from services.work import ChatMessage, ChatPrompt, Tool, ToolCall
 from tests.oracle.templates import TEMPLATES
 from tests.oracle.tokenizers import byte_level_bpe
@@ -151,6 +154,11 @@ def test_the_template_file_wins_and_of_named_ones_the_default(tmp_path: Path) ->
     assert read_template(tmp_path) == TemplateSource("own é", "tools é")
 
 
+def test_the_detokenizer_needs_no_template_language() -> None:
+    code = "import sys, services.detokenizer.process; sys.exit('jinja2' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_chats_with_tools_take_the_template_for_them() -> None:
     template = ChatTemplate(TemplateSource("plain", "with tools"))
     try:
@@ -185,5 +193,5 @@ def test_special_tokens_come_from_the_config_then_from_their_map(tmp_path: Path)
 def test_files_that_cannot_be_read_are_refused_at_start(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ServiceError, match="the chat template cannot be read") as caught:
-        read_template(tmp_path)
+        check_template(tmp_path)
     assert caught.value.reason == "MODEL_INVALID"

@@ -1,0 +1,51 @@
+"""What a renderer and its parent say to each other: a length of four bytes, little-endian, then msgpack.
+
+First a Setup, answered by Rendered (empty) or Broken; then Jobs, each with its answer.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+from services.work import ChatPrompt
+
+LENGTH_BYTES = 4
+
+
+class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The templates of a checkpoint. `tool_use` is empty where there is none of its own for chats with tools."""
+
+    default: str
+    tool_use: str
+    special_tokens: dict[str, str]
+    memory_bytes: int  # of address space
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A prompt to render."""
+
+    prompt: ChatPrompt
+    max_bytes: int
+
+
+class Rendered(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The prompt as text."""
+
+    text: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The template's own words."""
+
+    message: str
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The template cannot render this."""
+
+
+class TooLong(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The template wrote more than it may, or needed more memory."""
+
+
+Answer: TypeAlias = Rendered | Refused | Broken | TooLong
