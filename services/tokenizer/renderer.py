@@ -25,13 +25,16 @@ MAX_REFUSAL = 1024  # characters of a template's own words
 INHERITED = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TZ")
 COMMAND = (sys.executable, "-m", "services.tokenizer.render_child")
 FIELD = "prompt.chat"
+WALL_FACTOR = 10  # so many times its CPU time a child may take by the wall clock
+TICK_S = 0.01  # shortest wait: a child that is held up must not make its parent spin
+CPU_CLOCK = 2  # Linux's number of a process's whole CPU time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a child may take, in seconds."""
+    """How long a child may compute, in seconds of its own CPU time: on a busy machine nobody is refused for waiting."""
 
-    start_s: float = 20.0  # to start and compile the templates: an interpreter on a busy machine
+    start_s: float = 5.0  # an interpreter's start, and compiling the templates
     render_s: float = 1.0
 
 
@@ -134,7 +137,7 @@ class _Child:
 def _exchange(process: "subprocess.Popen[bytes]", request: Setup | Job, timeout_s: float) -> Answer:
     """Send a frame, wait for one. Raises TimeoutError, OSError (it is dead), MsgspecError."""
     assert process.stdin is not None and process.stdout is not None
-    deadline = time.monotonic() + timeout_s
+    deadline = _Deadline(process.pid, timeout_s)
     body = msgspec.msgpack.encode(request)
     data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
     while data:  # it reads before it does anything else, so this ends
@@ -148,14 +151,31 @@ def _exchange(process: "subprocess.Popen[bytes]", request: Setup | Job, timeout_
     return answer
 
 
-def _read(source: int, size: int, deadline: float) -> bytes | None:
+class _Deadline:
+    """The end of a process's patience, by its own CPU time."""
+
+    def __init__(self, pid: int, limit_s: float) -> None:
+        self._clock = ~pid << 3 | CPU_CLOCK
+        self._cpu_end = time.clock_gettime(self._clock) + limit_s
+        self._wall_end = time.monotonic() + WALL_FACTOR * limit_s
+
+    def left_s(self) -> float:
+        """How long to wait before asking again; 0 when it is over. Raises OSError when the process is gone."""
+        left = min(self._cpu_end - time.clock_gettime(self._clock), self._wall_end - time.monotonic())
+        return max(left, TICK_S) if left > 0 else 0.0
+
+
+def _read(source: int, size: int, deadline: _Deadline) -> bytes | None:
     """Exactly so many bytes; None when they do not come in time. Raises OSError at the end of the pipe."""
     data = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
         while len(data) < size:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                return None
+            left_s = deadline.left_s()
+            if not selector.select(left_s):
+                if not left_s:
+                    return None
+                continue
             piece = os.read(source, size - len(data))
             if not piece:
                 raise BrokenPipeError

@@ -109,6 +109,22 @@ def test_a_child_that_died_between_two_prompts_is_replaced() -> None:
         template.close()
 
 
+def test_a_child_that_the_machine_holds_up_is_waited_for() -> None:
+    template, before = ChatTemplate(TemplateSource(TEMPLATE), 1, Patience(render_s=0.2)), children()
+    try:
+        render(template, "hello")
+        (child,) = children() - before
+        child.suspend()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(render, template, "hello")
+            with pytest.raises(TimeoutError):
+                answer.result(timeout=0.5)  # longer than it may compute
+            child.resume()
+            assert answer.result() == "served"
+    finally:
+        template.close()
+
+
 def test_no_process_is_our_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderer, "COMMAND", ("/nonexistent",))
     with pytest.raises(ServiceError) as caught:
@@ -127,14 +143,15 @@ def test_a_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_loop_holds_up_nobody_while_another_child_is_free() -> None:
-    template = ChatTemplate(TemplateSource(TEMPLATE), 2, Patience(render_s=30.0))
+    template, before = ChatTemplate(TemplateSource(TEMPLATE), 2, Patience(render_s=30.0)), children()
     try:
         render(template, "hello")
         with ThreadPoolExecutor(2) as pool:
             loop = pool.submit(render, template, "loop")
             assert pool.submit(render, template, "hello").result() == "served"
             assert not loop.done()
-            template.close()  # kills both children: the loop ends as one that died
+            for child in children() - before:
+                child.kill()
             assert isinstance(loop.exception(), ServiceError)
     finally:
         template.close()
