@@ -19,6 +19,7 @@ from services.gateway.quota import Quotas
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
 from services.messages import Cancel, Envelope, Failed, Message, Result, Submit, Text
+from services.work import Generate
 
 
 class Desk:
@@ -134,6 +135,11 @@ class Desk:
         """The engine ends the output, and tells so like any other end."""
         if index >= len(request.outputs):
             raise invalid("output_index", f"{index}: this generation has {len(request.outputs)} outputs")
+        work = request.asked.work
+        if isinstance(work, Generate) and work.params.is_search:
+            raise invalid(
+                "output_index", "best_of and beam search choose among their outputs: cancel the whole generation"
+            )
         if request.outputs[index].last is not None:
             return State.FINISHED, State.FINISHED
         self._emit(Cancel(envelope=request.envelope, output_index=index))
