@@ -56,6 +56,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         pause_hold_s=config.pause_hold_s,
+        max_draft_tokens=0 if config.speculation == "none" else config.max_draft_tokens,
         costs=costs,
     )
 
