@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from engine.build import build_engine
 from engine.cache.tiers import Tiers
-from services.engine_loop import About, EngineStage, load_of
+from services.engine_loop import About, EngineStage, Place, load_of
 from services.process import Process
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,14 @@ async def run(process: Process) -> int:
         logger.warning("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again")
     ring = process.ring
     loaded = About(built.dtype, built.num_parameters)
-    stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record, loaded)
-    built.engine.runner.watch(at_most_every(ATTEND_S, ring.attend))
+    place = Place(ring.process_id, ring.epoch, ring.leases)
+    stage = EngineStage(built.engine, place, ring.emit, process.record, loaded)
+
+    def attend() -> None:
+        process.heart.beat(built.engine.stats.mean_step_s)
+        ring.attend()
+
+    built.engine.runner.watch(at_most_every(ATTEND_S, attend))
     process.metrics.collect_from(lambda: figures(stage))
     return await process.run(stage)
 

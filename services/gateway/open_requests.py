@@ -1,20 +1,22 @@
-"""The requests that are open, and the one terminal state of each.
+"""A request that is open, and its one terminal state.
 
 Messages of the ring go in, news for the handlers comes out. While a handler is busy writing, news gathers in its
 request and leaves as one delta; the first news always leaves alone. Pure: no clock, no loop, no protobuf; handlers are
 woken by a callback.
 """
 
-import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 
-from engine.errors import ServiceError, stage_lost
+import msgspec
+
+from engine.errors import ServiceError
 from engine.request import FinishReason
-from services.gateway.errors import from_failed
 from services.gateway.translate import Asked
-from services.messages import Admitted, Detokenized, Envelope, Failed, Result, Text, Tokenized
+from services.messages import Admitted, Detokenized, Envelope, Resume, Text, Tokenized
+from services.work import pack_ids
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
 TOKEN_BYTES = 64  # what a waiting token record weighs at most, without its log probabilities
@@ -46,9 +48,14 @@ class SlotLimits:
 class OutputState:
     """One output: how many tokens came, and the message that ended it."""
 
-    num_tokens: int = 0  # received: the next message must start here
+    ids: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))  # received
     num_reasoning: int = 0  # of them
     last: Text | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Received: the next message must start here."""
+        return len(self.ids)
 
 
 class OpenRequest:
@@ -60,7 +67,7 @@ class OpenRequest:
         """`on_text` is told of text that is not the last; None for a caller that wants all at once."""
         self.envelope = envelope
         self.asked = asked
-        self.started_s = started_s
+        self.started_s = self.sent_s = started_s
         self.on_news: Callable[[], None] = _nothing
         self._on_text = on_text
         self.interrupt: Callable[[], object] = _nothing  # breaks a write that does not end
@@ -74,6 +81,8 @@ class OpenRequest:
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
         self.is_interrupted = False
+        self.num_losses = 0  # of processes, while they worked on it
+        self.num_sent_tokens = 0  # it had when it was last sent round the ring
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
         self.num_writes = 0
         self.is_writing = False
@@ -101,17 +110,31 @@ class OpenRequest:
         """Tokens it has cost so far, prompt and output."""
         return self.num_tokens + (self.admitted.num_prompt if self.admitted else 0)
 
+    @property
+    def is_unproven(self) -> bool:
+        """Whether it has brought nothing since it was last sent."""
+        return self.num_tokens == self.num_sent_tokens
+
+    def send_again(self, now_s: float) -> Resume:
+        """Begin another attempt: its envelope, and what it goes on behind."""
+        envelope = self.envelope
+        left = None if envelope.time_left_s is None else envelope.time_left_s - (now_s - self.sent_s)
+        self.envelope = msgspec.structs.replace(envelope, attempt=envelope.attempt + 1, time_left_s=left)
+        self.sent_s = now_s
+        self.num_sent_tokens = self.num_tokens
+        if not self.num_tokens or self.asked.is_search:
+            return ()
+        return tuple([None if one.last is not None else pack_ids(one.ids) for one in self.outputs])
+
     def receive(self, text: Text, now_s: float) -> str:
-        """Take a message; the reason if it was dropped, else "". A gap means loss and ends the request."""
+        """Take a message; the reason if it was dropped, else "". A gap means loss: the request must be sent again."""
         dropped = self._unfit(text)
         if dropped:
-            if dropped == "gap":
-                self.end(stage_lost("detokenizer"))
             return dropped
         output = self.outputs[text.output_index]
         if self.admitted is None:
             self.admitted = text.admitted
-        output.num_tokens += len(text.tokens)
+        output.ids.extend([token.id for token in text.tokens])
         output.num_reasoning += text.num_reasoning
         if text.tokens or text.finish is not None or has_content((text,)):
             self._waiting.append(text)
@@ -206,71 +229,3 @@ def has_content(texts: Sequence[Text]) -> bool:
 
 def _by_stop_string(last: Text | None) -> bool:
     return last is not None and last.finish is FinishReason.STOP_STRING
-
-
-class OpenRequests:
-    """All of them, by id, and how the last few thousand others ended."""
-
-    def __init__(self, on_drop: Callable[[str], None], num_remembered: int = 4096) -> None:
-        self._open: dict[str, OpenRequest] = {}
-        self._ended: collections.OrderedDict[str, tuple[str, State]] = collections.OrderedDict()
-        self._on_drop = on_drop
-        self._num_remembered = num_remembered
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[OpenRequest]:
-        return iter(tuple(self._open.values()))
-
-    def add(self, request: OpenRequest) -> None:
-        """Open it."""
-        self._open[request.envelope.request_id] = request
-
-    def get(self, request_id: str) -> OpenRequest | None:
-        """The open request of that id."""
-        return self._open.get(request_id)
-
-    def state(self, request_id: str, tenant: str) -> State | None:
-        """Where it stands or how it ended; None if unknown, forgotten or another tenant's."""
-        request = self._open.get(request_id)
-        found = (request.envelope.tenant, request.state) if request else self._ended.get(request_id)
-        return found[1] if found is not None and found[0] == tenant else None
-
-    def remove(self, request: OpenRequest) -> bool:
-        """Close it; False if it was closed already."""
-        request_id = request.envelope.request_id
-        if self._open.pop(request_id, None) is None:
-            return False
-        self._ended[request_id] = (request.envelope.tenant, request.state)
-        if len(self._ended) > self._num_remembered:
-            self._ended.popitem(last=False)
-        return True
-
-    def deliver(self, message: Text | Failed | Result, now_s: float) -> None:
-        """Hand a message of the ring to its request; drop and count what is late, stale, doubled or unknown."""
-        envelope = message.envelope
-        request = self._open.get(envelope.request_id)
-        dropped = "unknown" if request is None else _unfit(request, envelope)
-        if request is not None and not dropped:
-            dropped = _hand_over(request, message, now_s)
-        if dropped:
-            self._on_drop(dropped)
-
-
-def _unfit(request: OpenRequest, envelope: Envelope) -> str:
-    if envelope.attempt != request.envelope.attempt:
-        return "stale_attempt"
-    return "ended" if request.outcome is not None else ""
-
-
-def _hand_over(request: OpenRequest, message: Text | Failed | Result, now_s: float) -> str:
-    if isinstance(message, Text):
-        return request.receive(message, now_s)
-    if isinstance(message, Result) and isinstance(message.value, Tokenized) and request.asked.echo:
-        request.prompt = message.value
-        request.on_news()
-        return ""
-    request.ring_knows_end = True
-    request.end(from_failed(message) if isinstance(message, Failed) else message.value)
-    return ""

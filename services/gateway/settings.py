@@ -38,7 +38,9 @@ class GatewaySettings:
         tls: the certificate; None is plaintext, which only this host may reach unless `insecure`.
         access_file: tenants, keys and quotas; None lets everybody in as one tenant.
         num_gateways: that share the quotas.
-        routes: ids of the processes that a Probe visits, one tuple per way round the ring.
+        epoch: of this boot of it, in the envelope of every request.
+        stages: ids of the tokenizers, engines and detokenizers, each sorted.
+        recovery_timeout_s: how long open requests wait for a lost process to come back.
         max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
         stall_timeout_s: a reader that takes nothing for so long, while there is news for it, is let go.
@@ -53,7 +55,9 @@ class GatewaySettings:
     insecure: bool = False
     access_file: Path | None = None
     num_gateways: int = 1
-    routes: tuple[tuple[str, ...], ...] = ((),)
+    epoch: int = 0
+    stages: tuple[tuple[str, ...], ...] = ((), (), ())
+    recovery_timeout_s: float = 30.0
     version: str = "0.1.0"
     max_open_requests: int = 1024
     max_reserved_tokens: int = 1 << 22

@@ -49,6 +49,11 @@ class Asked:
     token_records: bool = True
     echo: bool = False
 
+    @property
+    def is_search(self) -> bool:
+        """Whether outputs are chosen, and emitted, only at the end."""
+        return isinstance(self.work, Generate) and self.work.params.is_search
+
 
 def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
     """The work of Generate and StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""

@@ -70,6 +70,9 @@ class TokenizerStage:
         """Nothing between messages."""
         return False
 
+    def reap(self) -> None:
+        """Nothing: an encoding ends by itself."""
+
     def handle(self, message: Message) -> None:
         """Take a Submit or a Cancel; pass anything else on."""
         self.progress += 1
@@ -116,11 +119,12 @@ class TokenizerStage:
     def _answer(self, submit: Submit, start: float) -> Message:
         """In a thread: do the work."""
         try:
-            return self._do(submit.envelope, submit.work, start)
+            return self._do(submit, submit.work, start)
         except ServiceError as error:
             return failed(submit.envelope, error)
 
-    def _do(self, envelope: Envelope, work: Work, start: float) -> Message:
+    def _do(self, submit: Submit, work: Work, start: float) -> Message:
+        envelope = submit.envelope
         match work:
             case Generate():
                 check_params(work.params, self._limits)
@@ -132,7 +136,9 @@ class TokenizerStage:
                     self._on_loop(lambda: self._emit(told))  # in order: the Prompt's turn comes behind it
                 took = time.monotonic() - start
                 envelope = _later(envelope, took)
-                return Prompt(envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text)
+                return Prompt(
+                    envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text, submit.resume
+                )
             case Tokenize():
                 ids = self._encoder.encode(work.prompt, self._limits, work.add_special_tokens)
                 return Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
