@@ -23,6 +23,7 @@ from engine.runner.runner import Runner
 from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
+from engine.speculation.ngram import NgramProposer
 from kernels import native
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
@@ -69,7 +70,7 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
     runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length)
     own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
     return Built(
-        engine=Engine(scheduler, runner),
+        engine=Engine(scheduler, runner, proposer=NgramProposer() if config.speculation == "ngram" else None),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,

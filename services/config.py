@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.config import EngineConfig, option
 from engine.disk import check_directory
 from engine.errors import Code, ServiceError
+from engine.request import MAX_DRAFT_TOKENS
 from engine.scheduler.policies import POLICIES
 from engine.scheduler.settings import parse_weights
 from services.messages import Role
@@ -98,6 +99,9 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         text = f"{engine.block_size} does not divide --kv-cache-tokens {engine.kv_cache_tokens}"
         raise bad_setting("block_size", text)
     _check_disk_cache(engine)
+    _one_of("speculation", engine.speculation, ("none", "ngram"))
+    if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
+        raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("role", service.role, ("", *Role))
