@@ -13,8 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from engine.errors import ServiceError, stage_lost
 from engine.request import FinishReason
 from services.gateway.errors import from_failed
+from services.gateway.reader import Reader, SlotLimits
 from services.gateway.translate import Asked
-from services.messages import Admitted, Detokenized, Envelope, Failed, Result, Text, Tokenized
+from services.messages import (
+    Admitted,
+    Cancel,
+    Change,
+    Detokenized,
+    Envelope,
+    Failed,
+    Grant,
+    Result,
+    Text,
+    Tokenized,
+)
+from services.work import Generate
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
 TOKEN_BYTES = 64  # what a waiting token record weighs at most, without its log probabilities
@@ -31,15 +44,6 @@ class State(enum.Enum):
     FINISHED = enum.auto()
     FAILED = enum.auto()
     CANCELLED = enum.auto()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlotLimits:
-    """What may wait unsent for one slow reader, and for how long."""
-
-    stall_timeout_s: float
-    max_deltas: int
-    max_bytes: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,12 +79,13 @@ class OpenRequest:
         self.is_own = False  # of the gateway itself
         self.is_interrupted = False
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
-        self.num_writes = 0
-        self.is_writing = False
+        self.reader = Reader()
+        self.changes: list[Change | Cancel] = []  # what the client said after the open, in order, as the ring was told
+        self.allowed = _credit(asked)  # tokens that may be sampled in all; None is without limit
+        self.reserved = asked.reserve
+        self.max_tokens = 0  # as the engine settled or the client changed it; 0 before
         self._waiting: list[Text] = []
         self._waiting_bytes = 0
-        self._watched_write = 0
-        self._stalled_s = 0.0
 
     @property
     def state(self) -> State:
@@ -97,6 +102,11 @@ class OpenRequest:
         return sum([output.num_tokens for output in self.outputs])
 
     @property
+    def is_spent(self) -> bool:
+        """Whether every token that its credit allows has come."""
+        return self.allowed is not None and self.num_tokens >= self.allowed
+
+    @property
     def num_used(self) -> int:
         """Tokens it has cost so far, prompt and output."""
         return self.num_tokens + (self.admitted.num_prompt if self.admitted else 0)
@@ -109,8 +119,9 @@ class OpenRequest:
                 self.end(stage_lost("detokenizer"))
             return dropped
         output = self.outputs[text.output_index]
-        if self.admitted is None:
+        if self.admitted is None and text.admitted is not None:
             self.admitted = text.admitted
+            self.max_tokens = self.max_tokens or text.admitted.max_tokens
         output.num_tokens += len(text.tokens)
         output.num_reasoning += text.num_reasoning
         if text.tokens or text.finish is not None or has_content((text,)):
@@ -177,31 +188,29 @@ class OpenRequest:
         self._waiting = [one for one in self._waiting if one.output_index != index]
         return taken
 
-    def begin_write(self) -> None:
-        """The handler waits for the transport from here on."""
-        self.num_writes += 1
-        self.is_writing = True
+    def record(self, change: Change | Cancel) -> None:
+        """Remember what the ring was told; grants that follow each other are one."""
+        last = self.changes[-1] if self.changes else None
+        if isinstance(change, Grant) and isinstance(last, Grant):
+            self.changes[-1] = Grant(last.envelope, last.tokens + change.tokens)
+        else:
+            self.changes.append(change)
 
-    def end_write(self) -> None:
-        """The transport took it."""
-        self.is_writing = False
-
-    def is_stuck(self, elapsed_s: float, limits: SlotLimits) -> bool:
-        """Whether its reader must be let go; called every `elapsed_s`. One slow write alone does not count."""
-        if not self.is_writing or self.num_writes != self._watched_write:
-            self._watched_write = self.num_writes
-            self._stalled_s = 0.0
+    def is_stuck(self, limits: SlotLimits) -> bool:
+        """Whether its reader must be let go: it takes nothing for too long, or too much waits for it meanwhile."""
+        if not self.reader.is_stalled or (not self._waiting and self.outcome is None):
             return False
-        self._stalled_s += elapsed_s
-        if not self._waiting and self.outcome is None:
-            return False
-        too_long = self._stalled_s >= limits.stall_timeout_s
+        too_long = self.reader.stalled_s >= limits.stall_timeout_s
         return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
 
 
 def has_content(texts: Sequence[Text]) -> bool:
     """Whether there is anything in them for a delta."""
     return any([one.tokens or one.text or one.reasoning or one.tool_calls for one in texts])
+
+
+def _credit(asked: Asked) -> int | None:
+    return asked.work.scheduling.credit if isinstance(asked.work, Generate) else None
 
 
 def _by_stop_string(last: Text | None) -> bool:
