@@ -242,6 +242,11 @@ def check_draft_tokens(num: int) -> None:
     _in_range("speculation.max_tokens", num, 0, MAX_DRAFT_TOKENS)
 
 
+def check_credit(credit: int, limits: Limits, field: str = "credit") -> None:
+    """Raise `ServiceError` when so much credit may not be had at once."""
+    _in_range(field, credit, 0, limits.max_credit)
+
+
 def check_ids(field: str, ids: Sequence[int], limits: Limits) -> None:
     """Raise `ServiceError` naming the first id outside the width of the logits (not the tokenizer's size)."""
     if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):

@@ -6,6 +6,7 @@ The only file that knows both ring and engine. Times that the engine measured be
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import assert_never
 
 from engine.cache.prefix import root
 from engine.engine import Engine
@@ -15,9 +16,13 @@ from engine.request import EngineRequest
 from engine.scheduler.events import Sampled, Times
 from services.messages import (
     Admitted,
+    Append,
     Cancel,
+    Change,
+    CloseInput,
     Envelope,
     Failed,
+    Grant,
     Load,
     Message,
     Prompt,
@@ -26,10 +31,11 @@ from services.messages import (
     Timings,
     TokenLogprobs,
     Tokens,
+    Update,
     failed,
 )
 from services.ring.leases import Leases
-from services.work import unpack_ids
+from services.work import TokenPrompt, unpack_ids
 
 REPORT_INTERVAL_S = 0.25
 
@@ -90,10 +96,12 @@ class EngineStage:
         return len(self._open)
 
     def handle(self, message: Message) -> None:
-        """Take a Prompt or a Cancel; pass anything else on."""
+        """Take a Prompt, a Cancel or a change of a request; pass anything else on."""
         match message:
             case Prompt():
                 self._add(message)
+            case Grant() | Append() | Update() | CloseInput():
+                self._change(message)
             case Cancel():
                 opened = self._open.get(message.envelope.request_id)
                 if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
@@ -128,6 +136,18 @@ class EngineStage:
         else:
             self.engine.cancel(message.envelope.request_id, message.output_index)
 
+    def _change(self, message: Change) -> None:
+        """Carry out what a client says of its request; one that cannot be ends it. Its request may have ended."""
+        envelope = message.envelope
+        opened = self._open.get(envelope.request_id)
+        if opened is None or opened.prompt.envelope.attempt != envelope.attempt:
+            return
+        try:
+            _apply(self.engine, message)
+        except ServiceError as error:
+            self.engine.cancel(envelope.request_id)
+            self._fail(envelope.request_id, error)
+
     def _drop(self, request_id: str) -> None:
         """Let go of a request whose end is told by somebody else."""
         self.engine.cancel(request_id)
@@ -154,6 +174,8 @@ class EngineStage:
             tenant=envelope.tenant,
             arrival_s=now,
             deadline_s=float("inf") if envelope.time_left_s is None else now + envelope.time_left_s,
+            credit=scheduling.credit,
+            is_open=scheduling.is_open,
             cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
             resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
         )
@@ -225,6 +247,25 @@ class EngineStage:
         self._reported_at = now
         load, about, place = load_of(self.engine), self._about, self._place
         self._emit(Report(place.id, place.epoch, load, self._served_token, about.dtype, about.num_parameters))
+
+
+def _apply(engine: Engine, message: Change) -> None:
+    """Raises ServiceError when the engine refuses it."""
+    request_id = message.envelope.request_id
+    match message:
+        case Grant():
+            engine.grant(request_id, message.tokens)
+        case Append():
+            assert isinstance(message.piece, TokenPrompt), "the tokenizer makes ids of text"
+            engine.append(request_id, unpack_ids(message.piece.ids))
+        case Update():
+            left_s = message.time_left_s
+            deadline_s = None if left_s is None else time.monotonic() + left_s
+            engine.update(request_id, message.max_tokens, message.priority, deadline_s)
+        case CloseInput():
+            engine.close_input(request_id)
+        case _:
+            assert_never(message)
 
 
 def load_of(engine: Engine) -> Load:

@@ -1,6 +1,7 @@
 """What travels round the ring. msgspec tagged structs, schema-checked on arrival; no pickle, no ext types.
 
-Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel. For all:
+Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel, and what a
+client says of a running one: Grant, Append, Update, CloseInput. For all:
 Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched), Probe, Report.
 A `Frame` is what one ZeroMQ message holds: everything one stage had for one peer at the end of one turn of its loop.
 Knows nothing of sockets, protobuf or tensors.
@@ -15,7 +16,7 @@ import msgspec
 
 from engine.errors import ServiceError
 from engine.request import FinishReason, SamplingParams
-from services.work import Scheduling, Stops, TextOptions, ToolCall, Work
+from services.work import Scheduling, Stops, TextOptions, TextPrompt, TokenPrompt, ToolCall, Work
 
 SCHEMA_VERSION = 1
 
@@ -149,6 +150,35 @@ class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     output_index: int | None = None  # None: the whole request
 
 
+class Grant(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → engine, behind its request: so many more tokens may be sampled, over all outputs."""
+
+    envelope: Envelope
+    tokens: int
+
+
+class Append(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → engine, behind its request: more prompt. Text for the tokenizer, which makes ids of it."""
+
+    envelope: Envelope
+    piece: TextPrompt | TokenPrompt
+
+
+class Update(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → engine, behind its request: new parameters; what is None stays."""
+
+    envelope: Envelope
+    max_tokens: int | None = None
+    priority: int | None = None
+    time_left_s: float | None = None  # to its deadline, re-stamped as that of an envelope
+
+
+class CloseInput(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → engine, behind its request: the prompt is complete."""
+
+    envelope: Envelope
+
+
 class Failed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """From any stage, forward to the gateway: this request has ended without success."""
 
@@ -243,8 +273,9 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     data: bytes
 
 
-Message: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Failed | Result | Probe | Report
-RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Failed | Result
+Change: TypeAlias = Grant | Append | Update | CloseInput  # what a client says of a running request
+RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Change | Failed | Result
+Message: TypeAlias = RequestMessage | Probe | Report
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

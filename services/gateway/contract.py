@@ -81,6 +81,7 @@ BUILT = frozenset(
         "scheduling.ttft_target.nanos",
         "speculation",
         "truncate_prompt_tokens",
+        "credit_window",
     ]
 )
 
@@ -97,7 +98,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "speculation.max_tokens": (),
     "idempotency_key": (),
     "resume": (),
-    "credit_window": (),
 }
 
 FEATURE_FIELDS = (  # what GetServerInfo calls a feature, and the field that asks for it

@@ -6,6 +6,7 @@ Between the handlers and the ring. `emit` never blocks; the clock is passed in. 
 import asyncio
 import secrets
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -15,13 +16,22 @@ from services.gateway.admission import Admission
 from services.gateway.calls import Call
 from services.gateway.errors import draining, loading, not_found, slow_consumer
 from services.gateway.observer import Observer
-from services.gateway.open_requests import OpenRequest, SlotLimits, State
+from services.gateway.open_requests import OpenRequest, State
 from services.gateway.pace import Pace
 from services.gateway.quota import Quotas
+from services.gateway.reader import SlotLimits
 from services.gateway.registry import OpenRequests
+from services.gateway.replay import cancels, work_now
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
-from services.messages import Cancel, Envelope, Failed, Message, Result, Submit, Text
+from services.messages import Cancel, Change, Envelope, Failed, Message, Result, Submit, Text, Update
+
+
+class Stream(Protocol):
+    """A stream on which requests are opened until it is told that the server goes away."""
+
+    def go_away(self, message: str) -> None:
+        """Open nothing more."""
 
 
 class Desk:
@@ -42,6 +52,8 @@ class Desk:
         self.requests = OpenRequests(lambda reason: observer.count("dropped", reason=reason))
         self._quotas = quotas
         self.refusal: ServiceError | None = loading()
+        self.is_draining = False
+        self.streams: set[Stream] = set()  # of many requests each
         self.on_empty: Callable[[], None] = lambda: None
         self._pace = Pace(lambda: len(self.requests), clock, _call_later)
         self._emit = emit
@@ -80,7 +92,9 @@ class Desk:
         """Send it round the ring once more: it goes on where it is; what an earlier attempt still says is dropped."""
         resume = request.send_again(self.clock())
         self.observer.count("replayed")
-        self._emit(Submit(envelope=request.envelope, work=request.asked.work, resume=resume))
+        self._emit(Submit(envelope=request.envelope, work=work_now(request), resume=resume))
+        for cancel in cancels(request):
+            self._emit(cancel)
 
     def close(self, request: OpenRequest) -> None:
         """Forget it and tell the ring, unless the ring ended it. Never waits; a second time does nothing."""
@@ -88,7 +102,7 @@ class Desk:
         if not self.requests.remove(request):
             return
         if not request.is_own:
-            self.admission.release(request.asked.reserve)
+            self.admission.release(request.reserved)
             self._quotas.settle(request.envelope.tenant, request.charged, request.num_used, self.clock())
         self._cancel_in_ring(request)
         if not len(self.requests):
@@ -112,6 +126,18 @@ class Desk:
         request.end(cancelled())
         self._cancel_in_ring(request)
         return found, State.CANCELLED
+
+    def change(self, request: OpenRequest, change: Change | Cancel) -> None:
+        """Tell the ring what the client says of its request, and remember it."""
+        request.record(change)
+        if isinstance(change, Update) and change.time_left_s is not None:
+            request.set_time_left(change.time_left_s, self.clock())
+        self._emit(change)
+
+    def reserve_more(self, request: OpenRequest, num_tokens: int) -> None:
+        """Its prompt or its bound has grown. Raises `ServiceError` QUEUE_FULL."""
+        self.admission.grow(num_tokens)
+        request.reserved += num_tokens
 
     def deliver(self, message: Text | Failed | Result) -> None:
         """Take a message that came round the ring."""
@@ -138,13 +164,18 @@ class Desk:
             request.end(error)
 
     def drain(self) -> None:
-        """Refuse everything new from now on."""
+        """Refuse everything new from now on, and tell the streams that are open."""
         self.refusal = draining()
+        self.is_draining = True
+        for stream in tuple(self.streams):
+            stream.go_away(self.refusal.message)
 
     def release_stuck(self, elapsed_s: float) -> None:
         """Let go of readers that take nothing; called every `elapsed_s`."""
+        for reader in {request.reader for request in self.requests}:
+            reader.watch(elapsed_s)
         for request in self.requests:
-            if request.is_stuck(elapsed_s, self._slots) and not request.is_interrupted:
+            if request.is_stuck(self._slots) and not request.is_interrupted:
                 request.is_interrupted = True
                 request.end(slow_consumer(request.last_seq))
                 self.observer.count("slow_consumer")
@@ -160,7 +191,7 @@ class Desk:
             )
         if request.outputs[index].last is not None:
             return State.FINISHED, State.FINISHED
-        self._emit(Cancel(envelope=request.envelope, output_index=index))
+        self.change(request, Cancel(envelope=request.envelope, output_index=index))
         return State.RUNNING, State.CANCELLED
 
     def _add(self, call: Call, asked: Asked, streams: bool) -> OpenRequest:

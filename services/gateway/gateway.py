@@ -18,6 +18,7 @@ from engine.request import SamplingParams
 from services.gateway import server
 from services.gateway.calls import Call
 from services.gateway.control import Control
+from services.gateway.converse import Converse
 from services.gateway.desk import Desk
 from services.gateway.errors import draining
 from services.gateway.guard import Guard
@@ -85,7 +86,8 @@ class Gateway:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
         inference = Inference(self.desk)
         adapter = OpenInference(self.desk, inference.stream_generate)
-        self._server = server.build(self._settings, self._guard, inference, self._control, adapter, self._health)
+        handlers = server.Handlers(inference, Converse(self.desk), self._control, adapter)
+        self._server = server.build(self._settings, self._guard, handlers, self._health)
         self._port = server.listen(self._server, self._settings)
         await self._publish()
         await self._server.start()

@@ -14,9 +14,20 @@ import msgspec
 
 from engine.errors import ServiceError
 from engine.request import FinishReason
+from services.gateway.reader import Reader, SlotLimits
 from services.gateway.translate import Asked
-from services.messages import Admitted, Detokenized, Envelope, Resume, Text, Tokenized
-from services.work import pack_ids
+from services.messages import (
+    Admitted,
+    Cancel,
+    Change,
+    Detokenized,
+    Envelope,
+    Grant,
+    Resume,
+    Text,
+    Tokenized,
+)
+from services.work import Generate, pack_ids
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
 TOKEN_BYTES = 64  # what a waiting token record weighs at most, without its log probabilities
@@ -33,15 +44,6 @@ class State(enum.Enum):
     FINISHED = enum.auto()
     FAILED = enum.auto()
     CANCELLED = enum.auto()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlotLimits:
-    """What may wait unsent for one slow reader, and for how long."""
-
-    stall_timeout_s: float
-    max_deltas: int
-    max_bytes: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -67,7 +69,8 @@ class OpenRequest:
         """`on_text` is told of text that is not the last; None for a caller that wants all at once."""
         self.envelope = envelope
         self.asked = asked
-        self.started_s = self.sent_s = started_s
+        self.started_s = started_s
+        self._deadline_s = None if envelope.time_left_s is None else started_s + envelope.time_left_s
         self.on_news: Callable[[], None] = _nothing
         self._on_text = on_text
         self.interrupt: Callable[[], object] = _nothing  # breaks a write that does not end
@@ -84,12 +87,13 @@ class OpenRequest:
         self.num_losses = 0  # of processes, while they worked on it
         self.num_sent_tokens = 0  # it had when it was last sent round the ring
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
-        self.num_writes = 0
-        self.is_writing = False
+        self.reader = Reader()
+        self.changes: list[Change | Cancel] = []  # what the client said after the open, in order, as the ring was told
+        self.allowed = _credit(asked)  # tokens that may be sampled in all; None is without limit
+        self.reserved = asked.reserve
+        self.max_tokens = 0  # as the engine settled or the client changed it; 0 before
         self._waiting: list[Text] = []
         self._waiting_bytes = 0
-        self._watched_write = 0
-        self._stalled_s = 0.0
 
     @property
     def state(self) -> State:
@@ -106,6 +110,11 @@ class OpenRequest:
         return sum([output.num_tokens for output in self.outputs])
 
     @property
+    def is_spent(self) -> bool:
+        """Whether every token that its credit allows has come."""
+        return self.allowed is not None and self.num_tokens >= self.allowed
+
+    @property
     def num_used(self) -> int:
         """Tokens it has cost so far, prompt and output."""
         return self.num_tokens + (self.admitted.num_prompt if self.admitted else 0)
@@ -117,14 +126,16 @@ class OpenRequest:
 
     def send_again(self, now_s: float) -> Resume:
         """Begin another attempt: its envelope, and what it goes on behind."""
-        envelope = self.envelope
-        left = None if envelope.time_left_s is None else envelope.time_left_s - (now_s - self.sent_s)
-        self.envelope = msgspec.structs.replace(envelope, attempt=envelope.attempt + 1, time_left_s=left)
-        self.sent_s = now_s
+        left = None if self._deadline_s is None else self._deadline_s - now_s
+        self.envelope = msgspec.structs.replace(self.envelope, attempt=self.envelope.attempt + 1, time_left_s=left)
         self.num_sent_tokens = self.num_tokens
         if not self.num_tokens or self.asked.is_search:
             return ()
         return tuple([None if one.last is not None else pack_ids(one.ids) for one in self.outputs])
+
+    def set_time_left(self, seconds: float, now_s: float) -> None:
+        """From now on it has so long; what is sent again says so."""
+        self._deadline_s = now_s + seconds
 
     def receive(self, text: Text, now_s: float) -> str:
         """Take a message; the reason if it was dropped, else "". A gap means loss: the request must be sent again."""
@@ -132,8 +143,9 @@ class OpenRequest:
         if dropped:
             return dropped
         output = self.outputs[text.output_index]
-        if self.admitted is None:
+        if self.admitted is None and text.admitted is not None:
             self.admitted = text.admitted
+            self.max_tokens = self.max_tokens or text.admitted.max_tokens
         output.ids.extend([token.id for token in text.tokens])
         output.num_reasoning += text.num_reasoning
         if text.tokens or text.finish is not None or has_content((text,)):
@@ -200,31 +212,29 @@ class OpenRequest:
         self._waiting = [one for one in self._waiting if one.output_index != index]
         return taken
 
-    def begin_write(self) -> None:
-        """The handler waits for the transport from here on."""
-        self.num_writes += 1
-        self.is_writing = True
+    def record(self, change: Change | Cancel) -> None:
+        """Remember what the ring was told; grants that follow each other are one."""
+        last = self.changes[-1] if self.changes else None
+        if isinstance(change, Grant) and isinstance(last, Grant):
+            self.changes[-1] = Grant(last.envelope, last.tokens + change.tokens)
+        else:
+            self.changes.append(change)
 
-    def end_write(self) -> None:
-        """The transport took it."""
-        self.is_writing = False
-
-    def is_stuck(self, elapsed_s: float, limits: SlotLimits) -> bool:
-        """Whether its reader must be let go; called every `elapsed_s`. One slow write alone does not count."""
-        if not self.is_writing or self.num_writes != self._watched_write:
-            self._watched_write = self.num_writes
-            self._stalled_s = 0.0
+    def is_stuck(self, limits: SlotLimits) -> bool:
+        """Whether its reader must be let go: it takes nothing for too long, or too much waits for it meanwhile."""
+        if not self.reader.is_stalled or (not self._waiting and self.outcome is None):
             return False
-        self._stalled_s += elapsed_s
-        if not self._waiting and self.outcome is None:
-            return False
-        too_long = self._stalled_s >= limits.stall_timeout_s
+        too_long = self.reader.stalled_s >= limits.stall_timeout_s
         return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
 
 
 def has_content(texts: Sequence[Text]) -> bool:
     """Whether there is anything in them for a delta."""
     return any([one.tokens or one.text or one.reasoning or one.tool_calls for one in texts])
+
+
+def _credit(asked: Asked) -> int | None:
+    return asked.work.scheduling.credit if isinstance(asked.work, Generate) else None
 
 
 def _by_stop_string(last: Text | None) -> bool:

@@ -7,7 +7,23 @@ role (hash of its id), and home to the gateway that its envelope names. Knows no
 import dataclasses
 from typing import assert_never
 
-from services.messages import Cancel, Failed, Message, Probe, Prompt, Report, Result, Role, Submit, Text, Tokens
+from services.messages import (
+    Append,
+    Cancel,
+    CloseInput,
+    Failed,
+    Grant,
+    Message,
+    Probe,
+    Prompt,
+    Report,
+    Result,
+    Role,
+    Submit,
+    Text,
+    Tokens,
+    Update,
+)
 
 NEXT = {
     Role.GATEWAY: Role.TOKENIZER,
@@ -17,7 +33,18 @@ NEXT = {
 }
 
 
-_OF_ONE = (Text, Tokens, Submit, Prompt, Failed, Result)  # go to the one peer that has their request
+_OF_ONE = (  # go to the one peer that has their request
+    Text,
+    Tokens,
+    Submit,
+    Prompt,
+    Failed,
+    Result,
+    Grant,
+    Append,
+    Update,
+    CloseInput,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

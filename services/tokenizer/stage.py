@@ -1,7 +1,7 @@
-"""The tokenizer's place in the ring: Submit in; Prompt, Result or Failed out.
+"""The tokenizer's place in the ring: Submit and Append in; Prompt, Result, Append or Failed out.
 
 Encoding runs in a thread pool, so that probes and other requests' control pass meanwhile; order holds per request: a
-Cancel drops its own unfinished encoding. Knows no engine and no socket.
+Cancel drops its own unfinished encoding, anything else waits for it. Knows no engine and no socket.
 """
 
 import time
@@ -13,23 +13,30 @@ import msgspec
 from engine.errors import ServiceError, engine_fault
 from engine.request import Limits, check_params, check_prompt
 from services.messages import (
+    Append,
     Cancel,
+    CloseInput,
     Detokenized,
     Envelope,
+    Grant,
     Message,
     Prompt,
     Result,
     Submit,
     Tokenized,
+    Update,
     failed,
 )
-from services.tokenizer.encoding import TextEncoder
+from services.tokenizer.encoding import TextEncoder, unpack_checked
+from services.tokenizer.lanes import Lanes
 from services.work import (
     ChatPrompt,
     Detokenize,
     Generate,
     TextOptions,
+    TextPrompt,
     Tokenize,
+    TokenPrompt,
     Work,
     pack_ids,
 )
@@ -59,12 +66,12 @@ class TokenizerStage:
         self._emit = emit
         self._on_loop = on_loop
         self._record = record
-        self._encoding: dict[str, tuple[int, Future[Message]]] = {}  # request → attempt, its work
+        self._lanes = Lanes(self._start, self._watch, emit)
 
     @property
     def num_encoding(self) -> int:
-        """Requests whose prompt is being encoded."""
-        return len(self._encoding)
+        """Requests of which something is being encoded."""
+        return len(self._lanes)
 
     def turn(self) -> bool:
         """Nothing between messages."""
@@ -74,54 +81,47 @@ class TokenizerStage:
         """Nothing: an encoding ends by itself."""
 
     def handle(self, message: Message) -> None:
-        """Take a Submit or a Cancel; pass anything else on."""
+        """Take what concerns a prompt, in the order of its request; pass anything else on."""
         self.progress += 1
         match message:
             case Submit():
-                self._begin(message)
+                self._lanes.begin(message)
             case Cancel(output_index=None):
-                if message.envelope.attempt >= self._attempt(message.envelope):
-                    self._drop(message.envelope.request_id)
+                self._lanes.cancel(message.envelope)
                 self._emit(message)
+            case Cancel() | Grant() | Append() | Update() | CloseInput():
+                self._lanes.follow(message)
             case _:
                 self._emit(message)
 
-    def _attempt(self, envelope: Envelope) -> int:
-        """The newest attempt of a request whose prompt is being encoded, or -1."""
-        return self._encoding.get(envelope.request_id, (-1, None))[0]
+    def _start(self, message: Submit | Append) -> Future[Message]:
+        """Encode in a thread."""
+        future: Future[Message] = self._executor.submit(self._answer, message, time.monotonic())
+        return future
 
-    def _drop(self, request_id: str) -> None:
-        """Give up an encoding that has not ended."""
-        under_way = self._encoding.pop(request_id, None)
-        if under_way is not None:
-            under_way[1].cancel()
-
-    def _begin(self, submit: Submit) -> None:
-        if submit.envelope.attempt <= self._attempt(submit.envelope):
-            return
-        self._drop(submit.envelope.request_id)
+    def _watch(self, message: Submit | Append, future: Future[Message]) -> None:
+        """Come back when it is done."""
         start = time.monotonic()
-        future = self._executor.submit(self._answer, submit, start)
-        self._encoding[submit.envelope.request_id] = (submit.envelope.attempt, future)
-        future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(submit, start, done)))
+        future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(message, start, done)))
 
-    def _finish(self, submit: Submit, start: float, future: Future[Message]) -> None:
+    def _finish(self, message: Submit | Append, start: float, future: Future[Message]) -> None:
         """On the loop: send the answer, unless a Cancel or a later attempt came first."""
-        if self._encoding.get(submit.envelope.request_id, (0, None))[1] is not future:
+        if not self._lanes.is_current(message.envelope, future):
             return
-        del self._encoding[submit.envelope.request_id]
-        error = future.exception()
-        answer = failed(submit.envelope, engine_fault()) if error else future.result()
-        num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
-        self._record("tokenize", submit.envelope, start, time.monotonic(), {"sluice.prompt_tokens": num_tokens})
-        self._emit(answer)
+        answer = failed(message.envelope, engine_fault()) if future.exception() else future.result()
+        if isinstance(message, Submit):
+            num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
+            self._record("tokenize", message.envelope, start, time.monotonic(), {"sluice.prompt_tokens": num_tokens})
+        self._lanes.finish(message.envelope, answer)
 
-    def _answer(self, submit: Submit, start: float) -> Message:
+    def _answer(self, message: Submit | Append, start: float) -> Message:
         """In a thread: do the work."""
         try:
-            return self._do(submit, submit.work, start)
+            if isinstance(message, Append):
+                return Append(message.envelope, TokenPrompt(pack_ids(self._encode_more(message.piece))))
+            return self._do(message, message.work, start)
         except ServiceError as error:
-            return failed(submit.envelope, error)
+            return failed(message.envelope, error)
 
     def _do(self, submit: Submit, work: Work, start: float) -> Message:
         envelope = submit.envelope
@@ -130,6 +130,8 @@ class TokenizerStage:
                 check_params(work.params, self._limits)
                 ids, text = self._prompt(work)
                 ids = ids[-work.keep_last :]
+                for piece in work.more:
+                    ids = ids + self._encode_more(piece)
                 check_prompt(len(ids), work.params, self._limits)
                 if work.echo:
                     told = Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
@@ -145,6 +147,12 @@ class TokenizerStage:
             case Detokenize():
                 decoded = self._encoder.decode(work.ids, self._limits, work.skip_special_tokens)
                 return Result(envelope, Detokenized(decoded))
+
+    def _encode_more(self, piece: TextPrompt | TokenPrompt) -> list[int]:
+        """A further piece of a prompt."""
+        if isinstance(piece, TextPrompt):
+            return self._encoder.encode_more(piece.text, self._limits)
+        return unpack_checked(piece.ids, self._limits, "append.token_ids")
 
     def _prompt(self, work: Generate) -> tuple[list[int], TextOptions]:
         """The ids, and how text is made of what follows them."""

@@ -36,7 +36,6 @@ CASES = {
     "speculation.max_tokens": {"speculation": {"max_tokens": 1}},
     "idempotency_key": {"idempotency_key": "k"},
     "resume": {"resume": {}},
-    "credit_window": {"credit_window": 0},
     "chat.tool_choice.name": {"chat": {"tool_choice": {"name": "f"}}},
     "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }

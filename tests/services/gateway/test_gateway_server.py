@@ -12,9 +12,11 @@ from sluice.v1 import control_pb2, inference_pb2
 from engine.errors import ServiceError, invalid
 from services.gateway import server
 from services.gateway.control import Control
+from services.gateway.converse import Converse
 from services.gateway.errors import to_rpc
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
+from services.gateway.oip.service import OpenInference
 from services.messages import Load, Probe, Report, Role, Visit
 from services.work import pack_ids
 from tests.services.gateway.fake_ring import (
@@ -45,8 +47,15 @@ def test_option_keys_exist_in_grpc() -> None:
 
 async def test_every_handler_is_a_coroutine_function() -> None:
     async with running(wait=False) as rig:
-        inference, control = Inference(rig.gateway.desk), Control(rig.gateway.desk)
-        tables = {**server.inference_table(inference), **server.control_table(control), "x": server.refusal("x")}
+        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk)
+        adapter = OpenInference(desk, inference.stream_generate)
+        handlers = server.Handlers(inference, Converse(desk), Control(desk), adapter)
+        tables = {
+            **server.inference_table(handlers),
+            **server.control_table(handlers.control),
+            **adapter.table(),
+            "x": server.refusal("x"),
+        }
         assert [name for name, handler in tables.items() if not inspect.iscoroutinefunction(handler)] == []
 
 
@@ -59,11 +68,11 @@ async def test_rpcs_that_are_not_built_say_so() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        for stream in (rig.stub.Converse(iter([])), rig.control.WatchLoad(control_pb2.WatchLoadRequest())):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                async for _ in stream:
-                    pass
-            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        stream = rig.control.WatchLoad(control_pb2.WatchLoadRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stream:
+                pass
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(
