@@ -138,7 +138,10 @@ class Engine:
         return StepEvents(ended + sampled, failed + broken)
 
     def _draft(self, proposer: Proposer) -> None:
-        asks = self.scheduler.asks()
+        asks = self.scheduler.asks(grow=proposer.writes_cache)
+        moves = self.scheduler.cache.take_moves()
+        if moves:
+            self.runner.move(moves)
         if asks:
             self.scheduler.offer(proposals(proposer, asks, self.scheduler.limits.vocab_size))
 

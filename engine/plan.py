@@ -142,7 +142,10 @@ class Ask:
 
     Attributes:
         tokens: prompt and output so far, in place: to be read at once, never kept or changed.
-        blocks: its block table, likewise.
+        blocks: its block table, likewise, with room for all drafts but the last where that was asked for.
+        names: of its leading blocks (see `cache.prefix`), as far as they are known, likewise.
+        place: another number whenever the table was begun anew.
+        is_trimmed: leading blocks were given back, as they left the window.
         num: drafts at most, ≥ 1.
     """
 
@@ -152,6 +155,9 @@ class Ask:
     output_index: int
     num: int
     memory: Memory
+    names: Sequence[bytes] = ()
+    place: int = 0
+    is_trimmed: bool = False
 
 
 def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:

@@ -99,9 +99,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         text = f"{engine.block_size} does not divide --kv-cache-tokens {engine.kv_cache_tokens}"
         raise bad_setting("block_size", text)
     _check_disk_cache(engine)
-    _one_of("speculation", engine.speculation, ("none", "ngram"))
-    if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
-        raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")
+    _check_speculation(engine)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("role", service.role, ("", *Role))
@@ -109,6 +107,14 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _one_of("log_format", service.log_format, ("console", "json"))
     if not 0 <= service.metrics_port <= 65000:
         raise bad_setting("metrics_port", f"{service.metrics_port} is not in [0, 65000]")
+
+
+def _check_speculation(engine: EngineConfig) -> None:
+    _one_of("speculation", engine.speculation, ("none", "ngram", "draft"))
+    if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
+        raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")
+    if bool(engine.draft_model) != (engine.speculation == "draft"):
+        raise bad_setting("draft_model", "and --speculation draft need each other")
 
 
 def _check_disk_cache(engine: EngineConfig) -> None:

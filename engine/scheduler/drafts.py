@@ -47,14 +47,25 @@ class Drafts:
         self._outputs = outputs
         self._budget = budget
         self._asked: list[Sequence] = []
+        self._grown: list[tuple[Sequence, int]] = []  # whose tables have room for drafts, and which tables these are
 
-    def asks(self) -> list[Ask]:
-        """Of sequences one token behind, while prompts leave room."""
+    @property
+    def is_pending(self) -> bool:
+        """Whether the next plan must `take`."""
+        return bool(self.offered or self._grown)
+
+    def asks(self, *, grow: bool = False) -> list[Ask]:
+        """Of sequences one token behind, while prompts leave room. `grow`: with blocks for all drafts but the last, as
+        far as nobody else needs them in the next step."""
         room = self._budget - sum(one.num_missing for one in self._floor.running if one.num_missing > 0)
         able = [one for one in self._floor.running if _is_due(one)] if room > 0 else []
         self._asked, asks = [], []
+        spare = self._num_spare() if grow and able else 0
         for one in able:
             num = min(_limit(one), room)
+            if grow and num > 0:
+                num, taken = self._grow_ahead(one, num, spare)
+                spare -= taken
             if num > 0:
                 self._asked.append(one)
                 asks.append(_ask(one, num))
@@ -86,6 +97,11 @@ class Drafts:
                 room -= num
                 if one.group.credit is not None:
                     one.group.credit -= num
+        grown, self._grown = self._grown, []
+        for one, place in grown:
+            assert one.drafting is not None
+            if one.drafting.num_places == place and one.state is State.RUNNING and one not in nums:
+                self._floor.shrink(one, one.num_computed + (one.last_step == step))
         return nums
 
     def verify(self, sequence: Sequence, num: int, run: Run, now: float, events: list[Sampled]) -> None:
@@ -102,9 +118,32 @@ class Drafts:
         sequence.tokens.extend(run.token_ids[:kept])
         sequence.num_computed += kept
         self._floor.fill(sequence)
-        self._floor.shrink(sequence)
+        self._floor.shrink(sequence, sequence.num_computed)
         self._outputs.advance_run(sequence, kept, run.logprobs[:kept], now, events)
         self._give_back(sequence, num + 1 - kept)
+
+    def _num_spare(self) -> int:
+        """Blocks that are free even when everybody who runs computes all that it misses."""
+        cache = self._floor.cache
+        wanted = 0
+        for one in self._floor.running:
+            end = cache.blocks_for(one.num_computed + max(0, one.num_missing))
+            wanted += max(0, end - len(one.table.blocks)) + (one.table.shared_tail >= 0)
+        return cache.pool.num_free - wanted
+
+    def _grow_ahead(self, sequence: Sequence, num: int, spare: int) -> tuple[int, int]:
+        """Room for `num` drafts but the last before they are made, from `spare` blocks, or for as many as there is: how
+        many, and the blocks that this took beside the sequence's own next one."""
+        cache, num_tokens, drafting = self._floor.cache, len(sequence.tokens), sequence.drafting
+        assert drafting is not None
+        own = cache.blocks_for(num_tokens)
+        more = cache.blocks_for(num_tokens + num - 1) - own
+        if more > spare:
+            more, num = 0, min(num, own * cache.block_size - num_tokens + 1)
+        if spare < 0 or not cache.grow(sequence.table, num_tokens + num - 1):
+            return 0, 0
+        self._grown.append((sequence, drafting.num_places))
+        return num, more
 
     def _grow(self, sequence: Sequence, num: int) -> int:
         """Room for `num` drafts behind the row's own token, or for as many as there is."""
@@ -147,4 +186,7 @@ def _ask(sequence: Sequence, num: int) -> Ask:
         output_index=sequence.index,
         num=num,
         memory=sequence.drafting.memory,
+        names=sequence.table.names,
+        place=sequence.drafting.num_places,
+        is_trimmed=sequence.table.num_trimmed > 0,
     )

@@ -107,9 +107,9 @@ class Floor:
         if trimmed is not None:
             sequence.num_blocks_told = min(sequence.num_blocks_told, trimmed)
 
-    def shrink(self, sequence: Sequence) -> None:
-        """Give back the blocks behind what is computed: they hold drafts that were wrong."""
-        self.cache.shrink(sequence.table, sequence.num_computed)
+    def shrink(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give back the blocks behind so many tokens: they are for drafts that were wrong, or not verified."""
+        self.cache.shrink(sequence.table, num_tokens)
         sequence.num_blocks_told = min(sequence.num_blocks_told, len(sequence.table.blocks))
         sequence.room = min(sequence.room, len(sequence.table.blocks) * self.cache.block_size)
 
@@ -189,6 +189,8 @@ class Floor:
     def _start(self, sequence: Sequence, num_computed: int) -> None:
         sequence.state = State.RUNNING
         sequence.num_computed = sequence.room = num_computed
+        if sequence.drafting is not None:
+            sequence.drafting.num_places += 1
         self.running.append(sequence)
         self._tell(sequence)
 

@@ -48,7 +48,7 @@ class Planner:
         self._is_short = False
         self._decode(decodes)
         self._prefill(prefills)
-        if self._drafts.offered:
+        if self._drafts.is_pending:
             self._draft()
         if not self.rows:
             self._last_resort()

@@ -218,9 +218,10 @@ class Scheduler:
         self._next_deadline = min((group.deadline_s for group in self._floor.groups.values()), default=math.inf)
         return events, failures
 
-    def asks(self) -> list[Ask]:
-        """Who could verify drafts in the next step: to be answered by `offer`, or not at all, before `plan`."""
-        return self._drafts.asks()
+    def asks(self, *, grow: bool = False) -> list[Ask]:
+        """Who could verify drafts in the next step: to be answered by `offer`, or not at all, before `plan`. `grow`:
+        with room in their tables, which may take moves."""
+        return self._drafts.asks(grow=grow)
 
     def offer(self, proposals: Ids[Ids[int]]) -> None:
         """What was drafted for `asks`, in their order; at most as many tokens as each asks for."""

@@ -22,10 +22,12 @@ class Drafting:
 
     Attributes:
         limit: drafts of one step at most.
+        num_places: times that its block table was begun.
         ids: proposed for the next step, or being verified by the one in flight: behind the tokens that exist.
     """
 
     limit: int
+    num_places: int = 0
     ids: list[int] = dataclasses.field(default_factory=list)
     memory: Memory = dataclasses.field(default_factory=Memory)
 

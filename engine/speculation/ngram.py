@@ -15,6 +15,8 @@ MAX_CATCH_UP = 4096  # tokens read of one sequence at one time: a long prompt mu
 class NgramProposer:
     """Keeps an automaton for each sequence, in the memory that the sequence brings."""
 
+    writes_cache = False
+
     def propose(self, asks: Sequence[Ask]) -> list[Sequence[int]]:
         """See `Proposer`."""
         return [_sequel(ask) for ask in asks]

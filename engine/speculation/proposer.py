@@ -13,7 +13,13 @@ logger = logging.getLogger(__name__)
 
 
 class Proposer(Protocol):
-    """Guesses how sequences go on."""
+    """Guesses how sequences go on.
+
+    Attributes:
+        writes_cache: whether it computes into the sequences' blocks, and so wants room in them.
+    """
+
+    writes_cache: bool
 
     def propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
         """For each ask, in order, at most `ask.num` tokens that may follow `ask.tokens`; none if there is no guess."""

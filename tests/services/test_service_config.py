@@ -24,6 +24,8 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"admission_watermark": 0.95}, {}, "--admission-watermark: 0.95 is not in"),
     ({"max_queued_tokens": 0}, {}, "--max-queued-tokens: 0 is below 1"),
     ({"speculation": "oracle"}, {}, "--speculation: 'oracle' is not one of none, ngram"),
+    ({"speculation": "draft"}, {}, "--draft-model: and --speculation draft need each other"),
+    ({"draft_model": "demo"}, {}, "--draft-model: and --speculation draft need each other"),
     ({"max_draft_tokens": 65}, {}, "--max-draft-tokens: 65 is not in"),
     ({"kv_cache_tokens": 100, "block_size": 32}, {}, "--block-size: 32 does not divide --kv-cache-tokens 100"),
     ({"disk_cache_bytes": 1}, {}, "--disk-cache-dir: needs --disk-cache-bytes, and neither"),

@@ -260,7 +260,7 @@ class Simulation:
 
     def draft(self) -> None:
         """Somebody proposes; often nobody does."""
-        asks = self.scheduler.asks()
+        asks = self.scheduler.asks(grow=self.rng.random() < 0.5)
         if self.rng.random() < 0.9:
             self.scheduler.offer([self.proposer.propose(ask) for ask in asks])
 

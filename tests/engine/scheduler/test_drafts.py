@@ -26,9 +26,11 @@ def request(number: int = 1, num_prompt: int = 5, credit: int | None = None, **p
     return EngineRequest(f"{number:032x}", prompt, options, credit=credit)
 
 
-def step(scheduler: Scheduler, drafts: list[int], sampled: list[int], logprobs: int = 0) -> tuple[Plan, list[Sampled]]:
+def step(
+    scheduler: Scheduler, drafts: list[int], sampled: list[int], logprobs: int = 0, grow: bool = False
+) -> tuple[Plan, list[Sampled]]:
     """Offer the same drafts to all who ask; each row samples `sampled`, as far as it samples."""
-    scheduler.offer([drafts[: ask.num] for ask in scheduler.asks()])
+    scheduler.offer([drafts[: ask.num] for ask in scheduler.asks(grow=grow)])
     plan = scheduler.plan(0.0)
     assert plan is not None
     found = tuple(TokenLogprob(-float(i), 1) for i in range(logprobs))
@@ -150,10 +152,11 @@ def test_rows_of_one_token_come_first() -> None:
     assert (plan.query_lens, plan.drafts) == ([1, 3], {1: 2})
 
 
-def test_drafts_displace_nobody() -> None:
+@pytest.mark.parametrize("grow", [False, True])
+def test_drafts_displace_nobody(grow: bool) -> None:
     scheduler = make(num_blocks=5)
     begin(scheduler, request(1, num_prompt=10, max_tokens=6), request(2, num_prompt=4, max_tokens=4))
-    plan, _ = step(scheduler, [11] * 4, [40] * 5)
+    plan, _ = step(scheduler, [11] * 4, [40] * 5, grow=grow)
     assert scheduler.num_preemptions == 0
     assert plan.query_lens == [2, 3]  # the fifth block is the second's, for its own token
 
@@ -171,3 +174,20 @@ def test_a_prefix_is_accepted_and_nothing_behind_it() -> None:
     assert num_accepted([1, 2, 3], [1, 9, 3, 4]) == 1
     assert num_accepted([], [1]) == 0
     assert num_accepted([1, 2], [1, 2, 3]) == 2
+
+
+def test_blocks_can_be_had_before_drafts_are_made_and_go_back_unused() -> None:
+    scheduler = make(max_draft_tokens=9)
+    begin(scheduler, request(1, num_prompt=7))
+    (ask,) = scheduler.asks(grow=True)
+    assert len(ask.blocks) == 4  # of 8 tokens that exist and 8 of the 9 drafts
+    assert scheduler.cache.pool.num_held == 4
+    scheduler.offer([[]])
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert scheduler.cache.pool.num_held == 2
+    scheduler.apply(plan, StepResult([9]), 0.0)
+    scheduler.asks(grow=True)  # and nobody answers
+    scheduler.cancel(f"{1:032x}")
+    assert scheduler.plan(0.0) is None
+    assert scheduler.cache.pool.num_held == 0

@@ -268,7 +268,7 @@ def name_a_rejected_block(self: Drafts, sequence: Row, num: int, run: Run, now: 
     verify(self, sequence, num, run, now, events)
 
 
-def keep_the_blocks_of_wrong_drafts(self: Floor, sequence: Row) -> None:
+def keep_the_blocks_of_wrong_drafts(self: Floor, sequence: Row, num_tokens: int) -> None:
     return None
 
 
@@ -293,6 +293,12 @@ def draft_beyond_the_limit(sequence: Row) -> int:
     return sequence.drafting.limit
 
 
+def forget_what_was_grown_ahead(self: Drafts, sequence: Row, num: int, spare: int) -> tuple[int, int]:
+    grown = grow_ahead(self, sequence, num, spare)
+    self._grown.clear()
+    return grown
+
+
 def draft_without_room(self: Drafts, sequence: Row, num: int) -> int:
     return num
 
@@ -312,7 +318,7 @@ expire, leave, write, enrol, admit = (
 behind = victims.behind
 finish_of, answer = Outputs._finish_of, Outputs._answer
 fork, take_moves, fork_row, tell = KVCache.fork, KVCache.take_moves, Floor.fork, Floor._tell
-verify, take = Drafts.verify, Drafts.take
+verify, take, grow_ahead = Drafts.verify, Drafts.take, Drafts._grow_ahead
 tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, KVCache._num_passed
 BUGS: list[Bug] = [
     (KVCache, "release", skip_release),
@@ -366,6 +372,7 @@ BUGS: list[Bug] = [
     (Drafts, "_give_back", keep_the_credit_of_wrong_drafts),
     (Outputs, "num_kept", run_past_the_end),
     (drafts_module, "_limit", draft_beyond_the_limit),
+    (Drafts, "_grow_ahead", forget_what_was_grown_ahead),
     (Drafts, "_grow", draft_without_room),
     (Drafts, "take", draft_beyond_the_budget),
     (victims, "is_free", take_from_this_step),

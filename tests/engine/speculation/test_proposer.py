@@ -15,6 +15,7 @@ class Faulty:
     """Answers by the first token of a sequence."""
 
     answers: dict[int, list[object]]
+    writes_cache = False
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         return [self.answers[ask.tokens[0]] for ask in asks]  # type: ignore[misc] # as bad as it gets
@@ -41,6 +42,8 @@ def test_more_than_was_asked_for_is_cut() -> None:
 
 def test_too_few_answers_are_none() -> None:
     class Silent:
+        writes_cache = False
+
         def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
             return []
 

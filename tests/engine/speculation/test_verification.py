@@ -27,6 +27,8 @@ BEST: dict[str, Any] = {**SAMPLED, "n": 2, "best_of": 3, "presence_penalty": 0.5
 class Prophet:
     """Drafts what was sampled without it; now and then something else."""
 
+    writes_cache = False
+
     def __init__(self, outputs: Outputs, quality: float) -> None:
         self._rng = random.Random(1)
         self._quality = quality
