@@ -30,12 +30,9 @@ CASES = {
     "constraint": {"constraint": {"regex": "a"}},
     "cache.bypass": {"cache": {"bypass": True}},
     "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
-    "scheduling.on_disconnect": {"scheduling": {"on_disconnect": types_pb2.DISCONNECT_ACTION_DETACH}},
-    "scheduling.detach_ttl": {"scheduling": {"detach_ttl": {"seconds": 1}}},
     "speculation.enabled": {"speculation": {"enabled": True}},
     "speculation.max_tokens": {"speculation": {"max_tokens": 1}},
-    "idempotency_key": {"idempotency_key": "k"},
-    "resume": {"resume": {}},
+    "resume.outputs": {"resume": {"outputs": [{"output_index": 0}]}},
     "chat.tool_choice.name": {"chat": {"tool_choice": {"name": "f"}}},
     "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }
