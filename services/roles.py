@@ -63,7 +63,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         source=source,
         model=model,
         limits=limits_of(engine_config, model, config.max_prompt_bytes),
-        ring=join_ring(config, role, process_id),
+        ring=join_ring(config, role, process_id, source.revision),
         tracer=Tracer.create("sluice", role, process_id, config.otlp_endpoint),
         metrics=Metrics(role, process_id),
         heart=open_heart(config, process_id),
@@ -104,7 +104,7 @@ async def _body(process: Process) -> int:
             assert_never(process.role)
 
 
-def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
+def join_ring(config: ServiceConfig, role: Role, process_id: str, revision: str) -> RingLoop:
     """Bind the inbox and connect to the next role's peers. Raises ServiceError naming the setting at fault."""
     if not config.inbox:
         raise bad_setting("inbox", "is needed with --role: where this process listens, tcp://host:port or ipc://path")
@@ -125,7 +125,7 @@ def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
     # A prompt's bytes can become four bytes each as token ids; everything else is far smaller.
     max_message_bytes = MIN_MESSAGE_BYTES + 4 * config.max_prompt_bytes
     try:
-        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
+        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys, revision)
     except zmq.ZMQError as error:
         raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
 

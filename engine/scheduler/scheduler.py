@@ -126,6 +126,10 @@ class Scheduler:
         if request.resume_ids:
             self._due.append(group)
 
+    def lower_budget(self, num_tokens: int) -> None:
+        """The device has no memory for larger steps."""
+        self._planner.lower_budget(num_tokens)
+
     def cancel(self, request_id: str) -> bool:
         """Forget a request, events not yet told included, and free what it holds, now. False if it is not open."""
         untold = [event for event in self._ended if event.request_id == request_id]
