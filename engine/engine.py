@@ -153,4 +153,5 @@ def merge(results: list[StepResult]) -> StepResult:
         token_ids=[result.token_ids[0] for result in results],
         failed=frozenset(i for i, result in enumerate(results) if result.failed),
         logprobs={i: result.logprobs[0] for i, result in enumerate(results) if result.logprobs},
+        errors={i: result.errors[0] for i, result in enumerate(results) if result.errors},
     )

@@ -5,6 +5,7 @@ A row is one scheduled sequence; rows with one token to compute come before long
 
 import dataclasses
 
+from engine.errors import ServiceError
 from engine.request import SamplingParams
 
 
@@ -17,7 +18,7 @@ class Placement:
         barred_ids: ids that may not be sampled before position `min_position` (min_tokens).
         min_position: first position whose token may be one of `barred_ids`.
         output_index: of the output within its request: part of the key of its noise.
-        tokens: prompt and output so far, where penalties need them; else empty.
+        tokens: prompt and output so far, where what is sampled depends on them; else empty.
         num_prompt: how many of `tokens` are the prompt's.
     """
 
@@ -97,8 +98,10 @@ class StepResult:
         token_ids: per row, the sampled token, or -1 for a row that samples none.
         failed: rows whose logits held no usable number (NaN, infinity) or whose computation raised.
         logprobs: of the rows that asked for them.
+        errors: of the failed rows that know what their request did to fail.
     """
 
     token_ids: list[int]
     failed: frozenset[int] = frozenset()
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
+    errors: dict[int, ServiceError] = dataclasses.field(default_factory=dict)

@@ -82,6 +82,10 @@ class EngineStage:
         """Requests with state here."""
         return len(self._open)
 
+    def is_open(self, request_id: str) -> bool:
+        """Whether the engine works on it."""
+        return request_id in self._open
+
     def handle(self, message: Message) -> None:
         """Take a Prompt or a Cancel; pass anything else on."""
         match message:

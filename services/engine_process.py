@@ -1,17 +1,21 @@
 """The engine process: loads the model and drives it from the ring. The only one that imports torch."""
 
+import asyncio
 import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from engine.build import build_engine
 from engine.cache.tiers import Tiers
 from services.engine_loop import About, EngineStage, load_of
+from services.grammar_gate import GrammarGate
 from services.process import Process
 
 logger = logging.getLogger(__name__)
 
+NUM_COMPILERS = 2  # threads that compile grammars: one that takes long does not hold up the next
 ATTEND_S = 0.1  # how often probes are answered during a step, between two layers
 
 
@@ -28,8 +32,15 @@ async def run(process: Process) -> int:
     loaded = About(built.dtype, built.num_parameters)
     stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record, loaded)
     built.engine.runner.watch(at_most_every(ATTEND_S, ring.attend))
-    process.metrics.collect_from(lambda: figures(stage))
-    return await process.run(stage)
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(ring.schedule)
+
+    with ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar") as compilers:
+        gate = GrammarGate(stage, built.grammars, compilers, wake, ring.emit)
+        process.metrics.collect_from(lambda: figures(stage) | {"sluice_requests_awaiting_grammar": gate.num_waiting})
+        return await process.run(gate)
 
 
 def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
@@ -46,7 +57,7 @@ def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None
     return passed_over_or_called
 
 
-def figures(stage: EngineStage) -> Mapping[str, float]:
+def figures(stage: EngineStage) -> dict[str, float]:
     """The engine's figures under their metric names, read when somebody scrapes."""
     load, stats = load_of(stage.engine), stage.engine.stats
     ends = {f"sluice_engine_requests_{end}_total": float(num) for end, num in stage.ended.items()}

@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 from engine.cache.tiers import Move
+from engine.errors import constraint_lost
 from engine.models.model import Model
 from engine.plan import Plan, StepResult
 from engine.runner.rows import SlotRows
 from engine.runner.store import BlockStore
+from engine.sampling.grammars import Grammars
+from engine.sampling.matchers import SlotMatchers
+from engine.sampling.rows import Masks
 from engine.sampling.sampler import Sampler
 from kernels.metadata import AttentionMetadata
 
@@ -33,11 +37,20 @@ class Done:
 class Runner:
     """One model on one device, with its cache and the state of its slots."""
 
-    def __init__(self, model: Model, store: BlockStore, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        store: BlockStore,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._model = model
         self._store = store
         self._block_size = block_size
-        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size))
+        matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
+        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size), matchers)
         self._sampler = Sampler()
 
     @property
@@ -65,20 +78,28 @@ class Runner:
             self._rows.extend(slot, first, blocks)
 
     def launch(self, plan: Plan) -> Done:
-        """Compute the plan's rows."""
-        meta = self._layout(plan)
-        ids = torch.tensor(plan.token_ids, device=self._model.device)
-        hidden = self._model.forward(ids, meta.positions, self._store.cache, meta)
-        return Done(self._sample(plan, hidden, meta))
+        """Compute the plan's rows. Masks of grammars are filled meanwhile: a step that fails awaits them too."""
+        rows = [i for i, samples in enumerate(plan.samples) if samples]
+        if self._rows.wants_tokens:
+            self._note_tokens(plan, rows)
+        masks = self._rows.matchers.start([plan.slots[i] for i in rows], {})
+        try:
+            meta = self._layout(plan)
+            ids = torch.tensor(plan.token_ids, device=self._model.device)
+            hidden = self._model.forward(ids, meta.positions, self._store.cache, meta)
+        finally:
+            filled = masks.result()
+        return Done(self._sample(plan, rows, hidden, meta, filled))
 
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
         tables = self._rows.block_tables[plan.slots]
         return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device)
 
-    def _sample(self, plan: Plan, hidden: Tensor, meta: AttentionMetadata) -> StepResult:
+    def _sample(
+        self, plan: Plan, rows: list[int], hidden: Tensor, meta: AttentionMetadata, masks: Masks | None
+    ) -> StepResult:
         """Logits of the rows that sample, and their tokens."""
-        rows = [i for i, samples in enumerate(plan.samples) if samples]
         if not rows:
             return StepResult([-1] * len(plan.slots))
         at = meta.last_tokens if len(rows) == len(plan.slots) else meta.last_tokens[rows]
@@ -86,9 +107,7 @@ class Runner:
         slots = [plan.slots[i] for i in rows]
         # The sampled token's position: one behind the last computed.
         positions = [plan.starts[i] + plan.query_lens[i] for i in rows]
-        if self._rows.wants_tokens:
-            self._note_tokens(plan, rows)
-        sampled = self._sampler.sample(logits, self._rows.sampling_rows(slots, positions))
+        sampled = self._sampler.sample(logits, self._rows.sampling_rows(slots, positions, masks))
         if len(rows) == len(plan.slots):
             ids = sampled.ids
         else:
@@ -99,6 +118,7 @@ class Runner:
             token_ids=ids,
             failed=frozenset(rows[i] for i in sampled.bad),
             logprobs={rows[i]: logprob for i, logprob in sampled.logprobs.items()},
+            errors={rows[i]: constraint_lost() for i in masks.lost} if masks is not None else {},
         )
 
     def _note_tokens(self, plan: Plan, rows: list[int]) -> None:

@@ -19,7 +19,7 @@ from kernels.sampling import Rows, greedy, sample
 class SampledRows:
     """Attributes:
     ids: the token of each row.
-    bad: rows whose logits held no usable number; their id means nothing.
+    bad: rows whose logits held no usable number, or whose grammar was lost; their id means nothing.
     logprobs: of the rows that asked.
     """
 
@@ -43,17 +43,21 @@ class Sampler:
         else:
             chosen, is_bad = sample(logits, _tensors(rows, logits.device))
             bad = is_bad.nonzero()[:, 0].tolist()
+        if rows.masks is not None and rows.masks.lost:
+            bad = sorted(rows.masks.lost.union(bad))
         ids: list[int] = chosen.tolist()
         logprobs = {row: _logprob(raw[row], ids[row], num) for row, num in rows.num_logprobs.items() if row not in bad}
         return SampledRows(ids, bad, logprobs)
 
 
 def _adjust(logits: Tensor, rows: SamplingRows) -> None:
-    """Bars first, then biases, then penalties, in place."""
+    """Grammars and bars first, then biases, then penalties, in place."""
 
     def on(values: "Ints | Floats") -> Tensor:
         return torch.from_numpy(values).to(logits.device)
 
+    if rows.masks is not None and len(rows.masks.rows):
+        adjust.mask_(logits, on(rows.masks.rows), torch.from_numpy(rows.masks.bits).to(logits.device))
     for row, allowed in rows.allowed.items():
         adjust.keep_only_(logits, row, on(allowed))
     for row, barred in rows.barred.items():
