@@ -94,6 +94,10 @@ class GrammarGate:
             self._kept = {name: grammar for name, grammar in self._kept.items() if self._stage.is_open(name)}
         return self._stage.turn()
 
+    def reap(self) -> None:
+        """Who waits comes in, and goes then."""
+        self._stage.reap()
+
     def _take(self, prompt: Prompt) -> None:
         source = prompt.params.grammar
         grammar = self._grammars.compiled(source) if source else None

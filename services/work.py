@@ -107,11 +107,13 @@ class TextOptions(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """When it runs among others, and what of the cache it uses."""
+    """When it runs among others, what of the cache it uses, and what holds it back."""
 
     priority: int = 0
     ttft_target_s: float | None = None  # time to first token that the client hopes for
     bypasses_cache: bool = False
+    credit: int | None = None  # tokens that may be sampled before the first Grant; None is without limit
+    is_open: bool = False  # more prompt comes by Append, until CloseInput
 
 
 class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -124,6 +126,7 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     echo: bool = False  # tell the prompt's tokens: a Result, ahead of the generation
     keep_last: int = 0  # tokens of the prompt; 0 keeps all
     scheduling: Scheduling = Scheduling()
+    more: tuple[TextPrompt | TokenPrompt, ...] = ()  # of the prompt, each piece encoded by itself
     constraint: Constraint | None = None
 
 

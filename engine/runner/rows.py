@@ -3,7 +3,8 @@
 Arrays are indexed by slot. Knows slots and parameters; nothing of requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from engine.plan import Placement
 from engine.runner.adjustments import SlotAdjustments
 from engine.sampling.matchers import SlotMatchers
 from engine.sampling.rows import Masks, SamplingRows
+
+NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
 class SlotRows:
@@ -62,9 +65,16 @@ class SlotRows:
         self._adjustments.note(slot, position, computed)
         self.matchers.note(slot, position, computed)
 
-    def sampling_rows(self, slots: list[int], positions: list[int], masks: Masks | None = None) -> SamplingRows:
-        """Parameters of the rows that sample now, each for the token at its position. A grammar that has come to its
-        end outweighs min_tokens."""
+    def sampling_rows(
+        self,
+        slots: list[int],
+        positions: list[int],
+        ahead: Mapping[int, Sequence[int]] = NOTHING,
+        masks: Masks | None = None,
+    ) -> SamplingRows:
+        """Parameters of the rows that sample now, each for the token at its position. A slot has a row more for each of
+        its drafts; `ahead`: of such rows, the drafts before it. A grammar that has come to its end outweighs
+        min_tokens."""
         at = np.asarray(positions)
         below = np.flatnonzero(at < self._min_position[slots])
         ends = masks.ends if masks is not None else frozenset()
@@ -79,7 +89,7 @@ class SlotRows:
             output=self._output[slots],
             barred={int(i): self._barred_ids[slots[i]] for i in below if int(i) not in ends},
             typical_p=self._typical_p[slots],
-            penalties=self._adjustments.penalties(slots),
+            penalties=self._adjustments.penalties(slots, ahead),
             biases=self._adjustments.biases(slots),
             allowed=self._adjustments.allowed(slots),
             num_logprobs={int(i): int(self._num_logprobs[slots[i]]) for i in asked},

@@ -21,11 +21,13 @@ class SampledRows:
     ids: the token of each row.
     bad: rows whose logits held no usable number, or whose grammar was lost; their id means nothing.
     logprobs: of the rows that asked.
+    lost: the bad rows whose grammar was lost.
     """
 
     ids: list[int]
     bad: list[int]
     logprobs: dict[int, TokenLogprob]
+    lost: frozenset[int] = frozenset()
 
 
 class Sampler:
@@ -43,11 +45,12 @@ class Sampler:
         else:
             chosen, is_bad = sample(logits, _tensors(rows, logits.device))
             bad = is_bad.nonzero()[:, 0].tolist()
-        if rows.masks is not None and rows.masks.lost:
-            bad = sorted(rows.masks.lost.union(bad))
+        lost = rows.masks.lost if rows.masks is not None else frozenset()
+        if lost:
+            bad = sorted(lost.union(bad))
         ids: list[int] = chosen.tolist()
         logprobs = {row: _logprob(raw[row], ids[row], num) for row, num in rows.num_logprobs.items() if row not in bad}
-        return SampledRows(ids, bad, logprobs)
+        return SampledRows(ids, bad, logprobs, lost)
 
 
 def _adjust(logits: Tensor, rows: SamplingRows) -> None:

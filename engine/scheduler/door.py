@@ -12,6 +12,8 @@ from engine.request import (
     EngineRequest,
     Limits,
     SamplingParams,
+    check_credit,
+    check_draft_tokens,
     check_ids,
     check_params,
     check_priority,
@@ -20,7 +22,7 @@ from engine.request import (
 )
 from engine.scheduler.beam import BeamSearch
 from engine.scheduler.group import Group
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.sequence import Drafting, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Door:
     limits: Limits
     eos_ids: tuple[int, ...]
     max_num_seqs: int
+    max_draft_tokens: int = 0
 
     def open(self, request: EngineRequest, order: int) -> Group:
         """The request as a group. Raises ServiceError: a field out of range, or it can never fit."""
@@ -62,11 +65,23 @@ class Door:
             if ids is not None:
                 tokens = group.prompt + list(ids)
                 group.sequences.append(
-                    Sequence(group, index, tokens, BlockTable(request.cache_salt, request.bypasses_cache))
+                    Sequence(
+                        group,
+                        index,
+                        tokens,
+                        BlockTable(request.cache_salt, request.bypasses_cache),
+                        drafting=self._drafting(request),
+                    )
                 )
         group.unforked = group.sequences[1:]
         group.refresh_hold()
         return group
+
+    def _drafting(self, request: EngineRequest) -> Drafting | None:
+        """Whether and how far its outputs may be drafted for: a beam's tokens are chosen, not sampled."""
+        asked = request.max_draft_tokens
+        limit = self.max_draft_tokens if asked is None else min(asked, self.max_draft_tokens)
+        return Drafting(limit) if limit > 0 and not request.params.beam_width else None
 
     def check_size(self, group: Group, num_prompt: int, max_tokens: int) -> None:
         """Raise ServiceError when the group, grown to so many tokens, fits neither context nor cache."""
@@ -98,6 +113,8 @@ class Door:
             check_credit(request.credit, limits)
             if params.is_search:
                 raise invalid("credit_window", "best_of and beam search answer at their end only: leave it out")
+        if request.max_draft_tokens is not None:
+            check_draft_tokens(request.max_draft_tokens)
         self._check_resume(request)
 
     def _check_resume(self, request: EngineRequest) -> None:
@@ -117,12 +134,6 @@ class Door:
             limit = effective_max_tokens(len(request.prompt_ids), params, self.limits)
             if ids is not None and len(ids) > limit:
                 raise invalid(f"resume.outputs[{index}].token_ids", f"has {len(ids)} ids; max_tokens is {limit}")
-
-
-def check_credit(credit: int, limits: Limits) -> None:
-    """Raise ServiceError when so much credit may not be had at once."""
-    if not 0 <= credit <= limits.max_credit:
-        raise invalid("credit", f"{credit} is not in [0, {limits.max_credit}]", limit=limits.max_credit)
 
 
 def _for_runner(params: SamplingParams, num_end_ids: int, limits: Limits) -> SamplingParams:

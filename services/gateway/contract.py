@@ -89,6 +89,7 @@ BUILT = frozenset(
         "scheduling.ttft_target.nanos",
         "speculation",
         "truncate_prompt_tokens",
+        "credit_window",
     ]
 )
 
@@ -103,7 +104,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "speculation.max_tokens": (),
     "idempotency_key": (),
     "resume": (),
-    "credit_window": (),
 }
 
 FEATURE_FIELDS = (  # what GetServerInfo calls a feature, and the field that asks for it

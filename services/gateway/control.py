@@ -15,10 +15,11 @@ from services.gateway.errors import not_found
 from services.gateway.inference import refuse
 from services.messages import Report
 
-SCHEMA_REVISION = 2
+SCHEMA_REVISION = 3
 MAX_PAGE = 1000
 FEATURES = (
     control_pb2.FEATURE_STREAM,
+    control_pb2.FEATURE_CONVERSE,
     control_pb2.FEATURE_TOKENIZE,
     control_pb2.FEATURE_REASONING,
     *(feature for feature, path in FEATURE_FIELDS if path in BUILT),
@@ -134,6 +135,9 @@ class Control:
             max_reserved_tokens=settings.max_reserved_tokens,
             max_chat_messages=settings.max_chat_messages,
             stall_timeout=duration(settings.stall_timeout_s),
+            max_stream_generations=settings.max_stream_generations,
+            max_stream_frames_per_second=settings.max_stream_frames_per_s,
+            max_credit=limits.max_credit,
         )
 
 

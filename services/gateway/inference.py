@@ -15,21 +15,13 @@ from sluice.v1 import inference_pb2
 from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, unsupported
 from services.gateway import answers, translate
 from services.gateway.calls import Call, Context, read_call
-from services.gateway.desk import Desk, ended_error
+from services.gateway.desk import Desk
 from services.gateway.errors import not_found, to_status
 from services.gateway.identity import CALLER
-from services.gateway.observer import RequestTrace, Started
-from services.gateway.open_requests import OpenRequest, State, has_content
+from services.gateway.open_requests import OpenRequest, State
+from services.gateway.session import Session
 from services.gateway.translate import Asked
-from services.messages import (
-    Detokenized,
-    Text,
-    Tokenized,
-)
-from services.work import (
-    ChatPrompt,
-    Generate,
-)
+from services.messages import Detokenized, Tokenized
 
 log = logging.getLogger(__name__)
 
@@ -40,69 +32,6 @@ _STATES = {
     State.FAILED: inference_pb2.GENERATION_STATE_FAILED,
     State.CANCELLED: inference_pb2.GENERATION_STATE_CANCELLED,
 }
-
-
-class Session:
-    """One call that has a request: opened, submitted and followed; ends on every path."""
-
-    def __init__(self, desk: Desk, context: Context, call: Call, asked: Asked, *, streams: bool) -> None:
-        self._desk = desk
-        self._context = context
-        self.request = desk.open(call, asked, streams=streams)
-        self._trace = self._observe(call, asked)
-        self._news = asyncio.Event()
-        self._saw_token = False
-        self.request.on_news = self._news.set
-        context.set_trailing_metadata(self._trailers())
-        desk.submit(self.request, self._trace.traceparent)
-
-    async def outcome(self) -> Text | Tokenized | Detokenized:
-        """Wait for the end; raises the error that ended the request, also while nothing is left to write."""
-        while self.request.outcome is None:
-            await self.news()
-        self._note_token()
-        if isinstance(self.request.outcome, ServiceError):
-            raise ended_error(self.request)
-        return self.request.outcome
-
-    async def news(self) -> None:
-        """Wait until something has come."""
-        await self._news.wait()
-        self._news.clear()
-        self._note_token()
-
-    async def write(self, message: inference_pb2.StreamGenerateResponse) -> None:
-        """Send `message`; ends in the error of the request if the reader is let go meanwhile."""
-        self.request.begin_write()
-        await self._context.write(message)
-        self.request.end_write()
-
-    def close(self, error: ServiceError | None) -> None:
-        """Release everything; waits for nothing."""
-        self._desk.close(self.request)
-        self.request.on_news = self.request.interrupt = _nothing
-        status, reason = (int(error.code), error.reason) if error else (0, "")
-        self._trace.ended(status, reason, answers.used(self.request))
-
-    def _observe(self, call: Call, asked: Asked) -> RequestTrace:
-        envelope = self.request.envelope
-        params, is_chat = None, False
-        if isinstance(asked.work, Generate):
-            params, is_chat = asked.work.params, isinstance(asked.work.prompt, ChatPrompt)
-        started = Started(
-            envelope.request_id, call.method, envelope.model, call.traceparent, call.tracestate, params, is_chat
-        )
-        return self._desk.observer.request_started(started)
-
-    def _note_token(self) -> None:
-        if not self._saw_token and self.request.first_token_s is not None:
-            self._saw_token = True
-            self._trace.first_token()
-
-    def _trailers(self) -> tuple[tuple[str, str], ...]:
-        generation = ("x-sluice-generation-id", self.request.envelope.request_id)
-        trace = self._trace.traceparent
-        return (generation, ("x-sluice-trace-id", trace[3:35])) if trace else (generation,)
 
 
 class Inference:
@@ -132,7 +61,7 @@ class Inference:
         def ask(call: Call) -> Asked:
             return translate.generation(request.spec, call.priority, self._settings)
 
-        await self._answer("StreamGenerate", context, ask, _stream, streams=True)
+        await self._answer("StreamGenerate", context, ask, Session.stream, streams=True)
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -190,7 +119,7 @@ class Inference:
         try:
             call = read_call(method, context)
             session = Session(self._desk, context, call, ask(call), streams=streams)
-            answer = await _interruptible(session, body)
+            answer = await session.run(body)
             failure = None
             return answer
         except ServiceError as error:
@@ -215,45 +144,6 @@ class Inference:
             self._desk.observer.count("refused", reason=failure.reason)
 
 
-async def _stream(session: Session) -> None:
-    request = session.request
-    while request.admitted is None and request.outcome is None:
-        await session.news()
-    if request.admitted is not None:
-        await session.write(answers.accepted(request))
-    if request.asked.echo:
-        while request.prompt is None and request.outcome is None:
-            await session.news()
-        await session.write(answers.prompt_event(request))
-    while True:
-        texts = request.take()
-        if texts:
-            if has_content(texts):
-                await session.write(answers.delta(request, texts))
-            if texts[-1].finish is not None:
-                await session.write(answers.output_finished(request, texts[-1]))
-        elif request.outcome is None:
-            await session.news()
-        else:
-            break
-    last = await session.outcome()
-    assert isinstance(last, Text)
-    await session.write(answers.finished(request, last))
-
-
-async def _interruptible(session: Session, body: Callable[[Session], Awaitable[_T]]) -> _T:
-    """Run `body`; when the desk breaks its write, raise the request's error in place of the cancellation."""
-    task = asyncio.current_task()
-    assert task is not None
-    session.request.interrupt = task.cancel
-    try:
-        return await body(session)
-    except asyncio.CancelledError:
-        if session.request.is_interrupted and task.uncancel() == 0:
-            raise ended_error(session.request) from None
-        raise
-
-
 async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
     """End the call with the status of `error`; grpc raises out of it."""
     extra: dict[str, str] = {}
@@ -267,7 +157,3 @@ async def refuse(context: Context, error: ServiceError, request: OpenRequest | N
 async def refuse_feature(name: str, context: Context) -> None:
     """Answer an RPC that is not built."""
     await refuse(context, unsupported(name, f"{name} is not supported by this server"))
-
-
-def _nothing() -> None:
-    """Nobody is left to wake or break."""

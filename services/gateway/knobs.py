@@ -5,6 +5,7 @@ Fills in defaults; the engine's own function says what is in range. Knows no pro
 
 import secrets
 
+from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import types_pb2
 
 from engine.errors import invalid
@@ -77,7 +78,7 @@ def text(spec: types_pb2.GenerationSpec) -> TextOptions:
     )
 
 
-def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits) -> Scheduling:
+def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits, *, is_open: bool) -> Scheduling:
     """When it runs; `priority` is that of the metadata. Raises `ServiceError`."""
     asked = spec.scheduling
     if asked.HasField("priority"):
@@ -85,10 +86,17 @@ def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits) ->
     check_priority(priority, limits)
     target_s: float | None = None
     if asked.HasField("ttft_target"):
-        target_s = asked.ttft_target.seconds + asked.ttft_target.nanos / 1e9
-        if not 0 < target_s <= MAX_TTFT_TARGET_S:
-            raise invalid("scheduling.ttft_target", f"{target_s} s is not in (0, {MAX_TTFT_TARGET_S:g}]")
-    return Scheduling(priority, target_s, spec.cache.bypass)
+        target_s = seconds("scheduling.ttft_target", asked.ttft_target, MAX_TTFT_TARGET_S)
+    credit = spec.credit_window if spec.HasField("credit_window") else None
+    return Scheduling(priority, target_s, spec.cache.bypass, credit, is_open)
+
+
+def seconds(field: str, asked: Duration, limit_s: float) -> float:
+    """A time above 0, of `limit_s` at most. Raises `ServiceError`."""
+    found = asked.seconds + asked.nanos / 1e9
+    if not 0 < found <= limit_s:
+        raise invalid(field, f"{found} s is not in (0, {limit_s:g}]", limit=0 if found <= 0 else limit_s)
+    return found
 
 
 def _best_of(asked: types_pb2.SamplingParams) -> int:

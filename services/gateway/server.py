@@ -1,5 +1,6 @@
 """Builds the grpc.aio server: options, services, reflection, port. The only file that knows how grpc is wired."""
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from sluice.v1 import control_pb2, inference_pb2
 from engine.errors import Code, ServiceError, invalid
 from services.gateway.calls import Context
 from services.gateway.control import Control
+from services.gateway.converse import Converse
 from services.gateway.guard import Guard
 from services.gateway.inference import Inference, refuse, refuse_feature
 from services.gateway.oip.service import SERVICE as OIP
@@ -33,6 +35,16 @@ _KINDS = {
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handlers:
+    """Whoever answers."""
+
+    inference: Inference
+    converse: Converse
+    control: Control
+    adapter: OpenInference
 
 
 def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
@@ -59,14 +71,16 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
 def build(
     settings: GatewaySettings,
     guard: Guard,
-    inference: Inference,
-    control: Control,
-    adapter: OpenInference,
+    handlers: Handlers,
     checks: health.aio.HealthServicer,
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
     server = grpc.aio.server(options=options(settings), interceptors=(guard,))
-    tables = ((INFERENCE, inference_table(inference)), (CONTROL, control_table(control)), (OIP, adapter.table()))
+    tables = (
+        (INFERENCE, inference_table(handlers)),
+        (CONTROL, control_table(handlers.control)),
+        (OIP, handlers.adapter.table()),
+    )
     server.add_generic_rpc_handlers([_service(descriptor, table) for descriptor, table in tables])
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
@@ -96,9 +110,11 @@ def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
     )
 
 
-def inference_table(inference: Inference) -> Mapping[str, Behaviour]:
+def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
     """The handlers that are built, by method."""
+    inference = handlers.inference
     return {
+        "Converse": handlers.converse.converse,
         "Generate": inference.generate,
         "StreamGenerate": inference.stream_generate,
         "CancelGeneration": inference.cancel_generation,

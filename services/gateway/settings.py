@@ -38,10 +38,13 @@ class GatewaySettings:
         tls: the certificate; None is plaintext, which only this host may reach unless `insecure`.
         access_file: tenants, keys and quotas; None lets everybody in as one tenant.
         num_gateways: that share the quotas.
-        routes: ids of the processes that a Probe visits, one tuple per way round the ring.
+        epoch: of this boot of it, in the envelope of every request.
+        stages: ids of the tokenizers, engines and detokenizers, each sorted.
+        recovery_timeout_s: how long open requests wait for a lost process to come back.
         max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
         stall_timeout_s: a reader that takes nothing for so long, while there is news for it, is let go.
+        max_stream_generations, max_stream_frames_per_s: of one Converse stream.
         max_slot_deltas, max_slot_bytes: unsent news of one stream beyond which it is let go within two probe intervals.
     """
 
@@ -53,7 +56,9 @@ class GatewaySettings:
     insecure: bool = False
     access_file: Path | None = None
     num_gateways: int = 1
-    routes: tuple[tuple[str, ...], ...] = ((),)
+    epoch: int = 0
+    stages: tuple[tuple[str, ...], ...] = ((), (), ())
+    recovery_timeout_s: float = 30.0
     version: str = "0.1.0"
     max_open_requests: int = 1024
     max_reserved_tokens: int = 1 << 22
@@ -64,6 +69,8 @@ class GatewaySettings:
     stall_timeout_s: float = 10.0
     max_slot_deltas: int = 256
     max_slot_bytes: int = 64 << 10
+    max_stream_generations: int = 256
+    max_stream_frames_per_s: int = 2000
     reuse_port: bool = False
     reflection: bool = True
     max_receive_bytes: int = 16 << 20

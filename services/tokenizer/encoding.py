@@ -67,6 +67,10 @@ class TextEncoder:
             case _:
                 assert_never(prompt)
 
+    def encode_more(self, text: str, limits: Limits) -> list[int]:
+        """Token ids of a piece that follows a prompt: for itself, without special tokens. Raises as `encode` does."""
+        return self._encode(text, limits, "append.text", add_special_tokens=False)
+
     def encode_chat(self, prompt: ChatPrompt, limits: Limits) -> tuple[list[int], Sections]:
         """Token ids of a conversation, and what its answer may consist of. Raises as `encode` does."""
         text = self._template.render(prompt, limits.max_prompt_bytes)

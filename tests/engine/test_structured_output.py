@@ -142,6 +142,15 @@ def test_tokens_do_not_depend_on_company_or_preemption(model: Model) -> None:
     assert crowded.scheduler.num_preemptions > 0
 
 
+def test_drafts_change_nothing_but_the_steps(model: Model) -> None:
+    names = ["person", "order", "expression", "array", "unicode-keys", "nested-arrays"]
+    asked = {name: params(seed=at, n=2, grammar=schema_grammar(SCHEMAS[name])) for at, name in enumerate(names)}
+    plain = model.engine()
+    drafting = model.engine(dataclasses.replace(CONFIG, speculation="ngram"))
+    assert run(plain, asked) == run(drafting, asked)
+    assert drafting.stats.num_steps < plain.stats.num_steps
+
+
 @pytest.mark.parametrize("received", [0, 1, 7, -1])
 def test_an_output_goes_on_behind_what_was_received(model: Model, received: int) -> None:
     asked = params(seed=3, n=2, grammar=schema_grammar(PERSON))

@@ -35,7 +35,6 @@ CASES = {
     "speculation.max_tokens": {"speculation": {"max_tokens": 1}},
     "idempotency_key": {"idempotency_key": "k"},
     "resume": {"resume": {}},
-    "credit_window": {"credit_window": 0},
     "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }
 
