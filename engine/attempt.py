@@ -72,4 +72,5 @@ def merge(results: list[StepResult]) -> StepResult:
         failed=frozenset(i for i, result in enumerate(results) if result.failed),
         logprobs={i: result.logprobs[0] for i, result in enumerate(results) if result.logprobs},
         runs={i: result.runs[0] for i, result in enumerate(results) if result.runs},
+        errors={i: result.errors[0] for i, result in enumerate(results) if result.errors},
     )

@@ -119,6 +119,16 @@ def not_open(request_id: str) -> ServiceError:
     return ServiceError(Code.NOT_FOUND, "NOT_OPEN", f"the request {request_id} is not open here; it may have ended")
 
 
+def constraint_lost() -> ServiceError:
+    """An output cannot follow its constraint any further."""
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "CONSTRAINT_TOO_COMPLEX",
+        "constraint: to follow it any further takes more than a token may cost here: make it simpler",
+        field="constraint",
+    )
+
+
 def deadline_exceeded() -> ServiceError:
     """The client's deadline passed."""
     return ServiceError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "the request's deadline passed before it finished")

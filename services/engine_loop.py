@@ -95,6 +95,10 @@ class EngineStage:
         """Requests with state here."""
         return len(self._open)
 
+    def is_open(self, request_id: str) -> bool:
+        """Whether the engine works on it."""
+        return request_id in self._open
+
     def handle(self, message: Message) -> None:
         """Take a Prompt, a Cancel or a change of a request; pass anything else on."""
         match message:

@@ -248,7 +248,7 @@ class Scheduler:
             if sequence.state is not running or sequence.last_step != plan.step:
                 continue
             if i in failed:
-                failures.append(self._break(sequence.group))
+                failures.append(self._break(sequence.group, result.errors.get(i)))
                 continue
             if i in plan.drafts:
                 self._drafts.verify(sequence, plan.drafts[i], result.runs[i], now, events)
@@ -280,8 +280,8 @@ class Scheduler:
         if group.is_held:
             self._planner.hold(group, now)
 
-    def _break(self, group: Group) -> Failure:
+    def _break(self, group: Group, error: ServiceError | None) -> Failure:
         """Its computation went wrong: nobody may find what it computed, as that may be the cause."""
         for sequence in group.sequences:
             self.cache.disown(sequence.table)
-        return self._outputs.fail(group, engine_fault())
+        return self._outputs.fail(group, error or engine_fault())

@@ -38,6 +38,7 @@ BUILT = frozenset(
         "chat.tools.parameters",
         "chat.tool_choice",
         "chat.tool_choice.mode",
+        "chat.tool_choice.name",
         "chat.template_variables",
         "sampling",
         "sampling.max_tokens",
@@ -72,6 +73,13 @@ BUILT = frozenset(
         "output.echo",
         "output.skip_special_tokens",
         "output.split_sections",
+        "constraint",
+        "constraint.json_schema",
+        "constraint.json_object",
+        "constraint.regex",
+        "constraint.grammar",
+        "constraint.choice",
+        "constraint.choice.texts",
         "cache",
         "cache.bypass",
         "scheduling",
@@ -96,10 +104,14 @@ BUILT = frozenset(
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are accepted, as they ask for nothing
     "adapter": ("",),
     "chat.messages.parts.image": (),
-    "chat.tool_choice.name": (),
     "output.logprob_token_ids": (),
     "output.prompt_logprobs": (),
+<<<<<<< HEAD
+    "scheduling.on_disconnect": (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL),
+    "scheduling.detach_ttl": (),
+=======
     "constraint": (),
+>>>>>>> main
     "speculation.enabled": (False,),
     "speculation.max_tokens": (),
     "resume.outputs": (),

@@ -192,6 +192,7 @@ def effective(
             echo=spec.output.echo,
             split_sections=text.split_sections if spec.HasField("chat") else None,
         ),
+        constraint=spec.constraint if spec.HasField("constraint") else None,
         cache=types_pb2.CacheOptions(bypass=scheduling.bypasses_cache),
         scheduling=types_pb2.SchedulingOptions(
             priority=scheduling.priority,

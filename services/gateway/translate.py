@@ -13,6 +13,7 @@ from engine.request import Limits, SamplingParams, check_credit, check_ids, chec
 from services.gateway import knobs
 from services.gateway.admission import BYTES_PER_TOKEN
 from services.gateway.chat import chat_prompt, num_bytes
+from services.gateway.constraint import constraint
 from services.gateway.contract import refuse_unbuilt
 from services.gateway.errors import not_found
 from services.gateway.settings import GatewaySettings, ModelInfo
@@ -112,11 +113,12 @@ def _generation(spec: types_pb2.GenerationSpec, priority: int, settings: Gateway
     scheduling = knobs.scheduling(spec, priority, limits, is_open=is_open)
     keep_last = _keep_last(spec, limits)
     prompt, size = _prompt(spec, params, settings)
+    limit = constraint(spec, prompt, params)
     size = min(size, keep_last or size)
     output = params.max_tokens or max(0, limits.context_length - size)
     detach_ttl_s = knobs.detach_ttl_s(spec.scheduling)
     return Asked(
-        work=Generate(prompt, params, stops, text, spec.output.echo, keep_last, scheduling),
+        work=Generate(prompt, params, stops, text, spec.output.echo, keep_last, scheduling, constraint=limit),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
         effective=knobs.effective(params, stops, text, scheduling, spec, detach_ttl_s),

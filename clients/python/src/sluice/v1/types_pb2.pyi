@@ -970,7 +970,7 @@ class Choice(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The texts. 1 to 1,024, each 1 to 4,096 bytes."""
+        """The texts. 1 to 1,024, each 1 to 4,096 bytes, at most 64 KiB together."""
 
     def __init__(
         self,
