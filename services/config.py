@@ -48,6 +48,7 @@ class ServiceConfig:
     max_prompt_bytes: int = option(1 << 20, "bytes of a prompt at most")
     probe_interval_s: float = option(0.25, "seconds between health probes round the ring")
     probe_timeout_s: float = option(5.0, "seconds without a probe's return after which the ring counts as stuck")
+    max_connection_age_s: float = option(1800.0, "seconds after which clients are told to connect anew: load spreads")
     grace_s: float = option(30.0, "seconds that running generations get to finish after SIGTERM")
     metrics_port: int = option(0, "first port of the Prometheus endpoints, one for each process; 0 is off")
     otlp_endpoint: str = option("", "OTLP/gRPC collector for traces, http://host:port; empty is off")
@@ -82,7 +83,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         _at_least(name, getattr(engine, name), 1)
     for name in ("max_model_len", "kv_cache_tokens", "threads", "host_cache_bytes", "disk_cache_bytes"):
         _at_least(name, getattr(engine, name), 0)
-    for name in ("probe_interval_s", "probe_timeout_s", "grace_s"):
+    for name in ("probe_interval_s", "probe_timeout_s", "grace_s", "max_connection_age_s"):
         _seconds(name, getattr(service, name))
     for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s"):
         _seconds(name, getattr(engine, name))

@@ -58,6 +58,11 @@ class Desk:
         self._emit = emit
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
 
+    @property
+    def num_open(self) -> int:
+        """Requests of clients that are open."""
+        return self.admission.num_requests
+
     def open(self, call: Call, asked: Asked, *, streams: bool) -> OpenRequest:
         """Admit a request, or raise `ServiceError`. It is sent round the ring by `submit`."""
         if self.refusal is not None:

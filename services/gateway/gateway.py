@@ -57,7 +57,7 @@ class Gateway:
         self._guard = Guard(access, clock)
         self.desk = Desk(settings, emit, observer or Unobserved(), clock, _quotas(access, settings.num_gateways))
         self._parking = Parking(lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests)
-        self._control = Control(self.desk)
+        self._control = Control(self.desk, self.drain)
         self._liveness = Liveness(settings.gateway_id, settings.routes, settings.probe_timeout_s)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -86,23 +86,27 @@ class Gateway:
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new work, wait up to `grace_s` for the running, then end."""
-        self._is_draining = True
-        self.desk.drain()
-        await self._publish()
-        await self._emptied(grace_s)
-        self.desk.fail_all(draining())
+        await self.drain(grace_s)
         if self._server is not None:
             await self._server.stop(FLUSH_S)
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
 
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new work, wait up to `grace_s` for the running, then end it. The server stays, and says so."""
+        self._is_draining = True
+        self.desk.drain()
+        await self._publish()
+        await self._emptied(grace_s)
+        self.desk.fail_all(draining())
+
     def deliver(self, message: Inbound) -> None:
         """Take a message that came round the ring. Waits for nothing."""
         if isinstance(message, Probe):
             self._probe_returned(message)
         elif isinstance(message, Report):
-            self._control.report(message)
+            self._control.loads.report(message)
         else:
             self.desk.deliver(message)
 
@@ -120,7 +124,7 @@ class Gateway:
             for probe in self._liveness.send(elapsed_s):
                 self._emit(probe)
             self.desk.release_stuck(elapsed_s)
-            if self._liveness.is_lost(self._control.step_s):
+            if self._liveness.is_lost(self._control.loads.step_s):
                 self._lost(stage_lost("serving"))
             self._warm()
             await self._publish()

@@ -79,6 +79,8 @@ def settings_of(process: Process) -> GatewaySettings:
         max_concurrent_streams=max(2048, 2 * config.max_open_requests),  # admission refuses, streams do not queue
         probe_interval_s=config.probe_interval_s,
         probe_timeout_s=config.probe_timeout_s,
+        grace_s=config.grace_s,
+        max_connection_age_s=config.max_connection_age_s,
         reuse_port=config.gateways > 1,
     )
 

@@ -42,6 +42,8 @@ class GatewaySettings:
         max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
         stall_timeout_s: a reader that takes nothing for so long, while there is news for it, is let go.
+        grace_s: what running generations get when Drain does not say.
+        max_connection_age_s: after which clients are told to connect again, so that load spreads over gateways.
         max_history_deltas, max_history_bytes: what is kept of one generation that outlives its reader.
         max_stream_generations, max_stream_frames_per_s: of one Converse stream.
         max_slot_deltas, max_slot_bytes: unsent news of one stream beyond which it is let go within two probe intervals.
@@ -70,6 +72,8 @@ class GatewaySettings:
     max_history_bytes: int = 256 << 10
     max_stream_generations: int = 256
     max_stream_frames_per_s: int = 2000
+    grace_s: float = 30.0
+    max_connection_age_s: float = 1800.0
     reuse_port: bool = False
     reflection: bool = True
     max_receive_bytes: int = 16 << 20

@@ -41,7 +41,7 @@ async def test_every_handler_is_a_coroutine_function() -> None:
         parking = Parking(asyncio.get_running_loop().call_later, 1)
         desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking)
         adapter = OpenInference(desk, inference.stream_generate)
-        handlers = server.Handlers(inference, Converse(desk, parking), Control(desk), adapter)
+        handlers = server.Handlers(inference, Converse(desk, parking), Control(desk, rig.gateway.drain), adapter)
         tables = {
             **server.inference_table(handlers),
             **server.control_table(handlers.control),
@@ -60,11 +60,6 @@ async def test_rpcs_that_are_not_built_say_so() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        stream = rig.control.WatchLoad(control_pb2.WatchLoadRequest())
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in stream:
-                pass
-        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(
