@@ -43,6 +43,7 @@ class ServiceConfig:
     gateways: int = option(1, "gateway processes, sharing the port")
     tokenizers: int = option(1, "tokenizer processes")
     detokenizers: int = option(1, "detokenizer processes")
+    peer_secret: str = option("", "what gateways of one host show each other to hand on calls; made anew at each start")
     encoding_threads: int = option(1, "threads of a tokenizer process that encode prompts")
     max_open_requests: int = option(256, "requests admitted at once; more are refused with RESOURCE_EXHAUSTED")
     max_prompt_bytes: int = option(1 << 20, "bytes of a prompt at most")

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import secrets
 import selectors
 import shutil
 import signal
@@ -176,6 +177,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         revision=source.revision,
         served_model_name=service.served_model_name or source.name,
         listen=free_address(service.listen),
+        peer_secret=service.peer_secret or (secrets.token_hex(32) if service.gateways > 1 else ""),
     )
     start = time.monotonic()
 

@@ -78,7 +78,7 @@ class Desk:
         request = self._add(call, asked, streams)
         request.charged = charged
         if asked.idempotency_key:
-            self._keys[tenant, asked.idempotency_key] = request.envelope.request_id
+            self._keys[tenant, asked.idempotency_key] = request.generation_id
         if asked.detach_ttl_s is not None:
             request.history = History(self.settings.max_history_deltas, self.settings.max_history_bytes)
         return request

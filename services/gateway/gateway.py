@@ -24,6 +24,7 @@ from services.gateway.guard import Guard
 from services.gateway.identity import Access, read_access
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
+from services.gateway.neighbours import Neighbours
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
 from services.gateway.open_requests import OpenRequest, State
@@ -54,9 +55,10 @@ class Gateway:
         self._emit = emit
         self._clock = clock
         access = _access(settings.access_file)
-        self._guard = Guard(access, clock)
+        self._guard = Guard(access, clock, settings.peer_secret)
         self.desk = Desk(settings, emit, observer or Unobserved(), clock, _quotas(access, settings.num_gateways))
         self._parking = Parking(lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests)
+        self._neighbours = Neighbours(settings.gateway_id, settings.neighbours, settings.peer_secret)
         self._control = Control(self.desk, self.drain)
         self._liveness = Liveness(settings.gateway_id, settings.routes, settings.probe_timeout_s)
         self._health = health.aio.HealthServicer()
@@ -74,7 +76,7 @@ class Gateway:
 
     async def start(self) -> int:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
-        inference = Inference(self.desk, self._parking)
+        inference = Inference(self.desk, self._parking, self._neighbours)
         adapter = OpenInference(self.desk, inference.stream_generate)
         handlers = server.Handlers(inference, Converse(self.desk, self._parking), self._control, adapter)
         self._server = server.build(self._settings, self._guard, handlers, self._health)
@@ -89,6 +91,7 @@ class Gateway:
         await self.drain(grace_s)
         if self._server is not None:
             await self._server.stop(FLUSH_S)
+        await self._neighbours.close()
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from engine.errors import stage_lost
 from engine.request import SamplingParams
-from services.config import parse_peers
+from services.config import ServiceConfig, parse_peers
 from services.gateway.gateway import Gateway
+from services.gateway.neighbours import SOCKET_SUFFIX
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
 from services.gateway.tls import files_of
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 READY_FD = "SLUICE_READY_FD"  # an inherited pipe; one line is written there once requests are let in
 POLL_S = 0.005
+IPC = "ipc://"
 
 
 async def run(process: Process) -> int:
@@ -72,6 +74,9 @@ def settings_of(process: Process) -> GatewaySettings:
         insecure=config.insecure,
         access_file=Path(config.access_file) if config.access_file else None,
         num_gateways=config.gateways,
+        neighbours={name: f"unix:{path}" for name, path in _peer_sockets(config).items()},
+        peer_socket=_peer_sockets(config).get(process.ring.process_id, ""),
+        peer_secret=config.peer_secret,
         reflection=config.reflection,
         routes=routes_of(process),
         version=metadata.version("sluice"),
@@ -83,6 +88,16 @@ def settings_of(process: Process) -> GatewaySettings:
         max_connection_age_s=config.max_connection_age_s,
         reuse_port=config.gateways > 1,
     )
+
+
+def _peer_sockets(config: ServiceConfig) -> dict[str, str]:
+    """Where gateways of one host reach each other: beside their inboxes, which are in a private directory."""
+    peers = parse_peers(Role.GATEWAY, config.gateway_peers)
+    return {
+        name: address.removeprefix(IPC) + SOCKET_SUFFIX
+        for name, address in peers.items()
+        if address.startswith(IPC) and config.peer_secret
+    }
 
 
 def routes_of(process: Process) -> tuple[tuple[str, ...], ...]:

@@ -98,6 +98,8 @@ def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
             port = server.add_secure_port(settings.listen, credentials)
         else:
             port = server.add_insecure_port(settings.listen)
+        if settings.peer_socket:
+            server.add_insecure_port(f"unix:{settings.peer_socket}")
     except RuntimeError:
         port = 0
     if port:

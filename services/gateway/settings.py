@@ -1,6 +1,7 @@
 """What a gateway is told at its start, as frozen values. Reads no file, no environment and no argument."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine.request import Limits, SamplingParams
@@ -38,6 +39,9 @@ class GatewaySettings:
         tls: the certificate; None is plaintext, which only this host may reach unless `insecure`.
         access_file: tenants, keys and quotas; None lets everybody in as one tenant.
         num_gateways: that share the quotas.
+        neighbours: gRPC targets of all gateways by id, for calls about generations that another one owns.
+        peer_socket: path of the Unix socket where the others reach this one; "" has none.
+        peer_secret: proves that a call was handed on by another gateway; "" takes none.
         routes: ids of the processes that a Probe visits, one tuple per way round the ring.
         max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
@@ -57,6 +61,9 @@ class GatewaySettings:
     insecure: bool = False
     access_file: Path | None = None
     num_gateways: int = 1
+    neighbours: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    peer_socket: str = ""
+    peer_secret: str = ""
     routes: tuple[tuple[str, ...], ...] = ((),)
     version: str = "0.1.0"
     max_open_requests: int = 1024

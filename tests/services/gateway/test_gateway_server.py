@@ -16,6 +16,7 @@ from services.gateway.converse import Converse
 from services.gateway.errors import to_rpc
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
+from services.gateway.neighbours import Neighbours
 from services.gateway.oip.service import OpenInference
 from services.gateway.parking import Parking
 from services.messages import Load, Probe, Report, Role, Visit
@@ -39,7 +40,7 @@ def test_option_keys_exist_in_grpc() -> None:
 async def test_every_handler_is_a_coroutine_function() -> None:
     async with running(wait=False) as rig:
         parking = Parking(asyncio.get_running_loop().call_later, 1)
-        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking)
+        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking, Neighbours("g0", {}, ""))
         adapter = OpenInference(desk, inference.stream_generate)
         handlers = server.Handlers(inference, Converse(desk, parking), Control(desk, rig.gateway.drain), adapter)
         tables = {
