@@ -5,9 +5,11 @@ What is computed here (dtype, block count) is returned in `Built`, never written
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engine.cache.cache import KVCache, Window
 from engine.cache.tiers import Tiers
@@ -15,7 +17,7 @@ from engine.config import EngineConfig
 from engine.disk import names_on_disk
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, read_config
 from engine.models.model import Model, load_model
 from engine.request import Limits
 from engine.runner.rates import measure_costs
@@ -23,6 +25,9 @@ from engine.runner.runner import Runner
 from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
+from engine.speculation.draft import DraftProposer, check_draft
+from engine.speculation.ngram import NgramProposer
+from engine.speculation.proposer import Proposer
 from kernels import native
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
@@ -45,8 +50,13 @@ class Built:
     kernels: str
 
 
-def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Path, limits: Limits) -> Built:
-    """Load the checkpoint and put an engine around it. Raises ServiceError naming what is wrong and what to do."""
+def build_engine(
+    config: EngineConfig, model_config: ModelConfig, directory: Path, limits: Limits, draft: Path | None = None
+) -> Built:
+    """Load the checkpoint, and that of a draft where one drafts, and put an engine around it.
+
+    Raises ServiceError naming what is wrong and what to do.
+    """
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     if device.type == "cpu":
@@ -54,8 +64,11 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
         torch.set_num_threads(threads)
         native.set_threads(threads)
     model = load_model(directory, model_config, dtype, device, limits.context_length)
-    num_blocks = cache_blocks(config, model_config, limits, dtype, device)
-    store, tiers = make_store(config, model, num_blocks)
+    draft_model = load_draft(draft, model, limits) if draft is not None else None
+    both = [model_config] if draft_model is None else [model_config, draft_model.config]
+    num_blocks = cache_blocks(config, both, limits, dtype, device)
+    beside = [] if draft_model is None else draft_model.new_cache(num_blocks, config.block_size)
+    store, tiers = make_store(config, model, num_blocks, beside)
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
     window = sliding_window(model_config, config.max_num_batched_tokens)
     scheduler = Scheduler(
@@ -69,7 +82,7 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
     runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length)
     own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
     return Built(
-        engine=Engine(scheduler, runner),
+        engine=Engine(scheduler, runner, proposer=make_proposer(config, draft_model, beside)),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
@@ -78,10 +91,28 @@ def build_engine(config: EngineConfig, model_config: ModelConfig, directory: Pat
     )
 
 
-def make_store(config: EngineConfig, model: Model, num_blocks: int) -> tuple[BlockStore, Tiers | None]:
-    """The cache's memory, and the books of the tiers below it if there are any."""
+def load_draft(directory: Path, target: Model, limits: Limits) -> Model:
+    """A model that drafts for `target`. Raises ServiceError when it cannot."""
+    config = read_config(directory)
+    num_positions = min(limits.context_length, config.context_length)
+    draft = load_model(directory, config, target.dtype, target.device, num_positions)
+    check_draft(draft, target)
+    return draft
+
+
+def make_proposer(config: EngineConfig, draft: Model | None, cache: list[Tensor]) -> Proposer | None:
+    """Who drafts, if anybody does."""
+    if draft is not None:
+        return DraftProposer(draft, cache, config.block_size, config.max_num_batched_tokens)
+    return NgramProposer() if config.speculation == "ngram" else None
+
+
+def make_store(
+    config: EngineConfig, model: Model, num_blocks: int, beside: Sequence[Tensor] = ()
+) -> tuple[BlockStore, Tiers | None]:
+    """The cache's memory, with that of a draft beside it, and the books of the tiers below it if there are any."""
     cache = model.new_cache(num_blocks, config.block_size)
-    bare = BlockStore(cache)
+    bare = BlockStore(cache, beside=beside)
     if not config.host_cache_bytes:
         return bare, None
     num_host, num_disk = (size // bare.block_bytes for size in (config.host_cache_bytes, config.disk_cache_bytes))
@@ -90,7 +121,7 @@ def make_store(config: EngineConfig, model: Model, num_blocks: int) -> tuple[Blo
         raise _unusable(f"{flag}: less than one cache block, which takes {bare.block_bytes} bytes")
     directory = Path(config.disk_cache_dir) if config.disk_cache_dir else None
     on_disk = names_on_disk(directory) if directory is not None else ()
-    return BlockStore(cache, num_host, directory), Tiers(num_host, num_disk, on_disk)
+    return BlockStore(cache, num_host, directory, beside), Tiers(num_host, num_disk, on_disk)
 
 
 def sliding_window(model: ModelConfig, max_chunk: int) -> Window | None:
@@ -121,10 +152,10 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def cache_blocks(
-    config: EngineConfig, model: ModelConfig, limits: Limits, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, models: Sequence[ModelConfig], limits: Limits, dtype: torch.dtype, device: torch.device
 ) -> int:
     """Blocks of the cache: as many tokens as asked for, else all sequences at full length as far as memory goes."""
-    token_bytes = model.kv_elements_per_token * dtype.itemsize
+    token_bytes = sum(model.kv_elements_per_token for model in models) * dtype.itemsize
     if device.type == "cuda":
         room = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE) // token_bytes
     else:

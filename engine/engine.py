@@ -17,6 +17,7 @@ from engine.request import EngineRequest
 from engine.scheduler.events import Sampled
 from engine.scheduler.pace import Pace
 from engine.scheduler.scheduler import Scheduler
+from engine.speculation.proposer import Proposer, proposals
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +61,18 @@ class StepEvents:
 
 
 class Engine:
-    """One model, one scheduler, one runner."""
+    """One model, one scheduler, one runner; and who drafts, if anybody does."""
 
-    def __init__(self, scheduler: Scheduler, runner: StepRunner, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        clock: Callable[[], float] = time.monotonic,
+        proposer: Proposer | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
+        self.proposer = proposer
         self._clock = clock
 
     @property
@@ -118,6 +126,8 @@ class Engine:
         for move, is_good in self.runner.moved():
             self.scheduler.cache.moved(move, is_good)
         ended, failed = self.scheduler.expire(start)
+        if self.proposer is not None:
+            self._draft(self.proposer)
         plan = self.scheduler.plan(start)
         moves = self.scheduler.cache.take_moves()
         if moves:
@@ -126,6 +136,14 @@ class Engine:
             return StepEvents(ended, failed)
         sampled, broken = self.scheduler.apply(plan, self._run(plan), self._clock())
         return StepEvents(ended + sampled, failed + broken)
+
+    def _draft(self, proposer: Proposer) -> None:
+        asks = self.scheduler.asks(grow=proposer.writes_cache)
+        moves = self.scheduler.cache.take_moves()
+        if moves:
+            self.runner.move(moves)
+        if asks:
+            self.scheduler.offer(proposals(proposer, asks, self.scheduler.limits.vocab_size))
 
     def _run(self, plan: Plan) -> StepResult:
         """The step's result; when it raises, its rows one by one, so that only the guilty request fails.
@@ -153,4 +171,5 @@ def merge(results: list[StepResult]) -> StepResult:
         token_ids=[result.token_ids[0] for result in results],
         failed=frozenset(i for i, result in enumerate(results) if result.failed),
         logprobs={i: result.logprobs[0] for i, result in enumerate(results) if result.logprobs},
+        runs={i: result.runs[0] for i, result in enumerate(results) if result.runs},
     )

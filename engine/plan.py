@@ -1,9 +1,11 @@
 """What one step will do, as flat lists: the scheduler's decision and all that a runner is told.
 
-A row is one scheduled sequence; rows with one token to compute come before longer ones. Stdlib only.
+A row is one scheduled sequence; rows with one token to compute come before longer ones. A row may end in drafted
+tokens, which the step verifies: what is sampled before and behind each of them says which are kept. Stdlib only.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from engine.request import SamplingParams
 
@@ -43,6 +45,7 @@ class Plan:
         samples: per row, whether its last token is the newest that exists, so that one is sampled after it.
         placements: slots newly taken since the last plan, applied first.
         new_blocks: (slot, index in its block table, block ids) added since the last plan.
+        drafts: rows whose last tokens are drafted, and how many: a token is sampled before the first and behind each.
     """
 
     step: int
@@ -53,6 +56,7 @@ class Plan:
     samples: list[bool]
     placements: list[Placement]
     new_blocks: list[tuple[int, int, list[int]]]
+    drafts: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -71,7 +75,12 @@ class Plan:
             samples=[self.samples[i]],
             placements=[],
             new_blocks=[],
+            drafts={0: self.drafts[i]} if i in self.drafts else {},
         )
+
+    def drafted(self, i: int, end: int) -> list[int]:
+        """The drafted tokens of row `i`, whose tokens end before index `end` of `token_ids`."""
+        return self.token_ids[end - self.drafts.get(i, 0) : end]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,15 +99,70 @@ class TokenLogprob:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """What a row with k drafts sampled: 1 + k tokens, each as if all drafts before it were right.
+
+    Attributes:
+        logprobs: as many as tokens, or none if they were not asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step made of its rows.
 
     Attributes:
-        token_ids: per row, the sampled token, or -1 for a row that samples none.
+        token_ids: per row, the sampled token (the first one of a row with drafts), or -1 for a row that samples none.
         failed: rows whose logits held no usable number (NaN, infinity) or whose computation raised.
-        logprobs: of the rows that asked for them.
+        logprobs: of the rows that asked for them and have no drafts.
+        runs: of the rows with drafts.
     """
 
     token_ids: list[int]
     failed: frozenset[int] = frozenset()
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
+    runs: dict[int, Run] = dataclasses.field(default_factory=dict)
+
+
+class Memory:
+    """Where a proposer keeps what it knows of one sequence; gone with the sequence."""
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state: object = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ask:
+    """A sequence that the next step could verify drafts for.
+
+    Attributes:
+        tokens: prompt and output so far, in place: to be read at once, never kept or changed.
+        blocks: its block table, likewise, with room for all drafts but the last where that was asked for.
+        names: of its leading blocks (see `cache.prefix`), as far as they are known, likewise.
+        place: another number whenever the table was begun anew.
+        is_trimmed: leading blocks were given back, as they left the window.
+        num: drafts at most, ≥ 1.
+    """
+
+    tokens: Sequence[int]
+    blocks: Sequence[int]
+    params: SamplingParams
+    output_index: int
+    num: int
+    memory: Memory
+    names: Sequence[bytes] = ()
+    place: int = 0
+    is_trimmed: bool = False
+
+
+def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
+    """Drafts that are kept: the longest prefix equal to what was sampled in its place."""
+    for i, draft in enumerate(drafts):
+        if draft != sampled[i]:
+            return i
+    return len(drafts)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from engine.errors import context_exceeded, invalid
 
+MAX_DRAFT_TOKENS = 64  # of one sequence in one step
+
 
 class FinishReason(enum.StrEnum):
     """Why an output ended well. Anything else is a `ServiceError`."""
@@ -135,6 +137,7 @@ class EngineRequest:
         is_open: more prompt may be appended: its prefill runs, sampling starts when the input is closed.
         resume_ids: per output, the tokens that were already received: it goes on behind them and emits none again;
             None for an output that has ended. Empty: every output starts from nothing.
+        max_draft_tokens: tokens drafted per step at most, 0 for none; None is as the server decides.
     """
 
     request_id: str
@@ -150,6 +153,7 @@ class EngineRequest:
     credit: int | None = None
     is_open: bool = False
     resume_ids: tuple[tuple[int, ...] | None, ...] = ()
+    max_draft_tokens: int | None = None
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:
@@ -231,6 +235,11 @@ def check_prompt(num_tokens: int, params: SamplingParams, limits: Limits) -> Non
 def check_priority(priority: int, limits: Limits) -> None:
     """Raise `ServiceError` when the priority is outside ±`limits.max_priority`."""
     _in_range("priority", priority, -limits.max_priority, limits.max_priority)
+
+
+def check_draft_tokens(num: int) -> None:
+    """Raise `ServiceError` when no step drafts so many tokens; 0 is none."""
+    _in_range("speculation.max_tokens", num, 0, MAX_DRAFT_TOKENS)
 
 
 def check_credit(credit: int, limits: Limits, field: str = "credit") -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from engine.config import EngineConfig, option
 from engine.disk import check_directory
 from engine.errors import Code, ServiceError
+from engine.request import MAX_DRAFT_TOKENS
 from engine.scheduler.policies import POLICIES
 from engine.scheduler.settings import parse_weights
 from services.messages import Role
@@ -50,7 +51,10 @@ class ServiceConfig:
     probe_interval_s: float = option(0.25, "seconds between health probes round the ring")
     probe_timeout_s: float = option(5.0, "seconds without a probe's return after which the ring counts as stuck")
     max_connection_age_s: float = option(1800.0, "seconds after which clients are told to connect anew: load spreads")
+    recovery_timeout_s: float = option(60.0, "seconds that open requests wait for a lost process to come back")
     grace_s: float = option(30.0, "seconds that running generations get to finish after SIGTERM")
+    heartbeat_dir: str = option("", "where processes leave their signs of life, for `sluice healthcheck`; empty is off")
+    max_restarts: int = option(8, "restarts of one process within a minute; at one more the service ends")
     metrics_port: int = option(0, "first port of the Prometheus endpoints, one for each process; 0 is off")
     otlp_endpoint: str = option("", "OTLP/gRPC collector for traces, http://host:port; empty is off")
     log_level: str = option("info", "debug, info, warning or error")
@@ -82,9 +86,10 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         _at_least(name, getattr(service, name), 1)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_queued_requests", "max_queued_tokens"):
         _at_least(name, getattr(engine, name), 1)
+    _at_least("max_restarts", service.max_restarts, 0)
     for name in ("max_model_len", "kv_cache_tokens", "threads", "host_cache_bytes", "disk_cache_bytes"):
         _at_least(name, getattr(engine, name), 0)
-    for name in ("probe_interval_s", "probe_timeout_s", "grace_s", "max_connection_age_s"):
+    for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):
         _seconds(name, getattr(service, name))
     for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s"):
         _seconds(name, getattr(engine, name))
@@ -96,6 +101,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         text = f"{engine.block_size} does not divide --kv-cache-tokens {engine.kv_cache_tokens}"
         raise bad_setting("block_size", text)
     _check_disk_cache(engine)
+    _check_speculation(engine)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("role", service.role, ("", *Role))
@@ -103,6 +109,14 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _one_of("log_format", service.log_format, ("console", "json"))
     if not 0 <= service.metrics_port <= 65000:
         raise bad_setting("metrics_port", f"{service.metrics_port} is not in [0, 65000]")
+
+
+def _check_speculation(engine: EngineConfig) -> None:
+    _one_of("speculation", engine.speculation, ("none", "ngram", "draft"))
+    if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
+        raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")
+    if bool(engine.draft_model) != (engine.speculation == "draft"):
+        raise bad_setting("draft_model", "and --speculation draft need each other")
 
 
 def _check_disk_cache(engine: EngineConfig) -> None:

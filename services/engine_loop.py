@@ -34,6 +34,7 @@ from services.messages import (
     Update,
     failed,
 )
+from services.ring.leases import Leases
 from services.work import TokenPrompt, unpack_ids
 
 REPORT_INTERVAL_S = 0.25
@@ -61,16 +62,22 @@ class About:
 UNKNOWN = About()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """An engine's place in the ring: who it is, which boot of it, and which gateways live."""
+
+    id: str
+    epoch: int
+    leases: Leases = dataclasses.field(default_factory=Leases)
+
+
 class EngineStage:
     """Drives one engine."""
 
-    def __init__(
-        self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record, about: About = UNKNOWN
-    ) -> None:
+    def __init__(self, engine: Engine, place: Place, emit: Emit, record: Record, about: About = UNKNOWN) -> None:
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
-        self._id = engine_id
-        self._epoch = epoch
+        self._place = place
         self._emit = emit
         self._record = record
         self._about = about
@@ -116,6 +123,12 @@ class EngineStage:
         self._report()
         return self.engine.has_work
 
+    def reap(self) -> None:
+        """Let go of requests whose gateway is gone: nobody takes their tokens."""
+        for request_id, opened in list(self._open.items()):
+            if self._place.leases.is_over(opened.prompt.envelope):
+                self._drop(request_id)
+
     def _cancel(self, message: Cancel) -> None:
         """End the whole request silently; or one output of it, whose end the engine tells like any other."""
         if message.output_index is None:
@@ -143,6 +156,7 @@ class EngineStage:
 
     def _add(self, prompt: Prompt) -> None:
         envelope = prompt.envelope
+        self._place.leases.seen(envelope.origin, envelope.epoch)
         opened = self._open.get(envelope.request_id)
         if opened is not None:
             if envelope.attempt <= opened.prompt.envelope.attempt:
@@ -163,6 +177,7 @@ class EngineStage:
             credit=scheduling.credit,
             is_open=scheduling.is_open,
             cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
+            resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
         )
         try:
             self.engine.add(request)
@@ -179,7 +194,10 @@ class EngineStage:
         if sampled.admission is not None:
             self._served_token = True
             found = sampled.admission
-            admitted = Admitted(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text)
+            resumed = (prompt.resume[sampled.output_index] if prompt.resume else None) or b""
+            admitted = Admitted(
+                found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text, resumed
+            )
         timings = None
         if sampled.times is not None:
             num_tokens = sampled.first_index + len(sampled.token_ids)
@@ -227,8 +245,8 @@ class EngineStage:
         if now - self._reported_at < REPORT_INTERVAL_S:
             return
         self._reported_at = now
-        load, about = load_of(self.engine), self._about
-        self._emit(Report(self._id, self._epoch, load, self._served_token, about.dtype, about.num_parameters))
+        load, about, place = load_of(self.engine), self._about, self._place
+        self._emit(Report(place.id, place.epoch, load, self._served_token, about.dtype, about.num_parameters))
 
 
 def _apply(engine: Engine, message: Change) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 from engine.build import build_engine
 from engine.cache.tiers import Tiers
-from services.engine_loop import About, EngineStage, load_of
+from services.engine_loop import About, EngineStage, Place, load_of
+from services.model_source import resolve_draft
 from services.process import Process
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,9 @@ ATTEND_S = 0.1  # how often probes are answered during a step, between two layer
 async def run(process: Process) -> int:
     """Run until told to stop; the exit status. Raises ServiceError when the checkpoint cannot be served."""
     start = time.monotonic()
-    built = build_engine(process.engine_config, process.model, process.source.directory, process.limits)
+    config = process.engine_config
+    draft = resolve_draft(config.draft_model) if config.draft_model else None
+    built = build_engine(config, process.model, process.source.directory, process.limits, draft)
     took = time.monotonic() - start
     about = (process.source.name, built.device, built.dtype, built.kernels, built.num_blocks, took)
     logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %.2f s", *about)
@@ -26,8 +29,14 @@ async def run(process: Process) -> int:
         logger.warning("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again")
     ring = process.ring
     loaded = About(built.dtype, built.num_parameters)
-    stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record, loaded)
-    built.engine.runner.watch(at_most_every(ATTEND_S, ring.attend))
+    place = Place(ring.process_id, ring.epoch, ring.leases)
+    stage = EngineStage(built.engine, place, ring.emit, process.record, loaded)
+
+    def attend() -> None:
+        process.heart.beat(built.engine.stats.mean_step_s)
+        ring.attend()
+
+    built.engine.runner.watch(at_most_every(ATTEND_S, attend))
     process.metrics.collect_from(lambda: figures(stage))
     return await process.run(stage)
 

@@ -46,6 +46,10 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     traceparent: str = ""  # W3C context of the span that later stages hang theirs under
     tracestate: str = ""
     time_left_s: float | None = None  # None: no deadline
+    epoch: int = 0  # boot of the origin: what an earlier incarnation of it asked for, nobody waits for
+
+
+Resume: TypeAlias = tuple[bytes | None, ...]  # per output: ids received so far (int32), None if it has ended; or ()
 
 
 class Submit(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -53,6 +57,7 @@ class Submit(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
 
     envelope: Envelope
     work: Work
+    resume: Resume = ()
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -65,6 +70,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     scheduling: Scheduling
     tokenize_s: float  # time from arrival at the tokenizer to this message
     text: TextOptions = TextOptions()
+    resume: Resume = ()
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -75,6 +81,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     max_tokens: int  # effective
     stops: Stops
     text: TextOptions = TextOptions()
+    resumed: bytes = b""  # ids of this output (int32) that came before: their text was emitted, and is not again
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -211,6 +218,7 @@ class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     id: str
     epoch: int
     progress: int  # engine: layers computed since start; others: messages handled
+    lost: int = 0  # frames that never came, of all that were sent to it
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -220,6 +228,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     nonce: int
     route: tuple[str, ...]  # ids of the tokenizer, engine and detokenizer to visit
     visits: tuple[Visit, ...] = ()
+    epoch: int = 0  # boot of the origin
 
 
 class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

@@ -43,6 +43,16 @@ def resolve_model(model: str, revision: str) -> ModelSource:
     return _from_hub(model, revision)
 
 
+def resolve_draft(model: str) -> Path:
+    """The directory of the model that drafts, if one is named. Raises ServiceError as `resolve_model` does."""
+    if model == DEMO:
+        return Path(str(resources.files("demo"))) / "draft"
+    try:
+        return resolve_model(model, "").directory
+    except ServiceError as error:
+        raise _not_found(error.message.replace("--model", "--draft-model", 1)) from error
+
+
 def digest(directory: Path) -> str:
     """12 hex digits over config.json and the names and sizes of the directory's files."""
     state = hashlib.sha256()

@@ -107,6 +107,7 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     echo: bool = False  # tell the prompt's tokens: a Result, ahead of the generation
     keep_last: int = 0  # tokens of the prompt; 0 keeps all
     scheduling: Scheduling = Scheduling()
+    more: tuple[TextPrompt | TokenPrompt, ...] = ()  # of the prompt, each piece encoded by itself
 
 
 class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -202,6 +202,11 @@ class KVCache:
         table.num_trimmed = end
         return first
 
+    def shrink(self, table: BlockTable, num_tokens: int) -> None:
+        """Give back the blocks behind the first `num_tokens`: none of them is named or shared."""
+        while len(table.blocks) > self.blocks_for(num_tokens):
+            self.pool.release(table.blocks.pop(), Keep.NOT)
+
     def disown(self, table: BlockTable) -> None:
         """Take the table's blocks out of the index: nobody may find values that a failed request computed."""
         for block in table.blocks:

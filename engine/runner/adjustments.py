@@ -3,7 +3,7 @@
 Most slots want nothing: they cost nothing. `reset` forgets whoever had the slot. Knows slots and parameters only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -48,21 +48,22 @@ class SlotAdjustments:
         if history is not None and history.num_tokens < position:
             history.append(computed[history.num_tokens - position :])
 
-    def penalties(self, slots: Sequence[int]) -> Penalties | None:
-        """Of these slots, by row."""
-        found = [(row, self._history[slot]) for row, slot in enumerate(slots) if slot in self._history]
-        if not found:
+    def penalties(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> Penalties | None:
+        """Of these slots, by row; `ahead`: tokens that a row has beyond its slot's."""
+        rows = [row for row, slot in enumerate(slots) if slot in self._history]
+        if not rows:
             return None
-        sizes = [len(history.ids) for _, history in found]
-        params = [self._params[slots[row]] or SamplingParams() for row, _ in found]
+        found = [self._history[slots[row]].ahead(ahead.get(row, ())) for row in rows]
+        sizes = [len(ids) for ids, _ in found]
+        params = [self._params[slots[row]] or SamplingParams() for row in rows]
 
         def each(values: list[float]) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
             return np.repeat(np.array(values, dtype=np.float32), sizes)
 
         return Penalties(
-            rows=np.repeat(np.array([row for row, _ in found], dtype=np.int64), sizes),
-            ids=np.concatenate([history.ids for _, history in found]),
-            counts=np.concatenate([history.counts for _, history in found]),
+            rows=np.repeat(np.array(rows, dtype=np.int64), sizes),
+            ids=np.concatenate([ids for ids, _ in found]),
+            counts=np.concatenate([counts for _, counts in found]),
             repetition=each([one.repetition_penalty for one in params]),
             presence=each([one.presence_penalty for one in params]),
             frequency=each([one.frequency_penalty for one in params]),

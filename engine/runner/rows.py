@@ -3,13 +3,16 @@
 Arrays are indexed by slot. Knows slots and parameters; nothing of requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from engine.plan import Placement
 from engine.runner.adjustments import SlotAdjustments
 from engine.sampling.rows import SamplingRows
+
+NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
 class SlotRows:
@@ -58,8 +61,11 @@ class SlotRows:
         """The slot samples the token at `position`, having just computed `computed`, which end right before it."""
         self._adjustments.note(slot, position, computed)
 
-    def sampling_rows(self, slots: list[int], positions: list[int]) -> SamplingRows:
-        """Parameters of the rows that sample now, each for the token at its position."""
+    def sampling_rows(
+        self, slots: list[int], positions: list[int], ahead: Mapping[int, Sequence[int]] = NOTHING
+    ) -> SamplingRows:
+        """Parameters of the rows that sample now, each for the token at its position. A slot has a row more for each of
+        its drafts; `ahead`: of such rows, the drafts before it."""
         at = np.asarray(positions)
         below = np.flatnonzero(at < self._min_position[slots])
         asked = np.flatnonzero(self._num_logprobs[slots] >= 0)
@@ -73,7 +79,7 @@ class SlotRows:
             output=self._output[slots],
             barred={int(i): self._barred_ids[slots[i]] for i in below},
             typical_p=self._typical_p[slots],
-            penalties=self._adjustments.penalties(slots),
+            penalties=self._adjustments.penalties(slots, ahead),
             biases=self._adjustments.biases(slots),
             allowed=self._adjustments.allowed(slots),
             num_logprobs={int(i): int(self._num_logprobs[slots[i]]) for i in asked},

@@ -1,4 +1,5 @@
-"""Computes a plan: flat lists to tensors, forward through the model, one token for each row that samples.
+"""Computes a plan: flat lists to tensors, forward through the model, a token for each row that samples
+and behind each of its drafts.
 
 `place` and `launch` are all that changes its state. On CPU a step is done when `launch` returns (depth 0); `collect`
 is where a device would be waited for. Knows no request, no policy, no text.
@@ -14,6 +15,7 @@ from engine.cache.tiers import Move
 from engine.models.model import Model
 from engine.plan import Plan, StepResult
 from engine.runner.rows import SlotRows
+from engine.runner.spots import Spots
 from engine.runner.store import BlockStore
 from engine.sampling.sampler import Sampler
 from kernels.metadata import AttentionMetadata
@@ -66,44 +68,38 @@ class Runner:
 
     def launch(self, plan: Plan) -> Done:
         """Compute the plan's rows."""
+        spots = Spots.of(plan)
+        if self._rows.wants_tokens:
+            self._note_tokens(plan, spots)
         meta = self._layout(plan)
         ids = torch.tensor(plan.token_ids, device=self._model.device)
         hidden = self._model.forward(ids, meta.positions, self._store.cache, meta)
-        return Done(self._sample(plan, hidden, meta))
+        return Done(self._sample(plan, spots, hidden, meta))
 
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
         tables = self._rows.block_tables[plan.slots]
         return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device)
 
-    def _sample(self, plan: Plan, hidden: Tensor, meta: AttentionMetadata) -> StepResult:
-        """Logits of the rows that sample, and their tokens."""
-        rows = [i for i, samples in enumerate(plan.samples) if samples]
-        if not rows:
+    def _sample(self, plan: Plan, spots: Spots, hidden: Tensor, meta: AttentionMetadata) -> StepResult:
+        """Logits of the tokens that are sampled behind, and what is sampled."""
+        if not spots.rows:
             return StepResult([-1] * len(plan.slots))
-        at = meta.last_tokens if len(rows) == len(plan.slots) else meta.last_tokens[rows]
-        logits = self._model.logits(hidden if len(at) == len(hidden) else hidden[at])
-        slots = [plan.slots[i] for i in rows]
-        # The sampled token's position: one behind the last computed.
-        positions = [plan.starts[i] + plan.query_lens[i] for i in rows]
-        if self._rows.wants_tokens:
-            self._note_tokens(plan, rows)
-        sampled = self._sampler.sample(logits, self._rows.sampling_rows(slots, positions))
-        if len(rows) == len(plan.slots):
-            ids = sampled.ids
+        if plan.drafts:
+            at = torch.tensor(spots.tokens, device=self._model.device)
         else:
-            ids = [-1] * len(plan.slots)
-            for i, token in zip(rows, sampled.ids, strict=True):
-                ids[i] = token
-        return StepResult(
-            token_ids=ids,
-            failed=frozenset(rows[i] for i in sampled.bad),
-            logprobs={rows[i]: logprob for i, logprob in sampled.logprobs.items()},
-        )
+            at = meta.last_tokens if len(spots.rows) == len(plan.slots) else meta.last_tokens[spots.rows]
+        logits = self._model.logits(hidden if len(at) == len(hidden) else hidden[at])
+        sampled = self._sampler.sample(logits, self._rows.sampling_rows(spots.slots, spots.positions, spots.ahead))
+        if plan.drafts and self._rows.wants_tokens:
+            for slot, position, drafts in spots.kept(sampled):
+                self._rows.note(slot, position, drafts)
+        return spots.collect(sampled, len(plan.slots))
 
-    def _note_tokens(self, plan: Plan, rows: list[int]) -> None:
-        """Tell the slots that sample which tokens they have now."""
+    def _note_tokens(self, plan: Plan, spots: Spots) -> None:
+        """Tell the slots that sample which tokens they have now: drafts are none of theirs yet."""
         ends = list(itertools.accumulate(plan.query_lens))
-        for i in rows:
-            num = plan.query_lens[i]
-            self._rows.note(plan.slots[i], plan.starts[i] + num, plan.token_ids[ends[i] - num : ends[i]])
+        for i in spots.rows:
+            num, drafted = plan.query_lens[i], plan.drafts.get(i, 0)
+            certain = plan.token_ids[ends[i] - num : ends[i] - drafted]
+            self._rows.note(plan.slots[i], plan.starts[i] + num - drafted, certain)

@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,14 +33,20 @@ class _Job:
 
 
 class BlockStore:
-    """Device blocks `cache` (a tensor [blocks, …] a layer), `num_host` slots in host memory, files in `directory`."""
+    """Device blocks `cache` (a tensor [blocks, …] a layer), `num_host` slots in host memory, files in `directory`.
 
-    def __init__(self, cache: list[Tensor], num_host: int = 0, directory: Path | None = None) -> None:
+    `beside`: layers of another model over the same blocks, which are moved along.
+    """
+
+    def __init__(
+        self, cache: list[Tensor], num_host: int = 0, directory: Path | None = None, beside: Sequence[Tensor] = ()
+    ) -> None:
         self.cache = cache
-        self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in cache)
-        self._host = [_host_like(layer, num_host) for layer in cache] if num_host else []
+        self._all = [*cache, *beside]
+        self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in self._all)
+        self._host = [_host_like(layer, num_host) for layer in self._all] if num_host else []
         self._directory = directory
-        self._layout = layout_of(cache)
+        self._layout = layout_of(self._all)
         self._ended: deque[tuple[Move, bool]] = deque()
         self._jobs: queue.Queue[_Job] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -52,11 +59,11 @@ class BlockStore:
         for move in moves:
             match move.kind:
                 case Kind.COPY:
-                    _copy(self.cache, move.source, self.cache, move.target)
+                    _copy(self._all, move.source, self._all, move.target)
                 case Kind.SAVE:
-                    _copy(self.cache, move.source, self._host, move.target)
+                    _copy(self._all, move.source, self._host, move.target)
                 case Kind.RESTORE:
-                    _copy(self._host, move.source, self.cache, move.target)
+                    _copy(self._host, move.source, self._all, move.target)
                 case Kind.WRITE if self._jobs.qsize() >= MAX_WAITING:
                     self._ended.append((move, False))
                 case Kind.WRITE:

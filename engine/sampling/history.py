@@ -40,6 +40,21 @@ class TokenHistory:
             self._counts[at] += 1
         self.num_tokens += len(tokens)
 
+    def ahead(self, tokens: Sequence[int]) -> tuple[Ints, Floats]:
+        """Distinct ids and their counts if the output went on with `tokens`; nothing is changed."""
+        if not tokens:
+            return self.ids, self.counts
+        counts, new = self.counts.copy(), dict[int, int]()
+        for token in tokens:
+            at = self._at.get(token)
+            if at is None:
+                new[token] = new.get(token, 0) + 1
+            else:
+                counts[at] += 1
+        ids: Ints = np.array([*new], dtype=np.int64)
+        more: Floats = np.array([*new.values()], dtype=np.float32)
+        return np.concatenate([self.ids, ids]), np.concatenate([counts, more])
+
     def _index(self, token: int) -> int:
         at = self._at.setdefault(token, len(self._at))
         if at == len(self._ids):

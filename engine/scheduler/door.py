@@ -13,6 +13,7 @@ from engine.request import (
     Limits,
     SamplingParams,
     check_credit,
+    check_draft_tokens,
     check_ids,
     check_params,
     check_priority,
@@ -21,7 +22,7 @@ from engine.request import (
 )
 from engine.scheduler.beam import BeamSearch
 from engine.scheduler.group import Group
-from engine.scheduler.sequence import Sequence
+from engine.scheduler.sequence import Drafting, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Door:
     limits: Limits
     eos_ids: tuple[int, ...]
     max_num_seqs: int
+    max_draft_tokens: int = 0
 
     def open(self, request: EngineRequest, order: int) -> Group:
         """The request as a group. Raises ServiceError: a field out of range, or it can never fit."""
@@ -63,11 +65,23 @@ class Door:
             if ids is not None:
                 tokens = group.prompt + list(ids)
                 group.sequences.append(
-                    Sequence(group, index, tokens, BlockTable(request.cache_salt, request.bypasses_cache))
+                    Sequence(
+                        group,
+                        index,
+                        tokens,
+                        BlockTable(request.cache_salt, request.bypasses_cache),
+                        drafting=self._drafting(request),
+                    )
                 )
         group.unforked = group.sequences[1:]
         group.refresh_hold()
         return group
+
+    def _drafting(self, request: EngineRequest) -> Drafting | None:
+        """Whether and how far its outputs may be drafted for: a beam's tokens are chosen, not sampled."""
+        asked = request.max_draft_tokens
+        limit = self.max_draft_tokens if asked is None else min(asked, self.max_draft_tokens)
+        return Drafting(limit) if limit > 0 and not request.params.beam_width else None
 
     def check_size(self, group: Group, num_prompt: int, max_tokens: int) -> None:
         """Raise ServiceError when the group, grown to so many tokens, fits neither context nor cache."""
@@ -99,6 +113,8 @@ class Door:
             check_credit(request.credit, limits)
             if params.is_search:
                 raise invalid("credit_window", "best_of and beam search answer at their end only: leave it out")
+        if request.max_draft_tokens is not None:
+            check_draft_tokens(request.max_draft_tokens)
         self._check_resume(request)
 
     def _check_resume(self, request: EngineRequest) -> None:

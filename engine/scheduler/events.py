@@ -23,6 +23,7 @@ class Times:
         decode_s: first token to the last.
         end_s: engine clock at the end.
         num_preemptions: of all outputs of the request so far.
+        num_drafted, num_accepted: tokens of the same that were drafted for them, and those of these that were kept.
     """
 
     queue_s: float
@@ -30,6 +31,8 @@ class Times:
     decode_s: float
     end_s: float
     num_preemptions: int
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

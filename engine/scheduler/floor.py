@@ -100,6 +100,19 @@ class Floor:
             if sequence.state is State.PAUSED:
                 self._await(sequence)
 
+    def fill(self, sequence: Sequence) -> None:
+        """More of its tokens are computed: blocks may have become full, and others may have left the window."""
+        self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
+        trimmed = self.cache.trim(sequence.table, sequence.num_computed)
+        if trimmed is not None:
+            sequence.num_blocks_told = min(sequence.num_blocks_told, trimmed)
+
+    def shrink(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give back the blocks behind so many tokens: they are for drafts that were wrong, or not verified."""
+        self.cache.shrink(sequence.table, num_tokens)
+        sequence.num_blocks_told = min(sequence.num_blocks_told, len(sequence.table.blocks))
+        sequence.room = min(sequence.room, len(sequence.table.blocks) * self.cache.block_size)
+
     @contextlib.contextmanager
     def requeued(self, group: Group) -> Iterator[None]:
         """Around a change of prompt or order: the queue goes by them, and rows that exist were told of them."""
@@ -176,6 +189,8 @@ class Floor:
     def _start(self, sequence: Sequence, num_computed: int) -> None:
         sequence.state = State.RUNNING
         sequence.num_computed = sequence.room = num_computed
+        if sequence.drafting is not None:
+            sequence.drafting.num_places += 1
         self.running.append(sequence)
         self._tell(sequence)
 
@@ -210,6 +225,8 @@ class Floor:
         sequence.slot = NO_SLOT
         sequence.num_computed = sequence.room = sequence.num_blocks_told = 0
         sequence.candidates = None
+        if sequence.drafting is not None:
+            sequence.drafting.ids.clear()
         self.has_changed = True
 
     def _give_spares(self, group: Group) -> None:

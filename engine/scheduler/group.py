@@ -20,6 +20,7 @@ class Completed:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason
+    index: int = 0  # of the output, among which the first is better of equals: not the one that ended first
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -49,6 +50,8 @@ class Group:
     num_cached: int = -1  # prompt tokens found in the prefix cache when first scheduled; -1: not yet
     num_sampled: int = 0  # by outputs that have ended
     num_preemptions: int = 0  # of all outputs
+    num_drafted: int = 0  # tokens, for all outputs
+    num_accepted: int = 0  # of them
     num_overtaken: int = 0  # admissions of later requests since it first did not fit
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0

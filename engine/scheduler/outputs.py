@@ -4,6 +4,7 @@ The half of the scheduler behind the runner: tokens in, events out. Knows no bud
 """
 
 import dataclasses
+from collections.abc import Sequence as Ids
 
 from engine.cache.cache import BlockTable
 from engine.errors import ServiceError
@@ -42,6 +43,28 @@ class Outputs:
             return
         events.append(Sampled(group.request_id, num_output, (token,), (), None, None, None, sequence.index))
 
+    def num_kept(self, sequence: Sequence, tokens: Ids[int]) -> int:
+        """Of tokens sampled one behind the other, those up to the output's end."""
+        group = sequence.group
+        tokens = tokens[: group.max_tokens - sequence.num_output]
+        return next((i for i, token in enumerate(tokens, 1) if token in group.end_ids), len(tokens))
+
+    def advance_run(
+        self, sequence: Sequence, num: int, logprobs: tuple[TokenLogprob, ...], now: float, events: list[Sampled]
+    ) -> None:
+        """The last `num` tokens of the sequence were sampled at once: add what they bring to `events`."""
+        group = sequence.group
+        if group.first_token_s < 0:
+            group.first_token_s = now
+        if group.params.is_search:
+            self._hide(sequence, logprobs)
+            if not group.sequences:
+                events += self._answer(group, now)
+            return
+        ids = tuple(sequence.tokens[-num:])
+        first_index = sequence.num_output - num
+        events.append(self._event(sequence, first_index, ids, logprobs, self._finish_of(sequence, ids[-1]), now))
+
     def cut(self, sequence: Sequence, finish: FinishReason, now: float) -> Sampled:
         """End an output without a further token."""
         return self._event(sequence, sequence.num_output, (), (), finish, now)
@@ -74,17 +97,17 @@ class Outputs:
     ) -> None:
         """An output's first token, one with log probabilities, or one of a search."""
         group = sequence.group
+        if group.beam is None:
+            sequence.tokens.append(token)
+            self.advance_run(sequence, 1, () if logprob is None else (logprob,), now, events)
+            return
         if group.first_token_s < 0:
             group.first_token_s = now
-        if group.params.is_search:
-            assert logprob is not None, "a search was sampled without log probabilities"
-            self._search(sequence, token, logprob, now, events)
-            return
-        first_index = sequence.num_output
-        sequence.tokens.append(token)
-        logprobs = () if logprob is None else (logprob,)
-        finish = self._finish_of(sequence, token)
-        events.append(self._event(sequence, first_index, (token,), logprobs, finish, now))
+        sequence.candidates = logprob
+        if all(one.candidates for one in group.sequences):
+            self._advance_beams(group)
+        if not group.sequences:
+            events += self._answer(group, now)
 
     def _event(
         self,
@@ -120,27 +143,19 @@ class Outputs:
             self._policy.leave(group)
         self._floor.end(sequence)
 
-    def _search(self, sequence: Sequence, token: int, logprob: TokenLogprob, now: float, events: list[Sampled]) -> None:
-        group = sequence.group
-        if group.beam is None:
-            self._sample_hidden(sequence, token, logprob)
-        else:
-            sequence.candidates = logprob
-            if all(one.candidates for one in group.sequences):
-                self._advance_beams(group)
-        if not group.sequences:
-            events += self._answer(group, now)
-
-    def _sample_hidden(self, sequence: Sequence, token: int, logprob: TokenLogprob) -> None:
+    def _hide(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Best of: an output that shows only if it is among the best."""
+        assert logprobs, "a search was sampled without log probabilities"
         group = sequence.group
-        sequence.tokens.append(token)
-        sequence.logprobs.append(logprob)
-        sequence.score += logprob.logprob
-        finish = self._finish_of(sequence, token)
+        sequence.logprobs += logprobs
+        for logprob in logprobs:  # one by one: a sum of sums would round in another way
+            sequence.score += logprob.logprob
+        finish = self._finish_of(sequence, sequence.tokens[-1])
         if finish is not None:
             ids = tuple(sequence.tokens[len(group.prompt) :])
-            group.completed.append(Completed(sequence.score / len(ids), ids, tuple(sequence.logprobs), finish))
+            group.completed.append(
+                Completed(sequence.score / len(ids), ids, tuple(sequence.logprobs), finish, sequence.index)
+            )
             self._end(sequence)
 
     def _advance_beams(self, group: Group) -> None:
@@ -186,7 +201,7 @@ class Outputs:
 
     def _answer(self, group: Group, now: float) -> list[Sampled]:
         """The n best outputs of a search, best first."""
-        best = sorted(group.completed, key=lambda one: -one.score)[: group.params.n]
+        best = sorted(group.completed, key=lambda one: (-one.score, one.index))[: group.params.n]
         asked = group.request.params.logprobs >= 0
         times = _times(group, now)
         return [
@@ -246,4 +261,6 @@ def _times(group: Group, now: float) -> Times:
         decode_s=now - first,
         end_s=now,
         num_preemptions=group.num_preemptions,
+        num_drafted=group.num_drafted,
+        num_accepted=group.num_accepted,
     )

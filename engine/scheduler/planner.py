@@ -7,6 +7,7 @@ Why it always makes progress: see `victims`. Knows no tokens' meaning and no eve
 from engine.plan import Plan
 from engine.scheduler import victims
 from engine.scheduler.admission import Admission
+from engine.scheduler.drafts import Drafts
 from engine.scheduler.floor import Floor
 from engine.scheduler.group import Group
 from engine.scheduler.sequence import Sequence, State
@@ -17,24 +18,28 @@ from engine.scheduler.turns import Turns
 class Planner:
     """Hands out the budget of a step."""
 
-    def __init__(self, floor: Floor, admission: Admission, settings: SchedulerSettings, budget: int) -> None:
+    def __init__(
+        self, floor: Floor, admission: Admission, drafts: Drafts, settings: SchedulerSettings, budget: int
+    ) -> None:
         self.step = 0
         self.num_last_resorts = 0
         self.rows: list[Sequence] = []  # of the plan in flight
         self.held: dict[str, Group] = {}  # requests that may not sample now
         self._floor = floor
         self._admission = admission
+        self._drafts = drafts
         self._settings = settings
         self._budget = budget
         self._turns = Turns()
         self._lens: list[int] = []
+        self._num_drafts: dict[Sequence, int] = {}  # of these rows
         self._now = 0.0
         self._is_short = False  # somebody had to sit out the last step
 
     def plan(self, now: float) -> Plan | None:
         """The next step; None when there is nothing to do."""
         self.step += 1
-        self.rows, self._lens, self._now = [], [], now
+        self.rows, self._lens, self._num_drafts, self._now = [], [], {}, now
         if self.held:
             self._give_up_holding()
         decodes, prefills = self._behind()
@@ -43,6 +48,8 @@ class Planner:
         self._is_short = False
         self._decode(decodes)
         self._prefill(prefills)
+        if self._drafts.is_pending:
+            self._draft()
         if not self.rows:
             self._last_resort()
         return self._write() if self.rows else None
@@ -99,9 +106,8 @@ class Planner:
             num = min(share, one.num_missing) if one.state is State.RUNNING else 0
             if num > 0 and self._take(one, num):
                 self._lens.append(num)
-        if 1 in self._lens[decodes:]:  # a runner takes rows of one token first
-            pairs = sorted(zip(self._lens, self.rows, strict=True), key=lambda pair: pair[0] > 1)
-            self._lens, self.rows = [num for num, _ in pairs], [one for _, one in pairs]
+        if 1 in self._lens[decodes:]:
+            self._put_short_first()
 
     def _take(self, sequence: Sequence, num: int) -> bool:
         """Make the sequence a row of the step, with `num` tokens; False if it has to sit this one out."""
@@ -126,9 +132,28 @@ class Planner:
         samples = not group.holds_back and num == sequence.num_missing
         if samples and group.credit is not None:
             group.credit -= 1
-            if group.credit == 0:
-                group.refresh_hold()
-                self.hold(group, self._now)
+            self._hold_if_spent(group)
+
+    def _draft(self) -> None:
+        """Drafts lengthen rows of one token by what the others leave of budget, credit and blocks."""
+        room = 0 if self._is_short else self._budget - sum(self._lens)
+        nums = self._drafts.take(room, self.step)
+        for one in nums:
+            self._hold_if_spent(one.group)
+        if nums:
+            self._lens = [num + nums.get(one, 0) for num, one in zip(self._lens, self.rows, strict=True)]
+            self._put_short_first()
+        self._num_drafts = nums
+
+    def _put_short_first(self) -> None:
+        """A runner takes rows of one token first."""
+        pairs = sorted(zip(self._lens, self.rows, strict=True), key=lambda pair: pair[0] > 1)
+        self._lens, self.rows = [num for num, _ in pairs], [one for _, one in pairs]
+
+    def _hold_if_spent(self, group: Group) -> None:
+        if group.credit == 0:
+            group.refresh_hold()
+            self.hold(group, self._now)
 
     def _last_resort(self) -> None:
         """Everybody sits out, for want of blocks: the oldest goes on at the cost of all others."""
@@ -160,13 +185,18 @@ class Planner:
         token_ids: list[int] = []
         samples: list[bool] = []
         new_blocks: list[tuple[int, int, list[int]]] = []
-        for one, num in zip(rows, lens, strict=True):
+        drafts: dict[int, int] = {}
+        for i, (one, num) in enumerate(zip(rows, lens, strict=True)):
             start = one.num_computed
             if num == 1:
                 token_ids.append(one.tokens[start])
+                samples.append(start + 1 == len(one.tokens))
             else:
                 token_ids.extend(one.tokens[start : start + num])
-            samples.append(start + num == len(one.tokens))
+                samples.append(start + num >= len(one.tokens))
+                if one in self._num_drafts and one.drafting is not None:
+                    token_ids.extend(one.drafting.ids)
+                    drafts[i] = self._num_drafts[one]
             told = one.num_blocks_told
             if told < len(one.table.blocks):
                 new_blocks.append((one.slot, told, one.table.blocks[told:]))
@@ -181,6 +211,7 @@ class Planner:
             samples=samples,
             placements=placements,
             new_blocks=new_blocks,
+            drafts=drafts,
         )
 
 

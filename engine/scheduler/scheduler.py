@@ -10,10 +10,11 @@ from collections.abc import Sequence as Ids
 
 from engine.cache.cache import KVCache
 from engine.errors import Code, ServiceError, deadline_exceeded, engine_fault, invalid, not_open
-from engine.plan import Plan, StepResult
+from engine.plan import Ask, Plan, StepResult
 from engine.request import EngineRequest, FinishReason, Limits, check_credit, check_ids, check_priority
 from engine.scheduler.admission import Admission
 from engine.scheduler.door import Door
+from engine.scheduler.drafts import Drafts, DraftStats
 from engine.scheduler.events import Failure, Sampled
 from engine.scheduler.floor import Floor
 from engine.scheduler.group import Group
@@ -22,7 +23,7 @@ from engine.scheduler.outputs import Outputs
 from engine.scheduler.pace import Pace
 from engine.scheduler.planner import Planner
 from engine.scheduler.policies import make_policy
-from engine.scheduler.sequence import Sequence, State
+from engine.scheduler.sequence import State
 from engine.scheduler.settings import SchedulerSettings
 from engine.scheduler.waiting import Waiting
 
@@ -49,10 +50,11 @@ class Scheduler:
         self._policy = make_policy(settings, self._lengths, limits.context_length)
         waiting = Waiting(self._policy, settings.max_queued_requests, settings.max_queued_tokens)
         self._floor = Floor(cache, waiting, max_num_seqs, settings.costs)
-        self._door = Door(cache, limits, eos_ids, max_num_seqs)
+        self._door = Door(cache, limits, eos_ids, max_num_seqs, settings.max_draft_tokens)
         self._outputs = Outputs(self._floor, self._policy, self._lengths)
         admission = Admission(self._floor, self._policy, self._lengths, settings)
-        self._planner = Planner(self._floor, admission, settings, max_num_batched_tokens)
+        self._drafts = Drafts(self._floor, self._outputs, max_num_batched_tokens)
+        self._planner = Planner(self._floor, admission, self._drafts, settings, max_num_batched_tokens)
         self._num_added = 0
         self._planned_s = 0.0
         self._due: list[Group] = []  # requests with outputs that may be complete without a step
@@ -93,6 +95,11 @@ class Scheduler:
     def num_last_resorts(self) -> int:
         """Steps since start in which nobody could go on but at the cost of everybody else."""
         return self._planner.num_last_resorts
+
+    @property
+    def draft_stats(self) -> DraftStats:
+        """Tokens drafted and accepted since start."""
+        return self._drafts.stats
 
     @property
     def has_work(self) -> bool:
@@ -211,6 +218,15 @@ class Scheduler:
         self._next_deadline = min((group.deadline_s for group in self._floor.groups.values()), default=math.inf)
         return events, failures
 
+    def asks(self, *, grow: bool = False) -> list[Ask]:
+        """Who could verify drafts in the next step: to be answered by `offer`, or not at all, before `plan`. `grow`:
+        with room in their tables, which may take moves."""
+        return self._drafts.asks(grow=grow)
+
+    def offer(self, proposals: Ids[Ids[int]]) -> None:
+        """What was drafted for `asks`, in their order; at most as many tokens as each asks for."""
+        self._drafts.offer(proposals)
+
     def plan(self, now: float) -> Plan | None:
         """What the next step computes; None when there is nothing to do."""
         self._planned_s = now
@@ -222,7 +238,7 @@ class Scheduler:
         events: list[Sampled] = []
         failures: list[Failure] = []
         size, failed, logprobs = self.cache.block_size, result.failed, result.logprobs
-        running, advance = State.RUNNING, self._outputs.advance
+        running, advance, fill = State.RUNNING, self._outputs.advance, self._floor.fill
         rows = zip(self._planner.rows, plan.query_lens, plan.samples, result.token_ids, strict=True)
         for i, (sequence, num, samples, token) in enumerate(rows):
             if sequence.state is not running or sequence.last_step != plan.step:
@@ -230,9 +246,12 @@ class Scheduler:
             if i in failed:
                 failures.append(self._break(sequence.group))
                 continue
+            if i in plan.drafts:
+                self._drafts.verify(sequence, plan.drafts[i], result.runs[i], now, events)
+                continue
             sequence.num_computed += num
             if num > 1 or not sequence.num_computed % size:
-                self._fill(sequence)
+                fill(sequence)
             if samples:
                 advance(sequence, token, logprobs.get(i), now, events)
             elif sequence.group.can_fork:
@@ -243,13 +262,6 @@ class Scheduler:
     def check(self) -> None:
         """Assert I3, and that queues, slots and states agree; for tests and simulation."""
         self._floor.check()
-
-    def _fill(self, sequence: Sequence) -> None:
-        """Blocks may have become full, and others may have left the window."""
-        self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
-        trimmed = self.cache.trim(sequence.table, sequence.num_computed)
-        if trimmed is not None:
-            sequence.num_blocks_told = min(sequence.num_blocks_told, trimmed)
 
     def _group(self, request_id: str) -> Group:
         if request_id not in self._floor.groups:

@@ -8,12 +8,28 @@ import enum
 from typing import TYPE_CHECKING
 
 from engine.cache.cache import BlockTable
-from engine.plan import TokenLogprob
+from engine.plan import Memory, TokenLogprob
 
 if TYPE_CHECKING:  # each names the other
     from engine.scheduler.group import Group
 
 NO_SLOT = -1
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Drafting:
+    """What a sequence that may be drafted for has to do with it.
+
+    Attributes:
+        limit: drafts of one step at most.
+        num_places: times that its block table was begun.
+        ids: proposed for the next step, or being verified by the one in flight: behind the tokens that exist.
+    """
+
+    limit: int
+    num_places: int = 0
+    ids: list[int] = dataclasses.field(default_factory=list)
+    memory: Memory = dataclasses.field(default_factory=Memory)
 
 
 class State(enum.Enum):
@@ -48,6 +64,7 @@ class Sequence:
     score: float = 0.0  # of a search: sum of the log probabilities of its output
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)  # of a search: held until its end
     candidates: TokenLogprob | None = None  # of a beam: what may follow; it waits for its siblings
+    drafting: Drafting | None = None  # None: no drafts
 
     @property
     def key(self) -> tuple[float, int, int]:

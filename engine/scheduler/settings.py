@@ -26,6 +26,7 @@ class SchedulerSettings:
         max_preemptions: after so many a sequence is no victim while any other can go on.
         max_long_prefills: prompts longer than a step's budget that are computed in turns at once.
         pause_hold_s: how long a paused request keeps its blocks when nobody needs them.
+        max_draft_tokens: drafted for one sequence and verified in one step at most; 0 is no speculation.
         costs: of moving blocks and of computing tokens; None where there is nowhere to move blocks to.
     """
 
@@ -40,6 +41,7 @@ class SchedulerSettings:
     max_preemptions: int = 2
     max_long_prefills: int = 4
     pause_hold_s: float = 5.0
+    max_draft_tokens: int = 0
     costs: PreemptionCosts | None = None
 
 
@@ -54,6 +56,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         pause_hold_s=config.pause_hold_s,
+        max_draft_tokens=0 if config.speculation == "none" else config.max_draft_tokens,
         costs=costs,
     )
 

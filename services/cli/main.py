@@ -36,7 +36,7 @@ def serve(engine: EngineConfig, service: ServiceConfig) -> None:
         from services.roles import run_role
 
         raise typer.Exit(run_role(engine, service))
-    from services.supervisor import supervise
+    from services.supervisor.serve import supervise
 
     raise typer.Exit(supervise(engine, service))
 

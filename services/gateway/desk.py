@@ -8,21 +8,24 @@ import secrets
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.errors import ServiceError, cancelled, engine_fault, invalid
+import msgspec
+
+from engine.errors import ServiceError, cancelled, engine_fault, invalid, stage_lost
 from engine.request import FinishReason
 from services.gateway.admission import Admission
 from services.gateway.calls import Call
 from services.gateway.errors import draining, duplicate, loading, not_found, slow_consumer
 from services.gateway.history import History
 from services.gateway.observer import Observer
-from services.gateway.open_requests import OpenRequest, OpenRequests, State
+from services.gateway.open_requests import OpenRequest, State
 from services.gateway.pace import Pace
 from services.gateway.quota import Quotas
 from services.gateway.reader import SlotLimits
+from services.gateway.registry import OpenRequests
+from services.gateway.replay import cancels, work_now
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
-from services.messages import Cancel, Change, Envelope, Failed, Message, Result, Submit, Text
-from services.work import Generate
+from services.messages import Cancel, Change, Envelope, Failed, Message, Result, Submit, Text, Update
 
 
 class Stream(Protocol):
@@ -94,8 +97,16 @@ class Desk:
         """Send it round the ring under the span of `traceparent`."""
         envelope = request.envelope
         if traceparent != envelope.traceparent:
-            request.envelope = envelope = with_trace(envelope, traceparent)
+            request.envelope = envelope = msgspec.structs.replace(envelope, traceparent=traceparent)
         self._emit(Submit(envelope=envelope, work=request.asked.work))
+
+    def resubmit(self, request: OpenRequest) -> None:
+        """Send it round the ring once more: it goes on where it is; what an earlier attempt still says is dropped."""
+        resume = request.send_again(self.clock())
+        self.observer.count("replayed")
+        self._emit(Submit(envelope=request.envelope, work=work_now(request), resume=resume))
+        for cancel in cancels(request):
+            self._emit(cancel)
 
     def close(self, request: OpenRequest) -> None:
         """Forget it and tell the ring, unless the ring ended it. Never waits; a second time does nothing."""
@@ -132,6 +143,8 @@ class Desk:
     def change(self, request: OpenRequest, change: Change | Cancel) -> None:
         """Tell the ring what the client says of its request, and remember it."""
         request.record(change)
+        if isinstance(change, Update) and change.time_left_s is not None:
+            request.set_time_left(change.time_left_s, self.clock())
         self._emit(change)
 
     def reserve_more(self, request: OpenRequest, num_tokens: int) -> None:
@@ -141,11 +154,22 @@ class Desk:
 
     def deliver(self, message: Text | Failed | Result) -> None:
         """Take a message that came round the ring."""
-        self.requests.deliver(message, self.clock())
+        if self.requests.deliver(message, self.clock()) == "gap":
+            self._close_gap(message.envelope)
         if isinstance(message, Text) and message.finish is FinishReason.STOP_STRING:
             request = self.requests.get(message.envelope.request_id)
             if request is not None and request.outcome is None:  # others of its outputs go on: only this one is over
                 self._emit(Cancel(envelope=request.envelope, output_index=message.output_index))
+
+    def _close_gap(self, envelope: Envelope) -> None:
+        """A message was lost on its way: the request is sent again, unless that brought nothing before."""
+        request = self.requests.get(envelope.request_id)
+        if request is None:
+            return
+        if request.is_unproven and request.envelope.attempt:
+            request.end(stage_lost("detokenizer"))
+        else:
+            self.resubmit(request)
 
     def fail_all(self, error: ServiceError) -> None:
         """End every open request with `error`."""
@@ -172,8 +196,7 @@ class Desk:
         """The engine ends the output, and tells so like any other end."""
         if index >= len(request.outputs):
             raise invalid("output_index", f"{index}: this generation has {len(request.outputs)} outputs")
-        work = request.asked.work
-        if isinstance(work, Generate) and work.params.is_search:
+        if request.asked.is_search:
             raise invalid(
                 "output_index", "best_of and beam search choose among their outputs: cancel the whole generation"
             )
@@ -197,6 +220,7 @@ class Desk:
             traceparent=call.traceparent,
             tracestate=call.tracestate,
             time_left_s=call.time_left_s,
+            epoch=self.settings.epoch,
         )
         request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None)
         self.requests.add(request)
@@ -210,20 +234,6 @@ class Desk:
 
 def _call_later(delay_s: float, callback: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(delay_s, callback)
-
-
-def with_trace(envelope: Envelope, traceparent: str) -> Envelope:
-    """The same envelope under another span."""
-    return Envelope(
-        request_id=envelope.request_id,
-        origin=envelope.origin,
-        tenant=envelope.tenant,
-        model=envelope.model,
-        revision=envelope.revision,
-        traceparent=traceparent,
-        tracestate=envelope.tracestate,
-        time_left_s=envelope.time_left_s,
-    )
 
 
 def ended_error(request: OpenRequest) -> ServiceError:

@@ -42,7 +42,9 @@ class GatewaySettings:
         neighbours: gRPC targets of all gateways by id, for calls about generations that another one owns.
         peer_socket: path of the Unix socket where the others reach this one; "" has none.
         peer_secret: proves that a call was handed on by another gateway; "" takes none.
-        routes: ids of the processes that a Probe visits, one tuple per way round the ring.
+        epoch: of this boot of it, in the envelope of every request.
+        stages: ids of the tokenizers, engines and detokenizers, each sorted.
+        recovery_timeout_s: how long open requests wait for a lost process to come back.
         max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
         stall_timeout_s: a reader that takes nothing for so long, while there is news for it, is let go.
@@ -64,7 +66,9 @@ class GatewaySettings:
     neighbours: Mapping[str, str] = dataclasses.field(default_factory=dict)
     peer_socket: str = ""
     peer_secret: str = ""
-    routes: tuple[tuple[str, ...], ...] = ((),)
+    epoch: int = 0
+    stages: tuple[tuple[str, ...], ...] = ((), (), ())
+    recovery_timeout_s: float = 30.0
     version: str = "0.1.0"
     max_open_requests: int = 1024
     max_reserved_tokens: int = 1 << 22

@@ -54,6 +54,11 @@ class Asked:
     idempotency_key: str = ""
     detach_ttl_s: float | None = None
 
+    @property
+    def is_search(self) -> bool:
+        """Whether outputs are chosen, and emitted, only at the end."""
+        return isinstance(self.work, Generate) and self.work.params.is_search
+
 
 def whole(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
     """The work of Generate; `priority` is that of the metadata. Raises `ServiceError`."""

@@ -17,6 +17,7 @@ import zmq
 from engine.errors import engine_fault
 from services.messages import Cancel, Failed, Message, Probe, Report, Role, Visit, failed
 from services.ring.keys import RingKeys
+from services.ring.leases import Leases
 from services.ring.peers import NextHop
 from services.ring.sockets import Inbox, Outbox, Peer
 
@@ -26,7 +27,7 @@ RETRY_S = 0.02  # how soon a flush that met EAGAIN is tried again
 
 
 class Stage(Protocol):
-    """What a process does. All three are called on the loop and must not block on anything but computing."""
+    """What a process does. All are called on the loop and must not block on anything but computing."""
 
     @property
     def progress(self) -> int:
@@ -37,6 +38,9 @@ class Stage(Protocol):
 
     def turn(self) -> bool:
         """Work between messages; True asks for another turn at once."""
+
+    def reap(self) -> None:
+        """Let go of what gateways that are gone have left; called now and then."""
 
 
 class RingLoop:
@@ -56,6 +60,7 @@ class RingLoop:
         self.process_id = process_id
         self.epoch = time.time_ns()
         self.counts: Counter[str] = Counter()
+        self.leases = Leases()
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -138,7 +143,8 @@ class RingLoop:
     def _take(self, stage: Stage, message: Message) -> None:
         self.counts["messages"] += 1
         if isinstance(message, Probe) and self._role is not Role.GATEWAY:
-            visit = Visit(self._role, self.process_id, self.epoch, stage.progress)
+            self.leases.seen(message.origin, message.epoch)
+            visit = Visit(self._role, self.process_id, self.epoch, stage.progress, self.inbox.counts["lost"])
             self.emit(msgspec.structs.replace(message, visits=(*message.visits, visit)))
             return
         try:

@@ -79,4 +79,9 @@ class NextHop:
     def _of_request(self, request_id: str, origin: str) -> tuple[str, ...]:
         if self.role is Role.DETOKENIZER:
             return (origin,) if origin in self.ids else ()
-        return (self.ids[int(request_id[:8], 16) % len(self.ids)],)
+        return (peer_of(request_id, self.ids),)
+
+
+def peer_of(request_id: str, ids: tuple[str, ...]) -> str:
+    """Which of one role's processes, sorted by id, everything of a request goes to."""
+    return ids[int(request_id[:8], 16) % len(ids)]

@@ -27,7 +27,7 @@ from services.messages import (
     Update,
     failed,
 )
-from services.tokenizer.encoding import TextEncoder
+from services.tokenizer.encoding import TextEncoder, unpack_checked
 from services.tokenizer.lanes import Lanes
 from services.work import (
     ChatPrompt,
@@ -77,6 +77,9 @@ class TokenizerStage:
         """Nothing between messages."""
         return False
 
+    def reap(self) -> None:
+        """Nothing: an encoding ends by itself."""
+
     def handle(self, message: Message) -> None:
         """Take what concerns a prompt, in the order of its request; pass anything else on."""
         self.progress += 1
@@ -115,32 +118,41 @@ class TokenizerStage:
         """In a thread: do the work."""
         try:
             if isinstance(message, Append):
-                assert isinstance(message.piece, TextPrompt), "ids need no encoding"
-                ids = self._encoder.encode_more(message.piece.text, self._limits)
-                return Append(message.envelope, TokenPrompt(pack_ids(ids)))
-            return self._do(message.envelope, message.work, start)
+                return Append(message.envelope, TokenPrompt(pack_ids(self._encode_more(message.piece))))
+            return self._do(message, message.work, start)
         except ServiceError as error:
             return failed(message.envelope, error)
 
-    def _do(self, envelope: Envelope, work: Work, start: float) -> Message:
+    def _do(self, submit: Submit, work: Work, start: float) -> Message:
+        envelope = submit.envelope
         match work:
             case Generate():
                 check_params(work.params, self._limits)
                 ids, text = self._prompt(work)
                 ids = ids[-work.keep_last :]
+                for piece in work.more:
+                    ids = ids + self._encode_more(piece)
                 check_prompt(len(ids), work.params, self._limits)
                 if work.echo:
                     told = Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
                     self._on_loop(lambda: self._emit(told))  # in order: the Prompt's turn comes behind it
                 took = time.monotonic() - start
                 envelope = _later(envelope, took)
-                return Prompt(envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text)
+                return Prompt(
+                    envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text, submit.resume
+                )
             case Tokenize():
                 ids = self._encoder.encode(work.prompt, self._limits, work.add_special_tokens)
                 return Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
             case Detokenize():
                 decoded = self._encoder.decode(work.ids, self._limits, work.skip_special_tokens)
                 return Result(envelope, Detokenized(decoded))
+
+    def _encode_more(self, piece: TextPrompt | TokenPrompt) -> list[int]:
+        """A further piece of a prompt."""
+        if isinstance(piece, TextPrompt):
+            return self._encoder.encode_more(piece.text, self._limits)
+        return unpack_checked(piece.ids, self._limits, "append.token_ids")
 
     def _prompt(self, work: Generate) -> tuple[list[int], TextOptions]:
         """The ids, and how text is made of what follows them."""

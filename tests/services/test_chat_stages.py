@@ -14,7 +14,7 @@ from engine.plan import StepResult
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from services.detokenizer.stage import DetokenizerStage
-from services.engine_loop import EngineStage
+from services.engine_loop import EngineStage, Place
 from services.messages import Envelope, Message, Report, Submit, Text
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import TokenizerStage
@@ -92,7 +92,7 @@ def answer(encoder: TextEncoder, said: str, work: Generate) -> list[Text]:
         if not isinstance(message, Report):
             detokenizer.handle(message)
 
-    engine = EngineStage(Engine(scheduler, Script([*ids, EOS])), "engine-0", 1, emit, unrecorded)
+    engine = EngineStage(Engine(scheduler, Script([*ids, EOS])), Place("engine-0", 1), emit, unrecorded)
     tokenizer = TokenizerStage(encoder, LIMITS, Now(), engine.handle, lambda call: call(), unrecorded)
     tokenizer.handle(Submit(Envelope("a" * 32, "g"), work))
     while engine.turn():

@@ -4,7 +4,7 @@ from engine.cache.cache import KVCache
 from engine.engine import Engine
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
-from services.engine_loop import EngineStage
+from services.engine_loop import EngineStage, Place
 from services.messages import (
     Append,
     CloseInput,
@@ -30,7 +30,7 @@ class Rig:
     def __init__(self, **scheduling: object) -> None:
         self.sent: list[Message] = []
         scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
-        self.stage = EngineStage(Engine(scheduler, Nines()), "engine-0", 1, self._emit, unrecorded)
+        self.stage = EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), self._emit, unrecorded)
         params = SamplingParams(max_tokens=80, temperature=0.0)
         held = Scheduling(**scheduling)  # type: ignore[arg-type] # mixed values
         self.stage.handle(Prompt(ENVELOPE, pack_ids([5, 6, 7]), params, Stops(), held, 0.0))

@@ -37,7 +37,7 @@ def test_new_tokens_are_noted_once() -> None:
     slots.note(1, 4, [5])
     slots.note(1, 4, [5])  # the same step once more, as after a failed one
     slots.note(1, 5, [9])
-    found = slots.penalties([0, 1])
+    found = slots.penalties([0, 1], {})
     assert found is not None and set(found.rows.tolist()) == {1}
     counts = dict(zip(found.ids.tolist(), found.counts.tolist(), strict=True))
     assert counts == {7: 0.0, 8: 0.0, 9: 2.0, 5: 1.0}
@@ -48,7 +48,7 @@ def test_rows_follow_the_order_of_the_slots() -> None:
     slots = SlotAdjustments(3)
     slots.reset(placement(0, BIASED))
     slots.reset(placement(2, PENALISED, (1,), 1))
-    biases, penalties = slots.biases([2, 0]), slots.penalties([2, 0])
+    biases, penalties = slots.biases([2, 0]), slots.penalties([2, 0], {})
     assert biases is not None and penalties is not None
     assert (biases.rows.tolist(), biases.ids.tolist(), biases.values.tolist()) == ([1, 1], [3, 4], [1.0, -1.0])
     assert penalties.rows.tolist() == [0]
@@ -59,5 +59,5 @@ def test_a_slot_forgets_whoever_had_it() -> None:
     slots = SlotAdjustments(1)
     for params in (PENALISED, BIASED, SamplingParams()):
         slots.reset(placement(0, params, (1, 2), 1))
-    assert slots.penalties([0]) is None and slots.biases([0]) is None and slots.allowed([0]) == {}
+    assert slots.penalties([0], {}) is None and slots.biases([0]) is None and slots.allowed([0]) == {}
     assert not slots.has_history

@@ -8,7 +8,7 @@ import random
 from collections import deque
 
 from engine.cache.tiers import Kind, Move
-from engine.plan import Plan, StepResult, TokenLogprob
+from engine.plan import Ask, Plan, Run, StepResult, TokenLogprob
 from engine.request import SamplingParams
 
 VOCAB = 50
@@ -53,6 +53,30 @@ def sample(prompt: tuple[int, ...], params: SamplingParams, output: int, eos: in
         if ids[-1] == eos and not params.ignore_eos:
             break
     return ids
+
+
+class FakeProposer:
+    """Drafts what the model will say, and something else now and then."""
+
+    def __init__(self, rng: random.Random, quality: float) -> None:
+        self.quality = quality  # probability that a draft is right
+        self._rng = rng
+
+    def propose(self, ask: Ask) -> list[int]:
+        """As many drafts as are asked for, or fewer."""
+        num = self._rng.randrange(ask.num + 1)
+        if not num:
+            return []
+        known, chain = ask.memory.state if isinstance(ask.memory.state, tuple) else (0, 0)
+        for token in ask.tokens[known:]:
+            chain = extend(chain, token)
+        ask.memory.state = len(ask.tokens), chain
+        ids = list[int]()
+        for position in range(len(ask.tokens), len(ask.tokens) + num):
+            right = token_after(chain, ask.params.seed, ask.output_index, position)
+            ids.append(right if self._rng.random() < self.quality else (right + self._rng.randrange(1, VOCAB)) % VOCAB)
+            chain = extend(chain, ids[-1])
+        return ids
 
 
 class FakeRunner:
@@ -118,10 +142,15 @@ class FakeRunner:
         """Write the cells of the plan's rows, then sample."""
         assert len(set(plan.slots)) == len(plan.slots), "a slot computes twice in one step"
         assert sorted(plan.query_lens, key=lambda num: num > 1) == plan.query_lens, "rows of one token come first"
-        ids, logprobs, at, written = [], {}, 0, set()
+        ids: list[int] = []
+        logprobs: dict[int, TokenLogprob] = {}
+        runs: dict[int, Run] = {}
+        at, written = 0, set[int]()
         for i, slot in enumerate(plan.slots):
-            start, num = plan.starts[i], plan.query_lens[i]
+            start, num, drafted = plan.starts[i], plan.query_lens[i], plan.drafts.get(i, 0)
+            assert num > drafted and (plan.samples[i] or not drafted), "drafts behind a token that is not the newest"
             chain = self._cells[self._cell(slot, start - 1)] if start else 0
+            run: list[tuple[int, TokenLogprob]] = []
             for position in range(start, start + num):
                 chain = hash((chain, plan.token_ids[at]))
                 at += 1
@@ -129,14 +158,22 @@ class FakeRunner:
                 assert cell not in written, "two rows write one cell"
                 written.add(cell)
                 self._cells[cell] = chain
-            params, output = self._rows[slot]
-            ids.append(token_after(chain, params.seed, output, start + num) if plan.samples[i] else -1)
-            if plan.samples[i] and params.logprobs >= 0:
-                if params.beam_width:
-                    logprobs[i] = candidates_after(chain, params.logprobs)
-                else:
-                    logprobs[i] = TokenLogprob(logprob_after(chain, ids[-1]), 1)
-        return StepResult(ids, failed, logprobs)
+                if plan.samples[i] and position >= start + num - 1 - drafted:
+                    run.append(self._sample(slot, chain, position + 1))
+            ids.append(run[0][0] if run else -1)
+            if self._rows[slot][0].logprobs >= 0 and run and not drafted:
+                logprobs[i] = run[0][1]
+            if drafted:
+                found = tuple(logprob for _, logprob in run) if self._rows[slot][0].logprobs >= 0 else ()
+                runs[i] = Run(tuple(token for token, _ in run), found)
+        return StepResult(ids, failed, logprobs, runs)
+
+    def _sample(self, slot: int, chain: int, position: int) -> tuple[int, TokenLogprob]:
+        params, output = self._rows[slot]
+        token = token_after(chain, params.seed, output, position)
+        if params.beam_width:
+            return token, candidates_after(chain, params.logprobs)
+        return token, TokenLogprob(logprob_after(chain, token), 1)
 
     def chains(self, slot: int, first: int, end: int) -> list[int]:
         """What the slot's cells of positions [first, end) hold."""

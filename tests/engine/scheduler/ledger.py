@@ -163,7 +163,7 @@ def reference(request: EngineRequest) -> list[tuple[int, ...]]:
 
 def _best_samples(request: EngineRequest) -> list[tuple[int, ...]]:
     params = request.params
-    found: list[tuple[float, int, tuple[int, ...], int]] = []
+    found: list[tuple[float, int, tuple[int, ...]]] = []
     for index in range(params.best_of):
         out: list[int] = []
         chain, score = chain_of(request.prompt_ids), 0.0
@@ -174,10 +174,9 @@ def _best_samples(request: EngineRequest) -> list[tuple[int, ...]]:
             out.append(token)
             if token == EOS and not params.ignore_eos:
                 break
-        found.append((score / len(out), index, tuple(out), len(out)))
-    # Of equal means, the one that ended first: only then does order matter, and equal outputs are equal anyway.
-    found.sort(key=lambda one: (-one[0], one[3], one[1]))
-    return [out for _, _, out, _ in found[: params.n]]
+        found.append((score / len(out), index, tuple(out)))
+    found.sort(key=lambda one: (-one[0], one[1]))
+    return [out for _, _, out in found[: params.n]]
 
 
 def _best_beams(request: EngineRequest) -> list[tuple[int, ...]]:

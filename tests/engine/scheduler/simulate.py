@@ -2,11 +2,11 @@
 
     python -m tests.engine.scheduler.simulate --seed 1 --events 100000 [--seeds 10 --jobs 2]
 
-Events: submit, step, cancel of a request or of one output, a preemption out of the blue, grant, append, close, update,
-a failing row, a full queue; requests of every kind (several outputs, searches, credit, open input, resumed ones);
-in pools so small that preemption is the rule. After each event the cheap invariants are checked (I1 to I7 of the
-reliability notes as far as a scheduler can break them), the full ones every thousand. Equal seeds give equal traces
-(I9): the SHA-256 of the trace is printed last.
+Events: submit, step with drafts right and wrong, cancel of a request or of one output, a preemption out of the blue,
+grant, append, close, update, a failing row, a full queue; requests of every kind (several outputs, searches, credit,
+open input, resumed ones); in pools so small that preemption is the rule. After each event the cheap invariants are
+checked (I1 to I7 of the reliability notes as far as a scheduler can break them), the full ones every thousand. Equal
+seeds give equal traces (I9): the SHA-256 of the trace is printed last.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from engine.scheduler.policies import POLICIES
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Sequence, State
 from engine.scheduler.settings import SchedulerSettings
-from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, extend, sample
+from tests.engine.scheduler.fake_model import VOCAB, FakeProposer, FakeRunner, extend, sample
 from tests.engine.scheduler.ledger import EOS, Ledger, Open
 
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
@@ -57,9 +57,11 @@ class Simulation:
             max_long_prefills=rng.choice((1, 4)),
             pause_hold_s=rng.choice((0.0, 5.0, 50.0)),
             tenant_weights={"a": 3.0},
+            max_draft_tokens=rng.choice((0, 1, 3, 9)),
         )
         self.scheduler = Scheduler(self.cache, LIMITS, (EOS,), num_slots, self.budget, self.settings)
         self.runner = FakeRunner(num_slots, num_blocks, SIZE, num_host, rng)
+        self.proposer = FakeProposer(rng, rng.choice((0.3, 0.8, 1.0)))
         self.ledger = Ledger(SIZE)
         self.now = 0.0
         self.num_events = 0
@@ -151,6 +153,7 @@ class Simulation:
             cache_salt=tenant.encode(),
             bypasses_cache=rng.random() < 0.05,
             tenant=tenant,
+            max_draft_tokens=rng.choice((None, None, 0, 2)),
             **extra,
         )
 
@@ -246,6 +249,7 @@ class Simulation:
             self.ledger.end(request_id, "deadline")
         for move, is_good in self.runner.moved():
             self.cache.moved(move, is_good)
+        self.draft()
         plan = self.scheduler.plan(self.now)
         self.runner.move(self.cache.take_moves())
         if plan is None:
@@ -253,6 +257,12 @@ class Simulation:
             return
         self.check_preemptions(plan)
         self.compute(plan)
+
+    def draft(self) -> None:
+        """Somebody proposes; often nobody does."""
+        asks = self.scheduler.asks(grow=self.rng.random() < 0.5)
+        if self.rng.random() < 0.9:
+            self.scheduler.offer([self.proposer.propose(ask) for ask in asks])
 
     def compute(self, plan: Plan) -> None:
         """Launch and apply a plan."""
@@ -287,6 +297,9 @@ class Simulation:
         held = {block for one in running for block in one.table.blocks} - {pool.null}
         assert pool.num_held == len(held), "blocks are held by nobody, or twice"
         assert len(running) <= self.num_slots
+        for one in running:
+            assert len(one.table.blocks) == self.cache.blocks_for(one.num_computed), "blocks hold nothing of use"
+            assert not (one.drafting and one.drafting.ids), "drafts outlive their step"
         self.ledger.check()
         assert all(one.deadline_s > self.now for one in self.ledger.open.values()), "a deadline was lost"
 

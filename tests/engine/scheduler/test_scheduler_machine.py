@@ -31,6 +31,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def preempt(self) -> None:
         self.simulation.preempt()
 
+    @rule(quality=st.sampled_from((0.0, 0.5, 1.0)))
+    def draft(self, quality: float) -> None:
+        """From now on all drafts are wrong, half of them, or none."""
+        self.simulation.proposer.quality = quality
+
     @precondition(lambda self: self.simulation.ledger.open)
     @rule(which=st.integers(0, 11))
     def disturb(self, which: int) -> None:

@@ -13,10 +13,12 @@ from engine.cache.pool import BlockPool
 from engine.cache.prefix import PrefixIndex
 from engine.cache.tiers import Kind, Move, Tiers
 from engine.errors import ServiceError
-from engine.plan import Plan
+from engine.plan import Plan, Run, num_accepted
 from engine.request import FinishReason
+from engine.scheduler import drafts as drafts_module
 from engine.scheduler import victims
 from engine.scheduler.admission import Admission
+from engine.scheduler.drafts import Drafts
 from engine.scheduler.events import Sampled
 from engine.scheduler.floor import Floor
 from engine.scheduler.group import Group
@@ -245,6 +247,66 @@ def take_from_this_step(sequence: Row, step: int) -> bool:
     return True
 
 
+def accept_one_too_many(drafts: Sequence[int], sampled: Sequence[int]) -> int:
+    return min(len(drafts), num_accepted(drafts, sampled) + 1)
+
+
+def accept_whatever_is_right(drafts: Sequence[int], sampled: Sequence[int]) -> int:
+    return sum(draft == token for draft, token in zip(drafts, sampled, strict=False))
+
+
+def forget_to_roll_back(self: Drafts, sequence: Row, num: int, run: Run, now: float, events: list[Sampled]) -> None:
+    verify(self, sequence, num, run, now, events)
+    if sequence.state is State.RUNNING:
+        sequence.num_computed = min(sequence.num_computed + 1, len(sequence.tokens) - 1 + num)
+
+
+def name_a_rejected_block(self: Drafts, sequence: Row, num: int, run: Run, now: float, events: list[Sampled]) -> None:
+    assert sequence.drafting is not None
+    tokens = sequence.tokens + sequence.drafting.ids
+    self._floor.cache.commit(sequence.table, tokens, len(tokens))
+    verify(self, sequence, num, run, now, events)
+
+
+def keep_the_blocks_of_wrong_drafts(self: Floor, sequence: Row, num_tokens: int) -> None:
+    return None
+
+
+def draft_on_credit(self: Drafts, room: int, step: int) -> dict[Row, int]:
+    nums = take(self, room, step)
+    for one, num in nums.items():
+        if one.group.credit is not None:
+            one.group.credit += num
+    return nums
+
+
+def keep_the_credit_of_wrong_drafts(self: Drafts, sequence: Row, num: int) -> None:
+    return None
+
+
+def run_past_the_end(self: Outputs, sequence: Row, tokens: Sequence[int]) -> int:
+    return len(tokens)
+
+
+def draft_beyond_the_limit(sequence: Row) -> int:
+    assert sequence.drafting is not None
+    return sequence.drafting.limit
+
+
+def forget_what_was_grown_ahead(self: Drafts, sequence: Row, num: int, spare: int) -> tuple[int, int]:
+    grown = grow_ahead(self, sequence, num, spare)
+    self._grown.clear()
+    return grown
+
+
+def draft_without_room(self: Drafts, sequence: Row, num: int) -> int:
+    return num
+
+
+def draft_beyond_the_budget(self: Drafts, room: int, step: int) -> dict[Row, int]:
+    return take(self, room + 1, step)
+
+
 grow, commit, name_block = KVCache.grow, KVCache.commit, prefix.name_block
 expire, leave, write, enrol, admit = (
     Scheduler.expire,
@@ -256,6 +318,7 @@ expire, leave, write, enrol, admit = (
 behind = victims.behind
 finish_of, answer = Outputs._finish_of, Outputs._answer
 fork, take_moves, fork_row, tell = KVCache.fork, KVCache.take_moves, Floor.fork, Floor._tell
+verify, take, grow_ahead = Drafts.verify, Drafts.take, Drafts._grow_ahead
 tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, KVCache._num_passed
 BUGS: list[Bug] = [
     (KVCache, "release", skip_release),
@@ -300,6 +363,18 @@ BUGS: list[Bug] = [
     (Outputs, "fail", swallow_a_failure),
     (Admission, "admit", admit_nobody_after_a_preemption),
     (Planner, "_last_resort", no_last_resort),
+    (drafts_module, "num_accepted", accept_one_too_many),
+    (drafts_module, "num_accepted", accept_whatever_is_right),
+    (Drafts, "verify", forget_to_roll_back),
+    (Drafts, "verify", name_a_rejected_block),
+    (Floor, "shrink", keep_the_blocks_of_wrong_drafts),
+    (Drafts, "take", draft_on_credit),
+    (Drafts, "_give_back", keep_the_credit_of_wrong_drafts),
+    (Outputs, "num_kept", run_past_the_end),
+    (drafts_module, "_limit", draft_beyond_the_limit),
+    (Drafts, "_grow_ahead", forget_what_was_grown_ahead),
+    (Drafts, "_grow", draft_without_room),
+    (Drafts, "take", draft_beyond_the_budget),
     (victims, "is_free", take_from_this_step),
     (victims, "behind", spare_nobody),
 ]

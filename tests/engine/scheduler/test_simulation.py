@@ -64,7 +64,7 @@ def test_the_simulator_drives_the_very_classes_that_the_engine_imports(name: str
 def test_the_histories_reach_everything() -> None:
     """A simulator that proves nothing about preemption because nothing was ever preempted would be green too."""
     ends: dict[str, int] = {}
-    preemptions = recomputed = hits = evictions = resorts = swaps = 0
+    drafted = accepted = preemptions = recomputed = hits = evictions = resorts = swaps = 0
     tiers = TierStats()
     for seed in range(30):
         simulation = Simulation(seed)
@@ -73,6 +73,8 @@ def test_the_histories_reach_everything() -> None:
             ends[how] = ends.get(how, 0) + num
         preemptions += simulation.scheduler.num_preemptions
         recomputed += simulation.scheduler.num_recomputed
+        drafted += simulation.scheduler.draft_stats.num_drafted
+        accepted += simulation.scheduler.draft_stats.num_accepted
         resorts += simulation.scheduler.num_last_resorts
         hits += simulation.cache.stats.hit_tokens
         evictions += simulation.cache.stats.evictions
@@ -84,4 +86,5 @@ def test_the_histories_reach_everything() -> None:
     assert min(ends.values()) > 10, ends
     assert preemptions > 300 and recomputed > 1000 and hits > 1000 and evictions > 1000, (preemptions, recomputed)
     assert resorts > 0 and swaps > 100
+    assert accepted > 1000 and drafted - accepted > 1000
     assert min(dataclasses.astuple(tiers)) > 100, tiers

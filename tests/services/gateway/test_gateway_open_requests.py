@@ -1,10 +1,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import Code, ServiceError, stage_lost
+from engine.errors import Code, stage_lost
 from engine.request import FinishReason
-from services.gateway.open_requests import OpenRequest, OpenRequests, State
+from services.gateway.open_requests import OpenRequest, State
 from services.gateway.reader import SlotLimits
+from services.gateway.registry import OpenRequests
 from services.gateway.translate import Asked
 from services.messages import (
     CloseInput,
@@ -55,12 +56,11 @@ def test_what_does_not_belong_is_dropped_and_counted() -> None:
     assert request.state is State.FINISHED
 
 
-def test_a_gap_is_loss_and_ends_the_request() -> None:
+def test_a_gap_is_told_and_ends_nothing() -> None:
     table, request, dropped = opened()
-    table.deliver(text(1), 1.0)
+    assert table.deliver(text(1), 1.0) == "gap"
     assert dropped == ["gap"]
-    assert isinstance(request.outcome, ServiceError) and request.outcome.reason == "STAGE_LOST"
-    assert not request.ring_knows_end
+    assert request.outcome is None and request.num_tokens == 0
 
 
 def test_how_requests_ended_is_remembered_for_a_while() -> None:

@@ -248,6 +248,9 @@ class Echo:
     def turn(self) -> bool:
         return False
 
+    def reap(self) -> None:
+        """Nothing."""
+
 
 async def test_a_ring_of_four_loops(tmp_path: Path) -> None:
     ids = {Role.GATEWAY: "gateway-1", Role.TOKENIZER: "t", Role.ENGINE: "e", Role.DETOKENIZER: "d"}
@@ -318,6 +321,9 @@ class Busy(Echo):
             if self.answered or time.monotonic() > deadline:
                 self.seen_in_turn = list(self.seen)
         return False
+
+    def reap(self) -> None:
+        """Nothing."""
 
 
 async def test_probes_are_answered_while_a_stage_computes(net: Net, tmp_path: Path) -> None:

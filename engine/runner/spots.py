@@ -1,0 +1,103 @@
+"""Where a step samples: behind the last token of a row, and with k drafts behind each of its last 1 + k tokens.
+
+A plan in, flat lists out: one entry for each token to be sampled. Knows no tensor and no parameter.
+"""
+
+import dataclasses
+import itertools
+
+from engine.plan import Plan, Run, StepResult, TokenLogprob, num_accepted
+from engine.sampling.sampler import SampledRows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spots:
+    """Attributes:
+    rows: of the plan, those that sample.
+    drafts: of those of them that have any: the drafted tokens.
+    tokens: per sampled token, the token of the step that it follows; empty when no row has drafts.
+    slots, positions: per sampled token.
+    ahead: of sampled tokens behind drafts, these drafts.
+    """
+
+    rows: list[int]
+    drafts: dict[int, list[int]]
+    tokens: list[int]
+    slots: list[int]
+    positions: list[int]
+    ahead: dict[int, list[int]]
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Spots":
+        """Of a step's rows, in their order."""
+        rows = [i for i, samples in enumerate(plan.samples) if samples]
+        if not plan.drafts:
+            # The sampled token's position: one behind the last computed.
+            positions = [plan.starts[i] + plan.query_lens[i] for i in rows]
+            return cls(rows, {}, [], [plan.slots[i] for i in rows], positions, {})
+        spots = cls(rows, {}, [], [], [], {})
+        for i, end in enumerate(itertools.accumulate(plan.query_lens)):
+            if plan.samples[i]:
+                spots._add(plan, i, end)
+        return spots
+
+    def collect(self, sampled: SampledRows, num_rows: int) -> StepResult:
+        """The step's result from what was sampled at the spots."""
+        if self.drafts:
+            return self._collect_runs(sampled, num_rows)
+        rows = self.rows
+        if len(rows) == num_rows:
+            ids = sampled.ids
+        else:
+            ids = [-1] * num_rows
+            for i, token in zip(rows, sampled.ids, strict=True):
+                ids[i] = token
+        logprobs = {rows[i]: logprob for i, logprob in sampled.logprobs.items()}
+        return StepResult(ids, frozenset(rows[i] for i in sampled.bad), logprobs)
+
+    def kept(self, sampled: SampledRows) -> list[tuple[int, int, list[int]]]:
+        """(slot, position of the next token, accepted drafts) of the rows that have any."""
+        kept = []
+        for _, draft, at in self._each():
+            num = num_accepted(draft, sampled.ids[at : at + 1 + len(draft)])
+            if num:
+                kept.append((self.slots[at], self.positions[at] + num, draft[:num]))
+        return kept
+
+    def _collect_runs(self, sampled: SampledRows, num_rows: int) -> StepResult:
+        ids, failed = [-1] * num_rows, set[int]()
+        runs: dict[int, Run] = {}
+        logprobs: dict[int, TokenLogprob] = {}
+        for i, draft, at in self._each():
+            run = sampled.ids[at : at + 1 + len(draft)]
+            ids[i] = run[0]
+            # Behind a wrong draft nothing counts, not even what cannot be computed.
+            if not set(sampled.bad).isdisjoint(range(at, at + 1 + num_accepted(draft, run))):
+                failed.add(i)
+            found = tuple(sampled.logprobs[j] for j in range(at, at + len(run)) if j in sampled.logprobs)
+            if draft:
+                runs[i] = Run(tuple(run), found)
+            elif found:
+                logprobs[i] = found[0]
+        return StepResult(ids, frozenset(failed), logprobs, runs)
+
+    def _each(self) -> list[tuple[int, list[int], int]]:
+        """(row, its drafts, its first spot) of the rows that sample."""
+        each, at = [], 0
+        for i in self.rows:
+            draft = self.drafts.get(i, [])
+            each.append((i, draft, at))
+            at += 1 + len(draft)
+        return each
+
+    def _add(self, plan: Plan, i: int, end: int) -> None:
+        draft = plan.drafted(i, end)
+        num = len(draft)
+        if num:
+            self.drafts[i] = draft
+        for j in range(num + 1):
+            if j:
+                self.ahead[len(self.slots)] = draft[:j]
+            self.slots.append(plan.slots[i])
+            self.positions.append(plan.starts[i] + plan.query_lens[i] - num + j)
+            self.tokens.append(end - 1 - num + j)

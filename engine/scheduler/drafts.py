@@ -1,0 +1,192 @@
+"""Drafted tokens: who may bring some, how many of them a step verifies, and which are kept.
+
+A draft is kept if and only if it equals the token that is sampled in its place, so drafts change time and nothing else.
+They take what everybody else leaves: they displace nobody, and what was wrong is given back in the same step. Knows no
+proposer.
+"""
+
+import dataclasses
+from collections.abc import Sequence as Several
+
+from engine.plan import Ask, Run, num_accepted
+from engine.scheduler.events import Sampled
+from engine.scheduler.floor import Floor
+from engine.scheduler.outputs import Outputs
+from engine.scheduler.sequence import Drafting, Sequence, State
+
+
+@dataclasses.dataclass(slots=True)
+class DraftStats:
+    """Tokens since start, in all and by their place in the draft."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafted_at: list[int] = dataclasses.field(default_factory=list)
+    accepted_at: list[int] = dataclasses.field(default_factory=list)
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """One draft was verified."""
+        missing = drafted - len(self.drafted_at)
+        if missing > 0:
+            self.drafted_at += [0] * missing
+            self.accepted_at += [0] * missing
+        self.num_drafted += drafted
+        self.num_accepted += accepted
+        for i in range(drafted):
+            self.drafted_at[i] += 1
+            self.accepted_at[i] += i < accepted
+
+
+class Drafts:
+    """Drafts of the step to come and of the one in flight."""
+
+    def __init__(self, floor: Floor, outputs: Outputs, budget: int) -> None:
+        self.stats = DraftStats()
+        self.offered: list[Sequence] = []  # that have drafts for the next step
+        self._floor = floor
+        self._outputs = outputs
+        self._budget = budget
+        self._asked: list[Sequence] = []
+        self._grown: list[tuple[Sequence, int]] = []  # whose tables have room for drafts, and which tables these are
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the next plan must `take`."""
+        return bool(self.offered or self._grown)
+
+    def asks(self, *, grow: bool = False) -> list[Ask]:
+        """Of sequences one token behind, while prompts leave room. `grow`: with blocks for all drafts but the last, as
+        far as nobody else needs them in the next step."""
+        room = self._budget - sum(one.num_missing for one in self._floor.running if one.num_missing > 0)
+        able = [one for one in self._floor.running if _is_due(one)] if room > 0 else []
+        self._asked, asks = [], []
+        spare = self._num_spare() if grow and able else 0
+        for one in able:
+            num = min(_limit(one), room)
+            if grow and num > 0:
+                num, taken = self._grow_ahead(one, num, spare)
+                spare -= taken
+            if num > 0:
+                self._asked.append(one)
+                asks.append(_ask(one, num))
+        return asks
+
+    def offer(self, proposals: Several[Several[int]]) -> None:
+        """Answers to the last `asks`, in their order."""
+        for one, ids in zip(self._asked, proposals, strict=True):
+            if ids and one.drafting is not None:
+                one.drafting.ids = list(ids)
+                self.offered.append(one)
+        self._asked = []
+
+    def take(self, room: int, step: int) -> dict[Sequence, int]:
+        """How many drafts each row of the step verifies: `room` tokens at most. Credit for all of them is spent, as all
+        may be kept."""
+        nums: dict[Sequence, int] = {}
+        offered, self.offered = self.offered, []
+        for one in offered:
+            drafting = one.drafting
+            assert drafting is not None
+            is_row = one.state is State.RUNNING and one.last_step == step
+            num = min(len(drafting.ids), room, _limit(one)) if is_row else 0
+            if num > 0:
+                num = self._grow(one, num)
+            del drafting.ids[num:]
+            if num > 0:
+                nums[one] = num
+                room -= num
+                if one.group.credit is not None:
+                    one.group.credit -= num
+        grown, self._grown = self._grown, []
+        for one, place in grown:
+            assert one.drafting is not None
+            if one.drafting.num_places == place and one.state is State.RUNNING and one not in nums:
+                self._floor.shrink(one, one.num_computed + (one.last_step == step))
+        return nums
+
+    def verify(self, sequence: Sequence, num: int, run: Run, now: float, events: list[Sampled]) -> None:
+        """A row with `num` drafts has been computed: keep what was sampled behind those that are right."""
+        group, drafting = sequence.group, sequence.drafting
+        assert drafting is not None and len(drafting.ids) == num, "drafts changed while they were verified"
+        right = num_accepted(drafting.ids, run.token_ids)
+        drafting.ids.clear()
+        kept = self._outputs.num_kept(sequence, run.token_ids[: right + 1])
+        group.num_drafted += num
+        group.num_accepted += min(kept, right)
+        self.stats.record(num, min(kept, right))
+        # As behind any row: all that exists is computed but the token sampled last.
+        sequence.tokens.extend(run.token_ids[:kept])
+        sequence.num_computed += kept
+        self._floor.fill(sequence)
+        self._floor.shrink(sequence, sequence.num_computed)
+        self._outputs.advance_run(sequence, kept, run.logprobs[:kept], now, events)
+        self._give_back(sequence, num + 1 - kept)
+
+    def _num_spare(self) -> int:
+        """Blocks that are free even when everybody who runs computes all that it misses."""
+        cache = self._floor.cache
+        wanted = 0
+        for one in self._floor.running:
+            end = cache.blocks_for(one.num_computed + max(0, one.num_missing))
+            wanted += max(0, end - len(one.table.blocks)) + (one.table.shared_tail >= 0)
+        return cache.pool.num_free - wanted
+
+    def _grow_ahead(self, sequence: Sequence, num: int, spare: int) -> tuple[int, int]:
+        """Room for `num` drafts but the last before they are made, from `spare` blocks, or for as many as there is: how
+        many, and the blocks that this took beside the sequence's own next one."""
+        cache, num_tokens, drafting = self._floor.cache, len(sequence.tokens), sequence.drafting
+        assert drafting is not None
+        own = cache.blocks_for(num_tokens)
+        more = cache.blocks_for(num_tokens + num - 1) - own
+        if more > spare:
+            more, num = 0, min(num, own * cache.block_size - num_tokens + 1)
+        if spare < 0 or not cache.grow(sequence.table, num_tokens + num - 1):
+            return 0, 0
+        self._grown.append((sequence, drafting.num_places))
+        return num, more
+
+    def _grow(self, sequence: Sequence, num: int) -> int:
+        """Room for `num` drafts behind the row's own token, or for as many as there is."""
+        cache, first = self._floor.cache, sequence.num_computed + 1
+        if not cache.grow(sequence.table, first + num):
+            num = min(num, len(sequence.table.blocks) * cache.block_size - first)
+        sequence.room = len(sequence.table.blocks) * cache.block_size
+        return num
+
+    def _give_back(self, sequence: Sequence, num: int) -> None:
+        """Credit that was spent for tokens which were not kept."""
+        group = sequence.group
+        if num and group.credit is not None and group.sequences:
+            group.credit += num
+            self._floor.wake(group)
+
+
+def _is_due(sequence: Sequence) -> bool:
+    if sequence.drafting is None or sequence.group.holds_back:
+        return False
+    return len(sequence.tokens) - sequence.num_computed == 1 and sequence.state is State.RUNNING
+
+
+def _limit(sequence: Sequence) -> int:
+    """Drafts at most that could be kept: one token is sampled in any case, and no limit may be passed."""
+    group, drafting = sequence.group, sequence.drafting
+    assert drafting is not None
+    limit = min(drafting.limit, group.max_tokens - sequence.num_output - 1)
+    if group.credit is not None:
+        limit = min(limit, group.credit)
+    return limit
+
+
+def _ask(sequence: Sequence, num: int) -> Ask:
+    assert isinstance(sequence.drafting, Drafting)
+    return Ask(
+        tokens=sequence.tokens,
+        blocks=sequence.table.blocks,
+        params=sequence.group.params,
+        output_index=sequence.index,
+        num=num,
+        memory=sequence.drafting.memory,
+        names=sequence.table.names,
+        place=sequence.drafting.num_places,
+        is_trimmed=sequence.table.num_trimmed > 0,
+    )

@@ -1,0 +1,42 @@
+"""Prompt look-up: what followed the longest suffix when it occurred before, in prompt or output, may follow again.
+
+Costs no model and no memory on the device. Needs repetition: code that is edited, text that is quoted, data.
+"""
+
+from collections.abc import Sequence
+
+from engine.plan import Ask
+from engine.speculation.automaton import SuffixAutomaton
+
+MIN_MATCH = 2  # tokens: a single one has too many sequels
+MAX_CATCH_UP = 4096  # tokens read of one sequence at one time: a long prompt must not hold up a step
+
+
+class NgramProposer:
+    """Keeps an automaton for each sequence, in the memory that the sequence brings."""
+
+    writes_cache = False
+
+    def propose(self, asks: Sequence[Ask]) -> list[Sequence[int]]:
+        """See `Proposer`."""
+        return [_sequel(ask) for ask in asks]
+
+
+def _sequel(ask: Ask) -> Sequence[int]:
+    automaton = ask.memory.state
+    if not isinstance(automaton, SuffixAutomaton):
+        automaton = ask.memory.state = SuffixAutomaton()
+    first = automaton.num_tokens
+    automaton.extend(ask.tokens[first : first + MAX_CATCH_UP])
+    if automaton.num_tokens < len(ask.tokens) or automaton.match_len < MIN_MATCH:
+        return ()
+    return _copied(ask.tokens, automaton.match_end, ask.num)
+
+
+def _copied(tokens: Sequence[int], first: int, num: int) -> Sequence[int]:
+    """`num` tokens from `first` on; what is copied goes on behind the last, so that a period goes round."""
+    found = list(tokens[first : first + num])
+    period = len(tokens) - first
+    while len(found) < num:
+        found.append(found[len(found) - period])
+    return found

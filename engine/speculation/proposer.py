@@ -1,0 +1,44 @@
+"""What drafts tokens: the protocol, and the one way to ask.
+
+A proposer is not trusted: one that raises, or answers with what is no token, loses its turn, and the request nothing.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.plan import Ask
+
+logger = logging.getLogger(__name__)
+
+
+class Proposer(Protocol):
+    """Guesses how sequences go on.
+
+    Attributes:
+        writes_cache: whether it computes into the sequences' blocks, and so wants room in them.
+    """
+
+    writes_cache: bool
+
+    def propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
+        """For each ask, in order, at most `ask.num` tokens that may follow `ask.tokens`; none if there is no guess."""
+
+
+def proposals(proposer: Proposer, asks: Sequence[Ask], vocab_size: int) -> list[Sequence[int]]:
+    """The proposer's answers, each empty where it failed; when it fails for all, they are asked for one by one."""
+    try:
+        answers = proposer.propose(asks)
+        if len(answers) == len(asks):
+            return [_checked(answer, ask, vocab_size) for answer, ask in zip(answers, asks, strict=True)]
+        logger.error("%s answered %d of %d", type(proposer).__name__, len(answers), len(asks))
+    except Exception:
+        logger.exception("%s failed for %d sequences", type(proposer).__name__, len(asks))
+    return [answer for ask in asks for answer in proposals(proposer, [ask], vocab_size)] if len(asks) > 1 else [()]
+
+
+def _checked(answer: Sequence[int], ask: Ask, vocab_size: int) -> Sequence[int]:
+    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in answer):
+        logger.error("drafted %s, of which some are not in [0, %d)", list(answer), vocab_size)
+        return ()
+    return answer[: ask.num]

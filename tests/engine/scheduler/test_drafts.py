@@ -1,0 +1,193 @@
+"""Drafts in the scheduler, case by case: what is verified, kept, paid for and given back."""
+
+import pytest
+
+from engine.cache.cache import KVCache
+from engine.errors import ServiceError
+from engine.plan import Plan, Run, StepResult, TokenLogprob, num_accepted
+from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
+from engine.scheduler.drafts import DraftStats
+from engine.scheduler.events import Sampled
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.settings import SchedulerSettings
+
+LIMITS = Limits(context_length=64, vocab_size=50)
+EOS = 7
+
+
+def make(num_blocks: int = 40, budget: int = 16, max_draft_tokens: int = 4) -> Scheduler:
+    settings = SchedulerSettings(max_draft_tokens=max_draft_tokens, watermark=-3.0)
+    return Scheduler(KVCache(num_blocks, 4, prefix_caching=True), LIMITS, (EOS,), 8, budget, settings)
+
+
+def request(number: int = 1, num_prompt: int = 5, credit: int | None = None, **params: int) -> EngineRequest:
+    options = SamplingParams(**{"max_tokens": 20, **params})  # type: ignore[arg-type] # mixed values
+    prompt = tuple((number * 7 + i) % 50 for i in range(num_prompt))
+    return EngineRequest(f"{number:032x}", prompt, options, credit=credit)
+
+
+def step(
+    scheduler: Scheduler, drafts: list[int], sampled: list[int], logprobs: int = 0, grow: bool = False
+) -> tuple[Plan, list[Sampled]]:
+    """Offer the same drafts to all who ask; each row samples `sampled`, as far as it samples."""
+    scheduler.offer([drafts[: ask.num] for ask in scheduler.asks(grow=grow)])
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    found = tuple(TokenLogprob(-float(i), 1) for i in range(logprobs))
+    runs = {i: Run(tuple(sampled[: num + 1]), found[: num + 1]) for i, num in plan.drafts.items()}
+    events, failures = scheduler.apply(plan, StepResult([sampled[0]] * len(plan.slots), runs=runs), 0.0)
+    assert not failures
+    scheduler.check()
+    return plan, events
+
+
+def begin(scheduler: Scheduler, *requests: EngineRequest) -> None:
+    """Each has its prompt computed and its first token sampled."""
+    for one in requests:
+        scheduler.add(one)
+    step(scheduler, [], [1])
+
+
+@pytest.mark.parametrize(
+    ("sampled", "kept"),
+    [([11, 12, 13, 14, 15], 5), ([11, 12, 40, 14, 15], 3), ([40, 12, 13, 14, 15], 1)],
+    ids=["all", "two of four", "none"],
+)
+def test_the_longest_prefix_that_was_sampled_too_is_kept(sampled: list[int], kept: int) -> None:
+    scheduler = make()
+    begin(scheduler, request())
+    plan, events = step(scheduler, [11, 12, 13, 14], sampled)
+    assert (plan.query_lens, plan.starts, plan.drafts) == ([5], [5], {0: 4})
+    assert plan.token_ids == [1, 11, 12, 13, 14]
+    assert [(event.first_index, event.token_ids) for event in events] == [(1, tuple(sampled[:kept]))]
+    after, _ = step(scheduler, [], [2])
+    assert after.starts == [5 + kept]
+    assert after.token_ids == [sampled[kept - 1]]
+    assert scheduler.draft_stats == DraftStats(4, kept - 1, [1, 1, 1, 1], [int(i < kept - 1) for i in range(4)])
+
+
+def test_blocks_of_wrong_drafts_are_given_back_and_never_found() -> None:
+    scheduler = make(max_draft_tokens=9)
+    begin(scheduler, request(num_prompt=7))
+    step(scheduler, [10, 11, 12, 13, 14, 15], [40, 0, 0, 0, 0, 0, 0])
+    assert scheduler.cache.pool.num_held == 2  # of 8 tokens
+    right = tuple((7 + i) % 50 for i in range(7))
+    scheduler.add(EngineRequest(f"{2:032x}", (*right, 1, 10, 11, 12, 13, 14), SamplingParams(max_tokens=1)))
+    _, events = step(scheduler, [], [40])
+    admission = next(event.admission for event in events if event.request_id == f"{2:032x}")
+    assert admission is not None
+    assert admission.num_cached == 8
+
+
+@pytest.mark.parametrize(
+    ("params", "finish", "kept"),
+    [
+        ({}, FinishReason.EOS, (11, EOS)),
+        ({"ignore_eos": 1}, None, (11, EOS, 13, 14, 15)),
+        ({"max_tokens": 3, "ignore_eos": 1}, FinishReason.LENGTH, (11, EOS)),
+    ],
+    ids=["eos", "eos is ignored", "max_tokens"],
+)
+def test_nothing_follows_the_end(params: dict[str, int], finish: FinishReason | None, kept: tuple[int, ...]) -> None:
+    scheduler = make()
+    begin(scheduler, request(**params))
+    _, events = step(scheduler, [11, EOS, 13, 14], [11, EOS, 13, 14, 15])
+    assert [(event.token_ids, event.finish) for event in events] == [(kept, finish)]
+    if finish is not None:
+        assert events[0].times is not None
+        assert events[0].times.num_accepted == min(len(kept), events[0].times.num_drafted)
+        assert scheduler.cache.pool.num_held == 0
+
+
+def test_log_probabilities_go_with_the_tokens_that_are_kept() -> None:
+    scheduler = make()
+    begin(scheduler, request(logprobs=0))
+    _, events = step(scheduler, [11, 12], [11, 40, 0], logprobs=3)
+    assert [logprob.logprob for logprob in events[0].logprobs] == [0.0, -1.0]
+
+
+def test_credit_is_never_passed_and_comes_back_for_wrong_drafts() -> None:
+    scheduler = make()
+    begin(scheduler, request(credit=4))
+    plan, events = step(scheduler, [11, 12, 13, 14], [11, 40, 0, 0, 0])
+    assert plan.drafts == {0: 2}  # three tokens are left
+    assert events[0].token_ids == (11, 40)
+    plan, _ = step(scheduler, [11, 12], [41])
+    assert not plan.drafts
+    assert not scheduler.has_work
+    assert scheduler.plan(0.0) is None
+
+
+@pytest.mark.parametrize(("server", "own", "num"), [(4, None, 4), (4, 2, 2), (4, 9, 4), (4, 0, 0), (0, 3, 0)])
+def test_server_and_request_both_limit_drafts(server: int, own: int | None, num: int) -> None:
+    scheduler = make(max_draft_tokens=server)
+    begin(scheduler, EngineRequest("a", (1, 2), SamplingParams(max_tokens=20), max_draft_tokens=own))
+    assert [ask.num for ask in scheduler.asks()] == [num] * (num > 0)
+
+
+def test_a_limit_that_no_step_can_reach_is_refused() -> None:
+    with pytest.raises(ServiceError, match=r"speculation\.max_tokens"):
+        make().add(EngineRequest("a", (1, 2), SamplingParams(), max_draft_tokens=65))
+
+
+def test_drafts_take_what_prompts_leave() -> None:
+    scheduler = make(budget=12)
+    begin(scheduler, request())
+    scheduler.add(request(2, num_prompt=9))
+    plan, _ = step(scheduler, [11, 12, 13, 14], [11, 12, 40])
+    assert sorted(plan.query_lens) == [3, 9]
+    scheduler.add(request(3, num_prompt=40))
+    plan, _ = step(scheduler, [11, 12, 13, 14], [9])
+    assert plan.query_lens == [1, 1, 10]
+    assert scheduler.asks() == []  # the long prompt takes all
+
+
+def test_rows_of_one_token_come_first() -> None:
+    scheduler = make()
+    begin(scheduler, request(1), request(2))
+    assert len(scheduler.asks()) == 2
+    scheduler.offer([[11, 12], []])
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert (plan.query_lens, plan.drafts) == ([1, 3], {1: 2})
+
+
+@pytest.mark.parametrize("grow", [False, True])
+def test_drafts_displace_nobody(grow: bool) -> None:
+    scheduler = make(num_blocks=5)
+    begin(scheduler, request(1, num_prompt=10, max_tokens=6), request(2, num_prompt=4, max_tokens=4))
+    plan, _ = step(scheduler, [11] * 4, [40] * 5, grow=grow)
+    assert scheduler.num_preemptions == 0
+    assert plan.query_lens == [2, 3]  # the fifth block is the second's, for its own token
+
+
+def test_drafts_that_nobody_planned_are_forgotten() -> None:
+    scheduler = make()
+    begin(scheduler, request(1))
+    scheduler.offer([[11, 12] for _ in scheduler.asks()])
+    scheduler.cancel(f"{1:032x}")
+    assert scheduler.plan(0.0) is None
+    assert scheduler.cache.pool.num_held == 0
+
+
+def test_a_prefix_is_accepted_and_nothing_behind_it() -> None:
+    assert num_accepted([1, 2, 3], [1, 9, 3, 4]) == 1
+    assert num_accepted([], [1]) == 0
+    assert num_accepted([1, 2], [1, 2, 3]) == 2
+
+
+def test_blocks_can_be_had_before_drafts_are_made_and_go_back_unused() -> None:
+    scheduler = make(max_draft_tokens=9)
+    begin(scheduler, request(1, num_prompt=7))
+    (ask,) = scheduler.asks(grow=True)
+    assert len(ask.blocks) == 4  # of 8 tokens that exist and 8 of the 9 drafts
+    assert scheduler.cache.pool.num_held == 4
+    scheduler.offer([[]])
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    assert scheduler.cache.pool.num_held == 2
+    scheduler.apply(plan, StepResult([9]), 0.0)
+    scheduler.asks(grow=True)  # and nobody answers
+    scheduler.cancel(f"{1:032x}")
+    assert scheduler.plan(0.0) is None
+    assert scheduler.cache.pool.num_held == 0

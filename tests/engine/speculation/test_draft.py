@@ -1,0 +1,107 @@
+"""A draft model: what it computes is what the target would, wherever its blocks have been."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ServiceError
+from engine.limits import limits_of
+from engine.models.config import read_config
+from tests.engine.speculation.test_verification import GREEDY, SAMPLED, Outputs, run
+from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, some_prompts
+from tests.oracle.checkpoints import Shape, make_checkpoint
+
+TWIN = SHAPES["llama"]
+OTHER = dataclasses.replace(TWIN, hidden=32, layers=1, heads=2, kv_heads=1)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target, and a draft that has little in common with it."""
+    target = make_checkpoint(tmp_path_factory.mktemp("target"), TWIN)
+    return target, make_checkpoint(tmp_path_factory.mktemp("draft"), OTHER, seed=3)
+
+
+def drafting(target: Path, draft: Path, config: EngineConfig, num: int = 4) -> Engine:
+    config = dataclasses.replace(config, speculation="draft", draft_model="x", max_draft_tokens=num)
+    model = read_config(target)
+    return build_engine(config, model, target, limits_of(config, model, 1 << 20), draft).engine
+
+
+def plain(target: Path, prompts: dict[str, list[int]], **params: Any) -> Outputs:  # noqa: ANN401 # of SamplingParams' types
+    return run(make_engine(target, ROOMY), prompts, **params)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, {**SAMPLED, "n": 3}], ids=["greedy", "sampled", "several"])
+def test_a_model_that_drafts_for_itself_is_always_right(models: tuple[Path, Path], params: dict[str, Any]) -> None:
+    """Equal noise, equal keys and values: in parts, after prefix hits, forks and preemption."""
+    target, _ = models
+    prompts = some_prompts(TWIN.vocab, 6)
+    want = plain(target, prompts, **params)
+    narrow = dataclasses.replace(TIGHT, kv_cache_tokens=128 if "n" in params else 112, max_num_seqs=8)
+    for config, num in ((ROOMY, 4), (ROOMY, 1), (narrow, 3)):
+        engine = drafting(target, target, config, num)
+        for _ in range(2):
+            assert run(engine, prompts, **params) == want
+        stats = engine.scheduler.draft_stats
+        assert stats.num_drafted == stats.num_accepted > 20
+        assert config is ROOMY or engine.scheduler.num_preemptions > 0
+
+
+def test_its_blocks_go_through_all_tiers(models: tuple[Path, Path], tmp_path: Path) -> None:
+    target, _ = models
+    prompts = some_prompts(TWIN.vocab, 9)
+    want = plain(target, prompts, temperature=0.0)
+    block_bytes = 2 * 2 * 8 * TWIN.layers * TWIN.kv_heads * TWIN.head_dim * 4
+    tiers = {"host_cache_bytes": 6 * block_bytes, "disk_cache_bytes": 60 * block_bytes, "disk_cache_dir": str(tmp_path)}
+    config = dataclasses.replace(TIGHT, **tiers)  # type: ignore[arg-type] # mixed values
+    engine = drafting(target, target, config)
+    for _ in range(3):
+        assert run(engine, prompts, temperature=0.0) == want
+    books = engine.scheduler.cache.tiers
+    assert books is not None
+    assert books.stats.num_restored and books.stats.num_written
+    assert engine.scheduler.draft_stats.num_drafted == engine.scheduler.draft_stats.num_accepted
+
+
+@pytest.mark.parametrize("params", [GREEDY, {**SAMPLED, "temperature": 2.0, "top_p": 1.0}], ids=["greedy", "sampled"])
+def test_a_draft_that_is_often_wrong_changes_nothing(models: tuple[Path, Path], params: dict[str, Any]) -> None:
+    target, draft = models
+    prompts = some_prompts(TWIN.vocab, 6)
+    want = plain(target, prompts, **params)
+    for config in (ROOMY, TIGHT):
+        engine = drafting(target, draft, config)
+        assert run(engine, prompts, **params) == want
+        stats = engine.scheduler.draft_stats
+        assert stats.num_accepted < stats.num_drafted
+        assert stats.num_accepted > 0 or params is GREEDY  # two random models agree by their noise only
+
+
+def test_behind_a_sliding_window_it_drafts_as_long_as_it_sees_all(tmp_path: Path) -> None:
+    shape = SHAPES["mistral-window"]
+    target = make_checkpoint(tmp_path, shape)
+    prompts = some_prompts(shape.vocab, 4)
+    want = plain(target, prompts, temperature=0.0)
+    engine = drafting(target, target, ROOMY)
+    assert run(engine, prompts, temperature=0.0) == want
+    assert engine.scheduler.draft_stats.num_drafted == engine.scheduler.draft_stats.num_accepted > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (dataclasses.replace(OTHER, vocab=112), r"has a vocabulary of 112 ids, the model 111"),
+        (dataclasses.replace(TWIN, layers=3), r"has \d+ parameters, the model \d+"),
+    ],
+    ids=["vocabulary", "size"],
+)
+def test_a_draft_that_cannot_draft_is_refused_with_both_numbers(
+    models: tuple[Path, Path], tmp_path: Path, shape: Shape, message: str
+) -> None:
+    with pytest.raises(ServiceError, match=f"--draft-model: {message}"):
+        drafting(models[0], make_checkpoint(tmp_path, shape), ROOMY)
