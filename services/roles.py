@@ -56,6 +56,8 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         loop.add_signal_handler(number, stopping.set)
     source = resolve_model(config.model, config.revision)
     model = read_config(source.directory)
+    ring = join_ring(config, role, process_id)
+    ring.revision = source.revision
     process = Process(
         engine_config=engine_config,
         config=config,
@@ -63,7 +65,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         source=source,
         model=model,
         limits=limits_of(engine_config, model, config.max_prompt_bytes),
-        ring=join_ring(config, role, process_id, source.revision),
+        ring=ring,
         tracer=Tracer.create("sluice", role, process_id, config.otlp_endpoint),
         metrics=Metrics(role, process_id),
         heart=open_heart(config, process_id),
@@ -104,7 +106,7 @@ async def _body(process: Process) -> int:
             assert_never(process.role)
 
 
-def join_ring(config: ServiceConfig, role: Role, process_id: str, revision: str) -> RingLoop:
+def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
     """Bind the inbox and connect to the next role's peers. Raises ServiceError naming the setting at fault."""
     if not config.inbox:
         raise bad_setting("inbox", "is needed with --role: where this process listens, tcp://host:port or ipc://path")
@@ -125,7 +127,7 @@ def join_ring(config: ServiceConfig, role: Role, process_id: str, revision: str)
     # A prompt's bytes can become four bytes each as token ids; everything else is far smaller.
     max_message_bytes = MIN_MESSAGE_BYTES + 4 * config.max_prompt_bytes
     try:
-        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys, revision)
+        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
     except zmq.ZMQError as error:
         raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
 

@@ -106,12 +106,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "chat.messages.parts.image": (),
     "output.logprob_token_ids": (),
     "output.prompt_logprobs": (),
-<<<<<<< HEAD
-    "scheduling.on_disconnect": (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL),
-    "scheduling.detach_ttl": (),
-=======
-    "constraint": (),
->>>>>>> main
     "speculation.enabled": (False,),
     "speculation.max_tokens": (),
     "resume.outputs": (),

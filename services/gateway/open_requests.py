@@ -72,6 +72,7 @@ class OpenRequest:
     ) -> None:
         """`on_text` is told of text that is not the last; None for a caller that wants all at once."""
         self.envelope = envelope
+        self.generation_id = f"{envelope.request_id}.{envelope.origin}"  # as clients know it
         self.asked = asked
         self.started_s = started_s
         self._deadline_s = None if envelope.time_left_s is None else started_s + envelope.time_left_s

@@ -55,16 +55,15 @@ class RingLoop:
         peers: Mapping[str, str],
         max_message_bytes: int,
         keys: RingKeys | None = None,
-        revision: str = "",
     ) -> None:
-        """`peers` is the table {id: address} of the next role; `keys` are needed for tcp only; work for another model
-        `revision` than this process serves fails. Binds `inbox`; raises zmq.ZMQError if it cannot."""
+        """`peers` is the table {id: address} of the next role; `keys` are needed for tcp only. Binds `inbox`; raises
+        zmq.ZMQError if it cannot."""
         self.process_id = process_id
         self.epoch = time.time_ns()
         self.counts: Counter[str] = Counter()
         self.leases = Leases()
+        self.revision = ""  # of the model that this process serves: work for another fails
         self._role = role
-        self._revision = revision
         self._hop = NextHop(role, tuple(sorted(peers)))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = keys.guard(self._context) if keys is not None else None
@@ -158,8 +157,8 @@ class RingLoop:
             visit = Visit(self._role, self.process_id, self.epoch, stage.progress, self.inbox.counts["lost"])
             self.emit(msgspec.structs.replace(message, visits=(*message.visits, visit)))
             return
-        if isinstance(message, Submit | Prompt) and message.envelope.revision not in (self._revision, ""):
-            self.emit(failed(message.envelope, other_revision(message.envelope.revision, self._revision)))
+        if isinstance(message, Submit | Prompt) and message.envelope.revision not in (self.revision, ""):
+            self.emit(failed(message.envelope, other_revision(message.envelope.revision, self.revision)))
             return
         try:
             stage.handle(message)

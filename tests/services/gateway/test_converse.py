@@ -11,7 +11,7 @@ from sluice.v1 import inference_pb2, types_pb2
 from engine.errors import Code, stage_lost
 from services.messages import Append, Cancel, CloseInput, Failed, Grant, Update
 from services.work import Generate, TextPrompt, TokenPrompt, pack_ids
-from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
+from tests.services.gateway.fake_ring import Rig, generation, public, running, settings, text_of
 from tests.services.gateway.talker import Talker, ids
 from tests.services.gateway.test_gateway_inference import failure
 
@@ -55,7 +55,7 @@ async def test_accepted_comes_before_the_engine_has_seen_it() -> None:
         talk = Talker(rig)
         submit = await talk.open(1)
         frame = await talk.read()
-        assert frame.accepted.generation_id == submit.envelope.request_id
+        assert frame.accepted.generation_id == public(submit)
         assert not frame.accepted.params.sampling.HasField("max_tokens")
         rig.ring.play(*generation(submit, ["a"]))
         frames = await talk.rest()
@@ -75,7 +75,7 @@ async def test_a_failure_ends_its_generation_and_not_the_stream() -> None:
         rig.gateway.deliver(Failed(submit.envelope, int(error.code), error.reason, error.message, retry_after_s=1.0))
         tag, failed, info = await talk.failure()
         assert (tag, failed.code, info.reason, info.domain) == (1, Code.UNAVAILABLE, "STAGE_LOST", "sluice")
-        assert (failed.generation_id, failed.last_seq) == (submit.envelope.request_id, 1)
+        assert (failed.generation_id, failed.last_seq) == (public(submit), 1)
         assert failed.usage.completion_tokens == 1 and info.metadata["last_seq"] == "1"
         await talk.open(2)
         assert await talk.kinds(1) == [(2, "accepted")]
@@ -216,7 +216,7 @@ async def test_a_frame_that_cannot_be_carried_out_fails_its_generation(frame: di
         await talk.kinds(1)
         await talk.send(1, **frame)
         tag, failed, info = await talk.failure()
-        assert (tag, failed.generation_id) == (1, submit.envelope.request_id)
+        assert (tag, failed.generation_id) == (1, public(submit))
         assert failed.code in (Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED) and field in failed.message
         assert info.reason in ("INVALID_PARAMETER", "FEATURE_UNSUPPORTED")
         await assert_alive(talk)

@@ -16,6 +16,7 @@ from services.gateway.converse import Converse
 from services.gateway.errors import to_rpc
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
+from services.gateway.neighbours import Neighbours
 from services.gateway.oip.service import OpenInference
 from services.gateway.parking import Parking
 from services.messages import Load, Probe, Report, Role, Visit
@@ -49,9 +50,9 @@ def test_option_keys_exist_in_grpc() -> None:
 async def test_every_handler_is_a_coroutine_function() -> None:
     async with running(wait=False) as rig:
         parking = Parking(asyncio.get_running_loop().call_later, 1)
-        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking)
+        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking, Neighbours("g0", {}, ""))
         adapter = OpenInference(desk, inference.stream_generate)
-        handlers = server.Handlers(inference, Converse(desk, parking), Control(desk), adapter)
+        handlers = server.Handlers(inference, Converse(desk, parking), Control(desk, rig.gateway.drain), adapter)
         tables = {
             **server.inference_table(handlers),
             **server.control_table(handlers.control),
@@ -70,11 +71,6 @@ async def test_rpcs_that_are_not_built_say_so() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        stream = rig.control.WatchLoad(control_pb2.WatchLoadRequest())
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in stream:
-                pass
-        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(

@@ -350,7 +350,8 @@ async def test_probes_are_answered_while_a_stage_computes(net: Net, tmp_path: Pa
 
 async def test_work_for_another_model_revision_fails(net: Net, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/e"
-    ring = RingLoop(Role.ENGINE, "e", address, {"d": f"ipc://{tmp_path}/d"}, LIMIT, revision="new")
+    ring = RingLoop(Role.ENGINE, "e", address, {"d": f"ipc://{tmp_path}/d"}, LIMIT)
+    ring.revision = "new"
     sender, answers, stage = net.outbox(address), net.inbox(f"ipc://{tmp_path}/d"), Echo(ring)
     work = Generate(TextPrompt("a"), SamplingParams())
     for revision in ("old", "new"):
