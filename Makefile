@@ -34,6 +34,9 @@ test: $(VENV)/.dev ## all tests that CI runs
 test-long: $(VENV)/.dev ## all tests, the long ones too
 	$(PYTEST) --timeout 3600
 
+test-faults: $(VENV)/.dev ## every fault, in real processes: 180 kills take about a quarter of an hour
+	$(PYTEST) --timeout 3600 tests/faults
+
 check: lint types test ## linters, types and tests
 
 lint: $(VENV)/.dev

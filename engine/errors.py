@@ -14,6 +14,7 @@ class Code(enum.IntEnum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    ALREADY_EXISTS = 6
     PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
@@ -118,6 +119,16 @@ def not_open(request_id: str) -> ServiceError:
     return ServiceError(Code.NOT_FOUND, "NOT_OPEN", f"the request {request_id} is not open here; it may have ended")
 
 
+def constraint_lost() -> ServiceError:
+    """An output cannot follow its constraint any further."""
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "CONSTRAINT_TOO_COMPLEX",
+        "constraint: to follow it any further takes more than a token may cost here: make it simpler",
+        field="constraint",
+    )
+
+
 def deadline_exceeded() -> ServiceError:
     """The client's deadline passed."""
     return ServiceError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "the request's deadline passed before it finished")
@@ -142,3 +153,21 @@ def stage_lost(role: str) -> ServiceError:
         details={"role": role},
         retry_after_s=1.0,
     )
+
+
+def other_revision(asked: str, served: str) -> ServiceError:
+    """A process was replaced by one that serves another model revision: what was begun is never spliced."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "REVISION_CHANGED",
+        f"the request began on model revision {asked}, and this server now serves {served}: send it again",
+        details={"limit": served, "actual": asked},
+    )
+
+
+class OutOfDeviceMemory(Exception):
+    """A step needs more memory than the device has left: a smaller one may not."""
+
+
+class DeviceLost(Exception):
+    """The device answers no more: the process cannot go on, and is to be started again."""

@@ -9,7 +9,7 @@ import enum
 import math
 from collections.abc import Sequence
 
-from engine.errors import context_exceeded, invalid
+from engine.errors import context_exceeded, invalid, unsupported
 
 MAX_DRAFT_TOKENS = 64  # of one sequence in one step
 
@@ -51,6 +51,7 @@ class Limits:
     max_logit_biases: int = 1024
     max_logit_bias: float = 100.0
     max_allowed_token_ids: int = 4096
+    max_grammar_bytes: int = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class SamplingParams:
         beam_width: hypotheses kept per step of a beam search over raw log probabilities; 0 samples instead.
         length_penalty: exponent of the length by which a hypothesis' score is divided.
         early_stopping: end a beam search as soon as `beam_width` hypotheses are complete.
+        grammar: what the output must look like, in llguidance's form; made by the tokenizer. Empty: anything.
     """
 
     max_tokens: int = 0
@@ -102,11 +104,17 @@ class SamplingParams:
     beam_width: int = 0
     length_penalty: float = 1.0
     early_stopping: bool = False
+    grammar: str = ""
 
     @property
     def has_penalties(self) -> bool:
         """Whether sampling depends on the tokens that exist."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether what is sampled depends on more than the logits and its own position."""
+        return self.has_penalties or bool(self.grammar)
 
     @property
     def is_search(self) -> bool:
@@ -176,6 +184,21 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
         raise invalid("stop_token_ids", f"{len(params.stop_token_ids)} ids; at most {limits.max_stop_token_ids}")
     check_ids("stop_token_ids", params.stop_token_ids, limits)
     _check_outputs(params, limits)
+    if params.grammar:
+        check_constrained(params)
+        size, most = len(params.grammar), limits.max_grammar_bytes
+        if size > most:
+            raise invalid("constraint", f"makes a grammar of {size} characters; at most {most}", limit=most)
+
+
+def check_constrained(params: SamplingParams) -> None:
+    """Raise `ServiceError` for what does not go with a constraint."""
+    if params.beam_width:
+        raise unsupported("constraint", "constraint is not supported together with sampling.beam: leave one out")
+    if params.ignore_eos:
+        raise invalid("stop.ignore_eos", "a constrained output ends with the model's end of sequence: leave it out")
+    if params.allowed_token_ids:
+        raise invalid("allowed_token_ids", "a constraint says what may be sampled: leave one of the two out")
 
 
 def _check_adjustments(params: SamplingParams, limits: Limits) -> None:
@@ -240,6 +263,11 @@ def check_priority(priority: int, limits: Limits) -> None:
 def check_draft_tokens(num: int) -> None:
     """Raise `ServiceError` when no step drafts so many tokens; 0 is none."""
     _in_range("speculation.max_tokens", num, 0, MAX_DRAFT_TOKENS)
+
+
+def check_credit(credit: int, limits: Limits, field: str = "credit") -> None:
+    """Raise `ServiceError` when so much credit may not be had at once."""
+    _in_range(field, credit, 0, limits.max_credit)
 
 
 def check_ids(field: str, ids: Sequence[int], limits: Limits) -> None:

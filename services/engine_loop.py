@@ -6,6 +6,7 @@ The only file that knows both ring and engine. Times that the engine measured be
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import assert_never
 
 from engine.cache.prefix import root
 from engine.engine import Engine
@@ -15,9 +16,13 @@ from engine.request import EngineRequest
 from engine.scheduler.events import Sampled, Times
 from services.messages import (
     Admitted,
+    Append,
     Cancel,
+    Change,
+    CloseInput,
     Envelope,
     Failed,
+    Grant,
     Load,
     Message,
     Prompt,
@@ -26,9 +31,11 @@ from services.messages import (
     Timings,
     TokenLogprobs,
     Tokens,
+    Update,
     failed,
 )
-from services.work import unpack_ids
+from services.ring.leases import Leases
+from services.work import TokenPrompt, unpack_ids
 
 REPORT_INTERVAL_S = 0.25
 
@@ -55,16 +62,22 @@ class About:
 UNKNOWN = About()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """An engine's place in the ring: who it is, which boot of it, and which gateways live."""
+
+    id: str
+    epoch: int
+    leases: Leases = dataclasses.field(default_factory=Leases)
+
+
 class EngineStage:
     """Drives one engine."""
 
-    def __init__(
-        self, engine: Engine, engine_id: str, epoch: int, emit: Emit, record: Record, about: About = UNKNOWN
-    ) -> None:
+    def __init__(self, engine: Engine, place: Place, emit: Emit, record: Record, about: About = UNKNOWN) -> None:
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
-        self._id = engine_id
-        self._epoch = epoch
+        self._place = place
         self._emit = emit
         self._record = record
         self._about = about
@@ -82,11 +95,17 @@ class EngineStage:
         """Requests with state here."""
         return len(self._open)
 
+    def is_open(self, request_id: str) -> bool:
+        """Whether the engine works on it."""
+        return request_id in self._open
+
     def handle(self, message: Message) -> None:
-        """Take a Prompt or a Cancel; pass anything else on."""
+        """Take a Prompt, a Cancel or a change of a request; pass anything else on."""
         match message:
             case Prompt():
                 self._add(message)
+            case Grant() | Append() | Update() | CloseInput():
+                self._change(message)
             case Cancel():
                 opened = self._open.get(message.envelope.request_id)
                 if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
@@ -108,12 +127,30 @@ class EngineStage:
         self._report()
         return self.engine.has_work
 
+    def reap(self) -> None:
+        """Let go of requests whose gateway is gone: nobody takes their tokens."""
+        for request_id, opened in list(self._open.items()):
+            if self._place.leases.is_over(opened.prompt.envelope):
+                self._drop(request_id)
+
     def _cancel(self, message: Cancel) -> None:
         """End the whole request silently; or one output of it, whose end the engine tells like any other."""
         if message.output_index is None:
             self._drop(message.envelope.request_id)
         else:
             self.engine.cancel(message.envelope.request_id, message.output_index)
+
+    def _change(self, message: Change) -> None:
+        """Carry out what a client says of its request; one that cannot be ends it. Its request may have ended."""
+        envelope = message.envelope
+        opened = self._open.get(envelope.request_id)
+        if opened is None or opened.prompt.envelope.attempt != envelope.attempt:
+            return
+        try:
+            _apply(self.engine, message)
+        except ServiceError as error:
+            self.engine.cancel(envelope.request_id)
+            self._fail(envelope.request_id, error)
 
     def _drop(self, request_id: str) -> None:
         """Let go of a request whose end is told by somebody else."""
@@ -123,6 +160,7 @@ class EngineStage:
 
     def _add(self, prompt: Prompt) -> None:
         envelope = prompt.envelope
+        self._place.leases.seen(envelope.origin, envelope.epoch)
         opened = self._open.get(envelope.request_id)
         if opened is not None:
             if envelope.attempt <= opened.prompt.envelope.attempt:
@@ -140,7 +178,10 @@ class EngineStage:
             tenant=envelope.tenant,
             arrival_s=now,
             deadline_s=float("inf") if envelope.time_left_s is None else now + envelope.time_left_s,
+            credit=scheduling.credit,
+            is_open=scheduling.is_open,
             cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
+            resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
         )
         try:
             self.engine.add(request)
@@ -157,7 +198,10 @@ class EngineStage:
         if sampled.admission is not None:
             self._served_token = True
             found = sampled.admission
-            admitted = Admitted(found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text)
+            resumed = (prompt.resume[sampled.output_index] if prompt.resume else None) or b""
+            admitted = Admitted(
+                found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text, resumed
+            )
         timings = None
         if sampled.times is not None:
             num_tokens = sampled.first_index + len(sampled.token_ids)
@@ -205,8 +249,27 @@ class EngineStage:
         if now - self._reported_at < REPORT_INTERVAL_S:
             return
         self._reported_at = now
-        load, about = load_of(self.engine), self._about
-        self._emit(Report(self._id, self._epoch, load, self._served_token, about.dtype, about.num_parameters))
+        load, about, place = load_of(self.engine), self._about, self._place
+        self._emit(Report(place.id, place.epoch, load, self._served_token, about.dtype, about.num_parameters))
+
+
+def _apply(engine: Engine, message: Change) -> None:
+    """Raises ServiceError when the engine refuses it."""
+    request_id = message.envelope.request_id
+    match message:
+        case Grant():
+            engine.grant(request_id, message.tokens)
+        case Append():
+            assert isinstance(message.piece, TokenPrompt), "the tokenizer makes ids of text"
+            engine.append(request_id, unpack_ids(message.piece.ids))
+        case Update():
+            left_s = message.time_left_s
+            deadline_s = None if left_s is None else time.monotonic() + left_s
+            engine.update(request_id, message.max_tokens, message.priority, deadline_s)
+        case CloseInput():
+            engine.close_input(request_id)
+        case _:
+            assert_never(message)
 
 
 def load_of(engine: Engine) -> Load:

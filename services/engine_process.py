@@ -1,18 +1,22 @@
 """The engine process: loads the model and drives it from the ring. The only one that imports torch."""
 
+import asyncio
 import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from engine.build import build_engine
 from engine.cache.tiers import Tiers
-from services.engine_loop import About, EngineStage, load_of
+from services.engine_loop import About, EngineStage, Place, load_of
+from services.grammar_gate import GrammarGate
 from services.model_source import resolve_draft
 from services.process import Process
 
 logger = logging.getLogger(__name__)
 
+NUM_COMPILERS = 2  # threads that compile grammars: one that takes long does not hold up the next
 ATTEND_S = 0.1  # how often probes are answered during a step, between two layers
 
 
@@ -29,10 +33,22 @@ async def run(process: Process) -> int:
         logger.warning("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again")
     ring = process.ring
     loaded = About(built.dtype, built.num_parameters)
-    stage = EngineStage(built.engine, ring.process_id, ring.epoch, ring.emit, process.record, loaded)
-    built.engine.runner.watch(at_most_every(ATTEND_S, ring.attend))
-    process.metrics.collect_from(lambda: figures(stage))
-    return await process.run(stage)
+    place = Place(ring.process_id, ring.epoch, ring.leases)
+    stage = EngineStage(built.engine, place, ring.emit, process.record, loaded)
+    loop = asyncio.get_running_loop()
+
+    def attend() -> None:
+        process.heart.beat(built.engine.stats.mean_step_s)
+        ring.attend()
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(ring.schedule)
+
+    built.engine.runner.watch(at_most_every(ATTEND_S, attend))
+    with ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar") as compilers:
+        gate = GrammarGate(stage, built.grammars, compilers, wake, ring.emit)
+        process.metrics.collect_from(lambda: figures(stage) | {"sluice_requests_awaiting_grammar": gate.num_waiting})
+        return await process.run(gate)
 
 
 def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
@@ -49,7 +65,7 @@ def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None
     return passed_over_or_called
 
 
-def figures(stage: EngineStage) -> Mapping[str, float]:
+def figures(stage: EngineStage) -> dict[str, float]:
     """The engine's figures under their metric names, read when somebody scrapes."""
     load, stats = load_of(stage.engine), stage.engine.stats
     ends = {f"sluice_engine_requests_{end}_total": float(num) for end, num in stage.ended.items()}

@@ -1,6 +1,7 @@
 """What travels round the ring. msgspec tagged structs, schema-checked on arrival; no pickle, no ext types.
 
-Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel. For all:
+Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel, and what a
+client says of a running one: Grant, Append, Update, CloseInput. For all:
 Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched), Probe, Report.
 A `Frame` is what one ZeroMQ message holds: everything one stage had for one peer at the end of one turn of its loop.
 Knows nothing of sockets, protobuf or tensors.
@@ -15,7 +16,7 @@ import msgspec
 
 from engine.errors import ServiceError
 from engine.request import FinishReason, SamplingParams
-from services.work import Scheduling, Stops, TextOptions, ToolCall, Work
+from services.work import Scheduling, Stops, TextOptions, TextPrompt, TokenPrompt, ToolCall, Work
 
 SCHEMA_VERSION = 1
 
@@ -45,6 +46,10 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     traceparent: str = ""  # W3C context of the span that later stages hang theirs under
     tracestate: str = ""
     time_left_s: float | None = None  # None: no deadline
+    epoch: int = 0  # boot of the origin: what an earlier incarnation of it asked for, nobody waits for
+
+
+Resume: TypeAlias = tuple[bytes | None, ...]  # per output: ids received so far (int32), None if it has ended; or ()
 
 
 class Submit(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -52,6 +57,7 @@ class Submit(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
 
     envelope: Envelope
     work: Work
+    resume: Resume = ()
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -64,6 +70,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     scheduling: Scheduling
     tokenize_s: float  # time from arrival at the tokenizer to this message
     text: TextOptions = TextOptions()
+    resume: Resume = ()
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -74,6 +81,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     max_tokens: int  # effective
     stops: Stops
     text: TextOptions = TextOptions()
+    resumed: bytes = b""  # ids of this output (int32) that came before: their text was emitted, and is not again
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -142,6 +150,35 @@ class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     output_index: int | None = None  # None: the whole request
 
 
+class Grant(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → engine, behind its request: so many more tokens may be sampled, over all outputs."""
+
+    envelope: Envelope
+    tokens: int
+
+
+class Append(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → engine, behind its request: more prompt. Text for the tokenizer, which makes ids of it."""
+
+    envelope: Envelope
+    piece: TextPrompt | TokenPrompt
+
+
+class Update(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → engine, behind its request: new parameters; what is None stays."""
+
+    envelope: Envelope
+    max_tokens: int | None = None
+    priority: int | None = None
+    time_left_s: float | None = None  # to its deadline, re-stamped as that of an envelope
+
+
+class CloseInput(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → engine, behind its request: the prompt is complete."""
+
+    envelope: Envelope
+
+
 class Failed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """From any stage, forward to the gateway: this request has ended without success."""
 
@@ -181,6 +218,7 @@ class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     id: str
     epoch: int
     progress: int  # engine: layers computed since start; others: messages handled
+    lost: int = 0  # frames that never came, of all that were sent to it
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -190,6 +228,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     nonce: int
     route: tuple[str, ...]  # ids of the tokenizer, engine and detokenizer to visit
     visits: tuple[Visit, ...] = ()
+    epoch: int = 0  # boot of the origin
 
 
 class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -234,8 +273,9 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     data: bytes
 
 
-Message: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Failed | Result | Probe | Report
-RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Failed | Result
+Change: TypeAlias = Grant | Append | Update | CloseInput  # what a client says of a running request
+RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Change | Failed | Result
+Message: TypeAlias = RequestMessage | Probe | Report
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -3,12 +3,14 @@
 import asyncio
 import dataclasses
 import gc
+import time
 from collections.abc import Mapping
 
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
 from engine.request import Limits
 from services.config import ServiceConfig
+from services.heartbeat import BEAT_S, Heartbeat
 from services.messages import Envelope, Role
 from services.model_source import ModelSource
 from services.ring.loop import RingLoop, Stage
@@ -21,8 +23,8 @@ GC_THRESHOLD = 20_000  # objects made and not yet gone between two collections o
 @dataclasses.dataclass(frozen=True, slots=True)
 class Process:
     """Attributes:
+    heart: beats while the loop turns.
     stopping: SIGTERM or SIGINT came.
-    lost: SIGUSR1 came: another stage is gone, and with it every open request.
     clock_offset_ns: wall clock minus monotonic clock, read once so that spans that touch do so exactly.
     """
 
@@ -35,8 +37,8 @@ class Process:
     ring: RingLoop
     tracer: Tracer
     metrics: Metrics
+    heart: Heartbeat
     stopping: asyncio.Event
-    lost: asyncio.Event
     clock_offset_ns: int
 
     def record(self, name: str, envelope: Envelope, start: float, end: float, attributes: Mapping[str, int]) -> None:
@@ -50,6 +52,15 @@ class Process:
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 50, 100)
         self.ring.start(stage)
+        self._beat(stage, time.monotonic())
+
+    def _beat(self, stage: Stage, last_s: float) -> None:
+        """Say that the loop turns, and let go of what gateways that are gone have left behind."""
+        now_s = time.monotonic()
+        self.heart.beat()
+        self.ring.leases.pass_time(min(now_s - last_s, 2 * BEAT_S))  # our own pause is nobody's fault
+        stage.reap()
+        asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)
 
     async def run(self, stage: Stage) -> int:
         """Turn `stage` in the ring until the process is told to stop; the exit status."""

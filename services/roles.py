@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.limits import limits_of
 from engine.models.config import read_config
 from services.config import ServiceConfig, bad_setting, parse_peers
+from services.heartbeat import Heartbeat
 from services.messages import Role
 from services.model_source import resolve_model
 from services.process import Process
@@ -31,6 +32,7 @@ from services.telemetry.tracing import Tracer
 
 SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor: its death must be this process's too
 PR_SET_PDEATHSIG = 1
+LOSSES = (signal.SIGUSR1, signal.SIGUSR2)  # a supervisor tells gateways that a process died, or restarts as planned
 MIN_MESSAGE_BYTES = 4 << 20  # headers, and what a prompt of the smallest allowed size can become
 
 
@@ -41,18 +43,21 @@ def run_role(engine_config: EngineConfig, config: ServiceConfig) -> int:
     setproctitle.setproctitle(f"sluice: {process_id}")
     logs.configure(config.log_level, config.log_format, process_id)
     die_with_supervisor()
+    for number in LOSSES:  # until a gateway takes them
+        signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(engine_config, config, role, process_id))
 
 
 async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, process_id: str) -> int:
-    stopping, lost = asyncio.Event(), asyncio.Event()
+    stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    loop.add_signal_handler(signal.SIGUSR1, lost.set)
     source = resolve_model(config.model, config.revision)
     model = read_config(source.directory)
+    ring = join_ring(config, role, process_id)
+    ring.revision = source.revision
     process = Process(
         engine_config=engine_config,
         config=config,
@@ -60,11 +65,11 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         source=source,
         model=model,
         limits=limits_of(engine_config, model, config.max_prompt_bytes),
-        ring=join_ring(config, role, process_id),
+        ring=ring,
         tracer=Tracer.create("sluice", role, process_id, config.otlp_endpoint),
         metrics=Metrics(role, process_id),
+        heart=open_heart(config, process_id),
         stopping=stopping,
-        lost=lost,
         clock_offset_ns=time.time_ns() - time.monotonic_ns(),
     )
     try:
@@ -74,6 +79,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         return await _body(process)
     finally:
         process.ring.stop()
+        process.heart.close()
         process.tracer.shutdown()
 
 
@@ -124,6 +130,14 @@ def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
         return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
     except zmq.ZMQError as error:
         raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
+
+
+def open_heart(config: ServiceConfig, process_id: str) -> Heartbeat:
+    """The file of signs of life. Raises ServiceError when its directory cannot be used."""
+    try:
+        return Heartbeat(config.heartbeat_dir, process_id)
+    except OSError as error:
+        raise bad_setting("heartbeat_dir", f"cannot write to {config.heartbeat_dir}: {error.strerror}") from error
 
 
 def ring_figures(ring: RingLoop) -> Mapping[str, float]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from engine.plan import Placement
 from engine.runner.adjustments import SlotAdjustments
-from engine.sampling.rows import SamplingRows
+from engine.sampling.matchers import SlotMatchers
+from engine.sampling.rows import Masks, SamplingRows
 
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
@@ -18,7 +19,8 @@ NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 class SlotRows:
     """Block tables and sampling parameters of `num_slots` slots."""
 
-    def __init__(self, num_slots: int, max_blocks: int) -> None:
+    def __init__(self, num_slots: int, max_blocks: int, matchers: SlotMatchers) -> None:
+        self.matchers = matchers
         self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
         self._temperature = np.zeros(num_slots, dtype=np.float32)
         self._top_k = np.zeros(num_slots, dtype=np.int64)
@@ -47,6 +49,7 @@ class SlotRows:
         self._barred_ids[slot] = placement.barred_ids
         self._typical_p[slot] = params.typical_p
         self._adjustments.reset(placement)
+        self.matchers.reset(placement)
 
     def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """The slot's block table goes on with `blocks` at index `first`."""
@@ -55,19 +58,26 @@ class SlotRows:
     @property
     def wants_tokens(self) -> bool:
         """Whether `note` would do anything."""
-        return self._adjustments.has_history
+        return self._adjustments.has_history or bool(self.matchers)
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
         """The slot samples the token at `position`, having just computed `computed`, which end right before it."""
         self._adjustments.note(slot, position, computed)
+        self.matchers.note(slot, position, computed)
 
     def sampling_rows(
-        self, slots: list[int], positions: list[int], ahead: Mapping[int, Sequence[int]] = NOTHING
+        self,
+        slots: list[int],
+        positions: list[int],
+        ahead: Mapping[int, Sequence[int]] = NOTHING,
+        masks: Masks | None = None,
     ) -> SamplingRows:
         """Parameters of the rows that sample now, each for the token at its position. A slot has a row more for each of
-        its drafts; `ahead`: of such rows, the drafts before it."""
+        its drafts; `ahead`: of such rows, the drafts before it. A grammar that has come to its end outweighs
+        min_tokens."""
         at = np.asarray(positions)
         below = np.flatnonzero(at < self._min_position[slots])
+        ends = masks.ends if masks is not None else frozenset()
         asked = np.flatnonzero(self._num_logprobs[slots] >= 0)
         return SamplingRows(
             temperature=self._temperature[slots],
@@ -77,10 +87,11 @@ class SlotRows:
             seed=self._seed[slots],
             position=at,
             output=self._output[slots],
-            barred={int(i): self._barred_ids[slots[i]] for i in below},
+            barred={int(i): self._barred_ids[slots[i]] for i in below if int(i) not in ends},
             typical_p=self._typical_p[slots],
             penalties=self._adjustments.penalties(slots, ahead),
             biases=self._adjustments.biases(slots),
             allowed=self._adjustments.allowed(slots),
             num_logprobs={int(i): int(self._num_logprobs[slots[i]]) for i in asked},
+            masks=masks,
         )

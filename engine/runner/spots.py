@@ -6,6 +6,7 @@ A plan in, flat lists out: one entry for each token to be sampled. Knows no tens
 import dataclasses
 import itertools
 
+from engine.errors import constraint_lost
 from engine.plan import Plan, Run, StepResult, TokenLogprob, num_accepted
 from engine.sampling.sampler import SampledRows
 
@@ -53,7 +54,8 @@ class Spots:
             for i, token in zip(rows, sampled.ids, strict=True):
                 ids[i] = token
         logprobs = {rows[i]: logprob for i, logprob in sampled.logprobs.items()}
-        return StepResult(ids, frozenset(rows[i] for i in sampled.bad), logprobs)
+        errors = {rows[i]: constraint_lost() for i in sampled.lost}
+        return StepResult(ids, frozenset(rows[i] for i in sampled.bad), logprobs, errors=errors)
 
     def kept(self, sampled: SampledRows) -> list[tuple[int, int, list[int]]]:
         """(slot, position of the next token, accepted drafts) of the rows that have any."""
@@ -68,6 +70,7 @@ class Spots:
         ids, failed = [-1] * num_rows, set[int]()
         runs: dict[int, Run] = {}
         logprobs: dict[int, TokenLogprob] = {}
+        errors = {i: constraint_lost() for i, _, at in self._each() if at in sampled.lost}
         for i, draft, at in self._each():
             run = sampled.ids[at : at + 1 + len(draft)]
             ids[i] = run[0]
@@ -79,7 +82,7 @@ class Spots:
                 runs[i] = Run(tuple(run), found)
             elif found:
                 logprobs[i] = found[0]
-        return StepResult(ids, frozenset(failed), logprobs, runs)
+        return StepResult(ids, frozenset(failed), logprobs, runs, errors)
 
     def _each(self) -> list[tuple[int, list[int], int]]:
         """(row, its drafts, its first spot) of the rows that sample."""

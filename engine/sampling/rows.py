@@ -31,6 +31,23 @@ class Biases:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Masks:
+    """What grammars allow.
+
+    Attributes:
+        rows: int64 [M], the rows that follow a grammar.
+        bits: int32 [M, ceil(V / 32)]: bit b of word w says whether id 32 w + b may be sampled.
+        lost: rows whose grammar cannot be followed any further, in `rows` or not.
+        ends: rows of which the grammar has come to its end: only the end of the sequence may follow.
+    """
+
+    rows: Ints
+    bits: "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
+    lost: frozenset[int]
+    ends: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SamplingRows:
     """Parameters of R rows.
 
@@ -46,6 +63,7 @@ class SamplingRows:
         allowed: the only ids that may be sampled, of the rows that are so restricted.
         barred: ids that may not be sampled, of the rows that have any.
         num_logprobs: candidates to report, of the rows that ask for log probabilities (0: the chosen token's only).
+        masks: of the rows that follow a grammar; None if none does.
     """
 
     temperature: Floats
@@ -61,8 +79,9 @@ class SamplingRows:
     penalties: Penalties | None = None
     biases: Biases | None = None
     allowed: dict[int, Ints] = dataclasses.field(default_factory=dict)
+    masks: Masks | None = None
 
     @property
     def is_adjusted(self) -> bool:
         """Whether any logit is changed before sampling."""
-        return bool(self.barred or self.allowed or self.penalties or self.biases)
+        return bool(self.barred or self.allowed or self.penalties or self.biases or self.masks)

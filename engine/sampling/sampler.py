@@ -19,13 +19,15 @@ from kernels.sampling import Rows, greedy, sample
 class SampledRows:
     """Attributes:
     ids: the token of each row.
-    bad: rows whose logits held no usable number; their id means nothing.
+    bad: rows whose logits held no usable number, or whose grammar was lost; their id means nothing.
     logprobs: of the rows that asked.
+    lost: the bad rows whose grammar was lost.
     """
 
     ids: list[int]
     bad: list[int]
     logprobs: dict[int, TokenLogprob]
+    lost: frozenset[int] = frozenset()
 
 
 class Sampler:
@@ -43,17 +45,22 @@ class Sampler:
         else:
             chosen, is_bad = sample(logits, _tensors(rows, logits.device))
             bad = is_bad.nonzero()[:, 0].tolist()
+        lost = rows.masks.lost if rows.masks is not None else frozenset()
+        if lost:
+            bad = sorted(lost.union(bad))
         ids: list[int] = chosen.tolist()
         logprobs = {row: _logprob(raw[row], ids[row], num) for row, num in rows.num_logprobs.items() if row not in bad}
-        return SampledRows(ids, bad, logprobs)
+        return SampledRows(ids, bad, logprobs, lost)
 
 
 def _adjust(logits: Tensor, rows: SamplingRows) -> None:
-    """Bars first, then biases, then penalties, in place."""
+    """Grammars and bars first, then biases, then penalties, in place."""
 
     def on(values: "Ints | Floats") -> Tensor:
         return torch.from_numpy(values).to(logits.device)
 
+    if rows.masks is not None and len(rows.masks.rows):
+        adjust.mask_(logits, on(rows.masks.rows), torch.from_numpy(rows.masks.bits).to(logits.device))
     for row, allowed in rows.allowed.items():
         adjust.keep_only_(logits, row, on(allowed))
     for row, barred in rows.barred.items():

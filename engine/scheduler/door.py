@@ -12,6 +12,7 @@ from engine.request import (
     EngineRequest,
     Limits,
     SamplingParams,
+    check_credit,
     check_draft_tokens,
     check_ids,
     check_params,
@@ -133,12 +134,6 @@ class Door:
             limit = effective_max_tokens(len(request.prompt_ids), params, self.limits)
             if ids is not None and len(ids) > limit:
                 raise invalid(f"resume.outputs[{index}].token_ids", f"has {len(ids)} ids; max_tokens is {limit}")
-
-
-def check_credit(credit: int, limits: Limits) -> None:
-    """Raise ServiceError when so much credit may not be had at once."""
-    if not 0 <= credit <= limits.max_credit:
-        raise invalid("credit", f"{credit} is not in [0, {limits.max_credit}]", limit=limits.max_credit)
 
 
 def _for_runner(params: SamplingParams, num_end_ids: int, limits: Limits) -> SamplingParams:

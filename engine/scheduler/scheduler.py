@@ -11,9 +11,9 @@ from collections.abc import Sequence as Ids
 from engine.cache.cache import KVCache
 from engine.errors import Code, ServiceError, deadline_exceeded, engine_fault, invalid, not_open
 from engine.plan import Ask, Plan, StepResult
-from engine.request import EngineRequest, FinishReason, Limits, check_ids, check_priority
+from engine.request import EngineRequest, FinishReason, Limits, check_credit, check_ids, check_priority
 from engine.scheduler.admission import Admission
-from engine.scheduler.door import Door, check_credit
+from engine.scheduler.door import Door
 from engine.scheduler.drafts import Drafts, DraftStats
 from engine.scheduler.events import Failure, Sampled
 from engine.scheduler.floor import Floor
@@ -127,6 +127,10 @@ class Scheduler:
             self._planner.hold(group, request.arrival_s)
         if request.resume_ids:
             self._due.append(group)
+
+    def lower_budget(self, num_tokens: int) -> None:
+        """The device has no memory for larger steps."""
+        self._planner.lower_budget(num_tokens)
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request, events not yet told included, and free what it holds, now. False if it is not open."""
@@ -247,7 +251,7 @@ class Scheduler:
             if sequence.state is not running or sequence.last_step != plan.step:
                 continue
             if i in failed:
-                failures.append(self._break(sequence.group))
+                failures.append(self._break(sequence.group, result.errors.get(i)))
                 continue
             if i in plan.drafts:
                 self._drafts.verify(sequence, plan.drafts[i], result.runs[i], now, events)
@@ -279,8 +283,8 @@ class Scheduler:
         if group.is_held:
             self._planner.hold(group, now)
 
-    def _break(self, group: Group) -> Failure:
+    def _break(self, group: Group, error: ServiceError | None) -> Failure:
         """Its computation went wrong: nobody may find what it computed, as that may be the cause."""
         for sequence in group.sequences:
             self.cache.disown(sequence.table)
-        return self._outputs.fail(group, engine_fault())
+        return self._outputs.fail(group, error or engine_fault())

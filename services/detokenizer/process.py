@@ -7,7 +7,8 @@ from services.tokenizer.encoding import TextEncoder
 
 async def run(process: Process) -> int:
     """Run until told to stop; the exit status."""
-    stage = DetokenizerStage(TextEncoder.load(process.source.directory), process.ring.emit, process.record)
+    encoder = TextEncoder.load(process.source.directory)
+    stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases)
     process.metrics.collect_from(
         lambda: {"sluice_requests_open": stage.num_open, "sluice_late_tokens_total": stage.num_late}
     )

@@ -19,7 +19,9 @@ from services.messages import (
     Timings,
     Tokens,
 )
+from services.ring.leases import Leases
 from services.tokenizer.encoding import TextEncoder
+from services.work import unpack_ids
 
 Emit = Callable[[Message], None]
 Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
@@ -40,20 +42,22 @@ class _Output:
 class _Request:
     """One request's outputs, in its newest attempt."""
 
-    attempt: int
+    envelope: Envelope
     outputs: dict[int, _Output] = dataclasses.field(default_factory=dict)
 
 
 class DetokenizerStage:
     """Turns tokens into text, per output of each request."""
 
-    def __init__(self, encoder: TextEncoder, emit: Emit, record: Record) -> None:
+    def __init__(self, encoder: TextEncoder, emit: Emit, record: Record, leases: Leases | None = None) -> None:
+        """`leases` tell which gateways live."""
         self.progress = 0
         self.num_late = 0  # tokens dropped because their output had ended or began without its first message
         self._encoder = encoder
         self._emit = emit
         self._record = record
         self._records = Records(encoder.pieces)
+        self._leases = leases or Leases()
         self._requests: dict[str, _Request] = {}
 
     @property
@@ -64,6 +68,12 @@ class DetokenizerStage:
     def turn(self) -> bool:
         """Nothing between messages."""
         return False
+
+    def reap(self) -> None:
+        """Forget requests whose gateway is gone."""
+        for request in list(self._requests.values()):
+            if self._leases.is_over(request.envelope):
+                self._end(request.envelope)
 
     def handle(self, message: Message) -> None:
         """Take Tokens; forget a request that failed or was cancelled; pass anything else on."""
@@ -118,23 +128,28 @@ class DetokenizerStage:
         """The output's state; made by the first message of an attempt, which says how to detokenise."""
         envelope = message.envelope
         request = self._requests.get(envelope.request_id)
-        if request is not None and request.attempt == envelope.attempt:
+        if request is not None and request.envelope.attempt == envelope.attempt:
             output = request.outputs.get(message.output_index)
             if output is not None:
                 return output
-        if message.admitted is None or (request is not None and envelope.attempt < request.attempt):
+        if message.admitted is None or (request is not None and envelope.attempt < request.envelope.attempt):
             return None
-        if request is None or request.attempt < envelope.attempt:  # a later attempt supersedes all of an earlier one
-            request = self._requests[envelope.request_id] = _Request(envelope.attempt)
+        if request is None or request.envelope.attempt < envelope.attempt:  # a later attempt supersedes all of it
+            self._leases.seen(envelope.origin, envelope.epoch)
+            request = self._requests[envelope.request_id] = _Request(envelope)
         name, admitted = f"{envelope.request_id}/{message.output_index}", message.admitted
         output = _Output(Output(self._encoder, name, admitted.stops, admitted.text), now)
+        if admitted.resumed:  # its text was emitted before: go on behind it
+            resumed = unpack_ids(admitted.resumed)
+            output.output.push(resumed, None)
+            output.next_index = len(resumed)
         request.outputs[message.output_index] = output
         return output
 
     def _forget(self, message: Tokens) -> None:
         """The engine has sent an output's last token: drop the output's state."""
         request = self._requests.get(message.envelope.request_id)
-        if request is None or request.attempt != message.envelope.attempt:
+        if request is None or request.envelope.attempt != message.envelope.attempt:
             return
         request.outputs.pop(message.output_index, None)
         if not request.outputs:
@@ -143,7 +158,7 @@ class DetokenizerStage:
     def _end(self, envelope: Envelope) -> None:
         """Forget a request, unless a later attempt of it has begun."""
         request = self._requests.get(envelope.request_id)
-        if request is not None and request.attempt <= envelope.attempt:
+        if request is not None and request.envelope.attempt <= envelope.attempt:
             del self._requests[envelope.request_id]
 
 

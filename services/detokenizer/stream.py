@@ -33,10 +33,8 @@ class OutputText:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         shown: frozenset[int] = frozenset(),
-        prefix: Sequence[int] = (),
     ) -> None:
-        """`prefix`: ids whose text was emitted elsewhere; the state goes on behind them. `shown`: special tokens that
-        are not skipped."""
+        """`shown`: special tokens that are not skipped."""
         self._pieces = encoder.pieces
         self._left_out = encoder.pieces.special_ids - shown if skip_special_tokens else frozenset()
         self._sink = _Sink(StopMatcher(stops, include_stop), encoder.pieces.lead)
@@ -47,7 +45,6 @@ class OutputText:
         # Whether the next token's text depends on those before it: half a character, a run, or none at all.
         self._depends = self._first
         self._whole_texts = encoder.pieces.whole_texts
-        self.push(prefix)
 
     @property
     def stopped(self) -> str | None:

@@ -23,6 +23,12 @@ class Admission:
         self.num_requests += 1
         self.num_tokens += num_tokens
 
+    def grow(self, num_tokens: int) -> None:
+        """Take `num_tokens` more for a request that is open, or raise `ServiceError` QUEUE_FULL."""
+        if self.num_requests > 1 and self.num_tokens + num_tokens > self.max_tokens:
+            raise _budget_full(self.num_requests, self.num_tokens, num_tokens, self.max_tokens)
+        self.num_tokens += num_tokens
+
     def release(self, num_tokens: int) -> None:
         """Give back what `reserve` took."""
         self.num_requests -= 1

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import inference_pb2, types_pb2
 
+from engine.errors import ServiceError
 from engine.request import FinishReason
+from services.gateway.errors import to_rpc
 from services.gateway.observer import Used
 from services.gateway.open_requests import OpenRequest
 from services.messages import Text, Timings, Tokenized, TokenRecord
@@ -20,23 +22,17 @@ _REASONS = {
 }
 
 
-def accepted(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
-    """First message of a stream."""
+def accepted(request: OpenRequest) -> types_pb2.Accepted:
+    """It was let in."""
     envelope = request.envelope
-    made = types_pb2.Accepted(
-        generation_id=envelope.request_id, model=envelope.model, revision=envelope.revision, params=effective(request)
+    return types_pb2.Accepted(
+        generation_id=request.generation_id, model=envelope.model, revision=envelope.revision, params=effective(request)
     )
-    return inference_pb2.StreamGenerateResponse(accepted=made)
-
-
-def prompt_event(request: OpenRequest) -> inference_pb2.StreamGenerateResponse:
-    """What was learnt of the prompt, before the first delta."""
-    return inference_pb2.StreamGenerateResponse(prompt_info=prompt_info(request))
 
 
 def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
     """As far as it is known; its tokens where they are echoed."""
-    made = types_pb2.PromptInfo(generation_id=request.envelope.request_id)
+    made = types_pb2.PromptInfo(generation_id=request.generation_id)
     if request.admitted is not None:
         made.prompt_tokens, made.cached_tokens = request.admitted.num_prompt, request.admitted.num_cached
     if request.prompt is not None:
@@ -45,13 +41,11 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
     return made
 
 
-def delta(request: OpenRequest, texts: Sequence[Text]) -> inference_pb2.StreamGenerateResponse:
-    """`texts`, which wait together, as one delta."""
-    response = inference_pb2.StreamGenerateResponse()
-    made = response.delta
-    made.generation_id = request.envelope.request_id
+def fill_delta(made: types_pb2.Delta, request: OpenRequest, seq: int, texts: Sequence[Text]) -> None:
+    """`texts`, which wait together, as one delta: into its message, as copying one costs as much as making it."""
+    made.generation_id = request.generation_id
     made.output_index = texts[0].output_index
-    made.seq = request.last_seq
+    made.seq = seq
     made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
     add_sections(made, texts)
     made.coalesced_steps = len(texts)
@@ -59,7 +53,6 @@ def delta(request: OpenRequest, texts: Sequence[Text]) -> inference_pb2.StreamGe
     if request.asked.token_records:
         for one in texts:
             add_tokens(made.tokens.add, one.tokens)
-    return response
 
 
 def add_sections(made: types_pb2.Delta | types_pb2.Output, texts: Sequence[Text]) -> None:
@@ -85,35 +78,48 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
             token.candidates.add(id=rival, piece=piece, logprob=logprob, rank=rank)
 
 
-def output_finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateResponse:
+def output_finished(request: OpenRequest, last: Text) -> types_pb2.OutputFinished:
     """The end of one output."""
-    made = types_pb2.OutputFinished(
-        generation_id=request.envelope.request_id,
+    return types_pb2.OutputFinished(
+        generation_id=request.generation_id,
         output_index=last.output_index,
         finish_reason=reason(last),
         stop_match=stop_match(last),
         completion_tokens=request.outputs[last.output_index].num_tokens,
     )
-    return inference_pb2.StreamGenerateResponse(output_finished=made)
 
 
-def finished(request: OpenRequest, last: Text) -> inference_pb2.StreamGenerateResponse:
+def finished(request: OpenRequest) -> types_pb2.Finished:
     """The end of the generation."""
-    made = types_pb2.Finished(
-        generation_id=request.envelope.request_id,
+    return types_pb2.Finished(
+        generation_id=request.generation_id,
         last_seq=request.last_seq,
         usage=usage(used(request)),
         timings=timings(used(request)),
         params=effective(request),
     )
-    return inference_pb2.StreamGenerateResponse(finished=made)
+
+
+def failed(request: OpenRequest, error: ServiceError) -> inference_pb2.Failed:
+    """The end of a generation without success."""
+    generation_id = request.generation_id
+    made = refused(error, generation_id=generation_id, last_seq=str(request.last_seq))
+    made.generation_id, made.last_seq = generation_id, request.last_seq
+    made.usage.CopyFrom(usage(used(request)))
+    return made
+
+
+def refused(error: ServiceError, **extra: str) -> inference_pb2.Failed:
+    """An error of what is no generation yet; `extra` goes into its ErrorInfo."""
+    status = to_rpc(error, extra)
+    return inference_pb2.Failed(code=status.code, message=status.message, details=status.details)
 
 
 def whole(request: OpenRequest) -> inference_pb2.GenerateResponse:
     """The answer of a unary generation."""
     envelope = request.envelope
     return inference_pb2.GenerateResponse(
-        generation_id=envelope.request_id,
+        generation_id=request.generation_id,
         model=envelope.model,
         revision=envelope.revision,
         outputs=[_output(request, index) for index in range(len(request.outputs))],
@@ -153,8 +159,8 @@ def tokenized(request: OpenRequest, value: Tokenized) -> inference_pb2.TokenizeR
 def effective(request: OpenRequest) -> types_pb2.EffectiveParams | None:
     """Parameters as used; `max_tokens` as the engine settled it."""
     params = request.asked.effective
-    if params is not None and request.admitted is not None:
-        params.sampling.max_tokens = request.admitted.max_tokens
+    if params is not None and request.max_tokens:
+        params.sampling.max_tokens = request.max_tokens
     return params
 
 

@@ -48,6 +48,12 @@ def read_call(method: str, context: Context) -> Call:
     )
 
 
+def sooner(call: Call, seconds: float | None) -> Call:
+    """The call with a deadline no later than in `seconds`; None sets none."""
+    left_s = [one for one in (call.time_left_s, seconds) if one is not None]
+    return dataclasses.replace(call, time_left_s=min(left_s, default=None))
+
+
 def _traceparent(value: str) -> str:
     if value and not _TRACEPARENT.fullmatch(value):
         raise invalid("traceparent", f"{value[:80]!r} is not of the form 00-<32 hex>-<16 hex>-<2 hex>")

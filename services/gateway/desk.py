@@ -6,20 +6,33 @@ Between the handlers and the ring. `emit` never blocks; the clock is passed in. 
 import asyncio
 import secrets
 from collections.abc import Callable
+from typing import Protocol
 
-from engine.errors import ServiceError, cancelled, engine_fault, invalid
+import msgspec
+
+from engine.errors import ServiceError, cancelled, engine_fault, invalid, stage_lost
 from engine.request import FinishReason
 from services.gateway.admission import Admission
 from services.gateway.calls import Call
-from services.gateway.errors import draining, loading, not_found, slow_consumer
+from services.gateway.errors import draining, duplicate, loading, not_found, slow_consumer
+from services.gateway.history import History
 from services.gateway.observer import Observer
-from services.gateway.open_requests import OpenRequest, OpenRequests, SlotLimits, State
+from services.gateway.open_requests import OpenRequest, State
 from services.gateway.pace import Pace
 from services.gateway.quota import Quotas
+from services.gateway.reader import SlotLimits
+from services.gateway.registry import OpenRequests
+from services.gateway.replay import cancels, work_now
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
-from services.messages import Cancel, Envelope, Failed, Message, Result, Submit, Text
-from services.work import Generate
+from services.messages import Cancel, Change, Envelope, Failed, Message, Result, Submit, Text, Update
+
+
+class Stream(Protocol):
+    """A stream on which requests are opened until it is told that the server goes away."""
+
+    def go_away(self, message: str) -> None:
+        """Open nothing more."""
 
 
 class Desk:
@@ -39,17 +52,26 @@ class Desk:
         self.admission = Admission(settings.max_open_requests, settings.max_reserved_tokens)
         self.requests = OpenRequests(lambda reason: observer.count("dropped", reason=reason))
         self._quotas = quotas
+        self._keys: dict[tuple[str, str], str] = {}  # tenant and idempotency key of what is open → its id
         self.refusal: ServiceError | None = loading()
+        self.is_draining = False
+        self.streams: set[Stream] = set()  # of many requests each
         self.on_empty: Callable[[], None] = lambda: None
         self._pace = Pace(lambda: len(self.requests), clock, _call_later)
         self._emit = emit
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
+
+    @property
+    def num_open(self) -> int:
+        """Requests of clients that are open."""
+        return self.admission.num_requests
 
     def open(self, call: Call, asked: Asked, *, streams: bool) -> OpenRequest:
         """Admit a request, or raise `ServiceError`. It is sent round the ring by `submit`."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one object for many: it must not gather their frames
         tenant = call.caller.tenant
+        self._check_key(tenant, asked)
         charged = self._quotas.take(tenant, asked.reserve, self.clock())
         try:
             self.admission.reserve(asked.reserve)
@@ -58,6 +80,10 @@ class Desk:
             raise
         request = self._add(call, asked, streams)
         request.charged = charged
+        if asked.idempotency_key:
+            self._keys[tenant, asked.idempotency_key] = request.generation_id
+        if asked.detach_ttl_s is not None:
+            request.history = History(self.settings.max_history_deltas, self.settings.max_history_bytes)
         return request
 
     def open_own(self, call: Call, asked: Asked) -> OpenRequest:
@@ -71,16 +97,25 @@ class Desk:
         """Send it round the ring under the span of `traceparent`."""
         envelope = request.envelope
         if traceparent != envelope.traceparent:
-            request.envelope = envelope = with_trace(envelope, traceparent)
+            request.envelope = envelope = msgspec.structs.replace(envelope, traceparent=traceparent)
         self._emit(Submit(envelope=envelope, work=request.asked.work))
+
+    def resubmit(self, request: OpenRequest) -> None:
+        """Send it round the ring once more: it goes on where it is; what an earlier attempt still says is dropped."""
+        resume = request.send_again(self.clock())
+        self.observer.count("replayed")
+        self._emit(Submit(envelope=request.envelope, work=work_now(request), resume=resume))
+        for cancel in cancels(request):
+            self._emit(cancel)
 
     def close(self, request: OpenRequest) -> None:
         """Forget it and tell the ring, unless the ring ended it. Never waits; a second time does nothing."""
         request.end(cancelled())
         if not self.requests.remove(request):
             return
+        self._keys.pop((request.envelope.tenant, request.asked.idempotency_key), None)
         if not request.is_own:
-            self.admission.release(request.asked.reserve)
+            self.admission.release(request.reserved)
             self._quotas.settle(request.envelope.tenant, request.charged, request.num_used, self.clock())
         self._cancel_in_ring(request)
         if not len(self.requests):
@@ -105,13 +140,36 @@ class Desk:
         self._cancel_in_ring(request)
         return found, State.CANCELLED
 
+    def change(self, request: OpenRequest, change: Change | Cancel) -> None:
+        """Tell the ring what the client says of its request, and remember it."""
+        request.record(change)
+        if isinstance(change, Update) and change.time_left_s is not None:
+            request.set_time_left(change.time_left_s, self.clock())
+        self._emit(change)
+
+    def reserve_more(self, request: OpenRequest, num_tokens: int) -> None:
+        """Its prompt or its bound has grown. Raises `ServiceError` QUEUE_FULL."""
+        self.admission.grow(num_tokens)
+        request.reserved += num_tokens
+
     def deliver(self, message: Text | Failed | Result) -> None:
         """Take a message that came round the ring."""
-        self.requests.deliver(message, self.clock())
+        if self.requests.deliver(message, self.clock()) == "gap":
+            self._close_gap(message.envelope)
         if isinstance(message, Text) and message.finish is FinishReason.STOP_STRING:
             request = self.requests.get(message.envelope.request_id)
             if request is not None and request.outcome is None:  # others of its outputs go on: only this one is over
                 self._emit(Cancel(envelope=request.envelope, output_index=message.output_index))
+
+    def _close_gap(self, envelope: Envelope) -> None:
+        """A message was lost on its way: the request is sent again, unless that brought nothing before."""
+        request = self.requests.get(envelope.request_id)
+        if request is None:
+            return
+        if request.is_unproven and request.envelope.attempt:
+            request.end(stage_lost("detokenizer"))
+        else:
+            self.resubmit(request)
 
     def fail_all(self, error: ServiceError) -> None:
         """End every open request with `error`."""
@@ -119,31 +177,38 @@ class Desk:
             request.end(error)
 
     def drain(self) -> None:
-        """Refuse everything new from now on."""
+        """Refuse everything new from now on, and tell the streams that are open."""
         self.refusal = draining()
+        self.is_draining = True
+        for stream in tuple(self.streams):
+            stream.go_away(self.refusal.message)
 
     def release_stuck(self, elapsed_s: float) -> None:
         """Let go of readers that take nothing; called every `elapsed_s`."""
+        for reader in {request.reader for request in self.requests}:
+            reader.watch(elapsed_s)
         for request in self.requests:
-            if request.is_stuck(elapsed_s, self._slots) and not request.is_interrupted:
-                request.is_interrupted = True
-                request.end(slow_consumer(request.last_seq))
+            if request.is_stuck(self._slots) and not request.is_broken_off:
                 self.observer.count("slow_consumer")
-                request.interrupt()
+                request.break_off(slow_consumer(request.last_seq))
 
     def _cancel_output(self, request: OpenRequest, index: int) -> tuple[State, State]:
         """The engine ends the output, and tells so like any other end."""
         if index >= len(request.outputs):
             raise invalid("output_index", f"{index}: this generation has {len(request.outputs)} outputs")
-        work = request.asked.work
-        if isinstance(work, Generate) and work.params.is_search:
+        if request.asked.is_search:
             raise invalid(
                 "output_index", "best_of and beam search choose among their outputs: cancel the whole generation"
             )
         if request.outputs[index].last is not None:
             return State.FINISHED, State.FINISHED
-        self._emit(Cancel(envelope=request.envelope, output_index=index))
+        self.change(request, Cancel(envelope=request.envelope, output_index=index))
         return State.RUNNING, State.CANCELLED
+
+    def _check_key(self, tenant: str, asked: Asked) -> None:
+        running = self._keys.get((tenant, asked.idempotency_key)) if asked.idempotency_key else None
+        if running is not None:
+            raise duplicate(running)
 
     def _add(self, call: Call, asked: Asked, streams: bool) -> OpenRequest:
         envelope = Envelope(
@@ -155,6 +220,7 @@ class Desk:
             traceparent=call.traceparent,
             tracestate=call.tracestate,
             time_left_s=call.time_left_s,
+            epoch=self.settings.epoch,
         )
         request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None)
         self.requests.add(request)
@@ -168,20 +234,6 @@ class Desk:
 
 def _call_later(delay_s: float, callback: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(delay_s, callback)
-
-
-def with_trace(envelope: Envelope, traceparent: str) -> Envelope:
-    """The same envelope under another span."""
-    return Envelope(
-        request_id=envelope.request_id,
-        origin=envelope.origin,
-        tenant=envelope.tenant,
-        model=envelope.model,
-        revision=envelope.revision,
-        traceparent=traceparent,
-        tracestate=envelope.tracestate,
-        time_left_s=envelope.time_left_s,
-    )
 
 
 def ended_error(request: OpenRequest) -> ServiceError:

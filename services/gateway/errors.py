@@ -75,6 +75,17 @@ def not_found(kind: str, name: str, hint: str) -> ServiceError:
     )
 
 
+def duplicate(generation_id: str) -> ServiceError:
+    """The key names a generation that is in flight."""
+    return ServiceError(
+        Code.ALREADY_EXISTS,
+        "DUPLICATE_REQUEST",
+        f"idempotency_key names a generation that is in flight, {generation_id}: resume that one",
+        field="idempotency_key",
+        details={"generation_id": generation_id},
+    )
+
+
 def draining() -> ServiceError:
     """The server is going away and takes no new work."""
     return ServiceError(
@@ -89,12 +100,24 @@ def loading() -> ServiceError:
     )
 
 
-def slow_consumer(last_seq: int) -> ServiceError:
-    """The reader did not take what was generated for it."""
+def slow_consumer(last_seq: int | None = None) -> ServiceError:
+    """The reader did not take what was generated for it; None for a stream of several generations."""
+    last = "" if last_seq is None else f"; delta {last_seq} is the last that was sent"
     return ServiceError(
         Code.ABORTED,
         "SLOW_CONSUMER",
-        f"the stream was not read fast enough and was ended; delta {last_seq} is the last that was sent",
+        f"the stream was not read fast enough and was ended{last}",
+        details={} if last_seq is None else {"last_seq": str(last_seq)},
+    )
+
+
+def nobody_grants(last_seq: int) -> ServiceError:
+    """The credit is spent and the client has half-closed its stream: nobody can grant more."""
+    return ServiceError(
+        Code.ABORTED,
+        "SLOW_CONSUMER",
+        "the credit of this generation is spent and its stream is half-closed, so that nobody can grant more; "
+        f"delta {last_seq} is the last that was sent",
         details={"last_seq": str(last_seq)},
     )
 

@@ -1,10 +1,11 @@
 """A gateway: gRPC server, desk, health and the pulse that keeps them honest, joined.
 
-The rest of the process sees `start`, `stop`, `deliver` and `fail_all`; what goes out goes through `emit`, which never
+The rest of the process sees `start`, `stop`, `deliver` and `stage_lost`; what goes out goes through `emit`, which never
 blocks. Everything runs on one event loop.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,24 +13,29 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from engine.errors import ServiceError, stage_lost
+from engine.errors import engine_fault, stage_lost
 from engine.request import SamplingParams
 from services.gateway import server
 from services.gateway.calls import Call
 from services.gateway.control import Control
+from services.gateway.converse import Converse
 from services.gateway.desk import Desk
 from services.gateway.errors import draining
 from services.gateway.guard import Guard
 from services.gateway.identity import Access, read_access
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
+from services.gateway.neighbours import Neighbours
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
 from services.gateway.open_requests import OpenRequest, State
+from services.gateway.parking import Parking
 from services.gateway.quota import Quotas, TenantLimits
+from services.gateway.recovery import Recovery
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
 from services.messages import Failed, Message, Probe, Report, Result, Text
+from services.ring.peers import peer_of
 from services.watched import Watched
 from services.work import Generate, TokenPrompt
 
@@ -46,16 +52,23 @@ class Gateway:
         emit: Callable[[Message], None],
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lost_frames: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Raises `ServiceError` for an access file that cannot be used."""
+        """`lost_frames`: frames of the ring that never came. Raises `ServiceError` for an access file that cannot be
+        used."""
         self._settings = settings
         self._emit = emit
         self._clock = clock
         access = _access(settings.access_file)
-        self._guard = Guard(access, clock)
+        self._guard = Guard(access, clock, settings.peer_secret)
         self.desk = Desk(settings, emit, observer or Unobserved(), clock, _quotas(access, settings.num_gateways))
-        self._control = Control(self.desk)
-        self._liveness = Liveness(settings.gateway_id, settings.routes, settings.probe_timeout_s)
+        self._parking = Parking(lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests)
+        self._neighbours = Neighbours(settings.gateway_id, settings.neighbours, settings.peer_secret)
+        self._control = Control(self.desk, self.drain)
+        self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
+        self._recovery = Recovery(self._way_of, settings.recovery_timeout_s)
+        self._lost_frames = lost_frames
+        self._num_lost_frames = 0
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._pulse: asyncio.Task[None] | None = None
@@ -63,6 +76,10 @@ class Gateway:
         self._is_warm = False
         self._is_draining = False
         self._was_serving: bool | None = None
+        self._has_said_so = False
+        self._port = 0
+        self._nudge = asyncio.Event()  # something changed that is told at once
+        self.on_serving: Callable[[int], None] = lambda port: None  # requests are let in; also after every loss
 
     @property
     def is_serving(self) -> bool:
@@ -71,74 +88,106 @@ class Gateway:
 
     async def start(self) -> int:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
-        inference = Inference(self.desk)
+        inference = Inference(self.desk, self._parking, self._neighbours)
         adapter = OpenInference(self.desk, inference.stream_generate)
-        self._server = server.build(self._settings, self._guard, inference, self._control, adapter, self._health)
-        port = server.listen(self._server, self._settings)
+        handlers = server.Handlers(inference, Converse(self.desk, self._parking), self._control, adapter)
+        self._server = server.build(self._settings, self._guard, handlers, self._health)
+        self._port = server.listen(self._server, self._settings)
         await self._publish()
         await self._server.start()
         self._pulse = asyncio.create_task(self._beat(), name="gateway pulse")
-        return port
+        return self._port
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new work, wait up to `grace_s` for the running, then end."""
+        await self.drain(grace_s)
+        if self._server is not None:
+            await self._server.stop(FLUSH_S)
+        await self._neighbours.close()
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new work, wait up to `grace_s` for the running, then end it. The server stays, and says so."""
         self._is_draining = True
         self.desk.drain()
         await self._publish()
         await self._emptied(grace_s)
         self.desk.fail_all(draining())
-        if self._server is not None:
-            await self._server.stop(FLUSH_S)
-        if self._pulse is not None:
-            self._pulse.cancel()
-            await asyncio.gather(self._pulse, return_exceptions=True)
 
     def deliver(self, message: Inbound) -> None:
         """Take a message that came round the ring. Waits for nothing."""
         if isinstance(message, Probe):
             self._probe_returned(message)
         elif isinstance(message, Report):
-            self._control.report(message)
+            self._control.loads.report(message)
         else:
             self.desk.deliver(message)
+            if self._recovery.is_busy:
+                self._replay()
 
-    def fail_all(self, error: ServiceError) -> None:
-        """End every open request with `error`: a stage of the ring was lost."""
-        self.desk.fail_all(error)
+    def stage_lost(self, *, planned: bool = False) -> None:
+        """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
+        self._recovery.lost(self._clock(), planned=planned)
+        self._is_warm = self._has_said_so = False
+        self._liveness.forget()
+        if self._warm_up is not None:
+            self._warm_up.end(stage_lost("serving"))
+        if not self._is_draining:
+            self.desk.refusal = stage_lost("serving")
+        self._nudge.set()
 
     async def _beat(self) -> None:
         interval_s = self._settings.probe_interval_s
         last_s = self._clock()
         while True:
+            self._nudge.clear()
             now_s = self._clock()
             elapsed_s = min(now_s - last_s, 2 * interval_s)  # our own pause is nobody's fault
             last_s = now_s
             for probe in self._liveness.send(elapsed_s):
                 self._emit(probe)
             self.desk.release_stuck(elapsed_s)
-            if self._liveness.is_lost(self._control.step_s):
-                self._lost(stage_lost("serving"))
+            self._look_for_losses(now_s)
             self._warm()
+            self._replay()
             await self._publish()
-            await asyncio.sleep(interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._nudge.wait()
+
+    def _look_for_losses(self, now_s: float) -> None:
+        if self._is_warm and self._liveness.is_lost(self._control.loads.step_s):
+            self.stage_lost()
+        if self._recovery.is_overdue(now_s):
+            self.desk.fail_all(stage_lost("serving"))
+        num_lost = self._lost_frames()
+        if num_lost != self._num_lost_frames:  # what came to us was lost on its way: who it was for is unknown
+            self._num_lost_frames = num_lost
+            self._recovery.again([one for one in self.desk.requests if one.outcome is None and not one.is_own])
 
     def _probe_returned(self, probe: Probe) -> None:
         changed = self._liveness.returned(probe)
-        if changed is not None:
-            self._lost(stage_lost(changed.value))
+        if changed:
+            to_blame = self._recovery.replaced(changed, self.desk.requests)
+            if to_blame is not None:
+                to_blame.end(engine_fault("a process of this server ended twice while it worked on this request"))
+            self.stage_lost()
         self._warm()
 
-    def _lost(self, error: ServiceError) -> None:
-        self._is_warm = False
-        self._liveness.forget()
-        self.desk.fail_all(error)
-        if not self._is_draining:
-            self.desk.refusal = error
+    def _way_of(self, request_id: str) -> tuple[str, str, str]:
+        tokenizers, engines, detokenizers = self._settings.stages
+        return peer_of(request_id, tokenizers), peer_of(request_id, engines), peer_of(request_id, detokenizers)
+
+    def _replay(self) -> None:
+        for request in self._recovery.due(self._clock()):
+            self.desk.resubmit(request)
 
     def _warm(self) -> None:
         """Have one token made, once a probe has come back on every way; open the door when it is there."""
         if self._warm_up is None:
-            if not self._is_warm and not self._is_draining and self._liveness.is_complete:
+            if not self._is_warm and self._liveness.is_complete:
                 self._warm_up = self.desk.open_own(Call("warm-up"), _one_token(self._settings))
                 self._warm_up.on_news = self._warm
             return
@@ -147,11 +196,18 @@ class Gateway:
         made, self._warm_up = self._warm_up, None
         self.desk.close(made)
         self._is_warm = made.state is State.FINISHED
-        if self._is_warm and not self._is_draining:
+        if not self._is_warm:
+            return
+        self._recovery.restored()
+        if not self._is_draining:
             self.desk.refusal = None
+        self._nudge.set()
 
     async def _publish(self) -> None:
         serving = self.is_serving
+        if serving and not self._has_said_so:
+            self._has_said_so = True
+            self.on_serving(self._port)
         if serving is self._was_serving:
             return
         self._was_serving = serving

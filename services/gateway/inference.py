@@ -15,21 +15,17 @@ from sluice.v1 import inference_pb2
 from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, unsupported
 from services.gateway import answers, translate
 from services.gateway.calls import Call, Context, read_call
-from services.gateway.desk import Desk, ended_error
+from services.gateway.desk import Desk
 from services.gateway.errors import not_found, to_status
+from services.gateway.followed import Followed
 from services.gateway.identity import CALLER
-from services.gateway.observer import RequestTrace, Started
-from services.gateway.open_requests import OpenRequest, State, has_content
+from services.gateway.neighbours import Neighbours, owner_of
+from services.gateway.open_requests import OpenRequest, State
+from services.gateway.parking import Parking
+from services.gateway.session import Session
+from services.gateway.story import Manner
 from services.gateway.translate import Asked
-from services.messages import (
-    Detokenized,
-    Text,
-    Tokenized,
-)
-from services.work import (
-    ChatPrompt,
-    Generate,
-)
+from services.messages import Detokenized, Tokenized
 
 log = logging.getLogger(__name__)
 
@@ -42,74 +38,13 @@ _STATES = {
 }
 
 
-class Session:
-    """One call that has a request: opened, submitted and followed; ends on every path."""
-
-    def __init__(self, desk: Desk, context: Context, call: Call, asked: Asked, *, streams: bool) -> None:
-        self._desk = desk
-        self._context = context
-        self.request = desk.open(call, asked, streams=streams)
-        self._trace = self._observe(call, asked)
-        self._news = asyncio.Event()
-        self._saw_token = False
-        self.request.on_news = self._news.set
-        context.set_trailing_metadata(self._trailers())
-        desk.submit(self.request, self._trace.traceparent)
-
-    async def outcome(self) -> Text | Tokenized | Detokenized:
-        """Wait for the end; raises the error that ended the request, also while nothing is left to write."""
-        while self.request.outcome is None:
-            await self.news()
-        self._note_token()
-        if isinstance(self.request.outcome, ServiceError):
-            raise ended_error(self.request)
-        return self.request.outcome
-
-    async def news(self) -> None:
-        """Wait until something has come."""
-        await self._news.wait()
-        self._news.clear()
-        self._note_token()
-
-    async def write(self, message: inference_pb2.StreamGenerateResponse) -> None:
-        """Send `message`; ends in the error of the request if the reader is let go meanwhile."""
-        self.request.begin_write()
-        await self._context.write(message)
-        self.request.end_write()
-
-    def close(self, error: ServiceError | None) -> None:
-        """Release everything; waits for nothing."""
-        self._desk.close(self.request)
-        self.request.on_news = self.request.interrupt = _nothing
-        status, reason = (int(error.code), error.reason) if error else (0, "")
-        self._trace.ended(status, reason, answers.used(self.request))
-
-    def _observe(self, call: Call, asked: Asked) -> RequestTrace:
-        envelope = self.request.envelope
-        params, is_chat = None, False
-        if isinstance(asked.work, Generate):
-            params, is_chat = asked.work.params, isinstance(asked.work.prompt, ChatPrompt)
-        started = Started(
-            envelope.request_id, call.method, envelope.model, call.traceparent, call.tracestate, params, is_chat
-        )
-        return self._desk.observer.request_started(started)
-
-    def _note_token(self) -> None:
-        if not self._saw_token and self.request.first_token_s is not None:
-            self._saw_token = True
-            self._trace.first_token()
-
-    def _trailers(self) -> tuple[tuple[str, str], ...]:
-        generation = ("x-sluice-generation-id", self.request.envelope.request_id)
-        trace = self._trace.traceparent
-        return (generation, ("x-sluice-trace-id", trace[3:35])) if trace else (generation,)
-
-
 class Inference:
     """The handlers. Errors become a status in `_answer` and nowhere else."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, parking: Parking, neighbours: Neighbours) -> None:
         self._desk = desk
+        self._neighbours = neighbours
+        self._parking = parking
         self._settings = desk.settings
 
     async def generate(
@@ -122,9 +57,9 @@ class Inference:
             return answers.whole(session.request)
 
         def ask(call: Call) -> Asked:
-            return translate.generation(request.spec, call.priority, self._settings)
+            return translate.whole(request.spec, call.priority, self._settings)
 
-        return await self._answer("Generate", context, ask, body)
+        return await self._answer("Generate", context, self._opening(ask), body)
 
     async def stream_generate(self, request: inference_pb2.StreamGenerateRequest, context: Context) -> None:
         """StreamGenerate: accepted, deltas, output_finished, finished."""
@@ -132,7 +67,34 @@ class Inference:
         def ask(call: Call) -> Asked:
             return translate.generation(request.spec, call.priority, self._settings)
 
-        await self._answer("StreamGenerate", context, ask, _stream, streams=True)
+        manner = Manner(is_eager=False, tells_prompt=request.spec.output.echo)
+
+        async def body(session: Session) -> None:
+            await session.stream(inference_pb2.StreamGenerateResponse, manner)
+
+        await self._answer("StreamGenerate", context, self._opening(ask, streams=True), body)
+
+    async def resume_generate(self, request: inference_pb2.ResumeGenerateRequest, context: Context) -> None:
+        """ResumeGenerate: what the reader lacks of a generation that outlived its last one, and what comes."""
+        point = request.spec.resume
+        request_id, owner = owner_of(point.generation_id)
+        if self._neighbours.is_other(owner):
+            try:
+                await self._neighbours.resume(owner, CALLER.get().tenant, request, context)
+            except ServiceError as error:
+                await refuse(context, error)
+            return
+
+        def take(call: Call) -> Followed:
+            translate.check_resume(request.spec)
+            return self._parking.take(request_id, call.caller.tenant)
+
+        async def body(session: Session) -> None:
+            tells_prompt = session.request.asked.echo and not point.after_seq
+            manner = Manner(is_eager=False, tells_prompt=tells_prompt, after_seq=point.after_seq)
+            await session.stream(inference_pb2.ResumeGenerateResponse, manner)
+
+        await self._answer("ResumeGenerate", context, take, body)
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -145,7 +107,7 @@ class Inference:
             return answers.tokenized(session.request, value)
 
         return await self._answer(
-            "Tokenize", context, lambda call: translate.tokenization(request, self._settings), body
+            "Tokenize", context, self._opening(lambda call: translate.tokenization(request, self._settings)), body
         )
 
     async def detokenize(
@@ -160,7 +122,7 @@ class Inference:
             return inference_pb2.DetokenizeResponse(model=envelope.model, revision=envelope.revision, text=value.text)
 
         return await self._answer(
-            "Detokenize", context, lambda call: translate.detokenization(request, self._settings), body
+            "Detokenize", context, self._opening(lambda call: translate.detokenization(request, self._settings)), body
         )
 
     async def cancel_generation(
@@ -170,8 +132,11 @@ class Inference:
         try:
             if not 1 <= len(request.generation_id) <= 128:
                 raise not_found("generation", request.generation_id, "send the id that Accepted named")
+            tenant, (request_id, owner) = CALLER.get().tenant, owner_of(request.generation_id)
+            if self._neighbours.is_other(owner):
+                return await self._neighbours.cancel(owner, tenant, request, context)
             index = request.output_index if request.HasField("output_index") else None
-            found, state = self._desk.cancel(request.generation_id, CALLER.get().tenant, index)
+            found, state = self._desk.cancel(request_id, tenant, index)
         except ServiceError as error:
             await refuse(context, error)
             raise
@@ -181,16 +146,15 @@ class Inference:
         self,
         method: str,
         context: Context,
-        ask: Callable[[Call], Asked],
+        find: Callable[[Call], Followed],
         body: Callable[[Session], Awaitable[_T]],
-        streams: bool = False,
     ) -> _T:
         session: Session | None = None
         failure: ServiceError | None = cancelled()  # unless something else is found out
         try:
             call = read_call(method, context)
-            session = Session(self._desk, context, call, ask(call), streams=streams)
-            answer = await _interruptible(session, body)
+            session = Session(context, find(call), self._parking)
+            answer = await session.run(body)
             failure = None
             return answer
         except ServiceError as error:
@@ -210,48 +174,12 @@ class Inference:
         await refuse(context, failure, session.request if session else None)
         raise failure
 
+    def _opening(self, ask: Callable[[Call], Asked], *, streams: bool = False) -> Callable[[Call], Followed]:
+        return lambda call: Followed(self._desk, call, ask(call), streams=streams)
+
     def _count_refusal(self, session: Session | None, failure: ServiceError) -> None:
         if session is None:
             self._desk.observer.count("refused", reason=failure.reason)
-
-
-async def _stream(session: Session) -> None:
-    request = session.request
-    while request.admitted is None and request.outcome is None:
-        await session.news()
-    if request.admitted is not None:
-        await session.write(answers.accepted(request))
-    if request.asked.echo:
-        while request.prompt is None and request.outcome is None:
-            await session.news()
-        await session.write(answers.prompt_event(request))
-    while True:
-        texts = request.take()
-        if texts:
-            if has_content(texts):
-                await session.write(answers.delta(request, texts))
-            if texts[-1].finish is not None:
-                await session.write(answers.output_finished(request, texts[-1]))
-        elif request.outcome is None:
-            await session.news()
-        else:
-            break
-    last = await session.outcome()
-    assert isinstance(last, Text)
-    await session.write(answers.finished(request, last))
-
-
-async def _interruptible(session: Session, body: Callable[[Session], Awaitable[_T]]) -> _T:
-    """Run `body`; when the desk breaks its write, raise the request's error in place of the cancellation."""
-    task = asyncio.current_task()
-    assert task is not None
-    session.request.interrupt = task.cancel
-    try:
-        return await body(session)
-    except asyncio.CancelledError:
-        if session.request.is_interrupted and task.uncancel() == 0:
-            raise ended_error(session.request) from None
-        raise
 
 
 async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
@@ -259,7 +187,7 @@ async def refuse(context: Context, error: ServiceError, request: OpenRequest | N
     extra: dict[str, str] = {}
     trailers = tuple(context.trailing_metadata() or ())
     if request is not None:
-        extra = {"generation_id": request.envelope.request_id, "last_seq": str(request.last_seq)}
+        extra = {"generation_id": request.generation_id, "last_seq": str(request.last_seq)}
     code, message, details = to_status(error, extra)
     await context.abort(code, message, (*trailers, *details))
 
@@ -267,7 +195,3 @@ async def refuse(context: Context, error: ServiceError, request: OpenRequest | N
 async def refuse_feature(name: str, context: Context) -> None:
     """Answer an RPC that is not built."""
     await refuse(context, unsupported(name, f"{name} is not supported by this server"))
-
-
-def _nothing() -> None:
-    """Nobody is left to wake or break."""

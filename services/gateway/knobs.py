@@ -5,6 +5,7 @@ Fills in defaults; the engine's own function says what is in range. Knows no pro
 
 import secrets
 
+from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import types_pb2
 
 from engine.errors import invalid
@@ -12,6 +13,11 @@ from engine.request import Limits, SamplingParams, check_priority
 from services.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
+MAX_DETACH_TTL_S = 600.0
+DEFAULT_DETACH_TTL_S = 60.0
+MAX_KEY_BYTES = 128
+_CANCEL = types_pb2.DISCONNECT_ACTION_CANCEL
+_DETACH = types_pb2.DISCONNECT_ACTION_DETACH
 
 
 def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> SamplingParams:
@@ -77,7 +83,7 @@ def text(spec: types_pb2.GenerationSpec) -> TextOptions:
     )
 
 
-def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits) -> Scheduling:
+def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits, *, is_open: bool) -> Scheduling:
     """When it runs; `priority` is that of the metadata. Raises `ServiceError`."""
     asked = spec.scheduling
     if asked.HasField("priority"):
@@ -85,10 +91,45 @@ def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits) ->
     check_priority(priority, limits)
     target_s: float | None = None
     if asked.HasField("ttft_target"):
-        target_s = asked.ttft_target.seconds + asked.ttft_target.nanos / 1e9
-        if not 0 < target_s <= MAX_TTFT_TARGET_S:
-            raise invalid("scheduling.ttft_target", f"{target_s} s is not in (0, {MAX_TTFT_TARGET_S:g}]")
-    return Scheduling(priority, target_s, spec.cache.bypass)
+        target_s = seconds("scheduling.ttft_target", asked.ttft_target, MAX_TTFT_TARGET_S)
+    credit = spec.credit_window if spec.HasField("credit_window") else None
+    return Scheduling(priority, target_s, spec.cache.bypass, credit, is_open)
+
+
+def detach_ttl_s(asked: types_pb2.SchedulingOptions) -> float | None:
+    """How long it is kept without a reader; None when it ends with its reader. Raises `ServiceError`."""
+    if asked.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
+        if not asked.HasField("detach_ttl"):
+            return DEFAULT_DETACH_TTL_S
+        return seconds("scheduling.detach_ttl", asked.detach_ttl, MAX_DETACH_TTL_S)
+    if asked.HasField("detach_ttl"):
+        raise invalid("scheduling.detach_ttl", "is of no use without DISCONNECT_ACTION_DETACH: leave it out")
+    known = (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL)
+    if asked.on_disconnect not in known:
+        raise invalid("scheduling.on_disconnect", f"{asked.on_disconnect} is no action that this server knows")
+    return None
+
+
+def idempotency_key(spec: types_pb2.GenerationSpec) -> str:
+    """ "" where it is absent. Raises `ServiceError`."""
+    size = len(spec.idempotency_key.encode())
+    if spec.HasField("idempotency_key") and not 1 <= size <= MAX_KEY_BYTES:
+        raise invalid("idempotency_key", f"has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed", limit=MAX_KEY_BYTES)
+    return spec.idempotency_key
+
+
+def seconds(field: str, asked: Duration, high_s: float, low_s: float | None = None) -> float:
+    """A time of `low_s`, or if that is None of more than 0, to `high_s`. Raises `ServiceError`."""
+    found = asked.seconds + asked.nanos / 1e9
+    is_low = found <= 0 if low_s is None else found < low_s
+    if is_low or found > high_s:
+        bounds = f"(0, {high_s:g}]" if low_s is None else f"[{low_s:g}, {high_s:g}]"
+        raise invalid(field, f"{found} s is not in {bounds}", limit=low_s or 0 if is_low else high_s)
+    return found
+
+
+def _nanos(time_s: float) -> int:
+    return round(time_s % 1.0 * 1e9)
 
 
 def _best_of(asked: types_pb2.SamplingParams) -> int:
@@ -118,6 +159,7 @@ def effective(
     text: TextOptions,
     scheduling: Scheduling,
     spec: types_pb2.GenerationSpec,
+    detach_ttl_s: float | None,
 ) -> types_pb2.EffectiveParams:
     """Every parameter as it is used; `max_tokens` is set when the engine has settled it."""
     records = spec.output.token_records if spec.output.HasField("token_records") else True
@@ -152,10 +194,14 @@ def effective(
             echo=spec.output.echo,
             split_sections=text.split_sections if spec.HasField("chat") else None,
         ),
+        constraint=spec.constraint if spec.HasField("constraint") else None,
         cache=types_pb2.CacheOptions(bypass=scheduling.bypasses_cache),
         scheduling=types_pb2.SchedulingOptions(
             priority=scheduling.priority,
             ttft_target=spec.scheduling.ttft_target if scheduling.ttft_target_s is not None else None,
-            on_disconnect=types_pb2.DISCONNECT_ACTION_CANCEL,
+            on_disconnect=_CANCEL if detach_ttl_s is None else _DETACH,
+            detach_ttl=None
+            if detach_ttl_s is None
+            else Duration(seconds=int(detach_ttl_s), nanos=_nanos(detach_ttl_s)),
         ),
     )

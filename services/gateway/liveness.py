@@ -4,7 +4,7 @@ were running ourselves, so that our own pause does not look like a death of othe
 
 import collections
 
-from services.messages import Probe, Role
+from services.messages import Probe
 
 STEPS_OF_PATIENCE = 10
 
@@ -12,15 +12,18 @@ STEPS_OF_PATIENCE = 10
 class Liveness:
     """Probes that are under way, and the boot epochs of the processes they found."""
 
-    def __init__(self, origin: str, routes: tuple[tuple[str, ...], ...], timeout_s: float) -> None:
+    def __init__(self, origin: str, epoch: int, stages: tuple[tuple[str, ...], ...], timeout_s: float) -> None:
+        """`stages`: ids of the tokenizers, engines and detokenizers."""
         self._origin = origin
-        self._routes = routes
+        self._epoch = epoch
+        self._routes = routes = routes_of(stages)
         self._timeout_s = timeout_s
         self._now_s = 0.0
         self._nonce = 0
         self._under_way: list[collections.deque[tuple[int, float]]] = [collections.deque() for _ in routes]
         self._answered = [False for _ in routes]
-        self._epochs: dict[str, int] = {}
+        self._forgotten = 0  # probes up to this one say nothing about the ring as it is now
+        self._known: dict[str, tuple[int, int]] = {}  # process → its epoch, and frames it lost
 
     @property
     def is_complete(self) -> bool:
@@ -33,30 +36,36 @@ class Liveness:
         self._nonce += 1
         for sent in self._under_way:
             sent.append((self._nonce, self._now_s))
-        return [Probe(origin=self._origin, nonce=self._nonce, route=route) for route in self._routes]
+        return [Probe(origin=self._origin, nonce=self._nonce, route=route, epoch=self._epoch) for route in self._routes]
 
     def is_lost(self, step_s: float) -> bool:
         """Whether a way round has been silent for too long; `step_s` is the engines' longest recent step."""
         patience_s = max(self._timeout_s, STEPS_OF_PATIENCE * step_s)
         return any(sent and self._now_s - sent[0][1] > patience_s for sent in self._under_way)
 
-    def returned(self, probe: Probe) -> Role | None:
-        """A probe is back, and earlier ones with it; gives the role of a process that was replaced, if one was."""
-        if probe.route not in self._routes:
-            return None
+    def returned(self, probe: Probe) -> frozenset[str]:
+        """A probe is back, and earlier ones with it; gives the ids of processes that are new or have lost frames."""
+        if probe.route not in self._routes or probe.epoch != self._epoch:
+            return frozenset()
         at = self._routes.index(probe.route)
         sent = self._under_way[at]
         while sent and sent[0][0] <= probe.nonce:
             sent.popleft()
-        self._answered[at] = True
-        changed = None
+        self._answered[at] = self._answered[at] or probe.nonce > self._forgotten
+        changed = set()
         for visit in probe.visits:
-            known = self._epochs.get(visit.id)
-            self._epochs[visit.id] = visit.epoch
-            if known is not None and known != visit.epoch:
-                changed = visit.role
-        return changed
+            now = (visit.epoch, visit.lost)
+            if self._known.setdefault(visit.id, now) != now:
+                self._known[visit.id] = now
+                changed.add(visit.id)
+        return frozenset(changed)
 
     def forget(self) -> None:
         """The ring was lost: it counts as complete only when every way round has answered again."""
+        self._forgotten = self._nonce
         self._answered = [False for _ in self._routes]
+
+
+def routes_of(stages: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+    """Ways round the ring that together visit every process: one for each of the most numerous role."""
+    return tuple(tuple(ids[i % len(ids)] for ids in stages) for i in range(max(map(len, stages))))

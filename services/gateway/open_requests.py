@@ -1,27 +1,44 @@
-"""The requests that are open, and the one terminal state of each.
+"""A request that is open, and its one terminal state.
 
 Messages of the ring go in, news for the handlers comes out. While a handler is busy writing, news gathers in its
 request and leaves as one delta; the first news always leaves alone. Pure: no clock, no loop, no protobuf; handlers are
 woken by a callback.
 """
 
-import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 
-from engine.errors import ServiceError, stage_lost
+import msgspec
+
+from engine.errors import ServiceError
 from engine.request import FinishReason
-from services.gateway.errors import from_failed
+from services.gateway.history import History, num_bytes
+from services.gateway.reader import Reader, SlotLimits
 from services.gateway.translate import Asked
-from services.messages import Admitted, Detokenized, Envelope, Failed, Result, Text, Tokenized
+from services.messages import (
+    Admitted,
+    Cancel,
+    Change,
+    Detokenized,
+    Envelope,
+    Grant,
+    Resume,
+    Text,
+    Tokenized,
+)
+from services.work import Generate, pack_ids
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
-TOKEN_BYTES = 64  # what a waiting token record weighs at most, without its log probabilities
 
 
 def _nothing() -> None:
     """Wakes nobody."""
+
+
+def _ignore(error: ServiceError) -> None:
+    """Nobody is told."""
 
 
 class State(enum.Enum):
@@ -33,22 +50,18 @@ class State(enum.Enum):
     CANCELLED = enum.auto()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SlotLimits:
-    """What may wait unsent for one slow reader, and for how long."""
-
-    stall_timeout_s: float
-    max_deltas: int
-    max_bytes: int
-
-
 @dataclasses.dataclass(slots=True)
 class OutputState:
     """One output: how many tokens came, and the message that ended it."""
 
-    num_tokens: int = 0  # received: the next message must start here
+    ids: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))  # received
     num_reasoning: int = 0  # of them
     last: Text | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Received: the next message must start here."""
+        return len(self.ids)
 
 
 class OpenRequest:
@@ -59,11 +72,13 @@ class OpenRequest:
     ) -> None:
         """`on_text` is told of text that is not the last; None for a caller that wants all at once."""
         self.envelope = envelope
+        self.generation_id = f"{envelope.request_id}.{envelope.origin}"  # as clients know it
         self.asked = asked
         self.started_s = started_s
+        self._deadline_s = None if envelope.time_left_s is None else started_s + envelope.time_left_s
         self.on_news: Callable[[], None] = _nothing
         self._on_text = on_text
-        self.interrupt: Callable[[], object] = _nothing  # breaks a write that does not end
+        self.interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
         self.prompt: Tokenized | None = None  # where it is echoed
@@ -73,14 +88,18 @@ class OpenRequest:
         self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
-        self.is_interrupted = False
+        self.num_losses = 0  # of processes, while they worked on it
+        self.num_sent_tokens = 0  # it had when it was last sent round the ring
+        self.history: History | None = None  # of one that outlives its reader
+        self.is_broken_off = False  # its reader is being let go
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
-        self.num_writes = 0
-        self.is_writing = False
+        self.reader = Reader()
+        self.changes: list[Change | Cancel] = []  # what the client said after the open, in order, as the ring was told
+        self.allowed = _credit(asked)  # tokens that may be sampled in all; None is without limit
+        self.reserved = asked.reserve
+        self.max_tokens = 0  # as the engine settled or the client changed it; 0 before
         self._waiting: list[Text] = []
         self._waiting_bytes = 0
-        self._watched_write = 0
-        self._stalled_s = 0.0
 
     @property
     def state(self) -> State:
@@ -97,25 +116,47 @@ class OpenRequest:
         return sum([output.num_tokens for output in self.outputs])
 
     @property
+    def is_spent(self) -> bool:
+        """Whether every token that its credit allows has come."""
+        return self.allowed is not None and self.num_tokens >= self.allowed
+
+    @property
     def num_used(self) -> int:
         """Tokens it has cost so far, prompt and output."""
         return self.num_tokens + (self.admitted.num_prompt if self.admitted else 0)
 
+    @property
+    def is_unproven(self) -> bool:
+        """Whether it has brought nothing since it was last sent."""
+        return self.num_tokens == self.num_sent_tokens
+
+    def send_again(self, now_s: float) -> Resume:
+        """Begin another attempt: its envelope, and what it goes on behind."""
+        left = None if self._deadline_s is None else self._deadline_s - now_s
+        self.envelope = msgspec.structs.replace(self.envelope, attempt=self.envelope.attempt + 1, time_left_s=left)
+        self.num_sent_tokens = self.num_tokens
+        if not self.num_tokens or self.asked.is_search:
+            return ()
+        return tuple([None if one.last is not None else pack_ids(one.ids) for one in self.outputs])
+
+    def set_time_left(self, seconds: float, now_s: float) -> None:
+        """From now on it has so long; what is sent again says so."""
+        self._deadline_s = now_s + seconds
+
     def receive(self, text: Text, now_s: float) -> str:
-        """Take a message; the reason if it was dropped, else "". A gap means loss and ends the request."""
+        """Take a message; the reason if it was dropped, else "". A gap means loss: the request must be sent again."""
         dropped = self._unfit(text)
         if dropped:
-            if dropped == "gap":
-                self.end(stage_lost("detokenizer"))
             return dropped
         output = self.outputs[text.output_index]
-        if self.admitted is None:
+        if self.admitted is None and text.admitted is not None:
             self.admitted = text.admitted
-        output.num_tokens += len(text.tokens)
+            self.max_tokens = self.max_tokens or text.admitted.max_tokens
+        output.ids.extend([token.id for token in text.tokens])
         output.num_reasoning += text.num_reasoning
         if text.tokens or text.finish is not None or has_content((text,)):
             self._waiting.append(text)
-            self._waiting_bytes += len(text.text) + len(text.reasoning) + TOKEN_BYTES * len(text.tokens)
+            self._waiting_bytes += num_bytes((text,))
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
@@ -151,6 +192,22 @@ class OpenRequest:
         self.on_news()
         return True
 
+    def break_off(self, error: ServiceError) -> None:
+        """Let its reader go, who is told `error`. Without a history that is its end."""
+        if self.history is None:
+            self.end(error)
+        self.is_broken_off = True
+        self.interrupt(error)
+
+    def attach(self, on_news: Callable[[], None], interrupt: Callable[[ServiceError], object], reader: Reader) -> None:
+        """Somebody reads it from now on."""
+        self.on_news, self.interrupt, self.reader = on_news, interrupt, reader
+        self.is_broken_off = False
+
+    def detach(self, on_news: Callable[[], None] = _nothing) -> None:
+        """Nobody reads it any more."""
+        self.attach(on_news, _ignore, Reader())
+
     def take(self) -> list[Text]:
         """Messages of one output for the next delta: the first of all alone, later ones together. Empty when nothing
         waits. The last of an output may hold nothing but its end: then there is no delta."""
@@ -169,6 +226,8 @@ class OpenRequest:
             self._waiting_bytes = 0
         if has_content(taken):
             self.last_seq += 1
+        if self.history is not None:
+            self.history.add(self.last_seq, taken)
         return taken
 
     def take_all(self, index: int) -> list[Text]:
@@ -177,25 +236,19 @@ class OpenRequest:
         self._waiting = [one for one in self._waiting if one.output_index != index]
         return taken
 
-    def begin_write(self) -> None:
-        """The handler waits for the transport from here on."""
-        self.num_writes += 1
-        self.is_writing = True
+    def record(self, change: Change | Cancel) -> None:
+        """Remember what the ring was told; grants that follow each other are one."""
+        last = self.changes[-1] if self.changes else None
+        if isinstance(change, Grant) and isinstance(last, Grant):
+            self.changes[-1] = Grant(last.envelope, last.tokens + change.tokens)
+        else:
+            self.changes.append(change)
 
-    def end_write(self) -> None:
-        """The transport took it."""
-        self.is_writing = False
-
-    def is_stuck(self, elapsed_s: float, limits: SlotLimits) -> bool:
-        """Whether its reader must be let go; called every `elapsed_s`. One slow write alone does not count."""
-        if not self.is_writing or self.num_writes != self._watched_write:
-            self._watched_write = self.num_writes
-            self._stalled_s = 0.0
+    def is_stuck(self, limits: SlotLimits) -> bool:
+        """Whether its reader must be let go: it takes nothing for too long, or too much waits for it meanwhile."""
+        if not self.reader.is_stalled or (not self._waiting and self.outcome is None):
             return False
-        self._stalled_s += elapsed_s
-        if not self._waiting and self.outcome is None:
-            return False
-        too_long = self._stalled_s >= limits.stall_timeout_s
+        too_long = self.reader.stalled_s >= limits.stall_timeout_s
         return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
 
 
@@ -204,73 +257,9 @@ def has_content(texts: Sequence[Text]) -> bool:
     return any([one.tokens or one.text or one.reasoning or one.tool_calls for one in texts])
 
 
+def _credit(asked: Asked) -> int | None:
+    return asked.work.scheduling.credit if isinstance(asked.work, Generate) else None
+
+
 def _by_stop_string(last: Text | None) -> bool:
     return last is not None and last.finish is FinishReason.STOP_STRING
-
-
-class OpenRequests:
-    """All of them, by id, and how the last few thousand others ended."""
-
-    def __init__(self, on_drop: Callable[[str], None], num_remembered: int = 4096) -> None:
-        self._open: dict[str, OpenRequest] = {}
-        self._ended: collections.OrderedDict[str, tuple[str, State]] = collections.OrderedDict()
-        self._on_drop = on_drop
-        self._num_remembered = num_remembered
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[OpenRequest]:
-        return iter(tuple(self._open.values()))
-
-    def add(self, request: OpenRequest) -> None:
-        """Open it."""
-        self._open[request.envelope.request_id] = request
-
-    def get(self, request_id: str) -> OpenRequest | None:
-        """The open request of that id."""
-        return self._open.get(request_id)
-
-    def state(self, request_id: str, tenant: str) -> State | None:
-        """Where it stands or how it ended; None if unknown, forgotten or another tenant's."""
-        request = self._open.get(request_id)
-        found = (request.envelope.tenant, request.state) if request else self._ended.get(request_id)
-        return found[1] if found is not None and found[0] == tenant else None
-
-    def remove(self, request: OpenRequest) -> bool:
-        """Close it; False if it was closed already."""
-        request_id = request.envelope.request_id
-        if self._open.pop(request_id, None) is None:
-            return False
-        self._ended[request_id] = (request.envelope.tenant, request.state)
-        if len(self._ended) > self._num_remembered:
-            self._ended.popitem(last=False)
-        return True
-
-    def deliver(self, message: Text | Failed | Result, now_s: float) -> None:
-        """Hand a message of the ring to its request; drop and count what is late, stale, doubled or unknown."""
-        envelope = message.envelope
-        request = self._open.get(envelope.request_id)
-        dropped = "unknown" if request is None else _unfit(request, envelope)
-        if request is not None and not dropped:
-            dropped = _hand_over(request, message, now_s)
-        if dropped:
-            self._on_drop(dropped)
-
-
-def _unfit(request: OpenRequest, envelope: Envelope) -> str:
-    if envelope.attempt != request.envelope.attempt:
-        return "stale_attempt"
-    return "ended" if request.outcome is not None else ""
-
-
-def _hand_over(request: OpenRequest, message: Text | Failed | Result, now_s: float) -> str:
-    if isinstance(message, Text):
-        return request.receive(message, now_s)
-    if isinstance(message, Result) and isinstance(message.value, Tokenized) and request.asked.echo:
-        request.prompt = message.value
-        request.on_news()
-        return ""
-    request.ring_knows_end = True
-    request.end(from_failed(message) if isinstance(message, Failed) else message.value)
-    return ""

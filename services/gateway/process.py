@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import os
+import signal
 from importlib import metadata
 from pathlib import Path
 
-from engine.errors import stage_lost
 from engine.request import SamplingParams
-from services.config import parse_peers
+from services.config import ServiceConfig, parse_peers
 from services.gateway.gateway import Gateway
+from services.gateway.neighbours import SOCKET_SUFFIX
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
 from services.gateway.tls import files_of
@@ -20,32 +21,31 @@ from services.telemetry.observer import GatewayObserver
 
 logger = logging.getLogger(__name__)
 
-READY_FD = "SLUICE_READY_FD"  # an inherited pipe; one line is written there once requests are let in
-POLL_S = 0.005
+READY_FD = "SLUICE_READY_FD"  # an inherited pipe; a line is written there whenever requests are let in again
+IPC = "ipc://"
 
 
 async def run(process: Process) -> int:
-    """Serve until told to stop, then drain; 1 if another stage was lost. Raises ServiceError LISTEN_FAILED."""
+    """Serve until told to stop, then drain; the exit status. Raises ServiceError LISTEN_FAILED."""
     observer = GatewayObserver(process.tracer, process.metrics)
-    gateway = Gateway(settings_of(process), process.ring.emit, observer)
+    config, ring = process.config, process.ring
+    gateway = Gateway(settings_of(process), ring.emit, observer, lost_frames=lambda: ring.inbox.counts["lost"])
+    gateway.on_serving = lambda port: say_ready(ring.process_id, bound(config.listen, port))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, gateway.stage_lost)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: gateway.stage_lost(planned=True))
     process.start(GatewayStage(gateway))
     process.metrics.collect_from(lambda: {"sluice_requests_open": len(gateway.desk.requests)})
-    port = await gateway.start()
-    tasks = [
-        asyncio.create_task(_say_ready(gateway, bound(process.config.listen, port))),
-        asyncio.create_task(process.stopping.wait()),
-        asyncio.create_task(process.lost.wait()),
-    ]
-    await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    if process.lost.is_set():
-        gateway.fail_all(stage_lost("serving"))
-        await gateway.stop(0.0)
-        return 1
-    await gateway.stop(process.config.grace_s)
+    await gateway.start()
+    await process.stopping.wait()
+    await gateway.stop(config.grace_s)
     return 0
+
+
+def say_ready(process_id: str, address: str) -> None:
+    """Tell the log, and the supervisor if there is one, that requests are let in."""
+    logger.info("serving on %s", address)
+    if READY_FD in os.environ:
+        os.write(int(os.environ[READY_FD]), f"ready {process_id} {address}\n".encode())
 
 
 def settings_of(process: Process) -> GatewaySettings:
@@ -72,32 +72,39 @@ def settings_of(process: Process) -> GatewaySettings:
         insecure=config.insecure,
         access_file=Path(config.access_file) if config.access_file else None,
         num_gateways=config.gateways,
+        neighbours={name: f"unix:{path}" for name, path in _peer_sockets(config).items()},
+        peer_socket=_peer_sockets(config).get(process.ring.process_id, ""),
+        peer_secret=config.peer_secret,
         reflection=config.reflection,
-        routes=routes_of(process),
+        epoch=process.ring.epoch,
+        stages=stages_of(config),
+        recovery_timeout_s=config.recovery_timeout_s,
         version=metadata.version("sluice"),
         max_open_requests=config.max_open_requests,
         max_concurrent_streams=max(2048, 2 * config.max_open_requests),  # admission refuses, streams do not queue
         probe_interval_s=config.probe_interval_s,
         probe_timeout_s=config.probe_timeout_s,
+        grace_s=config.grace_s,
+        max_connection_age_s=config.max_connection_age_s,
         reuse_port=config.gateways > 1,
     )
 
 
-def routes_of(process: Process) -> tuple[tuple[str, ...], ...]:
-    """Ways round the ring that together visit every process: one for each of the most numerous role."""
-    config = process.config
-    tables = [
-        sorted(parse_peers(Role.TOKENIZER, config.tokenizer_peers)),
-        sorted(parse_peers(Role.ENGINE, config.engine_peers)),
-        sorted(parse_peers(Role.DETOKENIZER, config.detokenizer_peers)),
-    ]
-    return tuple(tuple(ids[i % len(ids)] for ids in tables) for i in range(max(map(len, tables))))
+def _peer_sockets(config: ServiceConfig) -> dict[str, str]:
+    """Where gateways of one host reach each other: beside their inboxes, which are in a private directory."""
+    peers = parse_peers(Role.GATEWAY, config.gateway_peers)
+    return {
+        name: address.removeprefix(IPC) + SOCKET_SUFFIX
+        for name, address in peers.items()
+        if address.startswith(IPC) and config.peer_secret
+    }
 
 
-async def _say_ready(gateway: Gateway, address: str) -> None:
-    """Tell the log, and the supervisor if there is one, once requests are let in."""
-    while not gateway.is_serving:
-        await asyncio.sleep(POLL_S)
-    logger.info("serving on %s", address)
-    if READY_FD in os.environ:
-        os.write(int(os.environ[READY_FD]), f"ready {address}\n".encode())
+def stages_of(config: ServiceConfig) -> tuple[tuple[str, ...], ...]:
+    """Ids of the tokenizers, engines and detokenizers, in the order that every process uses."""
+    tables = {
+        Role.TOKENIZER: config.tokenizer_peers,
+        Role.ENGINE: config.engine_peers,
+        Role.DETOKENIZER: config.detokenizer_peers,
+    }
+    return tuple(tuple(sorted(parse_peers(role, table))) for role, table in tables.items())

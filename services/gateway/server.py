@@ -1,5 +1,6 @@
 """Builds the grpc.aio server: options, services, reflection, port. The only file that knows how grpc is wired."""
 
+import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from sluice.v1 import control_pb2, inference_pb2
 from engine.errors import Code, ServiceError, invalid
 from services.gateway.calls import Context
 from services.gateway.control import Control
+from services.gateway.converse import Converse
 from services.gateway.guard import Guard
 from services.gateway.inference import Inference, refuse, refuse_feature
 from services.gateway.oip.service import SERVICE as OIP
@@ -35,6 +37,16 @@ _KINDS = {
 }
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handlers:
+    """Whoever answers."""
+
+    inference: Inference
+    converse: Converse
+    control: Control
+    adapter: OpenInference
+
+
 def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
     """Channel arguments. grpc ignores unknown keys silently, so a test looks each one up in its binary."""
     return (
@@ -47,7 +59,7 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.max_connection_age_ms", 30 * 60_000),
+        ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", 60 * 60_000),
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
@@ -59,14 +71,16 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
 def build(
     settings: GatewaySettings,
     guard: Guard,
-    inference: Inference,
-    control: Control,
-    adapter: OpenInference,
+    handlers: Handlers,
     checks: health.aio.HealthServicer,
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
     server = grpc.aio.server(options=options(settings), interceptors=(guard,))
-    tables = ((INFERENCE, inference_table(inference)), (CONTROL, control_table(control)), (OIP, adapter.table()))
+    tables = (
+        (INFERENCE, inference_table(handlers)),
+        (CONTROL, control_table(handlers.control)),
+        (OIP, handlers.adapter.table()),
+    )
     server.add_generic_rpc_handlers([_service(descriptor, table) for descriptor, table in tables])
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
@@ -84,6 +98,8 @@ def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
             port = server.add_secure_port(settings.listen, credentials)
         else:
             port = server.add_insecure_port(settings.listen)
+        if settings.peer_socket:
+            server.add_insecure_port(f"unix:{settings.peer_socket}")
     except RuntimeError:
         port = 0
     if port:
@@ -96,11 +112,14 @@ def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
     )
 
 
-def inference_table(inference: Inference) -> Mapping[str, Behaviour]:
+def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
     """The handlers that are built, by method."""
+    inference = handlers.inference
     return {
+        "Converse": handlers.converse.converse,
         "Generate": inference.generate,
         "StreamGenerate": inference.stream_generate,
+        "ResumeGenerate": inference.resume_generate,
         "CancelGeneration": inference.cancel_generation,
         "Tokenize": inference.tokenize,
         "Detokenize": inference.detokenize,
@@ -114,6 +133,8 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
         "GetModel": control.get_model,
         "GetServerInfo": control.get_server_info,
         "GetLoad": control.get_load,
+        "WatchLoad": control.watch_load,
+        "Drain": control.drain,
     }
 
 

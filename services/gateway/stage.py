@@ -21,3 +21,6 @@ class GatewayStage:
     def turn(self) -> bool:
         """Nothing between messages."""
         return False
+
+    def reap(self) -> None:
+        """Nothing: the requests are its own."""

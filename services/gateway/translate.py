@@ -3,18 +3,17 @@
 Takes sluice.v1 requests, gives work for the ring and the effective parameters. Knows no call, no state and no socket.
 """
 
-import array
 import dataclasses
-import sys
 from collections.abc import Sequence
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import invalid
-from engine.request import Limits, SamplingParams, check_ids, check_params, check_prompt
+from engine.errors import invalid, unsupported
+from engine.request import Limits, SamplingParams, check_credit, check_ids, check_params, check_prompt
 from services.gateway import knobs
 from services.gateway.admission import BYTES_PER_TOKEN
 from services.gateway.chat import chat_prompt, num_bytes
+from services.gateway.constraint import constraint
 from services.gateway.contract import refuse_unbuilt
 from services.gateway.errors import not_found
 from services.gateway.settings import GatewaySettings, ModelInfo
@@ -27,7 +26,10 @@ from services.work import (
     Tokenize,
     TokenPrompt,
     Work,
+    pack_ids,
 )
+
+MAX_ID_BYTES = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Asked:
         effective: parameters to echo; `max_tokens` is set when the engine has said it. None without a generation.
         token_records: whether the client wants a record per token.
         echo: whether it wants the prompt's tokens.
+        idempotency_key: names it while it is in flight, or "".
+        detach_ttl_s: how long it is kept when its reader has gone; None lets it end with its reader.
         num_outputs: that it gets back.
     """
 
@@ -48,10 +52,57 @@ class Asked:
     effective: types_pb2.EffectiveParams | None = None
     token_records: bool = True
     echo: bool = False
+    idempotency_key: str = ""
+    detach_ttl_s: float | None = None
+
+    @property
+    def is_search(self) -> bool:
+        """Whether outputs are chosen, and emitted, only at the end."""
+        return isinstance(self.work, Generate) and self.work.params.is_search
+
+
+def whole(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+    """The work of Generate; `priority` is that of the metadata. Raises `ServiceError`."""
+    if spec.scheduling.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
+        raise invalid("scheduling.on_disconnect", "DETACH is for streams, which can be resumed: leave it out")
+    return generation(spec, priority, settings)
 
 
 def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
-    """The work of Generate and StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
+    """The work of StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
+    if spec.HasField("credit_window"):
+        raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
+    return _generation(spec, priority, settings, is_open=False)
+
+
+def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings) -> Asked:
+    """The work of a generation of Converse. Raises `ServiceError`."""
+    spec, is_open = frame.spec, frame.keep_input_open
+    if spec.HasField("credit_window"):
+        check_credit(spec.credit_window, settings.limits, "credit_window")
+        if spec.sampling.best_of > max(spec.sampling.n, 1) or spec.sampling.HasField("beam"):
+            raise invalid("credit_window", "best_of and beam search answer at their end only: leave it out")
+    if is_open and spec.HasField("chat"):
+        raise unsupported("keep_input_open", "a chat cannot be appended to: send text or token_ids")
+    if is_open and spec.output.echo:
+        raise invalid("output.echo", "tells a whole prompt, and the input of this one stays open: leave it out")
+    if is_open and spec.HasField("truncate_prompt_tokens"):
+        raise invalid("truncate_prompt_tokens", "needs a whole prompt, and the input of this one stays open")
+    return _generation(spec, priority, settings, is_open=is_open)
+
+
+def check_resume(spec: types_pb2.GenerationSpec) -> None:
+    """Raise `ServiceError` unless it names a generation and a point of it."""
+    if not spec.HasField("resume"):
+        raise invalid("resume", "is missing; name the generation and the last delta received")
+    size = len(spec.resume.generation_id.encode())
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise invalid("resume.generation_id", f"has {size} bytes; 1 to {MAX_ID_BYTES} are allowed")
+
+
+def _generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool) -> Asked:
+    if spec.HasField("resume"):
+        raise invalid("resume", "is for ResumeGenerate: leave it out")
     _check_model(spec, settings.model)
     refuse_unbuilt(spec)
     limits = settings.limits
@@ -59,18 +110,22 @@ def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewayS
     check_params(params, limits)
     stops = knobs.stops(spec.stop, limits, settings.model.eos_ids)
     text = knobs.text(spec)
-    scheduling = knobs.scheduling(spec, priority, limits)
+    scheduling = knobs.scheduling(spec, priority, limits, is_open=is_open)
     keep_last = _keep_last(spec, limits)
     prompt, size = _prompt(spec, params, settings)
+    limit = constraint(spec, prompt, params)
     size = min(size, keep_last or size)
     output = params.max_tokens or max(0, limits.context_length - size)
+    detach_ttl_s = knobs.detach_ttl_s(spec.scheduling)
     return Asked(
-        work=Generate(prompt, params, stops, text, spec.output.echo, keep_last, scheduling),
+        work=Generate(prompt, params, stops, text, spec.output.echo, keep_last, scheduling, constraint=limit),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
-        effective=knobs.effective(params, stops, text, scheduling, spec),
+        effective=knobs.effective(params, stops, text, scheduling, spec, detach_ttl_s),
         token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
         echo=spec.output.echo,
+        idempotency_key=knobs.idempotency_key(spec),
+        detach_ttl_s=detach_ttl_s,
     )
 
 
@@ -87,7 +142,7 @@ def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettin
     _check_model(request, settings.model)
     add = request.add_special_tokens if request.HasField("add_special_tokens") else True
     if request.WhichOneof("prompt") == "text":
-        _check_bytes(len(request.text.encode()), settings)
+        check_bytes(len(request.text.encode()), settings)
         return Asked(Tokenize(prompt=TextPrompt(request.text), add_special_tokens=add))
     if request.WhichOneof("prompt") != "chat":
         raise invalid("prompt", "is missing; send text or chat")
@@ -98,7 +153,7 @@ def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettin
 def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> Asked:
     """The work of Detokenize. Raises `ServiceError`."""
     _check_model(request, settings.model)
-    ids = _ids("token_ids", request.token_ids, settings)
+    ids = pack_checked("token_ids", request.token_ids, settings)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
     return Asked(Detokenize(ids=ids, skip_special_tokens=skip))
 
@@ -120,12 +175,12 @@ def _prompt(
     match spec.WhichOneof("prompt"):
         case "text":
             size = len(spec.text.encode())
-            _check_bytes(size, settings)
+            check_bytes(size, settings)
             if not size:
                 raise invalid("prompt", "is empty; send at least one byte of text")
             return TextPrompt(spec.text), size // BYTES_PER_TOKEN + 1
         case "token_ids":
-            ids = _ids("prompt.token_ids", spec.token_ids.ids, settings)
+            ids = pack_checked("prompt.token_ids", spec.token_ids.ids, settings)
             num = len(spec.token_ids.ids)
             check_prompt(min(num, spec.truncate_prompt_tokens or num), params, settings.limits)
             return TokenPrompt(ids), len(spec.token_ids.ids)
@@ -136,25 +191,25 @@ def _prompt(
             raise invalid("prompt", "is missing; send text, token_ids or chat")
 
 
-def _ids(field: str, ids: Sequence[int], settings: GatewaySettings) -> bytes:
-    if len(ids) > settings.max_token_ids:
-        raise invalid(field, f"has {len(ids)} ids; at most {settings.max_token_ids}", limit=settings.max_token_ids)
+def pack_checked(field: str, ids: Sequence[int], settings: GatewaySettings, num_before: int = 0) -> bytes:
+    """The ids as the ring carries them; they follow `num_before` others. Raises `ServiceError`."""
+    num, limit = num_before + len(ids), settings.max_token_ids
+    if num > limit:
+        raise invalid(field, f"{num} ids in all; at most {limit}", limit=limit, actual=num)
     check_ids(field, ids, settings.limits)
-    packed = array.array("i", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return pack_ids(ids)
 
 
 def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, int]:
     """The conversation and its bytes."""
     prompt = chat_prompt(chat, settings)
     size = num_bytes(prompt)
-    _check_bytes(size, settings)
+    check_bytes(size, settings)
     return prompt, size
 
 
-def _check_bytes(size: int, settings: GatewaySettings) -> None:
+def check_bytes(size: int, settings: GatewaySettings, field: str = "prompt") -> None:
+    """Raise `ServiceError` for more text than a prompt may have."""
     limit = settings.limits.max_prompt_bytes
     if size > limit:
-        raise invalid("prompt", f"has {size} bytes; this server takes {limit}", limit=limit, actual=size)
+        raise invalid(field, f"has {size} bytes; this server takes {limit}", limit=limit, actual=size)

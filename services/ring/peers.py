@@ -7,7 +7,23 @@ role (hash of its id), and home to the gateway that its envelope names. Knows no
 import dataclasses
 from typing import assert_never
 
-from services.messages import Cancel, Failed, Message, Probe, Prompt, Report, Result, Role, Submit, Text, Tokens
+from services.messages import (
+    Append,
+    Cancel,
+    CloseInput,
+    Failed,
+    Grant,
+    Message,
+    Probe,
+    Prompt,
+    Report,
+    Result,
+    Role,
+    Submit,
+    Text,
+    Tokens,
+    Update,
+)
 
 NEXT = {
     Role.GATEWAY: Role.TOKENIZER,
@@ -17,7 +33,18 @@ NEXT = {
 }
 
 
-_OF_ONE = (Text, Tokens, Submit, Prompt, Failed, Result)  # go to the one peer that has their request
+_OF_ONE = (  # go to the one peer that has their request
+    Text,
+    Tokens,
+    Submit,
+    Prompt,
+    Failed,
+    Result,
+    Grant,
+    Append,
+    Update,
+    CloseInput,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,4 +79,9 @@ class NextHop:
     def _of_request(self, request_id: str, origin: str) -> tuple[str, ...]:
         if self.role is Role.DETOKENIZER:
             return (origin,) if origin in self.ids else ()
-        return (self.ids[int(request_id[:8], 16) % len(self.ids)],)
+        return (peer_of(request_id, self.ids),)
+
+
+def peer_of(request_id: str, ids: tuple[str, ...]) -> str:
+    """Which of one role's processes, sorted by id, everything of a request goes to."""
+    return ids[int(request_id[:8], 16) % len(ids)]

@@ -4,6 +4,7 @@ Checks what it is given against the limits before and after encoding. Thread-saf
 keeps no state between calls. Knows no socket and no request.
 """
 
+import json
 from pathlib import Path
 from typing import assert_never
 
@@ -66,12 +67,21 @@ class TextEncoder:
             case _:
                 assert_never(prompt)
 
+    def encode_more(self, text: str, limits: Limits) -> list[int]:
+        """Token ids of a piece that follows a prompt: for itself, without special tokens. Raises as `encode` does."""
+        return self._encode(text, limits, "append.text", add_special_tokens=False)
+
     def encode_chat(self, prompt: ChatPrompt, limits: Limits) -> tuple[list[int], Sections]:
         """Token ids of a conversation, and what its answer may consist of. Raises as `encode` does."""
         text = self._template.render(prompt, limits.max_prompt_bytes)
         # A template writes the special tokens itself.
         ids = self._encode(text, limits, "prompt.chat", add_special_tokens=False)
         return ids, self._template.sections(prompt, text)
+
+    def mark(self, text: str) -> str:
+        """A mark as a grammar writes it: a special token by its id, as no text can be one; else the text itself."""
+        token = self.tokenizer.token_to_id(text)
+        return f"<[{token}]>" if token in self.pieces.special_ids else json.dumps(text, ensure_ascii=False)
 
     def decode(self, ids: bytes, limits: Limits, skip_special_tokens: bool) -> str:
         """Text of packed ids. Raises ServiceError INVALID_ARGUMENT for ids outside the vocabulary."""

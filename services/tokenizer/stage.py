@@ -1,9 +1,11 @@
-"""The tokenizer's place in the ring: Submit in; Prompt, Result or Failed out.
+"""The tokenizer's place in the ring: Submit and Append in; Prompt, Result, Append or Failed out.
 
-Encoding runs in a thread pool, so that probes and other requests' control pass meanwhile; order holds per request: a
-Cancel drops its own unfinished encoding. Knows no engine and no socket.
+Encoding runs in a thread pool, so that probes and other requests' control pass meanwhile, and what compiles constraints
+in another one; order holds per request: a Cancel drops its own unfinished encoding, anything else waits for it. Knows
+no engine and no socket.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -13,23 +15,35 @@ import msgspec
 from engine.errors import ServiceError, engine_fault
 from engine.request import Limits, check_params, check_prompt
 from services.messages import (
+    Append,
     Cancel,
+    CloseInput,
     Detokenized,
     Envelope,
+    Grant,
     Message,
     Prompt,
     Result,
     Submit,
     Tokenized,
+    Update,
     failed,
 )
-from services.tokenizer.encoding import TextEncoder
+from services.tokenizer.awaiting import Unconstrained, chained, later, with_grammar
+from services.tokenizer.constrained import job_of
+from services.tokenizer.constraints import Constraints
+from services.tokenizer.encoding import TextEncoder, unpack_checked
+from services.tokenizer.grammar_frames import Job
+from services.tokenizer.lanes import Lanes
 from services.work import (
     ChatPrompt,
     Detokenize,
     Generate,
+    Sections,
     TextOptions,
+    TextPrompt,
     Tokenize,
+    TokenPrompt,
     Work,
     pack_ids,
 )
@@ -39,100 +53,119 @@ Emit = Callable[[Message], None]
 Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Threads:
+    """Where encoding runs, and the way back: `on_loop` runs a callable on the loop's thread."""
+
+    executor: Executor
+    on_loop: Callable[[Callable[[], None]], None]
+
+
 class TokenizerStage:
     """Turns prompts into token ids."""
 
     def __init__(
         self,
         encoder: TextEncoder,
+        constraints: Constraints,
         limits: Limits,
-        executor: Executor,
+        threads: Threads,
         emit: Emit,
-        on_loop: Callable[[Callable[[], None]], None],
         record: Record,
     ) -> None:
-        """`on_loop` runs a callable on the loop's thread; it is called from the executor's threads."""
         self.progress = 0
         self._encoder = encoder
+        self._constraints = constraints
         self._limits = limits
-        self._executor = executor
+        self._executor = threads.executor
         self._emit = emit
-        self._on_loop = on_loop
+        self._on_loop = threads.on_loop
         self._record = record
-        self._encoding: dict[str, tuple[int, Future[Message]]] = {}  # request → attempt, its work
+        self._lanes = Lanes(self._start, self._watch, emit)
 
     @property
     def num_encoding(self) -> int:
-        """Requests whose prompt is being encoded."""
-        return len(self._encoding)
+        """Requests of which something is being encoded."""
+        return len(self._lanes)
 
     def turn(self) -> bool:
         """Nothing between messages."""
         return False
 
+    def reap(self) -> None:
+        """Nothing: an encoding ends by itself."""
+
     def handle(self, message: Message) -> None:
-        """Take a Submit or a Cancel; pass anything else on."""
+        """Take what concerns a prompt, in the order of its request; pass anything else on."""
         self.progress += 1
         match message:
             case Submit():
-                self._begin(message)
+                self._lanes.begin(message)
             case Cancel(output_index=None):
-                if message.envelope.attempt >= self._attempt(message.envelope):
-                    self._drop(message.envelope.request_id)
+                self._lanes.cancel(message.envelope)
                 self._emit(message)
+            case Cancel() | Grant() | Append() | Update() | CloseInput():
+                self._lanes.follow(message)
             case _:
                 self._emit(message)
 
-    def _attempt(self, envelope: Envelope) -> int:
-        """The newest attempt of a request whose prompt is being encoded, or -1."""
-        return self._encoding.get(envelope.request_id, (-1, None))[0]
+    def _start(self, message: Submit | Append) -> Future[Message]:
+        """Encode in a thread; compile what constrains the output in another one."""
+        encoding = self._executor.submit(self._answer, message, time.monotonic())
+        return chained(encoding, self._constraints.executor, self._constrain)
 
-    def _drop(self, request_id: str) -> None:
-        """Give up an encoding that has not ended."""
-        under_way = self._encoding.pop(request_id, None)
-        if under_way is not None:
-            under_way[1].cancel()
-
-    def _begin(self, submit: Submit) -> None:
-        if submit.envelope.attempt <= self._attempt(submit.envelope):
-            return
-        self._drop(submit.envelope.request_id)
+    def _watch(self, message: Submit | Append, future: Future[Message]) -> None:
+        """Come back when it is done."""
         start = time.monotonic()
-        future = self._executor.submit(self._answer, submit, start)
-        self._encoding[submit.envelope.request_id] = (submit.envelope.attempt, future)
-        future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(submit, start, done)))
+        future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(message, start, done)))
 
-    def _finish(self, submit: Submit, start: float, future: Future[Message]) -> None:
+    def _finish(self, message: Submit | Append, start: float, future: Future[Message]) -> None:
         """On the loop: send the answer, unless a Cancel or a later attempt came first."""
-        if self._encoding.get(submit.envelope.request_id, (0, None))[1] is not future:
+        if not self._lanes.is_current(message.envelope, future):
             return
-        del self._encoding[submit.envelope.request_id]
-        error = future.exception()
-        answer = failed(submit.envelope, engine_fault()) if error else future.result()
-        num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
-        self._record("tokenize", submit.envelope, start, time.monotonic(), {"sluice.prompt_tokens": num_tokens})
-        self._emit(answer)
+        answer = failed(message.envelope, engine_fault()) if future.exception() else future.result()
+        if isinstance(message, Submit):
+            num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
+            self._record("tokenize", message.envelope, start, time.monotonic(), {"sluice.prompt_tokens": num_tokens})
+        self._lanes.finish(message.envelope, answer)
 
-    def _answer(self, submit: Submit, start: float) -> Message:
+    def _answer(self, message: Submit | Append, start: float) -> Message | Unconstrained:
         """In a thread: do the work."""
         try:
-            return self._do(submit.envelope, submit.work, start)
+            if isinstance(message, Append):
+                return Append(message.envelope, TokenPrompt(pack_ids(self._encode_more(message.piece))))
+            return self._do(message, message.work, start)
         except ServiceError as error:
-            return failed(submit.envelope, error)
+            return failed(message.envelope, error)
 
-    def _do(self, envelope: Envelope, work: Work, start: float) -> Message:
+    def _constrain(self, lacking: Unconstrained) -> Message:
+        """In another thread: compile the grammar."""
+        start = time.monotonic()
+        try:
+            grammar = self._constraints.compile(lacking.job)
+            return with_grammar(lacking.prompt, grammar, self._limits, time.monotonic() - start)
+        except ServiceError as error:
+            return failed(lacking.prompt.envelope, error)
+
+    def _do(self, submit: Submit, work: Work, start: float) -> Message | Unconstrained:
+        envelope = submit.envelope
         match work:
             case Generate():
                 check_params(work.params, self._limits)
-                ids, text = self._prompt(work)
+                ids, sections = self._prompt(work)
                 ids = ids[-work.keep_last :]
+                for piece in work.more:
+                    ids = ids + self._encode_more(piece)
                 check_prompt(len(ids), work.params, self._limits)
                 if work.echo:
                     told = Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
                     self._on_loop(lambda: self._emit(told))  # in order: the Prompt's turn comes behind it
                 took = time.monotonic() - start
-                envelope = _later(envelope, took)
-                return Prompt(envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text)
+                envelope, text = later(envelope, took), _text(work.text, sections)
+                prompt = Prompt(
+                    envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text, submit.resume
+                )
+                return self._constrained(prompt, job_of(work, sections, self._encoder.mark))
             case Tokenize():
                 ids = self._encoder.encode(work.prompt, self._limits, work.add_special_tokens)
                 return Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
@@ -140,17 +173,27 @@ class TokenizerStage:
                 decoded = self._encoder.decode(work.ids, self._limits, work.skip_special_tokens)
                 return Result(envelope, Detokenized(decoded))
 
-    def _prompt(self, work: Generate) -> tuple[list[int], TextOptions]:
-        """The ids, and how text is made of what follows them."""
-        if not isinstance(work.prompt, ChatPrompt):
-            return self._encoder.encode(work.prompt, self._limits), work.text
-        ids, sections = self._encoder.encode_chat(work.prompt, self._limits)
-        found = sections if work.text.split_sections and (sections.has_reasoning or sections.tools) else None
-        return ids, msgspec.structs.replace(work.text, sections=found)
+    def _encode_more(self, piece: TextPrompt | TokenPrompt) -> list[int]:
+        """A further piece of a prompt."""
+        if isinstance(piece, TextPrompt):
+            return self._encoder.encode_more(piece.text, self._limits)
+        return unpack_checked(piece.ids, self._limits, "append.token_ids")
+
+    def _prompt(self, work: Generate) -> tuple[list[int], Sections]:
+        """The ids, and what may follow them."""
+        if isinstance(work.prompt, ChatPrompt):
+            return self._encoder.encode_chat(work.prompt, self._limits)
+        return self._encoder.encode(work.prompt, self._limits), Sections()
+
+    def _constrained(self, prompt: Prompt, job: Job | None) -> Prompt | Unconstrained:
+        """The prompt with its grammar, if that is known."""
+        if job is None:
+            return prompt
+        grammar = self._constraints.known(job)
+        return Unconstrained(prompt, job) if grammar is None else with_grammar(prompt, grammar, self._limits)
 
 
-def _later(envelope: Envelope, seconds: float) -> Envelope:
-    """The envelope with its time left re-stamped after `seconds` in this stage."""
-    if envelope.time_left_s is None:
-        return envelope
-    return msgspec.structs.replace(envelope, time_left_s=envelope.time_left_s - seconds)
+def _text(asked: TextOptions, sections: Sections) -> TextOptions:
+    """How text is made of what follows the prompt."""
+    found = sections if asked.split_sections and (sections.has_reasoning or sections.tools) else None
+    return msgspec.structs.replace(asked, sections=found)

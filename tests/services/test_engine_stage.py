@@ -6,7 +6,7 @@ from engine.cache.cache import KVCache
 from engine.engine import Engine
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
-from services.engine_loop import EngineStage
+from services.engine_loop import EngineStage, Place
 from services.messages import Cancel, Envelope, Failed, Message, Prompt, Report, Tokens
 from services.work import Scheduling, Stops, pack_ids
 from tests.services.test_stage_attempts import Nines, unrecorded
@@ -19,7 +19,7 @@ def make() -> tuple[EngineStage, list[Message]]:
     sent: list[Message] = []
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
     emit = lambda message: None if isinstance(message, Report) else sent.append(message)  # noqa: E731 # shorter so
-    return EngineStage(Engine(scheduler, Nines()), "engine-0", 1, emit, unrecorded), sent
+    return EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), emit, unrecorded), sent
 
 
 def prompt(**params: object) -> Prompt:

@@ -14,12 +14,14 @@ from engine.plan import Plan, StepResult
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from services.detokenizer.stage import DetokenizerStage
-from services.engine_loop import EngineStage
+from services.engine_loop import EngineStage, Place
 from services.messages import Admitted, Cancel, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
+from services.ring.leases import Leases
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import TokenizerStage
+from services.tokenizer.stage import Threads, TokenizerStage
 from services.work import Generate, Scheduling, Stops, TextPrompt, pack_ids
 from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.tokenizer.constrain import idle_constraints
 
 LIMITS = Limits(context_length=100, vocab_size=400)
 
@@ -62,7 +64,9 @@ def submit(attempt: int, text: str) -> Submit:
 def test_the_tokenizer_answers_the_newest_attempt_once(encoder: TextEncoder) -> None:
     sent: list[Message] = []
     pool = Slow()
-    stage = TokenizerStage(encoder, LIMITS, pool, sent.append, lambda call: call(), unrecorded)
+    stage = TokenizerStage(
+        encoder, idle_constraints(), LIMITS, Threads(pool, lambda call: call()), sent.append, unrecorded
+    )
     for message in (submit(0, "one"), submit(2, "three"), submit(1, "two"), submit(2, "again"), Cancel(envelope(1))):
         stage.handle(message)
     for run in pool.waiting:
@@ -106,7 +110,7 @@ class Nines:
 def test_the_engine_computes_the_newest_attempt_only() -> None:
     scheduler = Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
     sent: list[Message] = []
-    stage = EngineStage(Engine(scheduler, Nines()), "engine-0", 1, sent.append, unrecorded)
+    stage = EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), sent.append, unrecorded)
 
     def prompt(attempt: int) -> Prompt:
         params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
@@ -147,3 +151,61 @@ def test_a_failure_of_an_old_attempt_leaves_the_new_one_alone(encoder: TextEncod
     assert stage.num_open == 1
     stage.handle(Failed(envelope(1), 13, "ENGINE_FAULT", "now"))
     assert stage.num_open == 0
+
+
+def test_the_engine_goes_on_behind_what_was_received() -> None:
+    scheduler = Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
+    sent: list[Message] = []
+    stage = EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), sent.append, unrecorded)
+    params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, n=3)
+    resume = (pack_ids([9, 9]), None, b"")
+    stage.handle(Prompt(envelope(1), pack_ids([5, 6]), params, Stops(), Scheduling(), 0.0, resume=resume))
+    while stage.turn():
+        pass
+    told = [one for one in sent if isinstance(one, Tokens)]
+    assert {(one.first_index, one.admitted.resumed) for one in told if one.admitted is not None} == {
+        (2, pack_ids([9, 9])),
+        (0, b""),
+    }
+    assert {index: sum(len(one.ids) for one in told if one.output_index == index) for index in range(3)} == {
+        0: 2,
+        1: 0,
+        2: 4,
+    }
+    assert stage.num_open == 0
+
+
+def test_the_detokenizer_emits_nothing_of_what_was_received_twice(encoder: TextEncoder) -> None:
+    ids = encoder.tokenizer.encode("né à l'été").ids
+    sent: list[Message] = []
+    for cut in range(1, len(ids)):
+        stage = DetokenizerStage(encoder, sent.append, unrecorded)
+        whole: list[str] = []
+        resumed: list[str] = []
+        for attempt, heard in ((0, whole), (1, resumed)):
+            start = cut if attempt else 0
+            for at in range(start, len(ids)):
+                admitted = Admitted(3, 0, 8, Stops(), resumed=pack_ids(ids[:start])) if at == start else None
+                finish = FinishReason.LENGTH if at == len(ids) - 1 else None
+                stage.handle(Tokens(envelope(attempt), at, (ids[at],), admitted=admitted, finish=finish))
+            heard.extend(one.text for one in sent if isinstance(one, Text))
+            sent.clear()
+        assert whole[cut:] == resumed
+
+
+def test_stages_let_go_of_what_a_gateway_that_is_gone_asked_for(encoder: TextEncoder) -> None:
+    leases = Leases(lease_s=10.0)
+    engine = Engine(Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40), Nines())
+    computes = EngineStage(engine, Place("engine-0", 1, leases), unrecorded, unrecorded)
+    decodes = DetokenizerStage(encoder, unrecorded, unrecorded, leases)
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    computes.handle(Prompt(envelope(0), pack_ids([5]), params, Stops(), Scheduling(), 0.0))
+    decodes.handle(tokens(0, 0))
+    for stage in (computes, decodes):
+        stage.reap()
+        assert stage.num_open == 1
+    leases.seen("g", 1)  # the gateway was restarted
+    for stage in (computes, decodes):
+        stage.reap()
+        assert stage.num_open == 0
+    assert engine.scheduler.cache.pool.num_free == 20

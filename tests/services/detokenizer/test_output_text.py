@@ -118,7 +118,8 @@ def test_a_prefix_leaves_the_state_that_its_tokens_leave(encoder: TextEncoder) -
     for _ in range(300):
         ids = [rng.randrange(size) for _ in range(12)]
         cut, stops = rng.randrange(12), ["ab", "the", " \ufffd"]
-        whole, resumed = OutputText(encoder, stops), OutputText(encoder, stops, prefix=ids[:cut])
+        whole, resumed = OutputText(encoder, stops), OutputText(encoder, stops)
+        resumed.push(ids[:cut])
         whole.push(ids[:cut])
         assert whole.push(ids[cut:]) == resumed.push(ids[cut:])
         assert (whole.finish(), whole.stopped) == (resumed.finish(), resumed.stopped)

@@ -51,7 +51,8 @@ def test_broken_characters_without_end_stay_linear_and_exact(encoder: TextEncode
 def test_state_goes_on_behind_a_prefix(encoder: TextEncoder) -> None:
     ids = encoder.tokenizer.encode("hello world 😀 naïve café").ids
     for cut in range(len(ids)):
-        whole, resumed = OutputText(encoder), OutputText(encoder, prefix=ids[:cut])
+        whole, resumed = OutputText(encoder), OutputText(encoder)
+        resumed.push(ids[:cut])
         whole.push(ids[:cut])
         assert whole.push(ids[cut:]).text + whole.finish() == resumed.push(ids[cut:]).text + resumed.finish()
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+import msgspec
 from sluice.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
 from engine.request import FinishReason, Limits
@@ -36,7 +37,7 @@ SETTINGS = GatewaySettings(
     model=MODEL,
     limits=Limits(context_length=1000, vocab_size=100),
     listen="127.0.0.1:0",
-    routes=(("t0", "e0", "d0"),),
+    stages=(("t0",), ("e0",), ("d0",)),
     probe_interval_s=0.01,
 )
 
@@ -108,12 +109,17 @@ class FakeRing:
         if isinstance(message, Probe) and self.answers_probes:
             roles = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)
             visits = tuple(Visit(role, one, self.epoch, 1) for role, one in zip(roles, message.route, strict=True))
-            self.gateway.deliver(Probe(message.origin, message.nonce, message.route, visits))
+            self.gateway.deliver(msgspec.structs.replace(message, visits=visits))
         elif isinstance(message, Submit) and is_warm_up(message):
             self.play(text_of(message, 0, "w", first=True, last=True))
         elif isinstance(message, Submit):
             self.script(message)
         self.changed.set()
+
+
+def public(submit: Submit) -> str:
+    """The id that clients know."""
+    return f"{submit.envelope.request_id}.{submit.envelope.origin}"
 
 
 def is_warm_up(submit: Submit) -> bool:

@@ -27,17 +27,11 @@ CASES = {
     "sampling.logit_bias": {"sampling": {"logit_bias": {3: 1.0}}},
     "output.logprob_token_ids": {"output": {"logprob_token_ids": [1]}},
     "output.prompt_logprobs": {"output": {"prompt_logprobs": 0}},
-    "constraint": {"constraint": {"regex": "a"}},
     "cache.bypass": {"cache": {"bypass": True}},
     "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
-    "scheduling.on_disconnect": {"scheduling": {"on_disconnect": types_pb2.DISCONNECT_ACTION_DETACH}},
-    "scheduling.detach_ttl": {"scheduling": {"detach_ttl": {"seconds": 1}}},
     "speculation.enabled": {"speculation": {"enabled": True}},
     "speculation.max_tokens": {"speculation": {"max_tokens": 1}},
-    "idempotency_key": {"idempotency_key": "k"},
-    "resume": {"resume": {}},
-    "credit_window": {"credit_window": 0},
-    "chat.tool_choice.name": {"chat": {"tool_choice": {"name": "f"}}},
+    "resume.outputs": {"resume": {"outputs": [{"output_index": 0}]}},
     "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }
 

@@ -170,7 +170,7 @@ async def test_text_before_a_failure_is_still_delivered() -> None:
         call = rig.stub.StreamGenerate(stream_request())
         submit = await rig.ring.next_submit()
         rig.ring.play(text_of(submit, 0, "a", first=True), text_of(submit, 1, "b"))
-        rig.gateway.fail_all(stage_lost("engine"))
+        rig.gateway.desk.fail_all(stage_lost("engine"))
         seen = []
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for event in call:

@@ -1,13 +1,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import Code, ServiceError, stage_lost
+from engine.errors import Code, stage_lost
 from engine.request import FinishReason
-from services.gateway.open_requests import OpenRequest, OpenRequests, SlotLimits, State
+from services.gateway.open_requests import OpenRequest, State
+from services.gateway.reader import SlotLimits
+from services.gateway.registry import OpenRequests
 from services.gateway.translate import Asked
 from services.messages import (
+    CloseInput,
     Envelope,
     Failed,
+    Grant,
     Text,
     TokenRecord,
 )
@@ -52,12 +56,11 @@ def test_what_does_not_belong_is_dropped_and_counted() -> None:
     assert request.state is State.FINISHED
 
 
-def test_a_gap_is_loss_and_ends_the_request() -> None:
+def test_a_gap_is_told_and_ends_nothing() -> None:
     table, request, dropped = opened()
-    table.deliver(text(1), 1.0)
+    assert table.deliver(text(1), 1.0) == "gap"
     assert dropped == ["gap"]
-    assert isinstance(request.outcome, ServiceError) and request.outcome.reason == "STAGE_LOST"
-    assert not request.ring_knows_end
+    assert request.outcome is None and request.num_tokens == 0
 
 
 def test_how_requests_ended_is_remembered_for_a_while() -> None:
@@ -74,18 +77,30 @@ def test_how_requests_ended_is_remembered_for_a_while() -> None:
 
 def test_a_reader_is_stuck_by_time_or_by_what_waits_and_never_without_news() -> None:
     table, request, _ = opened()
-    request.begin_write()
-    assert not request.is_stuck(0.4, SLOT)
-    assert [request.is_stuck(0.6, SLOT) for _ in range(3)] == [False, False, False]
+
+    def is_stuck_after(seconds: float) -> bool:
+        request.reader.watch(seconds)
+        return request.is_stuck(SLOT)
+
+    request.reader.begin_write()
+    assert not is_stuck_after(0.4)
+    assert [is_stuck_after(0.6) for _ in range(3)] == [False, False, False]
     table.deliver(text(0), 1.0)
-    assert request.is_stuck(0.1, SLOT)
-    request.end_write()
-    request.begin_write()
-    assert not request.is_stuck(5.0, SLOT)
-    assert not request.is_stuck(0.1, SLOT)
+    assert is_stuck_after(0.1)
+    request.reader.end_write()
+    request.reader.begin_write()
+    assert not is_stuck_after(5.0)
+    assert not is_stuck_after(0.1)
     for at in range(1, 4):
         table.deliver(text(at), 1.0)
-    assert request.is_stuck(0.1, SLOT)
+    assert is_stuck_after(0.1)
+
+
+def test_what_the_client_said_is_kept_in_order_and_grants_in_a_row_are_one() -> None:
+    _, request, _ = opened()
+    for change in (Grant(ENVELOPE, 1), Grant(ENVELOPE, 2), CloseInput(ENVELOPE), Grant(ENVELOPE, 4)):
+        request.record(change)
+    assert request.changes == [Grant(ENVELOPE, 3), CloseInput(ENVELOPE), Grant(ENVELOPE, 4)]
 
 
 @given(

@@ -12,11 +12,25 @@ from sluice.v1 import control_pb2, inference_pb2
 from engine.errors import ServiceError, invalid
 from services.gateway import server
 from services.gateway.control import Control
+from services.gateway.converse import Converse
 from services.gateway.errors import to_rpc
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
+from services.gateway.neighbours import Neighbours
+from services.gateway.oip.service import OpenInference
+from services.gateway.parking import Parking
 from services.messages import Load, Probe, Report, Role, Visit
-from tests.services.gateway.fake_ring import SETTINGS, Rig, generation, running, settings, stream_request, unary_request
+from services.work import pack_ids
+from tests.services.gateway.fake_ring import (
+    SETTINGS,
+    Rig,
+    generation,
+    running,
+    settings,
+    stream_request,
+    text_of,
+    unary_request,
+)
 
 
 async def health(rig: Rig, service: str) -> int:
@@ -35,8 +49,16 @@ def test_option_keys_exist_in_grpc() -> None:
 
 async def test_every_handler_is_a_coroutine_function() -> None:
     async with running(wait=False) as rig:
-        inference, control = Inference(rig.gateway.desk), Control(rig.gateway.desk)
-        tables = {**server.inference_table(inference), **server.control_table(control), "x": server.refusal("x")}
+        parking = Parking(asyncio.get_running_loop().call_later, 1)
+        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking, Neighbours("g0", {}, ""))
+        adapter = OpenInference(desk, inference.stream_generate)
+        handlers = server.Handlers(inference, Converse(desk, parking), Control(desk, rig.gateway.drain), adapter)
+        tables = {
+            **server.inference_table(handlers),
+            **server.control_table(handlers.control),
+            **adapter.table(),
+            "x": server.refusal("x"),
+        }
         assert [name for name, handler in tables.items() if not inspect.iscoroutinefunction(handler)] == []
 
 
@@ -48,11 +70,6 @@ async def test_rpcs_that_are_not_built_say_so() -> None:
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
-            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-        for stream in (rig.stub.Converse(iter([])), rig.control.WatchLoad(control_pb2.WatchLoadRequest())):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                async for _ in stream:
-                    pass
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -88,30 +105,85 @@ async def test_not_serving_until_a_probe_is_back_and_a_token_was_made() -> None:
         assert await health(rig, "") == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_silence_of_the_ring_fails_what_is_open_and_it_recovers() -> None:
+async def test_after_a_silence_of_the_ring_streams_go_on_as_they_were() -> None:
     async with running(settings(probe_timeout_s=0.05)) as rig:
+        call = aiter(rig.stub.StreamGenerate(stream_request()))
+        submit = await rig.ring.next_submit()
+        rig.ring.answers_probes = False
+        await rig.ring.until(lambda: not rig.gateway.is_serving)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rig.stub.Generate(unary_request())
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        rig.ring.answers_probes = True
+        await rig.ring.until(lambda: rig.gateway.is_serving)
+        rig.ring.play(text_of(submit, 0, "a", first=True, last=True))  # nobody was replaced: it is the same attempt
+        assert [event.WhichOneof("event") async for event in call][-1] == "finished"
+        assert len(rig.ring.submits) == 1
+
+
+async def test_a_silence_that_lasts_fails_what_is_open() -> None:
+    async with running(settings(probe_timeout_s=0.05, recovery_timeout_s=0.1)) as rig:
         call = rig.stub.StreamGenerate(stream_request())
         await rig.ring.next_submit()
         rig.ring.answers_probes = False
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(aiter(call))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert not rig.gateway.is_serving
-        rig.ring.answers_probes = True
-        await rig.ring.until(lambda: rig.gateway.is_serving)
-        assert len(rig.ring.cancels) == 1
+        assert "process of this server was lost" in (caught.value.details() or "")
 
 
-async def test_a_replaced_process_fails_what_is_open() -> None:
+async def test_what_a_replaced_process_worked_on_is_sent_again_and_goes_on() -> None:
+    async with running() as rig:
+        call = aiter(rig.stub.StreamGenerate(stream_request()))
+        first = await rig.ring.next_submit()
+        rig.ring.play(text_of(first, 0, "a", first=True), text_of(first, 1, "b"))
+        rig.ring.epoch = 2
+        await rig.ring.until(lambda: len(rig.ring.submits) == 2)
+        again = rig.ring.submits[1]
+        assert (again.work, again.resume) == (first.work, (pack_ids([0, 1]),))
+        assert (again.envelope.request_id, again.envelope.attempt) == (first.envelope.request_id, 1)
+        rig.ring.play(text_of(first, 2, "stale"), text_of(again, 2, "c"), text_of(again, 3, "d", last=True))
+        events = [event async for event in call]
+        assert "".join(event.delta.text for event in events) == "abcd"
+        seqs = [event.delta.seq for event in events if event.HasField("delta")]
+        assert seqs == list(range(1, len(seqs) + 1))
+        assert rig.gateway.is_serving
+
+
+async def test_a_request_that_ends_its_process_twice_is_not_tried_a_third_time() -> None:
     async with running() as rig:
         call = rig.stub.StreamGenerate(stream_request())
         await rig.ring.next_submit()
         rig.ring.epoch = 2
+        await rig.ring.until(lambda: len(rig.ring.submits) == 2)
+        rig.ring.epoch = 3
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(aiter(call))
-        assert "process of this server was lost" in (caught.value.details() or "")
+        assert caught.value.code() == grpc.StatusCode.INTERNAL
         await rig.ring.until(lambda: rig.gateway.is_serving)
-        assert rig.gateway.is_serving
+        assert len(rig.ring.submits) == 2
+
+
+async def test_a_message_that_was_lost_on_its_way_costs_a_replay() -> None:
+    async with running() as rig:
+        call = aiter(rig.stub.StreamGenerate(stream_request()))
+        first = await rig.ring.next_submit()
+        rig.ring.play(text_of(first, 0, "a", first=True), text_of(first, 2, "c"))
+        again = rig.ring.submits[-1]
+        assert (again.envelope.attempt, again.resume) == (1, (pack_ids([0]),))
+        rig.ring.play(text_of(again, 1, "b", last=True))
+        assert "".join([event.delta.text async for event in call]) == "ab"
+
+
+async def test_a_gap_right_after_a_replay_is_given_up() -> None:
+    async with running() as rig:
+        call = rig.stub.StreamGenerate(stream_request())
+        first = await rig.ring.next_submit()
+        rig.ring.play(text_of(first, 1, "b"))
+        rig.ring.play(text_of(rig.ring.submits[-1], 1, "b"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(call))
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_port_in_use_is_said_clearly() -> None:
@@ -177,11 +249,18 @@ def test_error_details() -> None:
 
 
 def test_liveness_waits_longer_for_slow_engines() -> None:
-    liveness = Liveness("g", (("e",),), timeout_s=5.0)
+    liveness = Liveness("g", 1, (("t",), ("e",), ("d",)), timeout_s=5.0)
     liveness.send(0.0)
     assert not liveness.is_complete
     liveness.send(5.5)
     assert liveness.is_lost(step_s=0.1) and not liveness.is_lost(step_s=1.0)
-    assert liveness.returned(Probe("g", 2, ("e",), (Visit(Role.ENGINE, "e", 1, 0),))) is None
+    way = ("t", "e", "d")
+    assert not liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 1, 0),), epoch=1))
     assert liveness.is_complete and not liveness.is_lost(step_s=0.1)
-    assert liveness.returned(Probe("g", 2, ("e",), (Visit(Role.ENGINE, "e", 2, 0),))) is Role.ENGINE
+    assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1)) == {"e"}
+    liveness.forget()
+    assert not liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1))
+    assert not liveness.is_complete  # that probe says nothing about the ring after the loss
+    liveness.send(0.1)
+    assert liveness.returned(Probe("g", 3, way, (Visit(Role.ENGINE, "e", 2, 0, lost=1),), epoch=1)) == {"e"}
+    assert liveness.is_complete

@@ -519,6 +519,9 @@ class ServerLimits(_message.Message):
     MAX_RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_CHAT_MESSAGES_FIELD_NUMBER: _builtins.int
     STALL_TIMEOUT_FIELD_NUMBER: _builtins.int
+    MAX_STREAM_GENERATIONS_FIELD_NUMBER: _builtins.int
+    MAX_STREAM_FRAMES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    MAX_CREDIT_FIELD_NUMBER: _builtins.int
     max_receive_message_bytes: _builtins.int
     """Bytes of one message from the client."""
     max_send_message_bytes: _builtins.int
@@ -543,6 +546,12 @@ class ServerLimits(_message.Message):
     """Tokens reserved at once by open requests: estimated prompt plus max_tokens."""
     max_chat_messages: _builtins.int
     """Messages of a chat."""
+    max_stream_generations: _builtins.int
+    """Generations open at once on one Converse stream."""
+    max_stream_frames_per_second: _builtins.int
+    """Frames that are read from one Converse stream in a second."""
+    max_credit: _builtins.int
+    """Tokens of credit that a generation may have unused."""
     @_builtins.property
     def stall_timeout(self) -> _duration_pb2.Duration:
         """How long a reader may take nothing from a stream that has news for it."""
@@ -563,10 +572,13 @@ class ServerLimits(_message.Message):
         max_reserved_tokens: _builtins.int = ...,
         max_chat_messages: _builtins.int = ...,
         stall_timeout: _duration_pb2.Duration | None = ...,
+        max_stream_generations: _builtins.int = ...,
+        max_stream_frames_per_second: _builtins.int = ...,
+        max_credit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stall_timeout", b"stall_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_chat_messages", b"max_chat_messages", "max_logprobs", b"max_logprobs", "max_open_requests", b"max_open_requests", "max_priority", b"max_priority", "max_prompt_bytes", b"max_prompt_bytes", "max_receive_message_bytes", b"max_receive_message_bytes", "max_reserved_tokens", b"max_reserved_tokens", "max_send_message_bytes", b"max_send_message_bytes", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_temperature", b"max_temperature", "stall_timeout", b"stall_timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_chat_messages", b"max_chat_messages", "max_credit", b"max_credit", "max_logprobs", b"max_logprobs", "max_open_requests", b"max_open_requests", "max_priority", b"max_priority", "max_prompt_bytes", b"max_prompt_bytes", "max_receive_message_bytes", b"max_receive_message_bytes", "max_reserved_tokens", b"max_reserved_tokens", "max_send_message_bytes", b"max_send_message_bytes", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_stream_frames_per_second", b"max_stream_frames_per_second", "max_stream_generations", b"max_stream_generations", "max_temperature", b"max_temperature", "stall_timeout", b"stall_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -780,7 +792,9 @@ class DrainRequest(_message.Message):
     GRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """How long running generations may go on. 0 to 24 hours. Absent: the server's own."""
+        """How long running generations may go on; then they fail with UNAVAILABLE. 0 to 24 hours. Absent: the server's own. Of
+        several calls the first decides.
+        """
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ x-sluice-generation-id, x-sluice-trace-id. The deadline of the call is the deadl
 from collections import abc as _abc
 from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -37,7 +38,9 @@ class _ThrottleReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Thrott
     THROTTLE_REASON_UNSPECIFIED: _ThrottleReason.ValueType  # 0
     """Unknown to this reader."""
     THROTTLE_REASON_CREDIT: _ThrottleReason.ValueType  # 1
-    """A grant."""
+    """A grant: the last token that its credit allows has been sent. While it waits it computes nothing; it keeps what it has
+    computed in the cache for a while, and later computes again what others have displaced meanwhile.
+    """
     THROTTLE_REASON_PREEMPTED: _ThrottleReason.ValueType  # 2
     """Its place in the engine, which it lost to others."""
     THROTTLE_REASON_RECOVERY: _ThrottleReason.ValueType  # 3
@@ -49,7 +52,9 @@ class ThrottleReason(_ThrottleReason, metaclass=_ThrottleReasonEnumTypeWrapper):
 THROTTLE_REASON_UNSPECIFIED: ThrottleReason.ValueType  # 0
 """Unknown to this reader."""
 THROTTLE_REASON_CREDIT: ThrottleReason.ValueType  # 1
-"""A grant."""
+"""A grant: the last token that its credit allows has been sent. While it waits it computes nothing; it keeps what it has
+computed in the cache for a while, and later computes again what others have displaced meanwhile.
+"""
 THROTTLE_REASON_PREEMPTED: ThrottleReason.ValueType  # 2
 """Its place in the engine, which it lost to others."""
 THROTTLE_REASON_RECOVERY: ThrottleReason.ValueType  # 3
@@ -289,8 +294,8 @@ class ConverseRequest(_message.Message):
     PING_FIELD_NUMBER: _builtins.int
     CLOSE_INPUT_FIELD_NUMBER: _builtins.int
     tag: _builtins.int
-    """Names a generation on this stream, chosen by the client with its open and never used again on the stream. 0 is the
-    stream itself: ping.
+    """Names a generation on this stream, chosen by the client with its open: above every tag before it. 0 is the stream
+    itself: ping.
     """
     @_builtins.property
     def open(self) -> Global___Open:
@@ -350,21 +355,31 @@ class Open(_message.Message):
 
     SPEC_FIELD_NUMBER: _builtins.int
     KEEP_INPUT_OPEN_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
     keep_input_open: _builtins.bool
-    """More prompt will come by append; sampling waits for close_input, while the prompt is computed. Absent: false."""
+    """More prompt will come by append; sampling waits for close_input, while the prompt is computed. Not with a chat, echo or
+    truncate_prompt_tokens, which concern the whole prompt. Absent: false.
+    """
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
         """What is asked. Required."""
+
+    @_builtins.property
+    def deadline(self) -> _duration_pb2.Duration:
+        """Time from its arrival after which it fails with DEADLINE_EXCEEDED. Above 0, at most 24 hours. Absent: none but the
+        deadline of the call, which holds in any case.
+        """
 
     def __init__(
         self,
         *,
         spec: _types_pb2.GenerationSpec | None = ...,
         keep_input_open: _builtins.bool | None = ...,
+        deadline: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_input_open", b"_keep_input_open", "keep_input_open", b"keep_input_open", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_input_open", b"_keep_input_open", "deadline", b"deadline", "keep_input_open", b"keep_input_open", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_input_open", b"_keep_input_open", "keep_input_open", b"keep_input_open", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_input_open", b"_keep_input_open", "deadline", b"deadline", "keep_input_open", b"keep_input_open", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_input_open: _TypeAlias = _typing.Literal["keep_input_open"]  # noqa: Y015
     _WhichOneofArgType__keep_input_open: _TypeAlias = _typing.Literal["_keep_input_open", b"_keep_input_open"]  # noqa: Y015
@@ -374,7 +389,7 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 
 @_typing.final
 class Append(_message.Message):
-    """More prompt for a generation whose input is open."""
+    """More prompt for a generation whose input is open; FAILED_PRECONDITION when it is not."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -382,10 +397,12 @@ class Append(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text. 1 byte to 1 MiB; all pieces together at most 1 MiB."""
+    """Text, turned into tokens for itself, without special tokens: no token spans two pieces. 1 byte to 1 MiB; with the
+    text of the open and of all other pieces at most 1 MiB.
+    """
     @_builtins.property
     def token_ids(self) -> _types_pb2.TokenIds:
-        """Token ids. 1 to 262,144; all pieces together at most 262,144."""
+        """Token ids. 1 to 262,144; with the ids of the open and of all other pieces at most 262,144."""
 
     @_builtins.property
     def message(self) -> _types_pb2.ChatMessage:
@@ -410,20 +427,27 @@ Global___Append: _TypeAlias = Append  # noqa: Y015
 
 @_typing.final
 class Update(_message.Message):
-    """Changes parameters of a running generation, from the next token on."""
+    """Changes parameters of a running generation, from the next token on. What is absent stays."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """New bound on the tokens of each output. At least what exists, up to the model's context."""
+    """New bound on the tokens of each output; one that has as many or more ends as it stands. min_tokens (at least 1) up to
+    the model's context.
+    """
     priority: _builtins.int
     """New priority. -1,000 to 1,000."""
     @_builtins.property
     def stop(self) -> _types_pb2.StopConditions:
         """Replaces the stop conditions."""
+
+    @_builtins.property
+    def deadline(self) -> _duration_pb2.Duration:
+        """New deadline, as time from the arrival of this frame. Above 0, at most 24 hours."""
 
     def __init__(
         self,
@@ -431,10 +455,11 @@ class Update(_message.Message):
         max_tokens: _builtins.int | None = ...,
         priority: _builtins.int | None = ...,
         stop: _types_pb2.StopConditions | None = ...,
+        deadline: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_priority", b"_priority", "max_tokens", b"max_tokens", "priority", b"priority", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_priority", b"_priority", "deadline", b"deadline", "max_tokens", b"max_tokens", "priority", b"priority", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_priority", b"_priority", "max_tokens", b"max_tokens", "priority", b"priority", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_priority", b"_priority", "deadline", b"deadline", "max_tokens", b"max_tokens", "priority", b"priority", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -449,13 +474,13 @@ Global___Update: _TypeAlias = Update  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):
-    """More credit."""
+    """More credit, for a generation that was opened with a credit_window."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
-    """Tokens that may be sampled beyond those allowed so far. 1 to 1,048,576."""
+    """Tokens that may be sampled beyond those allowed so far. 1 to 1,048,576; no more than that may be unused at once."""
     def __init__(
         self,
         *,
@@ -517,7 +542,7 @@ Global___Ping: _TypeAlias = Ping  # noqa: Y015
 
 @_typing.final
 class CloseInput(_message.Message):
-    """The prompt is complete."""
+    """The prompt is complete. A second one does nothing."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -552,11 +577,13 @@ class ConverseResponse(_message.Message):
     """The generation, as its open named it. 0: the stream itself."""
     @_builtins.property
     def accepted(self) -> _types_pb2.Accepted:
-        """Admitted; the first frame of a generation."""
+        """Let in; the first frame of a generation. It comes before the engine has seen the prompt, so its max_tokens is set
+        only if the open set it; finished has it in any case.
+        """
 
     @_builtins.property
     def prompt_info(self) -> _types_pb2.PromptInfo:
-        """The prompt is known."""
+        """The prompt was computed; before the first delta."""
 
     @_builtins.property
     def delta(self) -> _types_pb2.Delta:
@@ -572,11 +599,11 @@ class ConverseResponse(_message.Message):
 
     @_builtins.property
     def failed(self) -> Global___Failed:
-        """It failed; the last frame of a generation."""
+        """It failed; the last frame of a generation. Under tag 0: a frame was refused."""
 
     @_builtins.property
     def throttled(self) -> Global___Throttled:
-        """It waits."""
+        """It waits. It has not ended, and goes on when what it waits for has come."""
 
     @_builtins.property
     def pong(self) -> Global___Pong:
@@ -708,7 +735,7 @@ Global___Pong: _TypeAlias = Pong  # noqa: Y015
 
 @_typing.final
 class GoingAway(_message.Message):
-    """The stream will end when its running generations have."""
+    """The stream will end when its running generations have: open new ones elsewhere."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -737,8 +764,8 @@ class ResumeGenerateRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
-        """`resume` is required. While the gateway that owned the generation lives, nothing else is; after its death the rest
-        must be the effective spec (Accepted) with the original prompt.
+        """`resume` is required. While the gateway that owned the generation lives, nothing else is read; after its death the
+        rest must be the effective spec (Accepted) with the original prompt.
         """
 
     def __init__(

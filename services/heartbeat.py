@@ -1,0 +1,69 @@
+"""Signs of life of a process, in a file that its supervisor, or the exec probe of a container, reads.
+
+A process beats whenever its loop turns, and the engine after each layer of its model: busy is not dead, idle is not
+dead, stuck is silence. Times are of the monotonic clock, which all processes of a host share.
+"""
+
+import dataclasses
+import os
+import struct
+import time
+from pathlib import Path
+
+BEAT_S = 0.5
+PATIENCE_S = 5.0  # silence that means stuck
+STEPS_OF_PATIENCE = 10  # or so many of the engine's steps, if that is longer
+_RECORD = struct.Struct("<dd")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sign:
+    """What a heartbeat says: when, and how long the process may be silent from then on."""
+
+    at_s: float
+    patience_s: float
+
+    def silence(self, now_s: float) -> float:
+        """Seconds since."""
+        return now_s - self.at_s
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Whether it has been silent for too long."""
+        return self.silence(now_s) > self.patience_s
+
+
+class Heartbeat:
+    """Writes one process's signs. Without a directory nothing is written."""
+
+    def __init__(self, directory: str, process_id: str) -> None:
+        """Raises OSError when the file cannot be written."""
+        self._file = -1
+        if directory:
+            Path(directory).mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = os.open(path_of(directory, process_id), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+
+    def beat(self, step_s: float = 0.0) -> None:
+        """Alive now; `step_s` is how long a step of the engine takes."""
+        if self._file >= 0:
+            patience_s = max(PATIENCE_S, STEPS_OF_PATIENCE * step_s)
+            os.pwrite(self._file, _RECORD.pack(time.monotonic(), patience_s), 0)
+
+    def close(self) -> None:
+        """The last sign stays."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def path_of(directory: str | Path, process_id: str) -> Path:
+    """The file of a process."""
+    return Path(directory) / f"{process_id}.alive"
+
+
+def read(directory: str | Path, process_id: str) -> Sign | None:
+    """The last sign; None while the process has given none since it started."""
+    try:
+        data = path_of(directory, process_id).read_bytes()
+    except FileNotFoundError:
+        return None
+    return Sign(*_RECORD.unpack(data)) if len(data) == _RECORD.size else None

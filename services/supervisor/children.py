@@ -1,0 +1,105 @@
+"""One process of the ring as its supervisor sees it: started, signalled, found ended or stuck, killed."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from services import heartbeat
+from services.messages import Role
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Child:
+    """What to run."""
+
+    process_id: str
+    role: Role
+    environment: Mapping[str, str]
+
+
+class Running:
+    """One child and its present incarnation."""
+
+    def __init__(self, child: Child, command: tuple[str, ...], directory: Path, ready_fd: int) -> None:
+        """`directory` has the signs of life; a gateway says on `ready_fd` that it lets requests in."""
+        self.child = child
+        self.start_at_s: float | None = None  # ended; to be started again then
+        self._command = command
+        self._directory = directory
+        self._ready_fd = ready_fd
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        """Its id in the peer tables."""
+        return self.child.process_id
+
+    @property
+    def is_gateway(self) -> bool:
+        """Whether clients talk to it."""
+        return self.child.role is Role.GATEWAY
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, for the first time or again."""
+        self.start_at_s = None
+        heartbeat.path_of(self._directory, self.name).unlink(missing_ok=True)
+        own = {"SLUICE_SUPERVISOR_PID": str(os.getpid()), "SLUICE_READY_FD": str(self._ready_fd)}
+        self._process = subprocess.Popen(
+            self._command,
+            env={**os.environ, **self.child.environment, **own},
+            start_new_session=True,  # a terminal's Ctrl-C and Ctrl-Z reach the supervisor only
+            pass_fds=[self._ready_fd] if self.is_gateway else [],
+        )
+
+    def ended(self) -> str:
+        """How it ended, told once; "" while it runs. One that is stuck is killed first."""
+        process = self._process
+        if process is None:
+            return ""
+        sign = heartbeat.read(self._directory, self.name)
+        is_stuck = sign is not None and sign.is_stuck(time.monotonic()) and process.poll() is None
+        if is_stuck:
+            process.kill()
+            process.wait()
+        if process.poll() is None:
+            return ""
+        self._sweep(process)
+        self._process = None
+        if is_stuck and sign is not None:
+            return f"{self.name} was stuck for {sign.silence(time.monotonic()):.1f} s"
+        if process.returncode < 0:
+            return f"{self.name} was killed by {signal.Signals(-process.returncode).name}"
+        return f"{self.name} ended with exit status {process.returncode}"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if there is anybody to take it."""
+        if self.is_running and self._process is not None:
+            self._process.send_signal(number)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, or so long."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+
+    def kill(self) -> None:
+        """SIGKILL to it and its own children; a stopped process needs no SIGCONT for that."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._sweep(process)
+            process.wait()
+
+    def _sweep(self, process: "subprocess.Popen[bytes]") -> None:
+        """Leave none of its own children behind: they are its session's."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

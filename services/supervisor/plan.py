@@ -1,0 +1,62 @@
+"""Which processes a service consists of, and where they listen. Pure but for the search of a free port."""
+
+import dataclasses
+import socket
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.errors import Code, ServiceError
+from services.config import ServiceConfig, to_environment
+from services.listening import UNIX, bound, split
+from services.messages import Role
+from services.supervisor.children import Child
+
+
+def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:
+    """Every process with its environment; the engine first, as it takes longest to start."""
+    counts = {
+        Role.ENGINE: 1,
+        Role.GATEWAY: service.gateways,
+        Role.TOKENIZER: service.tokenizers,
+        Role.DETOKENIZER: service.detokenizers,
+    }
+    ids = {role: [f"{role}-{i}" for i in range(num)] for role, num in counts.items()}
+    address = {name: f"ipc://{directory}/{name}" for names in ids.values() for name in names}
+    peers = {role: ",".join(f"{name}={address[name]}" for name in names) for role, names in ids.items()}
+    children: list[Child] = []
+    for role, names in ids.items():
+        for name in names:
+            own = dataclasses.replace(
+                service,
+                role=role,
+                process_id=name,
+                inbox=address[name],
+                heartbeat_dir=str(directory),
+                metrics_port=service.metrics_port and service.metrics_port + len(children),
+                gateway_peers=peers[Role.GATEWAY],
+                tokenizer_peers=peers[Role.TOKENIZER],
+                engine_peers=peers[Role.ENGINE],
+                detokenizer_peers=peers[Role.DETOKENIZER],
+            )
+            children.append(Child(name, role, to_environment(engine, own)))
+    return children
+
+
+def free_address(listen: str) -> str:
+    """The address to listen on, port 0 replaced by a free one. Raises ServiceError when it is taken."""
+    if listen.startswith(UNIX):
+        return listen
+    host, port = split("listen", listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServiceError(
+                Code.FAILED_PRECONDITION,
+                "LISTEN_FAILED",
+                f"--listen: cannot listen on {listen} ({error.strerror}); stop what uses it or choose another port",
+                field="listen",
+            ) from error
+        return bound(listen, probe.getsockname()[1])

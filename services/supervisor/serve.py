@@ -1,0 +1,48 @@
+"""`sluice serve`: settings checked, a directory made, the supervisor run."""
+
+import dataclasses
+import secrets
+import sys
+import time
+
+from engine.config import EngineConfig
+from services.config import ServiceConfig, bad_setting, check
+from services.listening import UNIX, check_plaintext
+from services.model_source import resolve_model
+from services.supervisor.directory import run_directory
+from services.supervisor.plan import free_address, plan_children
+from services.supervisor.restarts import Restarts
+from services.supervisor.supervisor import Supervisor
+
+COMMAND = (sys.executable, "-m", "services.cli.main", "serve")
+
+
+def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
+    """`sluice serve`: run the whole ring until told to stop; the exit status. Raises ServiceError before any start."""
+    check(engine, service)
+    check_plaintext("listen", service.listen, bool(service.tls_cert), service.insecure)
+    if service.listen.startswith(UNIX) and service.gateways > 1:
+        raise bad_setting("gateways", f"{service.gateways} processes cannot share {service.listen}; use host:port")
+    source = resolve_model(service.model, service.revision)
+    service = dataclasses.replace(
+        service,
+        model=str(source.directory),
+        revision=source.revision,
+        served_model_name=service.served_model_name or source.name,
+        listen=free_address(service.listen),
+        peer_secret=service.peer_secret or (secrets.token_hex(32) if service.gateways > 1 else ""),
+    )
+    start = time.monotonic()
+
+    def on_ready(address: str) -> None:
+        took = time.monotonic() - start
+        name = service.served_model_name
+        print(f"sluice: serving {name} (revision {source.revision}) on {address}, ready in {took:.1f} s", flush=True)
+
+    def complain(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    with run_directory() as directory:
+        children = plan_children(engine, service, directory)
+        restarts = Restarts(service.max_restarts)
+        return Supervisor(children, COMMAND, directory, restarts, complain).run(on_ready, service.grace_s)

@@ -1,0 +1,31 @@
+"""Signals as something that a selector can wait for."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+STOP = (signal.SIGTERM, signal.SIGINT)
+RESTART = signal.SIGHUP
+
+
+@contextlib.contextmanager
+def wakeups(arrived: list[int]) -> Iterator[int]:
+    """A file descriptor that becomes readable at the signals above and SIGCHLD; they are collected in `arrived`."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+
+    def note(number: int, _: FrameType | None) -> None:
+        arrived.append(number)
+
+    before = {number: signal.signal(number, note) for number in (*STOP, RESTART, signal.SIGCHLD)}
+    old = signal.set_wakeup_fd(write)
+    try:
+        yield read
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(read)
+        os.close(write)

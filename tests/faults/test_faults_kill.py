@@ -1,0 +1,164 @@
+"""Processes killed under load: every stream goes on where it was, as if nothing had happened."""
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sluice.v1 import control_pb2
+
+from tests.faults.streams import OnDelta, Received, stream_all, varied
+from tests.system.service import Service, serve, spec, wait_until
+
+NUM_STREAMS = 12
+NUM_TOKENS = 48
+SPECS = varied(NUM_STREAMS, NUM_TOKENS)
+INNER = ("tokenizer", "engine", "detokenizer")
+PHASES = ("prefill", "decode", "last")
+BACK_WITHIN_S = 60.0
+# Small steps, so that prompts are still being computed when the first tokens come.
+OPTIONS = ("--dtype", "float32", "--max-restarts", "1000", "--max-num-batched-tokens", "64")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serve(*OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(service: Service) -> list[Received]:
+    """The answers of a service that nothing happens to."""
+    answers = stream_all(service.address, SPECS)
+    assert [answer.error for answer in answers] == [""] * NUM_STREAMS
+    return answers
+
+
+def at_phase(phase: str, seed: int, harm: Callable[[], None]) -> OnDelta:
+    """Do `harm` once: while prompts are computed, somewhere between, or when the first stream has ended."""
+    moment = random.Random(seed).randrange(NUM_STREAMS, NUM_STREAMS * NUM_TOKENS // 4)
+    done = False
+
+    def on_delta(deltas: int, ended: int) -> None:
+        nonlocal done
+        due = {"prefill": deltas >= 1, "decode": deltas >= moment, "last": ended >= 1}[phase]
+        if due and not done:
+            done = True
+            harm()
+
+    return on_delta
+
+
+def kill(service: Service, role: str) -> Callable[[], None]:
+    return lambda: service.children()[f"{role}-0"].kill()
+
+
+def is_serving(service: Service) -> bool:
+    with grpc.insecure_channel(service.address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def nothing_is_left(service: Service) -> bool:
+    """Whether no request is open and all blocks are free."""
+    with service.control() as control:
+        load = control.GetLoad(control_pb2.GetLoadRequest(), timeout=5).load
+    is_idle = [one.running_requests == one.waiting_requests == 0 for one in load.engines]
+    is_free = [one.free_blocks == one.total_blocks for one in load.engines]
+    return bool(is_idle) and all(is_idle) and all(is_free) and not load.open_requests
+
+
+def check_undisturbed(answers: list[Received], undisturbed: list[Received]) -> None:
+    assert [answer.error for answer in answers] == [""] * len(answers)
+    for answer, expected in zip(answers, undisturbed, strict=True):
+        assert answer.answer == expected.answer
+        assert answer.seqs == list(range(1, len(answer.seqs) + 1))
+
+
+def killing(service: Service, role: str, phase: str, seed: int, undisturbed: list[Received]) -> None:
+    answers = stream_all(service.address, SPECS, at_phase(phase, seed, kill(service, role)))
+    check_undisturbed(answers, undisturbed)
+    wait_until(lambda: is_serving(service) and nothing_is_left(service), BACK_WITHIN_S, "the service did not recover")
+    assert len(service.children()) == 4
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("role", INNER)
+def test_streams_survive_the_death_of_any_inner_process(
+    service: Service, undisturbed: list[Received], role: str, phase: str
+) -> None:
+    killing(service, role, phase, 0, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1, 20))
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("role", INNER)
+def test_streams_survive_every_death(
+    service: Service, undisturbed: list[Received], role: str, phase: str, seed: int
+) -> None:
+    killing(service, role, phase, seed, undisturbed)
+
+
+def test_streams_survive_a_process_that_hangs(service: Service, undisturbed: list[Received]) -> None:
+    def stop() -> None:
+        service.children()["engine-0"].suspend()
+
+    check_undisturbed(stream_all(service.address, SPECS, at_phase("decode", 1, stop)), undisturbed)
+
+
+def test_streams_survive_a_restart_of_everything_behind_the_gateway(
+    service: Service, undisturbed: list[Received]
+) -> None:
+    before = service.children()
+    hangs_up = at_phase("decode", 2, lambda: service.process.send_signal(signal.SIGHUP))
+    check_undisturbed(stream_all(service.address, SPECS, hangs_up), undisturbed)
+    wait_until(lambda: all_replaced(service, before), BACK_WITHIN_S, "not all were restarted")
+    wait_until(lambda: is_serving(service) and nothing_is_left(service), BACK_WITHIN_S, "the service did not recover")
+
+
+def all_replaced(service: Service, before: Mapping[str, object]) -> bool:
+    now = service.children()
+    return len(now) == len(before) and all(now[f"{role}-0"] != before[f"{role}-0"] for role in INNER)
+
+
+def test_a_killed_gateway_comes_back_and_what_it_asked_for_is_dropped(
+    service: Service, undisturbed: list[Received]
+) -> None:
+    answers = stream_all(service.address, SPECS, at_phase("decode", 3, kill(service, "gateway")))
+    assert {answer.error.split(":")[0] for answer in answers} <= {"", "UNAVAILABLE"}
+    assert any(answer.error for answer in answers)
+    wait_until(lambda: is_serving(service) and nothing_is_left(service), BACK_WITHIN_S, "the service did not recover")
+    check_undisturbed(stream_all(service.address, SPECS), undisturbed)
+
+
+def test_a_request_that_kills_its_engine_fails_alone() -> None:
+    injected = {"PYTHONPATH": f"{Path(__file__).parent / 'injected'}:{os.environ.get('PYTHONPATH', '')}"}
+    with serve(*OPTIONS, environment={**injected, "SLUICE_TEST_POISON": "7"}) as poisoned:
+        specs = [*varied(4, 24), spec([5, 6, 7], 8)]
+        answers = stream_all(poisoned.address, specs)
+        assert [answer.error for answer in answers[:4]] == [""] * 4
+        assert answers[4].error.startswith("INTERNAL: a process of this server ended twice")
+        assert stream_all(poisoned.address, specs[:1])[0].answer == answers[0].answer
+
+
+def test_a_process_that_dies_too_often_ends_the_service_with_a_status() -> None:
+    # Its own place for sockets: others may serve on this machine. Short, as an ipc path has a limit.
+    own = Path(tempfile.mkdtemp(dir="/tmp"))
+    with serve("--max-restarts", "0", environment={"TMPDIR": str(own)}) as fragile:
+        children = fragile.children()
+        answers = stream_all(fragile.address, SPECS[:2], at_phase("decode", 4, kill(fragile, "detokenizer")))
+        assert [answer.error.split(":")[0] for answer in answers] == ["UNAVAILABLE"] * 2
+        assert fragile.process.wait(30) == 1
+        assert not any(child.is_running() for child in children.values())
+    assert not list(own.glob("sluice-run-*"))
+    shutil.rmtree(own)  # torch leaves a directory of its own

@@ -1,0 +1,171 @@
+"""The supervisor with children of a few lines: what it starts, how it ends, what it leaves."""
+
+import fcntl
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ServiceError
+from services.config import ServiceConfig
+from services.messages import Role
+from services.supervisor import serve
+from services.supervisor.children import Child
+from services.supervisor.directory import LOCK, run_directory
+from services.supervisor.plan import free_address, plan_children
+from services.supervisor.restarts import Restarts
+from services.supervisor.supervisor import Supervisor
+
+GATEWAY = """
+import os, signal
+if os.environ["ME"] == "gateway":
+    os.write(int(os.environ["SLUICE_READY_FD"]), b"ready gateway-0 127.0.0.1:7\\n")
+    os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+"""
+
+
+# Says it is ready, and again after every loss; after so many it stops the service.
+LOSING = """
+import os, signal
+me, runs = os.environ["ME"], os.path.join(os.environ["RUNS"], os.environ["ME"])
+with open(runs, "a") as file:
+    file.write("x")
+if me == "gateway":
+    told = {signal.SIGUSR1: b"lost", signal.SIGUSR2: b"planned"}
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*told, signal.SIGTERM])
+    os.write(int(os.environ["SLUICE_READY_FD"]), b"ready gateway-0 127.0.0.1:7\\n")
+    open(os.path.join(os.environ["RUNS"], "up"), "w").close()
+    for turn in range(int(os.environ["TURNS"])):
+        number = signal.sigwait([*told])
+        with open(os.path.join(os.environ["RUNS"], "told"), "ab") as file:
+            file.write(told[number] + b" ")
+        os.write(int(os.environ["SLUICE_READY_FD"]), b"ready gateway-0 127.0.0.1:7\\n")
+    os.kill(os.getppid(), signal.SIGTERM)
+    signal.sigwait([signal.SIGTERM])
+elif os.environ.get("ENGINE") == "dies" and os.path.getsize(runs) <= int(os.environ["TURNS"]):
+    while not os.path.exists(os.path.join(os.environ["RUNS"], "up")):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+elif os.environ.get("ENGINE") == "sticks" and os.path.getsize(runs) == 1:
+    import struct
+    with open(os.path.join(os.environ["RUNS"], "engine-0.alive"), "wb") as file:
+        file.write(struct.pack("<dd", 0.0, 0.1))
+    signal.pause()
+signal.pause()
+"""
+
+
+def supervise(
+    script: str, directory: Path, max_restarts: int = 8, **environment: str
+) -> tuple[int, list[str], list[str]]:
+    """Exit status, addresses said to be ready, lines for people."""
+    ready: list[str] = []
+    said: list[str] = []
+    children = [
+        Child(f"{role}-0", role, {"ME": role, "RUNS": str(directory), **environment})
+        for role in (Role.ENGINE, Role.GATEWAY)
+    ]
+    command = (sys.executable, "-c", script)
+    supervisor = Supervisor(children, command, directory, Restarts(max_restarts), said.append)
+    return supervisor.run(ready.append, grace_s=1.0), ready, said
+
+
+def test_a_child_that_dies_before_all_serve_ends_the_service_and_is_named(tmp_path: Path) -> None:
+    script = "import os, signal\nif os.environ['ME'] == 'engine': raise SystemExit(3)\nsignal.pause()"
+    status, _, said = supervise(script, tmp_path)
+    assert status == 1
+    assert said == ["sluice: engine-0 ended with exit status 3, before the service was ready; the service ends"]
+
+
+def test_ready_is_said_and_sigterm_ends_all(tmp_path: Path) -> None:
+    assert supervise(GATEWAY, tmp_path) == (0, ["127.0.0.1:7"], [])
+
+
+def test_a_child_that_dies_is_started_again_and_gateways_are_told(tmp_path: Path) -> None:
+    status, ready, said = supervise(LOSING, tmp_path, ENGINE="dies", TURNS="2")
+    assert (status, ready) == (0, ["127.0.0.1:7"])
+    assert (tmp_path / "told").read_text() == "lost lost "
+    assert (tmp_path / "engine").read_text().startswith("xx")
+    assert said[0] == "sluice: engine-0 was killed by SIGKILL; starting it again"
+    assert any(line.startswith("sluice: serving again after") for line in said)
+
+
+def test_a_child_that_is_stuck_is_killed_and_started_again(tmp_path: Path) -> None:
+    status, _, said = supervise(LOSING, tmp_path, ENGINE="sticks", TURNS="1")
+    assert status == 0
+    assert said[0].startswith("sluice: engine-0 was stuck for ")
+    assert (tmp_path / "told").read_text() == "lost "
+
+
+def test_a_child_that_dies_too_often_ends_the_service(tmp_path: Path) -> None:
+    status, _, said = supervise(LOSING, tmp_path, max_restarts=1, ENGINE="dies", TURNS="9")
+    assert status == 1
+    assert said[-1] == "sluice: engine-0 was killed by SIGKILL, too often; the service ends"
+
+
+def test_a_restart_that_is_asked_for_is_told_as_such(tmp_path: Path) -> None:
+    asks = LOSING.replace("for turn", "os.kill(os.getppid(), signal.SIGHUP)\n    for turn")
+    status, _, said = supervise(asks, tmp_path, TURNS="1")
+    assert status == 0
+    assert said[0] == "sluice: restarting engine-0"
+    assert (tmp_path / "told").read_text() == "planned "
+    assert (tmp_path / "engine").read_text().startswith("x")
+
+
+def test_restarts_wait_longer_each_time_and_are_forgiven_in_time() -> None:
+    restarts = Restarts(max_restarts=4)
+    assert [restarts.wait_s("a", at) for at in (0.0, 1.0, 2.0, 3.0, 4.0)] == [0.0, 0.5, 1.0, 2.0, None]
+    assert restarts.wait_s("b", 4.0) == 0.0
+    assert restarts.wait_s("a", 61.5) == 1.0  # two are within the minute
+
+
+def test_every_process_gets_the_same_table_and_its_own_place(tmp_path: Path) -> None:
+    children = plan_children(EngineConfig(), ServiceConfig(tokenizers=2, metrics_port=9000), tmp_path)
+    assert [child.process_id for child in children] == [
+        "engine-0",
+        "gateway-0",
+        "tokenizer-0",
+        "tokenizer-1",
+        "detokenizer-0",
+    ]
+    assert len({child.environment["SLUICE_TOKENIZER_PEERS"] for child in children}) == 1
+    assert {child.environment["SLUICE_INBOX"] for child in children} == {
+        f"ipc://{tmp_path}/{child.process_id}" for child in children
+    }
+    assert [child.environment["SLUICE_METRICS_PORT"] for child in children] == [str(9000 + i) for i in range(5)]
+
+
+def test_run_directory_is_private_and_stale_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "sluice-run-dead").mkdir()
+    (tmp_path / "sluice-run-dead" / LOCK).touch()
+    (tmp_path / "sluice-run-new").mkdir()  # its owner has not yet taken the lock
+    (tmp_path / "sluice-run-old").mkdir()
+    os.utime(tmp_path / "sluice-run-old", (time.time() - 1000, time.time() - 1000))
+    (tmp_path / "sluice-run-alive").mkdir()
+    with (tmp_path / "sluice-run-alive" / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with run_directory() as directory:
+            assert directory.stat().st_mode & 0o777 == 0o700
+            left = {path.name for path in tmp_path.iterdir()} - {directory.name}
+        assert left == {"sluice-run-new", "sluice-run-alive"}
+    assert not directory.exists()
+
+
+def test_addresses() -> None:
+    host, _, port = free_address("127.0.0.1:0").rpartition(":")
+    assert (host, int(port) > 0) == ("127.0.0.1", True)
+    for listen in ("nonsense", "127.0.0.1:x", "127.0.0.1:99999", ":80"):
+        with pytest.raises(ServiceError, match="is not host:port"):
+            free_address(listen)
+    assert free_address("unix:/run/x") == "unix:/run/x"
+
+
+def test_gateways_cannot_share_a_unix_socket() -> None:
+    with pytest.raises(ServiceError, match="--gateways: 2 processes cannot share unix:/run/x"):
+        serve.supervise(EngineConfig(), ServiceConfig(listen="unix:/run/x", gateways=2))
