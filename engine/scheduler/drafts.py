@@ -42,13 +42,12 @@ class DraftStats:
 class Drafts:
     """Drafts of the step to come and of the one in flight."""
 
-    def __init__(self, floor: Floor, outputs: Outputs, budget: int, controller: Controller | None) -> None:
+    def __init__(self, floor: Floor, outputs: Outputs, controller: Controller | None) -> None:
         """Without a controller drafts are as long as they may be."""
         self.stats = DraftStats()
         self.offered: list[Sequence] = []  # that have drafts for the next step
         self._floor = floor
         self._outputs = outputs
-        self._budget = budget
         self._controller = controller
         self._asked: list[Sequence] = []
         self._grown: list[tuple[Sequence, int]] = []  # whose tables have room for drafts, and which tables these are
@@ -58,11 +57,11 @@ class Drafts:
         """Whether the next plan must `take`."""
         return bool(self.offered or self._grown)
 
-    def asks(self, *, grow: bool = False) -> list[Ask]:
-        """Of sequences one token behind, while prompts leave room. `grow`: with blocks for all drafts but the last, as
+    def asks(self, budget: int, *, grow: bool) -> list[Ask]:
+        """Of sequences one token behind, while prompts leave room in a step of `budget` tokens. `grow`: with blocks for all drafts but the last, as
         far as nobody else needs them in the next step."""
         missing = [one.num_missing for one in self._floor.running if one.num_missing > 0]
-        room = self._budget - sum(missing)
+        room = budget - sum(missing)
         able = [one for one in self._floor.running if _is_due(one)] if room > 0 else []
         self._asked = []
         asks: list[Ask] = []
