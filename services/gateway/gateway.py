@@ -168,9 +168,11 @@ class Gateway:
             self._recovery.again([one for one in self.desk.requests if one.outcome is None and not one.is_own])
 
     def _probe_returned(self, probe: Probe) -> None:
-        changed = self._liveness.returned(probe)
-        if changed:
-            to_blame = self._recovery.replaced(changed, self.desk.requests)
+        changes = self._liveness.returned(probe)
+        if changes.missed:
+            self._recovery.missed(changes.missed, self.desk.requests)
+        if changes.new:
+            to_blame = self._recovery.replaced(changes.new, self.desk.requests)
             if to_blame is not None:
                 to_blame.end(engine_fault("a process of this server ended twice while it worked on this request"))
             self.stage_lost()

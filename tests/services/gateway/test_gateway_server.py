@@ -15,7 +15,7 @@ from services.gateway.control import Control
 from services.gateway.converse import Converse
 from services.gateway.errors import to_rpc
 from services.gateway.inference import Inference
-from services.gateway.liveness import Liveness
+from services.gateway.liveness import UNCHANGED, Liveness
 from services.gateway.neighbours import Neighbours
 from services.gateway.oip.service import OpenInference
 from services.gateway.parking import Parking
@@ -255,12 +255,12 @@ def test_liveness_waits_longer_for_slow_engines() -> None:
     liveness.send(5.5)
     assert liveness.is_lost(step_s=0.1) and not liveness.is_lost(step_s=1.0)
     way = ("t", "e", "d")
-    assert not liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 1, 0),), epoch=1))
+    assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 1, 0),), epoch=1)) == UNCHANGED
     assert liveness.is_complete and not liveness.is_lost(step_s=0.1)
-    assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1)) == {"e"}
+    assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1)).new == {"e"}
     liveness.forget()
-    assert not liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1))
+    assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1)) == UNCHANGED
     assert not liveness.is_complete  # that probe says nothing about the ring after the loss
     liveness.send(0.1)
-    assert liveness.returned(Probe("g", 3, way, (Visit(Role.ENGINE, "e", 2, 0, lost=1),), epoch=1)) == {"e"}
+    assert liveness.returned(Probe("g", 3, way, (Visit(Role.ENGINE, "e", 2, 0, lost=1),), epoch=1)).missed == {"e"}
     assert liveness.is_complete
