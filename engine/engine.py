@@ -131,7 +131,9 @@ class Engine:
         if moves:
             self.runner.move(moves)
         if asks:
-            self.scheduler.offer(proposals(proposer, asks, self.scheduler.limits.vocab_size))
+            start = self._clock()
+            drafts = proposals(proposer, asks, self.scheduler.limits.vocab_size)
+            self.scheduler.offer(asks, drafts, self._clock() - start)
 
     def _run(self, plan: Plan) -> StepResult:
         self.runner.place(plan)
