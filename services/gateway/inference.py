@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import grpc
-from sluice.v1 import inference_pb2
+from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, unsupported
 from services.gateway import answers, translate
@@ -185,10 +185,12 @@ class Inference:
 async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
     """End the call with the status of `error`; grpc raises out of it."""
     extra: dict[str, str] = {}
+    used: types_pb2.Usage | None = None
     trailers = tuple(context.trailing_metadata() or ())
     if request is not None:
         extra = {"generation_id": request.generation_id, "last_seq": str(request.last_seq)}
-    code, message, details = to_status(error, extra)
+        used = answers.usage(answers.used(request)) if request.admitted is not None else None
+    code, message, details = to_status(error, extra, used)
     await context.abort(code, message, (*trailers, *details))
 
 
