@@ -41,11 +41,11 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
     return made
 
 
-def fill_delta(made: types_pb2.Delta, request: OpenRequest, texts: Sequence[Text]) -> None:
+def fill_delta(made: types_pb2.Delta, request: OpenRequest, seq: int, texts: Sequence[Text]) -> None:
     """`texts`, which wait together, as one delta: into its message, as copying one costs as much as making it."""
     made.generation_id = request.envelope.request_id
     made.output_index = texts[0].output_index
-    made.seq = request.last_seq
+    made.seq = seq
     made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
     add_sections(made, texts)
     made.coalesced_steps = len(texts)

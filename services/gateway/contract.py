@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from sluice.v1 import control_pb2, types_pb2
+from sluice.v1 import control_pb2
 
 from engine.errors import unsupported
 
@@ -87,9 +87,17 @@ BUILT = frozenset(
         "scheduling.ttft_target",
         "scheduling.ttft_target.seconds",
         "scheduling.ttft_target.nanos",
+        "scheduling.on_disconnect",
+        "scheduling.detach_ttl",
+        "scheduling.detach_ttl.seconds",
+        "scheduling.detach_ttl.nanos",
         "speculation",
         "truncate_prompt_tokens",
         "credit_window",
+        "idempotency_key",
+        "resume",
+        "resume.generation_id",
+        "resume.after_seq",
     ]
 )
 
@@ -98,12 +106,9 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "chat.messages.parts.image": (),
     "output.logprob_token_ids": (),
     "output.prompt_logprobs": (),
-    "scheduling.on_disconnect": (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL),
-    "scheduling.detach_ttl": (),
     "speculation.enabled": (False,),
     "speculation.max_tokens": (),
-    "idempotency_key": (),
-    "resume": (),
+    "resume.outputs": (),
 }
 
 FEATURE_FIELDS = (  # what GetServerInfo calls a feature, and the field that asks for it
@@ -118,6 +123,7 @@ FEATURE_FIELDS = (  # what GetServerInfo calls a feature, and the field that ask
     (control_pb2.FEATURE_ADAPTERS, "adapter"),
     (control_pb2.FEATURE_SPECULATION, "speculation.enabled"),
     (control_pb2.FEATURE_CREDIT, "credit_window"),
+    (control_pb2.FEATURE_RESUME, "resume.after_seq"),
     (control_pb2.FEATURE_DETACH, "scheduling.detach_ttl"),
     (control_pb2.FEATURE_IDEMPOTENCY, "idempotency_key"),
     (control_pb2.FEATURE_TOOLS, "chat.tools"),

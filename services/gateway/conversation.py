@@ -14,7 +14,8 @@ from services.gateway import answers
 from services.gateway.calls import Call
 from services.gateway.desk import Desk
 from services.gateway.errors import not_found
-from services.gateway.generation import Generation
+from services.gateway.generation import Generation, open_one
+from services.gateway.parking import Parking
 from services.gateway.reader import Reader
 
 log = logging.getLogger(__name__)
@@ -25,12 +26,13 @@ MAX_REPLIES = 64  # that wait for a slow reader; its frames then wait too
 class Conversation:
     """Every generation of a stream by its tag; the highest tag so far tells what has ended from what never was."""
 
-    def __init__(self, desk: Desk, call: Callable[[], Call], on_news: Callable[[], None]) -> None:
+    def __init__(self, desk: Desk, parking: Parking, call: Callable[[], Call], on_news: Callable[[], None]) -> None:
         """`call` is the stream's, with the time that is left now; `on_news` says that `next` has something."""
         self.reader = Reader()
         self.is_half_closed = False
-        self.interrupt: Callable[[], object] = lambda: None
+        self.interrupt: Callable[[ServiceError], object] = lambda error: None
         self._desk = desk
+        self._parking = parking
         self._call = call
         self._on_news = on_news
         self._generations: dict[int, Generation] = {}
@@ -103,7 +105,7 @@ class Conversation:
     def close(self, error: ServiceError | None) -> None:
         """Release everything; `error` is what ended the stream early."""
         self._desk.streams.discard(self)
-        self.interrupt = lambda: None
+        self.interrupt = lambda error: None
         for generation in self._generations.values():
             generation.close(error)
         self._generations.clear()
@@ -118,15 +120,15 @@ class Conversation:
             limit = self._desk.settings.max_stream_generations
             if len(self._generations) >= limit:
                 raise _stream_full(limit)
-            generation = Generation(self._desk, self._call(), tag, frame, lambda: self._wake(tag))
+            followed = open_one(self._desk, self._call(), frame)
         except ServiceError as error:
             self._desk.observer.count("refused", reason=error.reason)
             self._refuse(tag, error)
             return
-        generation.request.reader = self.reader
-        generation.request.interrupt = lambda: self.interrupt()
-        self._generations[tag] = generation
-        self._wake(tag)
+        generation = self._generations[tag] = Generation(self._desk, self._parking, tag, followed, self._wake)
+        followed.request.attach(generation.on_news, lambda error: self.interrupt(error), self.reader)
+        followed.submit()
+        generation.on_news()
 
     def _change(self, generation: Generation, frame: inference_pb2.ConverseRequest) -> None:
         try:

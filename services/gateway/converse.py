@@ -17,6 +17,7 @@ from services.gateway.conversation import Conversation
 from services.gateway.desk import Desk
 from services.gateway.errors import slow_consumer
 from services.gateway.inference import refuse
+from services.gateway.parking import Parking
 from services.gateway.rate import Rate
 
 log = logging.getLogger(__name__)
@@ -27,15 +28,16 @@ HALF_CLOSE_S = 1.0  # what a client gets to half-close after the server has said
 class Converse:
     """`converse` is the handler."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, parking: Parking) -> None:
         self._desk = desk
+        self._parking = parking
 
     async def converse(self, requests: object, context: Context) -> None:
         """Converse: many generations on one stream."""
         failure: ServiceError | None = cancelled()  # unless something else is found out
         talk: _Talk | None = None
         try:
-            talk = _Talk(self._desk, context, read_call("Converse", context))
+            talk = _Talk(self._desk, self._parking, context, read_call("Converse", context))
             await talk.run()
             failure = None
             return
@@ -58,7 +60,7 @@ class Converse:
 class _Talk:
     """One call of Converse while it runs."""
 
-    def __init__(self, desk: Desk, context: Context, call: Call) -> None:
+    def __init__(self, desk: Desk, parking: Parking, context: Context, call: Call) -> None:
         self._context = context
         self._call = call
         self._rate = Rate(desk.settings.max_stream_frames_per_s, desk.clock)
@@ -66,14 +68,14 @@ class _Talk:
         self._room = asyncio.Event()
         self._fault: ServiceError | None = None  # of the stream itself
         self._is_stuck = False
-        self._conversation = Conversation(desk, self._call_now, self._news.set)
+        self._conversation = Conversation(desk, parking, self._call_now, self._news.set)
         self._reading: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until nothing runs and nothing can come. Raises ServiceError for a fault of the stream."""
         writing = asyncio.current_task()
         assert writing is not None
-        self._conversation.interrupt = lambda: self._break_off(writing)
+        self._conversation.interrupt = lambda error: self._break_off(writing)
         self._reading = asyncio.create_task(self._read(), name="converse reading")
         try:
             await self._write()

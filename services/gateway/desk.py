@@ -14,7 +14,8 @@ from engine.errors import ServiceError, cancelled, engine_fault, invalid, stage_
 from engine.request import FinishReason
 from services.gateway.admission import Admission
 from services.gateway.calls import Call
-from services.gateway.errors import draining, loading, not_found, slow_consumer
+from services.gateway.errors import draining, duplicate, loading, not_found, slow_consumer
+from services.gateway.history import History
 from services.gateway.observer import Observer
 from services.gateway.open_requests import OpenRequest, State
 from services.gateway.pace import Pace
@@ -51,6 +52,7 @@ class Desk:
         self.admission = Admission(settings.max_open_requests, settings.max_reserved_tokens)
         self.requests = OpenRequests(lambda reason: observer.count("dropped", reason=reason))
         self._quotas = quotas
+        self._keys: dict[tuple[str, str], str] = {}  # tenant and idempotency key of what is open → its id
         self.refusal: ServiceError | None = loading()
         self.is_draining = False
         self.streams: set[Stream] = set()  # of many requests each
@@ -64,6 +66,7 @@ class Desk:
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one object for many: it must not gather their frames
         tenant = call.caller.tenant
+        self._check_key(tenant, asked)
         charged = self._quotas.take(tenant, asked.reserve, self.clock())
         try:
             self.admission.reserve(asked.reserve)
@@ -72,6 +75,10 @@ class Desk:
             raise
         request = self._add(call, asked, streams)
         request.charged = charged
+        if asked.idempotency_key:
+            self._keys[tenant, asked.idempotency_key] = request.envelope.request_id
+        if asked.detach_ttl_s is not None:
+            request.history = History(self.settings.max_history_deltas, self.settings.max_history_bytes)
         return request
 
     def open_own(self, call: Call, asked: Asked) -> OpenRequest:
@@ -101,6 +108,7 @@ class Desk:
         request.end(cancelled())
         if not self.requests.remove(request):
             return
+        self._keys.pop((request.envelope.tenant, request.asked.idempotency_key), None)
         if not request.is_own:
             self.admission.release(request.reserved)
             self._quotas.settle(request.envelope.tenant, request.charged, request.num_used, self.clock())
@@ -175,11 +183,9 @@ class Desk:
         for reader in {request.reader for request in self.requests}:
             reader.watch(elapsed_s)
         for request in self.requests:
-            if request.is_stuck(self._slots) and not request.is_interrupted:
-                request.is_interrupted = True
-                request.end(slow_consumer(request.last_seq))
+            if request.is_stuck(self._slots) and not request.is_broken_off:
                 self.observer.count("slow_consumer")
-                request.interrupt()
+                request.break_off(slow_consumer(request.last_seq))
 
     def _cancel_output(self, request: OpenRequest, index: int) -> tuple[State, State]:
         """The engine ends the output, and tells so like any other end."""
@@ -193,6 +199,11 @@ class Desk:
             return State.FINISHED, State.FINISHED
         self.change(request, Cancel(envelope=request.envelope, output_index=index))
         return State.RUNNING, State.CANCELLED
+
+    def _check_key(self, tenant: str, asked: Asked) -> None:
+        running = self._keys.get((tenant, asked.idempotency_key)) if asked.idempotency_key else None
+        if running is not None:
+            raise duplicate(running)
 
     def _add(self, call: Call, asked: Asked, streams: bool) -> OpenRequest:
         envelope = Envelope(

@@ -75,6 +75,17 @@ def not_found(kind: str, name: str, hint: str) -> ServiceError:
     )
 
 
+def duplicate(generation_id: str) -> ServiceError:
+    """The key names a generation that is in flight."""
+    return ServiceError(
+        Code.ALREADY_EXISTS,
+        "DUPLICATE_REQUEST",
+        f"idempotency_key names a generation that is in flight, {generation_id}: resume that one",
+        field="idempotency_key",
+        details={"generation_id": generation_id},
+    )
+
+
 def draining() -> ServiceError:
     """The server is going away and takes no new work."""
     return ServiceError(

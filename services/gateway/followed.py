@@ -18,6 +18,8 @@ class Followed:
         self.request = desk.open(call, asked, streams=streams)
         self._trace = _observe(desk, call, asked, self.request.envelope.request_id)
         self._saw_token = False
+        self._is_sent = False
+        self._is_closed = False
 
     @property
     def trailers(self) -> tuple[tuple[str, str], ...]:
@@ -27,7 +29,10 @@ class Followed:
         return (generation, ("x-sluice-trace-id", trace[3:35])) if trace else (generation,)
 
     def submit(self) -> None:
-        """Send it round the ring."""
+        """Send it round the ring; a second time does nothing."""
+        if self._is_sent:
+            return
+        self._is_sent = True
         self._desk.submit(self.request, self._trace.traceparent)
 
     def note_token(self) -> None:
@@ -37,10 +42,13 @@ class Followed:
             self._trace.first_token()
 
     def close(self, error: ServiceError | None) -> None:
-        """Release everything; waits for nothing."""
+        """Release everything; waits for nothing. A second time does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.note_token()
         self._desk.close(self.request)
-        self.request.on_news = self.request.interrupt = _nothing
+        self.request.detach()
         status, reason = (int(error.code), error.reason) if error else (0, "")
         self._trace.ended(status, reason, answers.used(self.request))
 
@@ -52,7 +60,3 @@ def _observe(desk: Desk, call: Call, asked: Asked, request_id: str) -> RequestTr
     model = desk.settings.model.id
     started = Started(request_id, call.method, model, call.traceparent, call.tracestate, params, is_chat)
     return desk.observer.request_started(started)
-
-
-def _nothing() -> None:
-    """Nobody is left to wake or break."""

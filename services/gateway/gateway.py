@@ -28,6 +28,7 @@ from services.gateway.liveness import Liveness
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
 from services.gateway.open_requests import OpenRequest, State
+from services.gateway.parking import Parking
 from services.gateway.quota import Quotas, TenantLimits
 from services.gateway.recovery import Recovery
 from services.gateway.settings import GatewaySettings
@@ -60,6 +61,7 @@ class Gateway:
         access = _access(settings.access_file)
         self._guard = Guard(access, clock)
         self.desk = Desk(settings, emit, observer or Unobserved(), clock, _quotas(access, settings.num_gateways))
+        self._parking = Parking(lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests)
         self._control = Control(self.desk)
         self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
         self._recovery = Recovery(self._way_of, settings.recovery_timeout_s)
@@ -84,9 +86,9 @@ class Gateway:
 
     async def start(self) -> int:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
-        inference = Inference(self.desk)
+        inference = Inference(self.desk, self._parking)
         adapter = OpenInference(self.desk, inference.stream_generate)
-        handlers = server.Handlers(inference, Converse(self.desk), self._control, adapter)
+        handlers = server.Handlers(inference, Converse(self.desk, self._parking), self._control, adapter)
         self._server = server.build(self._settings, self._guard, handlers, self._health)
         self._port = server.listen(self._server, self._settings)
         await self._publish()

@@ -14,30 +14,31 @@ from services.gateway.changes import MAX_DEADLINE_S, Changes
 from services.gateway.desk import Desk
 from services.gateway.errors import nobody_grants
 from services.gateway.followed import Followed
-from services.gateway.story import Story
+from services.gateway.parking import Parking
+from services.gateway.story import Manner, Story
 
 
 class Generation:
-    """Opened with its construction; `close` releases it on every path."""
+    """Reads one request until `close`, which leaves it on every path."""
 
-    def __init__(
-        self, desk: Desk, call: Call, tag: int, frame: inference_pb2.Open, on_news: Callable[[], None]
-    ) -> None:
-        """Raises `ServiceError` when it is not let in. The time left of `call` is that of the stream."""
-        if frame.HasField("deadline"):
-            call = sooner(call, knobs.seconds("open.deadline", frame.deadline, MAX_DEADLINE_S))
-        asked = translate.opening(frame, call.priority, desk.settings)
+    def __init__(self, desk: Desk, parking: Parking, tag: int, followed: Followed, wake: Callable[[int], None]) -> None:
+        """`wake` is told the tag when `next` may have something."""
         self.is_over = False  # its last frame is out
+        self.request = followed.request
         self._desk = desk
+        self._parking = parking
         self._tag = tag
-        self._tenant = call.caller.tenant
-        self._followed = Followed(desk, call, asked, streams=True)
-        self.request = self._followed.request
-        self.request.on_news = on_news
-        self._changes = Changes(desk, self.request)
-        self._story = Story(self.request, self._new, is_eager=True)
+        self._followed = followed
+        self._wake = wake
+        self._changes = Changes(desk, followed.request)
+        self._story = Story(followed.request, self._new, Manner(is_eager=True, tells_prompt=True))
         self._told_allowed: int | None = None  # tokens allowed when its client was last told that they are spent
-        self._followed.submit()
+        self._lost: ServiceError | None = None
+        parking.enter(followed, self)
+
+    def on_news(self) -> None:
+        """Something may have come."""
+        self._wake(self._tag)
 
     def take(self, frame: inference_pb2.ConverseRequest) -> None:
         """What its client says. Raises `ServiceError` when that cannot be; nothing has happened then."""
@@ -50,7 +51,8 @@ class Generation:
                 self._changes.grant(frame.grant)
             case "cancel":
                 index = frame.cancel.output_index if frame.cancel.HasField("output_index") else None
-                self._desk.cancel(self.request.envelope.request_id, self._tenant, index)
+                envelope = self.request.envelope
+                self._desk.cancel(envelope.request_id, envelope.tenant, index)
             case "close_input":
                 self._changes.close_input()
 
@@ -58,12 +60,19 @@ class Generation:
         """Its client asked for what cannot be."""
         self.request.end(error)
 
+    def lose(self, error: ServiceError) -> None:
+        """Another reader has it now."""
+        self._lost = error
+        self.on_news()
+
     def half_close(self) -> None:
         """Nothing more will come from its client."""
         self._changes.close_input()
 
     def next(self, *, can_grant: bool) -> inference_pb2.ConverseResponse | None:
         """The next frame; None while there is none. `can_grant`: its client may still send more credit."""
+        if self._lost is not None:
+            return self._fail(self._lost)
         event = self._story.next()
         self._followed.note_token()
         if event is not None:
@@ -73,10 +82,8 @@ class Generation:
         if request.outcome is None and request.is_spent and not can_grant:
             request.end(nobody_grants(request.last_seq))
         if isinstance(request.outcome, ServiceError) and not self.is_over:
-            self.is_over = True
-            event = self._new()
-            event.failed.CopyFrom(answers.failed(request, request.outcome))
-        elif request.outcome is None and request.is_spent and self._told_allowed != request.allowed:
+            return self._fail(request.outcome)
+        if request.outcome is None and request.is_spent and self._told_allowed != request.allowed:
             self._told_allowed = request.allowed
             event = self._new()
             event.throttled.generation_id = request.envelope.request_id
@@ -84,9 +91,22 @@ class Generation:
         return event
 
     def close(self, error: ServiceError | None) -> None:
-        """Release it; `error` is what ended it early: its own, if it has one, counts."""
+        """Leave it; `error` is what ended it early: its own, if it has one, counts."""
         outcome = self.request.outcome
-        self._followed.close(outcome if isinstance(outcome, ServiceError) else error)
+        self._parking.leave(self._followed, self, outcome if isinstance(outcome, ServiceError) else error)
+
+    def _fail(self, error: ServiceError) -> inference_pb2.ConverseResponse:
+        self.is_over = True
+        event = self._new()
+        event.failed.CopyFrom(answers.failed(self.request, error))
+        return event
 
     def _new(self) -> inference_pb2.ConverseResponse:
         return inference_pb2.ConverseResponse(tag=self._tag)
+
+
+def open_one(desk: Desk, call: Call, frame: inference_pb2.Open) -> Followed:
+    """Open a generation. Raises `ServiceError` when it is not let in. The time left of `call` is that of the stream."""
+    if frame.HasField("deadline"):
+        call = sooner(call, knobs.seconds("open.deadline", frame.deadline, MAX_DEADLINE_S))
+    return Followed(desk, call, translate.opening(frame, call.priority, desk.settings), streams=True)

@@ -17,9 +17,12 @@ from services.gateway import answers, translate
 from services.gateway.calls import Call, Context, read_call
 from services.gateway.desk import Desk
 from services.gateway.errors import not_found, to_status
+from services.gateway.followed import Followed
 from services.gateway.identity import CALLER
 from services.gateway.open_requests import OpenRequest, State
+from services.gateway.parking import Parking
 from services.gateway.session import Session
+from services.gateway.story import Manner
 from services.gateway.translate import Asked
 from services.messages import Detokenized, Tokenized
 
@@ -37,8 +40,9 @@ _STATES = {
 class Inference:
     """The handlers. Errors become a status in `_answer` and nowhere else."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, parking: Parking) -> None:
         self._desk = desk
+        self._parking = parking
         self._settings = desk.settings
 
     async def generate(
@@ -51,9 +55,9 @@ class Inference:
             return answers.whole(session.request)
 
         def ask(call: Call) -> Asked:
-            return translate.generation(request.spec, call.priority, self._settings)
+            return translate.whole(request.spec, call.priority, self._settings)
 
-        return await self._answer("Generate", context, ask, body)
+        return await self._answer("Generate", context, self._opening(ask), body)
 
     async def stream_generate(self, request: inference_pb2.StreamGenerateRequest, context: Context) -> None:
         """StreamGenerate: accepted, deltas, output_finished, finished."""
@@ -61,7 +65,27 @@ class Inference:
         def ask(call: Call) -> Asked:
             return translate.generation(request.spec, call.priority, self._settings)
 
-        await self._answer("StreamGenerate", context, ask, Session.stream, streams=True)
+        manner = Manner(is_eager=False, tells_prompt=request.spec.output.echo)
+
+        async def body(session: Session) -> None:
+            await session.stream(inference_pb2.StreamGenerateResponse, manner)
+
+        await self._answer("StreamGenerate", context, self._opening(ask, streams=True), body)
+
+    async def resume_generate(self, request: inference_pb2.ResumeGenerateRequest, context: Context) -> None:
+        """ResumeGenerate: what the reader lacks of a generation that outlived its last one, and what comes."""
+        point = request.spec.resume
+
+        def take(call: Call) -> Followed:
+            translate.check_resume(request.spec)
+            return self._parking.take(point.generation_id, call.caller.tenant)
+
+        async def body(session: Session) -> None:
+            tells_prompt = session.request.asked.echo and not point.after_seq
+            manner = Manner(is_eager=False, tells_prompt=tells_prompt, after_seq=point.after_seq)
+            await session.stream(inference_pb2.ResumeGenerateResponse, manner)
+
+        await self._answer("ResumeGenerate", context, take, body)
 
     async def tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -74,7 +98,7 @@ class Inference:
             return answers.tokenized(session.request, value)
 
         return await self._answer(
-            "Tokenize", context, lambda call: translate.tokenization(request, self._settings), body
+            "Tokenize", context, self._opening(lambda call: translate.tokenization(request, self._settings)), body
         )
 
     async def detokenize(
@@ -89,7 +113,7 @@ class Inference:
             return inference_pb2.DetokenizeResponse(model=envelope.model, revision=envelope.revision, text=value.text)
 
         return await self._answer(
-            "Detokenize", context, lambda call: translate.detokenization(request, self._settings), body
+            "Detokenize", context, self._opening(lambda call: translate.detokenization(request, self._settings)), body
         )
 
     async def cancel_generation(
@@ -110,15 +134,14 @@ class Inference:
         self,
         method: str,
         context: Context,
-        ask: Callable[[Call], Asked],
+        find: Callable[[Call], Followed],
         body: Callable[[Session], Awaitable[_T]],
-        streams: bool = False,
     ) -> _T:
         session: Session | None = None
         failure: ServiceError | None = cancelled()  # unless something else is found out
         try:
             call = read_call(method, context)
-            session = Session(self._desk, context, call, ask(call), streams=streams)
+            session = Session(context, find(call), self._parking)
             answer = await session.run(body)
             failure = None
             return answer
@@ -138,6 +161,9 @@ class Inference:
         self._count_refusal(session, failure)
         await refuse(context, failure, session.request if session else None)
         raise failure
+
+    def _opening(self, ask: Callable[[Call], Asked], *, streams: bool = False) -> Callable[[Call], Followed]:
+        return lambda call: Followed(self._desk, call, ask(call), streams=streams)
 
     def _count_refusal(self, session: Session | None, failure: ServiceError) -> None:
         if session is None:

@@ -13,6 +13,11 @@ from engine.request import Limits, SamplingParams, check_priority
 from services.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
+MAX_DETACH_TTL_S = 600.0
+DEFAULT_DETACH_TTL_S = 60.0
+MAX_KEY_BYTES = 128
+_CANCEL = types_pb2.DISCONNECT_ACTION_CANCEL
+_DETACH = types_pb2.DISCONNECT_ACTION_DETACH
 
 
 def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> SamplingParams:
@@ -91,12 +96,38 @@ def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits, *,
     return Scheduling(priority, target_s, spec.cache.bypass, credit, is_open)
 
 
+def detach_ttl_s(asked: types_pb2.SchedulingOptions) -> float | None:
+    """How long it is kept without a reader; None when it ends with its reader. Raises `ServiceError`."""
+    if asked.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
+        if not asked.HasField("detach_ttl"):
+            return DEFAULT_DETACH_TTL_S
+        return seconds("scheduling.detach_ttl", asked.detach_ttl, MAX_DETACH_TTL_S)
+    if asked.HasField("detach_ttl"):
+        raise invalid("scheduling.detach_ttl", "is of no use without DISCONNECT_ACTION_DETACH: leave it out")
+    known = (types_pb2.DISCONNECT_ACTION_UNSPECIFIED, types_pb2.DISCONNECT_ACTION_CANCEL)
+    if asked.on_disconnect not in known:
+        raise invalid("scheduling.on_disconnect", f"{asked.on_disconnect} is no action that this server knows")
+    return None
+
+
+def idempotency_key(spec: types_pb2.GenerationSpec) -> str:
+    """ "" where it is absent. Raises `ServiceError`."""
+    size = len(spec.idempotency_key.encode())
+    if spec.HasField("idempotency_key") and not 1 <= size <= MAX_KEY_BYTES:
+        raise invalid("idempotency_key", f"has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed", limit=MAX_KEY_BYTES)
+    return spec.idempotency_key
+
+
 def seconds(field: str, asked: Duration, limit_s: float) -> float:
     """A time above 0, of `limit_s` at most. Raises `ServiceError`."""
     found = asked.seconds + asked.nanos / 1e9
     if not 0 < found <= limit_s:
         raise invalid(field, f"{found} s is not in (0, {limit_s:g}]", limit=0 if found <= 0 else limit_s)
     return found
+
+
+def _nanos(time_s: float) -> int:
+    return round(time_s % 1.0 * 1e9)
 
 
 def _best_of(asked: types_pb2.SamplingParams) -> int:
@@ -126,6 +157,7 @@ def effective(
     text: TextOptions,
     scheduling: Scheduling,
     spec: types_pb2.GenerationSpec,
+    detach_ttl_s: float | None,
 ) -> types_pb2.EffectiveParams:
     """Every parameter as it is used; `max_tokens` is set when the engine has settled it."""
     records = spec.output.token_records if spec.output.HasField("token_records") else True
@@ -165,6 +197,9 @@ def effective(
         scheduling=types_pb2.SchedulingOptions(
             priority=scheduling.priority,
             ttft_target=spec.scheduling.ttft_target if scheduling.ttft_target_s is not None else None,
-            on_disconnect=types_pb2.DISCONNECT_ACTION_CANCEL,
+            on_disconnect=_CANCEL if detach_ttl_s is None else _DETACH,
+            detach_ttl=None
+            if detach_ttl_s is None
+            else Duration(seconds=int(detach_ttl_s), nanos=_nanos(detach_ttl_s)),
         ),
     )

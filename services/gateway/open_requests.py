@@ -14,6 +14,7 @@ import msgspec
 
 from engine.errors import ServiceError
 from engine.request import FinishReason
+from services.gateway.history import History, num_bytes
 from services.gateway.reader import Reader, SlotLimits
 from services.gateway.translate import Asked
 from services.messages import (
@@ -30,11 +31,14 @@ from services.messages import (
 from services.work import Generate, pack_ids
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
-TOKEN_BYTES = 64  # what a waiting token record weighs at most, without its log probabilities
 
 
 def _nothing() -> None:
     """Wakes nobody."""
+
+
+def _ignore(error: ServiceError) -> None:
+    """Nobody is told."""
 
 
 class State(enum.Enum):
@@ -73,7 +77,7 @@ class OpenRequest:
         self._deadline_s = None if envelope.time_left_s is None else started_s + envelope.time_left_s
         self.on_news: Callable[[], None] = _nothing
         self._on_text = on_text
-        self.interrupt: Callable[[], object] = _nothing  # breaks a write that does not end
+        self.interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
         self.prompt: Tokenized | None = None  # where it is echoed
@@ -83,9 +87,10 @@ class OpenRequest:
         self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
-        self.is_interrupted = False
         self.num_losses = 0  # of processes, while they worked on it
         self.num_sent_tokens = 0  # it had when it was last sent round the ring
+        self.history: History | None = None  # of one that outlives its reader
+        self.is_broken_off = False  # its reader is being let go
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
         self.reader = Reader()
         self.changes: list[Change | Cancel] = []  # what the client said after the open, in order, as the ring was told
@@ -150,7 +155,7 @@ class OpenRequest:
         output.num_reasoning += text.num_reasoning
         if text.tokens or text.finish is not None or has_content((text,)):
             self._waiting.append(text)
-            self._waiting_bytes += len(text.text) + len(text.reasoning) + TOKEN_BYTES * len(text.tokens)
+            self._waiting_bytes += num_bytes((text,))
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
@@ -186,6 +191,22 @@ class OpenRequest:
         self.on_news()
         return True
 
+    def break_off(self, error: ServiceError) -> None:
+        """Let its reader go, who is told `error`. Without a history that is its end."""
+        if self.history is None:
+            self.end(error)
+        self.is_broken_off = True
+        self.interrupt(error)
+
+    def attach(self, on_news: Callable[[], None], interrupt: Callable[[ServiceError], object], reader: Reader) -> None:
+        """Somebody reads it from now on."""
+        self.on_news, self.interrupt, self.reader = on_news, interrupt, reader
+        self.is_broken_off = False
+
+    def detach(self, on_news: Callable[[], None] = _nothing) -> None:
+        """Nobody reads it any more."""
+        self.attach(on_news, _ignore, Reader())
+
     def take(self) -> list[Text]:
         """Messages of one output for the next delta: the first of all alone, later ones together. Empty when nothing
         waits. The last of an output may hold nothing but its end: then there is no delta."""
@@ -204,6 +225,8 @@ class OpenRequest:
             self._waiting_bytes = 0
         if has_content(taken):
             self.last_seq += 1
+        if self.history is not None:
+            self.history.add(self.last_seq, taken)
         return taken
 
     def take_all(self, index: int) -> list[Text]:

@@ -117,6 +117,7 @@ def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
         "Converse": handlers.converse.converse,
         "Generate": inference.generate,
         "StreamGenerate": inference.stream_generate,
+        "ResumeGenerate": inference.resume_generate,
         "CancelGeneration": inference.cancel_generation,
         "Tokenize": inference.tokenize,
         "Detokenize": inference.detokenize,

@@ -1,46 +1,53 @@
-"""One call that has one request: opened, submitted and followed; ends on every path."""
+"""One call that reads one request: from its opening, or from where another reader left it; ends on every path."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from sluice.v1 import inference_pb2
-
 from engine.errors import ServiceError
-from services.gateway.calls import Call, Context
-from services.gateway.desk import Desk, ended_error
+from services.gateway.calls import Context
+from services.gateway.desk import ended_error
 from services.gateway.followed import Followed
-from services.gateway.story import Story
-from services.gateway.translate import Asked
+from services.gateway.parking import Parking
+from services.gateway.reader import Reader
+from services.gateway.story import Event, Manner, Story
 from services.messages import Detokenized, Text, Tokenized
 
 _T = TypeVar("_T")
 
 
 class Session:
-    """A request and the call that asked for it."""
+    """A request and the call that reads it."""
 
-    def __init__(self, desk: Desk, context: Context, call: Call, asked: Asked, *, streams: bool) -> None:
-        """Raises `ServiceError` when it is not let in."""
+    def __init__(self, context: Context, followed: Followed, parking: Parking) -> None:
         self._context = context
-        self._followed = Followed(desk, call, asked, streams=streams)
-        self.request = self._followed.request
+        self._followed = followed
+        self._parking = parking
+        self.request = followed.request
         self._news = asyncio.Event()
-        self.request.on_news = self._news.set
-        context.set_trailing_metadata(self._followed.trailers)
-        self._followed.submit()
+        self._task: asyncio.Task[object] | None = None
+        self._lost: ServiceError | None = None  # why it reads no longer
+        parking.enter(followed, self)
+        self.request.attach(self._news.set, self.lose, Reader())
+        context.set_trailing_metadata(followed.trailers)
+        followed.submit()
 
     async def run(self, body: "Callable[[Session], Awaitable[_T]]") -> _T:
-        """Run `body`; when the desk breaks its write, raise the request's error in place of the cancellation."""
-        task = asyncio.current_task()
+        """Run `body`; when it is told to let go, raise the error it was told in place of the cancellation."""
+        task = self._task = asyncio.current_task()
         assert task is not None
-        self.request.interrupt = task.cancel
         try:
             return await body(self)
         except asyncio.CancelledError:
-            if self.request.is_interrupted and task.uncancel() == 0:
-                raise ended_error(self.request) from None
+            if self._lost is not None and task.uncancel() == 0:
+                raise self._lost from None
             raise
+
+    def lose(self, error: ServiceError) -> None:
+        """Read no longer, and end the call with `error`."""
+        if self._lost is None and self._task is not None:
+            self._lost = error
+            self._task.cancel()
 
     async def outcome(self) -> Text | Tokenized | Detokenized:
         """Wait for the end; raises the error that ended the request, also while nothing is left to write."""
@@ -51,9 +58,9 @@ class Session:
             raise ended_error(self.request)
         return self.request.outcome
 
-    async def stream(self) -> None:
+    async def stream(self, new: Callable[[], Event], manner: Manner) -> None:
         """Write all that the generation tells. Raises the error that ended it."""
-        story = Story(self.request, inference_pb2.StreamGenerateResponse, is_eager=False)
+        story = Story(self.request, new, manner)
         while not story.is_over:
             event = story.next()
             if event is not None:
@@ -64,8 +71,8 @@ class Session:
                 await self.outcome()
 
     def close(self, error: ServiceError | None) -> None:
-        """Release everything; waits for nothing."""
-        self._followed.close(error)
+        """Leave; waits for nothing. What does not outlive its reader ends."""
+        self._parking.leave(self._followed, self, error)
 
     async def _next_news(self) -> None:
         """Wait until something has come."""
@@ -73,7 +80,7 @@ class Session:
         self._news.clear()
         self._followed.note_token()
 
-    async def _write(self, message: inference_pb2.StreamGenerateResponse) -> None:
+    async def _write(self, message: Event) -> None:
         """Send `message`; ends in the error of the request if the reader is let go meanwhile."""
         self.request.reader.begin_write()
         await self._context.write(message)

@@ -44,6 +44,7 @@ class GatewaySettings:
         max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
         stall_timeout_s: a reader that takes nothing for so long, while there is news for it, is let go.
+        max_history_deltas, max_history_bytes: what is kept of one generation that outlives its reader.
         max_stream_generations, max_stream_frames_per_s: of one Converse stream.
         max_slot_deltas, max_slot_bytes: unsent news of one stream beyond which it is let go within two probe intervals.
     """
@@ -69,6 +70,8 @@ class GatewaySettings:
     stall_timeout_s: float = 10.0
     max_slot_deltas: int = 256
     max_slot_bytes: int = 64 << 10
+    max_history_deltas: int = 1024
+    max_history_bytes: int = 256 << 10
     max_stream_generations: int = 256
     max_stream_frames_per_s: int = 2000
     reuse_port: bool = False

@@ -4,7 +4,9 @@ One thing at a time, whenever there is something: the same for every RPC that st
 generation that failed ends, is the caller's.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from sluice.v1 import inference_pb2
@@ -13,20 +15,41 @@ from services.gateway import answers
 from services.gateway.open_requests import OpenRequest, has_content
 from services.messages import Text
 
-Event = TypeVar("Event", bound=inference_pb2.StreamGenerateResponse | inference_pb2.ConverseResponse)
+Event = TypeVar(
+    "Event",
+    bound=inference_pb2.StreamGenerateResponse | inference_pb2.ConverseResponse | inference_pb2.ResumeGenerateResponse,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Manner:
+    """How it is told.
+
+    Attributes:
+        is_eager: accepted comes at once, not when the engine has seen the request.
+        tells_prompt: prompt_info comes before the first delta.
+        after_seq: the reader has all deltas up to this one.
+    """
+
+    is_eager: bool
+    tells_prompt: bool
+    after_seq: int = 0
 
 
 class Story(Generic[Event]):
-    """The events of one request."""
+    """The events of one request for one reader."""
 
-    def __init__(self, request: OpenRequest, new: Callable[[], Event], *, is_eager: bool) -> None:
-        """`new` makes an empty event. Eager: accepted at once, not when the engine has seen it; the prompt is told."""
+    def __init__(self, request: OpenRequest, new: Callable[[], Event], manner: Manner) -> None:
+        """`new` makes an empty event. Raises ServiceError when what comes after `after_seq` is not there."""
         self.is_over = False  # the last event is out
         self._request = request
         self._new = new
+        self._manner = manner
         self._is_accepted = False
-        self._waits_for_engine = not is_eager
-        self._tells_prompt = is_eager or request.asked.echo
+        self._tells_prompt = manner.tells_prompt
+        self._told_before: deque[tuple[int, Sequence[Text]]] = deque()  # that this reader lacks
+        if request.history is not None:
+            self._told_before.extend(request.history.since(manner.after_seq))
         self._ended: Text | None = None  # an output whose end is to be told
 
     def next(self) -> Event | None:
@@ -40,9 +63,12 @@ class Story(Generic[Event]):
             return event
         if self._ended is not None:
             return self._end_output(self._ended)
-        texts = self._request.take() if not self._tells_prompt or self._request.outcome is not None else []
-        if texts:
-            return self._tell(texts)
+        if self._told_before:
+            return self._tell(*self._told_before.popleft())
+        if not self._tells_prompt or self._request.outcome is not None:
+            texts = self._request.take()
+            if texts:
+                return self._tell(self._request.last_seq, texts)
         if not self.is_over and isinstance(self._request.outcome, Text):
             self.is_over = True
             event = self._new()
@@ -51,7 +77,7 @@ class Story(Generic[Event]):
         return None
 
     def _accept(self) -> Event | None:
-        if self._waits_for_engine and self._request.admitted is None:
+        if not self._manner.is_eager and self._request.admitted is None:
             return None
         self._is_accepted = True
         event = self._new()
@@ -63,14 +89,14 @@ class Story(Generic[Event]):
         is_echoed = request.prompt is not None or not request.asked.echo
         return request.admitted is not None and (is_echoed or request.outcome is not None)
 
-    def _tell(self, texts: list[Text]) -> Event:
+    def _tell(self, seq: int, texts: Sequence[Text]) -> Event | None:
         last = texts[-1]
-        if not has_content(texts):
-            return self._end_output(last)
+        if not has_content(texts) or seq <= self._manner.after_seq:
+            return self._end_output(last) if last.finish is not None else self.next()
         if last.finish is not None:
             self._ended = last
         event = self._new()
-        answers.fill_delta(event.delta, self._request, texts)
+        answers.fill_delta(event.delta, self._request, seq, texts)
         return event
 
     def _end_output(self, last: Text) -> Event:

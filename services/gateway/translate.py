@@ -29,6 +29,8 @@ from services.work import (
     pack_ids,
 )
 
+MAX_ID_BYTES = 128
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
@@ -39,6 +41,8 @@ class Asked:
         effective: parameters to echo; `max_tokens` is set when the engine has said it. None without a generation.
         token_records: whether the client wants a record per token.
         echo: whether it wants the prompt's tokens.
+        idempotency_key: names it while it is in flight, or "".
+        detach_ttl_s: how long it is kept when its reader has gone; None lets it end with its reader.
         num_outputs: that it gets back.
     """
 
@@ -48,6 +52,8 @@ class Asked:
     effective: types_pb2.EffectiveParams | None = None
     token_records: bool = True
     echo: bool = False
+    idempotency_key: str = ""
+    detach_ttl_s: float | None = None
 
     @property
     def is_search(self) -> bool:
@@ -55,8 +61,15 @@ class Asked:
         return isinstance(self.work, Generate) and self.work.params.is_search
 
 
+def whole(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+    """The work of Generate; `priority` is that of the metadata. Raises `ServiceError`."""
+    if spec.scheduling.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
+        raise invalid("scheduling.on_disconnect", "DETACH is for streams, which can be resumed: leave it out")
+    return generation(spec, priority, settings)
+
+
 def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
-    """The work of Generate and StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
+    """The work of StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
     if spec.HasField("credit_window"):
         raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
     return _generation(spec, priority, settings, is_open=False)
@@ -78,7 +91,18 @@ def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings)
     return _generation(spec, priority, settings, is_open=is_open)
 
 
+def check_resume(spec: types_pb2.GenerationSpec) -> None:
+    """Raise `ServiceError` unless it names a generation and a point of it."""
+    if not spec.HasField("resume"):
+        raise invalid("resume", "is missing; name the generation and the last delta received")
+    size = len(spec.resume.generation_id.encode())
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise invalid("resume.generation_id", f"has {size} bytes; 1 to {MAX_ID_BYTES} are allowed")
+
+
 def _generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool) -> Asked:
+    if spec.HasField("resume"):
+        raise invalid("resume", "is for ResumeGenerate: leave it out")
     _check_model(spec, settings.model)
     refuse_unbuilt(spec)
     limits = settings.limits
@@ -92,13 +116,16 @@ def _generation(spec: types_pb2.GenerationSpec, priority: int, settings: Gateway
     limit = constraint(spec, prompt, params)
     size = min(size, keep_last or size)
     output = params.max_tokens or max(0, limits.context_length - size)
+    detach_ttl_s = knobs.detach_ttl_s(spec.scheduling)
     return Asked(
         work=Generate(prompt, params, stops, text, spec.output.echo, keep_last, scheduling, constraint=limit),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
-        effective=knobs.effective(params, stops, text, scheduling, spec),
+        effective=knobs.effective(params, stops, text, scheduling, spec, detach_ttl_s),
         token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
         echo=spec.output.echo,
+        idempotency_key=knobs.idempotency_key(spec),
+        detach_ttl_s=detach_ttl_s,
     )
 
 

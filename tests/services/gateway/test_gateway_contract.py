@@ -29,12 +29,9 @@ CASES = {
     "output.prompt_logprobs": {"output": {"prompt_logprobs": 0}},
     "cache.bypass": {"cache": {"bypass": True}},
     "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
-    "scheduling.on_disconnect": {"scheduling": {"on_disconnect": types_pb2.DISCONNECT_ACTION_DETACH}},
-    "scheduling.detach_ttl": {"scheduling": {"detach_ttl": {"seconds": 1}}},
     "speculation.enabled": {"speculation": {"enabled": True}},
     "speculation.max_tokens": {"speculation": {"max_tokens": 1}},
-    "idempotency_key": {"idempotency_key": "k"},
-    "resume": {"resume": {}},
+    "resume.outputs": {"resume": {"outputs": [{"output_index": 0}]}},
     "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }
 

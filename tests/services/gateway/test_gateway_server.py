@@ -17,6 +17,7 @@ from services.gateway.errors import to_rpc
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
 from services.gateway.oip.service import OpenInference
+from services.gateway.parking import Parking
 from services.messages import Load, Probe, Report, Role, Visit
 from services.work import pack_ids
 from tests.services.gateway.fake_ring import (
@@ -47,9 +48,10 @@ def test_option_keys_exist_in_grpc() -> None:
 
 async def test_every_handler_is_a_coroutine_function() -> None:
     async with running(wait=False) as rig:
-        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk)
+        parking = Parking(asyncio.get_running_loop().call_later, 1)
+        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking)
         adapter = OpenInference(desk, inference.stream_generate)
-        handlers = server.Handlers(inference, Converse(desk), Control(desk), adapter)
+        handlers = server.Handlers(inference, Converse(desk, parking), Control(desk), adapter)
         tables = {
             **server.inference_table(handlers),
             **server.control_table(handlers.control),

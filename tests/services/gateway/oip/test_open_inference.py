@@ -15,6 +15,7 @@ from services.gateway.inference import Inference
 from services.gateway.oip import translate
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.service import SERVICE, OpenInference
+from services.gateway.parking import Parking
 from services.work import Generate
 from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
 
@@ -72,7 +73,8 @@ async def test_tritons_own_client(tmp_path: Path) -> None:
 
 async def test_every_method_is_a_coroutine_and_has_its_scope() -> None:
     async with running(wait=False) as rig:
-        table = OpenInference(rig.gateway.desk, Inference(rig.gateway.desk).stream_generate).table()
+        parking = Parking(asyncio.get_running_loop().call_later, 1)
+        table = OpenInference(rig.gateway.desk, Inference(rig.gateway.desk, parking).stream_generate).table()
         assert all(inspect.iscoroutinefunction(handler) for handler in table.values())
         names = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}
         assert names == {f"/{SERVICE.full_name}/{name}" for name in table}

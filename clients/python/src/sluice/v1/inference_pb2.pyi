@@ -764,8 +764,8 @@ class ResumeGenerateRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
-        """`resume` is required. While the gateway that owned the generation lives, nothing else is; after its death the rest
-        must be the effective spec (Accepted) with the original prompt.
+        """`resume` is required. While the gateway that owned the generation lives, nothing else is read; after its death the
+        rest must be the effective spec (Accepted) with the original prompt.
         """
 
     def __init__(

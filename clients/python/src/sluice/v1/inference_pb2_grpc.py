@@ -124,7 +124,11 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResumeGenerate(self, request, context):
-        """Goes on with a generation after the last delta that the caller has.
+        """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
+        accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
+        that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
+        `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed frame).
+        How this call ends is for the generation like the end of the one before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -69,7 +69,12 @@ class InferenceServiceStub:
       stream when nothing runs. The client then half-closes.
     """
     ResumeGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]
-    """Goes on with a generation after the last delta that the caller has."""
+    """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
+    accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
+    that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
+    `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed frame).
+    How this call ends is for the generation like the end of the one before.
+    """
     CancelGeneration: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerationRequest, _inference_pb2.CancelGenerationResponse]
     """Ends a generation. Idempotent: it says what it found."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
@@ -113,7 +118,12 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
       stream when nothing runs. The client then half-closes.
     """
     ResumeGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]  # type: ignore[assignment]
-    """Goes on with a generation after the last delta that the caller has."""
+    """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
+    accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
+    that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
+    `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed frame).
+    How this call ends is for the generation like the end of the one before.
+    """
     CancelGeneration: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerationRequest, _inference_pb2.CancelGenerationResponse]  # type: ignore[assignment]
     """Ends a generation. Idempotent: it says what it found."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
@@ -178,7 +188,12 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ResumeGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.ResumeGenerateResponse], _abc.AsyncIterator[_inference_pb2.ResumeGenerateResponse]]:
-        """Goes on with a generation after the last delta that the caller has."""
+        """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
+        accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
+        that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
+        `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed frame).
+        How this call ends is for the generation like the end of the one before.
+        """
 
     @_abc_1.abstractmethod
     def CancelGeneration(

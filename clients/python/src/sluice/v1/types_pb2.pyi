@@ -103,7 +103,9 @@ class _DisconnectActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Disc
     DISCONNECT_ACTION_CANCEL: _DisconnectAction.ValueType  # 1
     """It is cancelled."""
     DISCONNECT_ACTION_DETACH: _DisconnectAction.ValueType  # 2
-    """It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway."""
+    """It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate and
+    Converse. Of what it has told the server keeps a bounded part: the last deltas.
+    """
 
 class DisconnectAction(_DisconnectAction, metaclass=_DisconnectActionEnumTypeWrapper):
     """What becomes of a generation whose connection is lost."""
@@ -113,7 +115,9 @@ DISCONNECT_ACTION_UNSPECIFIED: DisconnectAction.ValueType  # 0
 DISCONNECT_ACTION_CANCEL: DisconnectAction.ValueType  # 1
 """It is cancelled."""
 DISCONNECT_ACTION_DETACH: DisconnectAction.ValueType  # 2
-"""It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway."""
+"""It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate and
+Converse. Of what it has told the server keeps a bounded part: the last deltas.
+"""
 Global___DisconnectAction: _TypeAlias = DisconnectAction  # noqa: Y015
 
 class _FinishReason:
@@ -210,8 +214,8 @@ class GenerationSpec(_message.Message):
     text: _builtins.str
     """Text, to which the tokenizer adds the special tokens of its own template. 1 byte to 1 MiB."""
     idempotency_key: _builtins.str
-    """Client-chosen key, unique per tenant among generations in flight: a second one with the same key is refused with
-    ALREADY_EXISTS. 1 to 128 bytes.
+    """Client-chosen key, unique per tenant among generations in flight at one gateway: a second one with the same key is
+    refused with ALREADY_EXISTS, whose ErrorInfo has the `generation_id` of the first, to be resumed. 1 to 128 bytes.
     """
     credit_window: _builtins.int
     """Tokens that may be sampled, over all outputs, before the first grant. Absent: unlimited. 0 to 1,048,576. Only on
@@ -257,7 +261,7 @@ class GenerationSpec(_message.Message):
 
     @_builtins.property
     def resume(self) -> Global___ResumePoint:
-        """Set to continue a generation after the given point rather than start one."""
+        """Set to continue a generation after the given point rather than start one. Only on ResumeGenerate."""
 
     def __init__(
         self,
@@ -1018,15 +1022,18 @@ class SchedulingOptions(_message.Message):
     priority: _builtins.int
     """Higher is sooner. -1,000 to 1,000. Absent: the x-sluice-priority metadata, else 0."""
     on_disconnect: Global___DisconnectAction.ValueType
-    """What becomes of the generation when the connection is lost. Absent: cancel."""
+    """What becomes of the generation when the call that streams it ends before it: the connection was lost, the call
+    cancelled, or not read for too long. A server cannot tell the first two apart: end a generation that detaches by
+    CancelGeneration. Its deadline holds without a reader too. Absent: cancel.
+    """
     @_builtins.property
     def ttft_target(self) -> _duration_pb2.Duration:
         """Time to first token that the caller hopes for; orders requests of one priority. Above 0, at most 1 hour."""
 
     @_builtins.property
     def detach_ttl(self) -> _duration_pb2.Duration:
-        """How long a detached generation is kept for ResumeGenerate. Above 0, at most 10 minutes. Only with
-        DISCONNECT_ACTION_DETACH.
+        """How long a generation is kept for ResumeGenerate after its stream has ended, whatever ended that. Above 0, at most 10
+        minutes. Only with DISCONNECT_ACTION_DETACH. Absent: 1 minute.
         """
 
     def __init__(
