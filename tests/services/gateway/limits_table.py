@@ -45,6 +45,11 @@ def knob(group: str, name: str, good: Sequence[object], bad: Sequence[object] = 
     return Edge([fields(value) for value in good], [fields(value) for value in bad])
 
 
+def constrained(form: str, good: Sequence[object], bad: Sequence[object]) -> Edge:
+    """Of a form of constraint."""
+    return knob("constraint", form, good, bad)
+
+
 def chat(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a chat
     return {"chat": {"messages": [turn()], **fields}}
 
@@ -146,7 +151,23 @@ SPEC: Mapping[str, Edge] = {
         [tool(parameters=text) for text in (json_of(64 * KIB + 1), "", "7")],
     ),
     "chat.tool_choice.mode": Edge(
-        [chat(tool_choice={"mode": mode}) for mode in (0, 1, 2)], [chat(tool_choice={"mode": mode}) for mode in (3, 4)]
+        [chat(tool_choice={"mode": mode}) for mode in (0, 1, 2)]
+        + [chat(tools=[{"name": "f"}], tool_choice={"mode": types_pb2.TOOL_MODE_REQUIRED})],
+        [chat(tool_choice={"mode": mode}) for mode in (types_pb2.TOOL_MODE_REQUIRED, 4)],
+    ),
+    "chat.tool_choice.name": Edge(
+        [chat(tools=[{"name": "f"}], tool_choice={"name": "f"})],
+        [chat(tools=[{"name": "f"}], tool_choice={"name": name}) for name in ("", "g")],
+    ),
+    "constraint.json_schema": constrained(
+        "json_schema", [json_of(64 * KIB - 1), json_of(64 * KIB)], ["", json_of(64 * KIB + 1)]
+    ),
+    "constraint.regex": constrained("regex", ["a", "a" * (16 * KIB)], ["", "a" * (16 * KIB + 1)]),
+    "constraint.grammar": constrained("grammar", ["a", "a" * (64 * KIB)], ["", "a" * (64 * KIB + 1)]),
+    "constraint.choice.texts": constrained(
+        "choice",
+        [{"texts": texts} for texts in (["a"], ["a"] * 1024, ["a" * 4096] * 16)],
+        [{"texts": texts} for texts in ([], ["a"] * 1025, ["a", ""], ["a" * 4097], ["a" * 4096] * 16 + ["a"])],
     ),
     "chat.template_variables": Edge(
         [chat(template_variables=json_of(size)) for size in (16 * KIB - 1, 16 * KIB)],
