@@ -181,6 +181,7 @@ class EngineStage:
             credit=scheduling.credit,
             is_open=scheduling.is_open,
             cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
+            max_draft_tokens=scheduling.max_draft_tokens,
             resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
         )
         try:
@@ -218,6 +219,8 @@ class EngineStage:
             admitted=admitted,
             finish=sampled.finish,
             timings=timings,
+            num_drafted=sampled.num_drafted,
+            num_accepted=sampled.num_accepted,
         )
 
     def _end(self, opened: _Open, times: Times, num_tokens: int, *, has_spans: bool) -> Timings:
@@ -229,6 +232,7 @@ class EngineStage:
             self._record("queue", prompt.envelope, opened.arrival, scheduled, {})
             self._record("prefill", prompt.envelope, scheduled, first, {"sluice.prompt_tokens": len(prompt.ids) // 4})
             attributes = {"sluice.tokens": num_tokens, "sluice.preemptions": times.num_preemptions}
+            attributes |= {"sluice.drafted_tokens": times.num_drafted, "sluice.accepted_tokens": times.num_accepted}
             self._record("decode", prompt.envelope, first, first + times.decode_s, attributes)
         return Timings(
             prompt.tokenize_s, times.queue_s, times.prefill_s, times.decode_s, num_preemptions=times.num_preemptions

@@ -92,6 +92,8 @@ BUILT = frozenset(
         "scheduling.detach_ttl.seconds",
         "scheduling.detach_ttl.nanos",
         "speculation",
+        "speculation.enabled",
+        "speculation.max_tokens",
         "truncate_prompt_tokens",
         "credit_window",
         "idempotency_key",
@@ -106,8 +108,6 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "chat.messages.parts.image": (),
     "output.logprob_token_ids": (),
     "output.prompt_logprobs": (),
-    "speculation.enabled": (False,),
-    "speculation.max_tokens": (),
     "resume.outputs": (),
 }
 

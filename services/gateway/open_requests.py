@@ -99,6 +99,8 @@ class OpenRequest:
         self.allowed = _credit(asked)  # tokens that may be sampled in all; None is without limit
         self.reserved = asked.reserve
         self.max_tokens = 0  # as the engine settled or the client changed it; 0 before
+        self.num_drafted = 0  # tokens, for all outputs
+        self.num_accepted = 0  # of them
         self._waiting: list[Text] = []
         self._waiting_bytes = 0
 
@@ -155,6 +157,8 @@ class OpenRequest:
             self.max_tokens = self.max_tokens or text.admitted.max_tokens
         output.ids.extend([token.id for token in text.tokens])
         output.num_reasoning += text.num_reasoning
+        self.num_drafted += text.num_drafted
+        self.num_accepted += text.num_accepted
         if text.tokens or text.finish is not None or has_content((text,)):
             self._waiting.append(text)
             self._waiting_bytes += num_bytes((text,))
