@@ -43,13 +43,18 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
 
 def fill_delta(made: types_pb2.Delta, request: OpenRequest, seq: int, texts: Sequence[Text]) -> None:
     """`texts`, which wait together, as one delta: into its message, as copying one costs as much as making it."""
+    first = texts[0]
     made.generation_id = request.generation_id
-    made.output_index = texts[0].output_index
     made.seq = seq
-    made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
-    add_sections(made, texts)
     made.coalesced_steps = len(texts)
-    made.consumed = sum([len(one.tokens) for one in texts])
+    if first.output_index:
+        made.output_index = first.output_index
+    if len(texts) == 1:
+        made.text, made.consumed = first.text, len(first.tokens)
+    else:
+        made.text = "".join([one.text for one in texts])
+        made.consumed = sum([len(one.tokens) for one in texts])
+    add_sections(made, texts)
     for one in texts:
         if one.num_drafted:
             made.drafted_tokens += one.num_drafted

@@ -159,9 +159,9 @@ class OpenRequest:
         output.num_reasoning += text.num_reasoning
         self.num_drafted += text.num_drafted
         self.num_accepted += text.num_accepted
-        if text.tokens or text.finish is not None or has_content((text,)):
+        if text.tokens or text.finish is not None or has_content([text]):
             self._waiting.append(text)
-            self._waiting_bytes += num_bytes((text,))
+            self._waiting_bytes += num_bytes(text)
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
@@ -259,7 +259,10 @@ class OpenRequest:
 
 def has_content(texts: Sequence[Text]) -> bool:
     """Whether there is anything in them for a delta."""
-    return any([one.tokens or one.text or one.reasoning or one.tool_calls for one in texts])
+    for one in texts:  # a loop, as nearly always the first decides
+        if one.tokens or one.text or one.reasoning or one.tool_calls:
+            return True
+    return False
 
 
 def _credit(asked: Asked) -> int | None:
