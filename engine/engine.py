@@ -173,4 +173,5 @@ def merge(results: list[StepResult]) -> StepResult:
         logprobs={i: result.logprobs[0] for i, result in enumerate(results) if result.logprobs},
         runs={i: result.runs[0] for i, result in enumerate(results) if result.runs},
         errors={i: result.errors[0] for i, result in enumerate(results) if result.errors},
+        prompts={i: result.prompts[0] for i, result in enumerate(results) if result.prompts},
     )

@@ -25,6 +25,7 @@ from services.messages import (
     Envelope,
     Grant,
     Resume,
+    Scored,
     Text,
     Tokenized,
 )
@@ -80,7 +81,7 @@ class OpenRequest:
         self.interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
-        self.prompt: Tokenized | None = None  # where it is echoed
+        self.prompt: Tokenized | Scored | None = None  # where it is to be told
         self.first_token_s: float | None = None
         self.outputs = [OutputState() for _ in range(asked.num_outputs)]
         self.last_seq = 0
