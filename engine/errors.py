@@ -163,3 +163,21 @@ def stage_lost(role: str) -> ServiceError:
         details={"role": role},
         retry_after_s=1.0,
     )
+
+
+def other_revision(asked: str, served: str) -> ServiceError:
+    """A process was replaced by one that serves another model revision: what was begun is never spliced."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "REVISION_CHANGED",
+        f"the request began on model revision {asked}, and this server now serves {served}: send it again",
+        details={"limit": served, "actual": asked},
+    )
+
+
+class OutOfDeviceMemory(Exception):
+    """A step needs more memory than the device has left: a smaller one may not."""
+
+
+class DeviceLost(Exception):
+    """The device answers no more: the process cannot go on, and is to be started again."""

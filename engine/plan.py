@@ -79,6 +79,18 @@ class Plan:
             drafts={0: self.drafts[i]} if i in self.drafts else {},
         )
 
+    def halves(self) -> "tuple[Plan, Plan]":
+        """Of a plan of one row without drafts: its first tokens, behind which nothing is sampled, and the rest."""
+        num = self.num_tokens // 2
+        first = dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], samples=[False])
+        rest = dataclasses.replace(
+            self,
+            query_lens=[self.num_tokens - num],
+            starts=[self.starts[0] + num],
+            token_ids=self.token_ids[num:],
+        )
+        return first, rest
+
     def drafted(self, i: int, end: int) -> list[int]:
         """The drafted tokens of row `i`, whose tokens end before index `end` of `token_ids`."""
         return self.token_ids[end - self.drafts.get(i, 0) : end]

@@ -44,11 +44,13 @@ class ServiceConfig:
     gateways: int = option(1, "gateway processes, sharing the port")
     tokenizers: int = option(1, "tokenizer processes")
     detokenizers: int = option(1, "detokenizer processes")
+    peer_secret: str = option("", "what gateways of one host show each other to hand on calls; made anew at each start")
     encoding_threads: int = option(1, "threads of a tokenizer process that encode prompts")
     max_open_requests: int = option(256, "requests admitted at once; more are refused with RESOURCE_EXHAUSTED")
     max_prompt_bytes: int = option(1 << 20, "bytes of a prompt at most")
     probe_interval_s: float = option(0.25, "seconds between health probes round the ring")
     probe_timeout_s: float = option(5.0, "seconds without a probe's return after which the ring counts as stuck")
+    max_connection_age_s: float = option(1800.0, "seconds after which clients are told to connect anew: load spreads")
     recovery_timeout_s: float = option(60.0, "seconds that open requests wait for a lost process to come back")
     grace_s: float = option(30.0, "seconds that running generations get to finish after SIGTERM")
     heartbeat_dir: str = option("", "where processes leave their signs of life, for `sluice healthcheck`; empty is off")
@@ -87,7 +89,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _at_least("max_restarts", service.max_restarts, 0)
     for name in ("max_model_len", "kv_cache_tokens", "threads", "host_cache_bytes", "disk_cache_bytes"):
         _at_least(name, getattr(engine, name), 0)
-    for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s"):
+    for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):
         _seconds(name, getattr(service, name))
     for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s"):
         _seconds(name, getattr(engine, name))
@@ -110,6 +112,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
 
 
 def _check_speculation(engine: EngineConfig) -> None:
+    _one_of("draft_length", engine.draft_length, ("adaptive", "fixed"))
     _one_of("speculation", engine.speculation, ("none", "ngram", "draft"))
     if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
         raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.cache.tiers import Move
 from engine.models.model import Model
 from engine.plan import Plan, StepResult
+from engine.runner.faults import device_faults
 from engine.runner.rows import SlotRows
 from engine.runner.spots import Spots
 from engine.runner.store import BlockStore
@@ -80,7 +81,12 @@ class Runner:
             self._rows.extend(slot, first, blocks)
 
     def launch(self, plan: Plan) -> Done:
-        """Compute the plan's rows. Masks of grammars are filled meanwhile: a step that fails awaits them too."""
+        """Compute the plan's rows. Masks of grammars are filled meanwhile: a step that fails awaits them too. Raises
+        OutOfDeviceMemory and DeviceLost for what these are."""
+        with device_faults():
+            return self._compute(plan)
+
+    def _compute(self, plan: Plan) -> Done:
         spots = Spots.of(plan)
         if self._rows.wants_tokens:
             self._note_tokens(plan, spots)

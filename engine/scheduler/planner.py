@@ -36,6 +36,10 @@ class Planner:
         self._now = 0.0
         self._is_short = False  # somebody had to sit out the last step
 
+    def lower_budget(self, num_tokens: int) -> None:
+        """Compute so many tokens a step at most from now on, one at least."""
+        self._budget = max(1, min(self._budget, num_tokens))
+
     def plan(self, now: float) -> Plan | None:
         """The next step; None when there is nothing to do."""
         self.step += 1

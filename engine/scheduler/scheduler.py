@@ -26,6 +26,7 @@ from engine.scheduler.policies import make_policy
 from engine.scheduler.sequence import State
 from engine.scheduler.settings import SchedulerSettings
 from engine.scheduler.waiting import Waiting
+from engine.speculation.controller import Controller
 
 DEFAULTS = SchedulerSettings()
 
@@ -53,7 +54,8 @@ class Scheduler:
         self._door = Door(cache, limits, eos_ids, max_num_seqs, settings.max_draft_tokens)
         self._outputs = Outputs(self._floor, self._policy, self._lengths)
         admission = Admission(self._floor, self._policy, self._lengths, settings)
-        self._drafts = Drafts(self._floor, self._outputs, max_num_batched_tokens)
+        controller = Controller(settings.max_draft_tokens) if settings.adapts_drafts else None
+        self._drafts = Drafts(self._floor, self._outputs, max_num_batched_tokens, controller)
         self._planner = Planner(self._floor, admission, self._drafts, settings, max_num_batched_tokens)
         self._num_added = 0
         self._planned_s = 0.0
@@ -125,6 +127,10 @@ class Scheduler:
             self._planner.hold(group, request.arrival_s)
         if request.resume_ids:
             self._due.append(group)
+
+    def lower_budget(self, num_tokens: int) -> None:
+        """The device has no memory for larger steps."""
+        self._planner.lower_budget(num_tokens)
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request, events not yet told included, and free what it holds, now. False if it is not open."""
@@ -223,9 +229,9 @@ class Scheduler:
         with room in their tables, which may take moves."""
         return self._drafts.asks(grow=grow)
 
-    def offer(self, proposals: Ids[Ids[int]]) -> None:
-        """What was drafted for `asks`, in their order; at most as many tokens as each asks for."""
-        self._drafts.offer(proposals)
+    def offer(self, asks: Ids[Ask], proposals: Ids[Ids[int]], seconds: float) -> None:
+        """What was drafted for `asks`, in their order and at most as much as each asks for; how long that took."""
+        self._drafts.offer(asks, proposals, seconds)
 
     def plan(self, now: float) -> Plan | None:
         """What the next step computes; None when there is nothing to do."""
@@ -235,6 +241,7 @@ class Scheduler:
     def apply(self, plan: Plan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
         """Advance the rows of `plan`; what was cancelled meanwhile is passed over."""
         self.pace.record(now - self._planned_s, plan.num_tokens)
+        self._drafts.stepped(plan, now - self._planned_s)
         events: list[Sampled] = []
         failures: list[Failure] = []
         size, failed, logprobs, prompts = self.cache.block_size, result.failed, result.logprobs, result.prompts

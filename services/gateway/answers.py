@@ -26,13 +26,13 @@ def accepted(request: OpenRequest) -> types_pb2.Accepted:
     """It was let in."""
     envelope = request.envelope
     return types_pb2.Accepted(
-        generation_id=envelope.request_id, model=envelope.model, revision=envelope.revision, params=effective(request)
+        generation_id=request.generation_id, model=envelope.model, revision=envelope.revision, params=effective(request)
     )
 
 
 def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
     """As far as it is known; its tokens where they are echoed."""
-    made = types_pb2.PromptInfo(generation_id=request.envelope.request_id)
+    made = types_pb2.PromptInfo(generation_id=request.generation_id)
     if request.admitted is not None:
         made.prompt_tokens, made.cached_tokens = request.admitted.num_prompt, request.admitted.num_cached
     if isinstance(request.prompt, Scored):
@@ -45,7 +45,7 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
 
 def fill_delta(made: types_pb2.Delta, request: OpenRequest, seq: int, texts: Sequence[Text]) -> None:
     """`texts`, which wait together, as one delta: into its message, as copying one costs as much as making it."""
-    made.generation_id = request.envelope.request_id
+    made.generation_id = request.generation_id
     made.output_index = texts[0].output_index
     made.seq = seq
     made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
@@ -87,7 +87,7 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
 def output_finished(request: OpenRequest, last: Text) -> types_pb2.OutputFinished:
     """The end of one output."""
     return types_pb2.OutputFinished(
-        generation_id=request.envelope.request_id,
+        generation_id=request.generation_id,
         output_index=last.output_index,
         finish_reason=reason(last),
         stop_match=stop_match(last),
@@ -98,7 +98,7 @@ def output_finished(request: OpenRequest, last: Text) -> types_pb2.OutputFinishe
 def finished(request: OpenRequest) -> types_pb2.Finished:
     """The end of the generation."""
     return types_pb2.Finished(
-        generation_id=request.envelope.request_id,
+        generation_id=request.generation_id,
         last_seq=request.last_seq,
         usage=usage(used(request)),
         timings=timings(used(request)),
@@ -108,7 +108,7 @@ def finished(request: OpenRequest) -> types_pb2.Finished:
 
 def failed(request: OpenRequest, error: ServiceError) -> inference_pb2.Failed:
     """The end of a generation without success."""
-    generation_id = request.envelope.request_id
+    generation_id = request.generation_id
     made = refused(error, generation_id=generation_id, last_seq=str(request.last_seq))
     made.generation_id, made.last_seq = generation_id, request.last_seq
     made.usage.CopyFrom(usage(used(request)))
@@ -125,7 +125,7 @@ def whole(request: OpenRequest) -> inference_pb2.GenerateResponse:
     """The answer of a unary generation."""
     envelope = request.envelope
     return inference_pb2.GenerateResponse(
-        generation_id=envelope.request_id,
+        generation_id=request.generation_id,
         model=envelope.model,
         revision=envelope.revision,
         outputs=[_output(request, index) for index in range(len(request.outputs))],

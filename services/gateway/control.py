@@ -1,7 +1,9 @@
-"""The handlers of ControlService that are built: models, server info, load. Knows only the latest reports."""
+"""The handlers of ControlService that are built: models, server info, load, drain."""
 
-import dataclasses
+import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from sluice.v1 import control_pb2, types_pb2
@@ -13,43 +15,34 @@ from services.gateway.contract import BUILT, FEATURE_FIELDS
 from services.gateway.desk import Desk
 from services.gateway.errors import not_found
 from services.gateway.inference import refuse
-from services.messages import Report
+from services.gateway.knobs import seconds
+from services.gateway.load import Loads
 
 SCHEMA_REVISION = 3
 MAX_PAGE = 1000
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # of WatchLoad
+MAX_GRACE_S = 24 * 3600.0
+DRAIN_INTERVAL_S = 0.25  # between two reports of Drain
 FEATURES = (
     control_pb2.FEATURE_STREAM,
     control_pb2.FEATURE_CONVERSE,
     control_pb2.FEATURE_TOKENIZE,
     control_pb2.FEATURE_REASONING,
+    control_pb2.FEATURE_WATCH_LOAD,
+    control_pb2.FEATURE_DRAIN,
     *(feature for feature, path in FEATURE_FIELDS if path in BUILT),
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Heard:
-    """A report and when it came, by the gateway's clock."""
-
-    report: Report
-    at_s: float
-
-
 class Control:
-    """The handlers, and the latest report of each engine."""
+    """The handlers. `drain` makes the gateway refuse new work and ends the running after so many seconds."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+        self.loads = Loads(desk)
         self._desk = desk
-        self._heard: dict[str, Heard] = {}
+        self._drain = drain
+        self._draining: asyncio.Task[None] | None = None
         self._start_time = Timestamp(seconds=int(time.time()))
-
-    def report(self, report: Report) -> None:
-        """An engine has said how it is."""
-        self._heard[report.engine_id] = Heard(report, self._desk.clock())
-
-    @property
-    def step_s(self) -> float:
-        """The longest recent step of any engine."""
-        return max((heard.report.load.step_s for heard in self._heard.values()), default=0.0)
 
     async def list_models(
         self, request: control_pb2.ListModelsRequest, context: Context
@@ -85,21 +78,39 @@ class Control:
 
     async def get_load(self, request: control_pb2.GetLoadRequest, context: Context) -> control_pb2.GetLoadResponse:
         """GetLoad: this gateway, and each engine as it last reported."""
-        admission = self._desk.admission
-        now_s = self._desk.clock()
-        load = control_pb2.Load(
-            open_requests=admission.num_requests,
-            max_open_requests=admission.max_requests,
-            reserved_tokens=admission.num_tokens,
-            max_reserved_tokens=admission.max_tokens,
-            engines=[_engine_load(heard, now_s) for _, heard in sorted(self._heard.items())],
-        )
-        return control_pb2.GetLoadResponse(load=load)
+        return control_pb2.GetLoadResponse(load=self.loads.now())
+
+    async def watch_load(self, request: control_pb2.WatchLoadRequest, context: Context) -> None:
+        """WatchLoad: the same, again and again, until the caller has enough."""
+        interval_s = 1.0
+        try:
+            if request.HasField("interval"):
+                interval_s = seconds("interval", request.interval, MAX_INTERVAL_S, MIN_INTERVAL_S)
+        except ServiceError as error:
+            await refuse(context, error)
+        while True:
+            await context.write(control_pb2.WatchLoadResponse(load=self.loads.now()))
+            await asyncio.sleep(interval_s)
+
+    async def drain(self, request: control_pb2.DrainRequest, context: Context) -> None:
+        """Drain: once begun it goes on, whoever watches."""
+        grace_s = self._desk.settings.grace_s
+        try:
+            if request.HasField("grace"):
+                grace_s = seconds("grace", request.grace, MAX_GRACE_S, 0.0)
+        except ServiceError as error:
+            await refuse(context, error)
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(grace_s), name="drain")
+        while (num_open := self._desk.num_open) or not self._draining.done():
+            await context.write(control_pb2.DrainResponse(open_requests=num_open))
+            await asyncio.wait([self._draining], timeout=DRAIN_INTERVAL_S)
+        await context.write(control_pb2.DrainResponse(drained=True))
 
     def _model(self) -> control_pb2.Model:
         model, defaults = self._desk.settings.model, self._desk.settings.model.defaults
         refusal: ServiceError | None = self._desk.refusal
-        report = next((heard.report for _, heard in sorted(self._heard.items())), None)
+        report = self.loads.any_report
         return control_pb2.Model(
             id=model.id,
             revision=model.revision,
@@ -139,21 +150,3 @@ class Control:
             max_stream_frames_per_second=settings.max_stream_frames_per_s,
             max_credit=limits.max_credit,
         )
-
-
-def _engine_load(heard: Heard, now_s: float) -> control_pb2.EngineLoad:
-    load = heard.report.load
-    return control_pb2.EngineLoad(
-        engine_id=heard.report.engine_id,
-        waiting_requests=load.num_waiting,
-        running_requests=load.num_running,
-        total_blocks=load.num_blocks,
-        free_blocks=load.num_free_blocks,
-        block_size=load.block_size,
-        step_time=duration(load.step_s),
-        tokens_per_second=load.tokens_per_s,
-        preemptions=load.num_preemptions,
-        prefix_hit_tokens=load.prefix_hit_tokens,
-        prefix_query_tokens=load.prefix_query_tokens,
-        age=duration(now_s - heard.at_s),
-    )

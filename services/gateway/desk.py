@@ -61,6 +61,11 @@ class Desk:
         self._emit = emit
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
 
+    @property
+    def num_open(self) -> int:
+        """Requests of clients that are open."""
+        return self.admission.num_requests
+
     def open(self, call: Call, asked: Asked, *, streams: bool) -> OpenRequest:
         """Admit a request, or raise `ServiceError`. It is sent round the ring by `submit`."""
         if self.refusal is not None:
@@ -76,7 +81,7 @@ class Desk:
         request = self._add(call, asked, streams)
         request.charged = charged
         if asked.idempotency_key:
-            self._keys[tenant, asked.idempotency_key] = request.envelope.request_id
+            self._keys[tenant, asked.idempotency_key] = request.generation_id
         if asked.detach_ttl_s is not None:
             request.history = History(self.settings.max_history_deltas, self.settings.max_history_bytes)
         return request

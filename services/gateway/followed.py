@@ -24,7 +24,7 @@ class Followed:
     @property
     def trailers(self) -> tuple[tuple[str, str], ...]:
         """Metadata that name it."""
-        generation = ("x-sluice-generation-id", self.request.envelope.request_id)
+        generation = ("x-sluice-generation-id", self.request.generation_id)
         trace = self._trace.traceparent
         return (generation, ("x-sluice-trace-id", trace[3:35])) if trace else (generation,)
 

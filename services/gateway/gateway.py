@@ -25,6 +25,7 @@ from services.gateway.guard import Guard
 from services.gateway.identity import Access, read_access
 from services.gateway.inference import Inference
 from services.gateway.liveness import Liveness
+from services.gateway.neighbours import Neighbours
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
 from services.gateway.open_requests import OpenRequest, State
@@ -59,10 +60,11 @@ class Gateway:
         self._emit = emit
         self._clock = clock
         access = _access(settings.access_file)
-        self._guard = Guard(access, clock)
+        self._guard = Guard(access, clock, settings.peer_secret)
         self.desk = Desk(settings, emit, observer or Unobserved(), clock, _quotas(access, settings.num_gateways))
         self._parking = Parking(lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests)
-        self._control = Control(self.desk)
+        self._neighbours = Neighbours(settings.gateway_id, settings.neighbours, settings.peer_secret)
+        self._control = Control(self.desk, self.drain)
         self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
         self._recovery = Recovery(self._way_of, settings.recovery_timeout_s)
         self._lost_frames = lost_frames
@@ -86,7 +88,7 @@ class Gateway:
 
     async def start(self) -> int:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
-        inference = Inference(self.desk, self._parking)
+        inference = Inference(self.desk, self._parking, self._neighbours)
         adapter = OpenInference(self.desk, inference.stream_generate)
         handlers = server.Handlers(inference, Converse(self.desk, self._parking), self._control, adapter)
         self._server = server.build(self._settings, self._guard, handlers, self._health)
@@ -98,23 +100,28 @@ class Gateway:
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new work, wait up to `grace_s` for the running, then end."""
+        await self.drain(grace_s)
+        if self._server is not None:
+            await self._server.stop(FLUSH_S)
+        await self._neighbours.close()
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.gather(self._pulse, return_exceptions=True)
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new work, wait up to `grace_s` for the running, then end it. The server stays, and says so."""
         self._is_draining = True
         self.desk.drain()
         await self._publish()
         await self._emptied(grace_s)
         self.desk.fail_all(draining())
-        if self._server is not None:
-            await self._server.stop(FLUSH_S)
-        if self._pulse is not None:
-            self._pulse.cancel()
-            await asyncio.gather(self._pulse, return_exceptions=True)
 
     def deliver(self, message: Inbound) -> None:
         """Take a message that came round the ring. Waits for nothing."""
         if isinstance(message, Probe):
             self._probe_returned(message)
         elif isinstance(message, Report):
-            self._control.report(message)
+            self._control.loads.report(message)
         else:
             self.desk.deliver(message)
             if self._recovery.is_busy:
@@ -151,7 +158,7 @@ class Gateway:
                     await self._nudge.wait()
 
     def _look_for_losses(self, now_s: float) -> None:
-        if self._is_warm and self._liveness.is_lost(self._control.step_s):
+        if self._is_warm and self._liveness.is_lost(self._control.loads.step_s):
             self.stage_lost()
         if self._recovery.is_overdue(now_s):
             self.desk.fail_all(stage_lost("serving"))
@@ -161,9 +168,11 @@ class Gateway:
             self._recovery.again([one for one in self.desk.requests if one.outcome is None and not one.is_own])
 
     def _probe_returned(self, probe: Probe) -> None:
-        changed = self._liveness.returned(probe)
-        if changed:
-            to_blame = self._recovery.replaced(changed, self.desk.requests)
+        changes = self._liveness.returned(probe)
+        if changes.missed:
+            self._recovery.missed(changes.missed, self.desk.requests)
+        if changes.new:
+            to_blame = self._recovery.replaced(changes.new, self.desk.requests)
             if to_blame is not None:
                 to_blame.end(engine_fault("a process of this server ended twice while it worked on this request"))
             self.stage_lost()

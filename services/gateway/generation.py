@@ -86,7 +86,7 @@ class Generation:
         if request.outcome is None and request.is_spent and self._told_allowed != request.allowed:
             self._told_allowed = request.allowed
             event = self._new()
-            event.throttled.generation_id = request.envelope.request_id
+            event.throttled.generation_id = request.generation_id
             event.throttled.reason = inference_pb2.THROTTLE_REASON_CREDIT
         return event
 

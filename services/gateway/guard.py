@@ -4,6 +4,7 @@ An interceptor, so that no service, whoever adds it, is left unguarded. Which sc
 method that is not in it needs `admin`.
 """
 
+import hmac
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from engine.errors import ServiceError
 from services.gateway.calls import Context
 from services.gateway.identity import CALLER, LOCAL, Access, Identity, Scope, not_allowed, unauthenticated
 from services.gateway.inference import refuse
+from services.gateway.neighbours import PEER_KEY, TENANT_KEY
 from services.watched import Watched
 
 REFRESH_S = 1.0
@@ -57,8 +59,10 @@ _KINDS = {
 class Guard(grpc.aio.ServerInterceptor):
     """`access` None lets everybody in as the one local tenant."""
 
-    def __init__(self, access: Watched[Access] | None, clock: Callable[[], float]) -> None:
+    def __init__(self, access: Watched[Access] | None, clock: Callable[[], float], peer_secret: str = "") -> None:
+        """`peer_secret`: what another gateway shows that hands on a call; "" believes nobody."""
         self._access = access
+        self._peer_secret = peer_secret
         self._clock = clock
         self._looked_s = clock()
         self._guarded: dict[str, Handler] = {}
@@ -82,10 +86,21 @@ class Guard(grpc.aio.ServerInterceptor):
         wanted = SCOPES.get(method, ADMIN)
         if self._access is None or not wanted:
             return LOCAL
+        tenant = self._handed_on_for(context)
+        if tenant is not None and Scope.GENERATE in wanted:
+            return Identity(tenant, GENERATE)
         identity = _authenticated(self._fresh(self._access), context)
         if not identity.scopes & wanted:
             raise not_allowed(method.rpartition("/")[2], wanted)
         return identity
+
+    def _handed_on_for(self, context: Context) -> str | None:
+        """The tenant for whom another gateway, which knows the secret, hands on the call."""
+        found = {key: value for key, value in context.invocation_metadata() or () if key in (PEER_KEY, TENANT_KEY)}
+        shown = str(found.get(PEER_KEY, ""))
+        if not self._peer_secret or not hmac.compare_digest(shown.encode(), self._peer_secret.encode()):
+            return None
+        return str(found.get(TENANT_KEY, ""))
 
     def _fresh(self, access: Watched[Access]) -> Access:
         now_s = self._clock()

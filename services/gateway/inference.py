@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import grpc
-from sluice.v1 import inference_pb2
+from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, unsupported
 from services.gateway import answers, translate
@@ -19,6 +19,7 @@ from services.gateway.desk import Desk
 from services.gateway.errors import not_found, to_status
 from services.gateway.followed import Followed
 from services.gateway.identity import CALLER
+from services.gateway.neighbours import Neighbours
 from services.gateway.open_requests import OpenRequest, State
 from services.gateway.parking import Parking
 from services.gateway.session import Session
@@ -40,8 +41,9 @@ _STATES = {
 class Inference:
     """The handlers. Errors become a status in `_answer` and nowhere else."""
 
-    def __init__(self, desk: Desk, parking: Parking) -> None:
+    def __init__(self, desk: Desk, parking: Parking, neighbours: Neighbours) -> None:
         self._desk = desk
+        self._neighbours = neighbours
         self._parking = parking
         self._settings = desk.settings
 
@@ -74,10 +76,17 @@ class Inference:
     async def resume_generate(self, request: inference_pb2.ResumeGenerateRequest, context: Context) -> None:
         """ResumeGenerate: what the reader lacks of a generation that outlived its last one, and what comes."""
         point = request.spec.resume
+        request_id, owner = self._neighbours.split(point.generation_id)
+        if self._neighbours.is_other(owner):
+            try:
+                await self._neighbours.resume(owner, CALLER.get().tenant, request, context)
+            except ServiceError as error:
+                await refuse(context, error)
+            return
 
         def take(call: Call) -> Followed:
             translate.check_resume(request.spec)
-            return self._parking.take(point.generation_id, call.caller.tenant)
+            return self._parking.take(request_id, call.caller.tenant)
 
         async def body(session: Session) -> None:
             tells_prompt = session.request.asked.tells_prompt and not point.after_seq
@@ -122,8 +131,12 @@ class Inference:
         try:
             if not 1 <= len(request.generation_id) <= 128:
                 raise not_found("generation", request.generation_id, "send the id that Accepted named")
+            tenant = CALLER.get().tenant
+            request_id, owner = self._neighbours.split(request.generation_id)
+            if self._neighbours.is_other(owner):
+                return await self._neighbours.cancel(owner, tenant, request, context)
             index = request.output_index if request.HasField("output_index") else None
-            found, state = self._desk.cancel(request.generation_id, CALLER.get().tenant, index)
+            found, state = self._desk.cancel(request_id, tenant, index)
         except ServiceError as error:
             await refuse(context, error)
             raise
@@ -172,10 +185,12 @@ class Inference:
 async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
     """End the call with the status of `error`; grpc raises out of it."""
     extra: dict[str, str] = {}
+    used: types_pb2.Usage | None = None
     trailers = tuple(context.trailing_metadata() or ())
     if request is not None:
-        extra = {"generation_id": request.envelope.request_id, "last_seq": str(request.last_seq)}
-    code, message, details = to_status(error, extra)
+        extra = {"generation_id": request.generation_id, "last_seq": str(request.last_seq)}
+        used = answers.usage(answers.used(request)) if request.admitted is not None else None
+    code, message, details = to_status(error, extra, used)
     await context.abort(code, message, (*trailers, *details))
 
 

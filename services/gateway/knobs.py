@@ -144,11 +144,13 @@ def idempotency_key(spec: types_pb2.GenerationSpec) -> str:
     return spec.idempotency_key
 
 
-def seconds(field: str, asked: Duration, limit_s: float) -> float:
-    """A time above 0, of `limit_s` at most. Raises `ServiceError`."""
+def seconds(field: str, asked: Duration, high_s: float, low_s: float | None = None) -> float:
+    """A time of `low_s`, or if that is None of more than 0, to `high_s`. Raises `ServiceError`."""
     found = asked.seconds + asked.nanos / 1e9
-    if not 0 < found <= limit_s:
-        raise invalid(field, f"{found} s is not in (0, {limit_s:g}]", limit=0 if found <= 0 else limit_s)
+    is_low = found <= 0 if low_s is None else found < low_s
+    if is_low or found > high_s:
+        bounds = f"(0, {high_s:g}]" if low_s is None else f"[{low_s:g}, {high_s:g}]"
+        raise invalid(field, f"{found} s is not in {bounds}", limit=low_s or 0 if is_low else high_s)
     return found
 
 

@@ -8,6 +8,7 @@ woken by a callback.
 import dataclasses
 import enum
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -73,6 +74,7 @@ class OpenRequest:
     ) -> None:
         """`on_text` is told of text that is not the last; None for a caller that wants all at once."""
         self.envelope = envelope
+        self.generation_id = f"{envelope.request_id}.{envelope.origin}"  # as clients know it
         self.asked = asked
         self.started_s = started_s
         self._deadline_s = None if envelope.time_left_s is None else started_s + envelope.time_left_s
@@ -88,7 +90,7 @@ class OpenRequest:
         self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
-        self.num_losses = 0  # of processes, while they worked on it
+        self.losses: Counter[str] = Counter()  # of processes, by id, that ended while they worked on it
         self.num_sent_tokens = 0  # it had when it was last sent round the ring
         self.history: History | None = None  # of one that outlives its reader
         self.is_broken_off = False  # its reader is being let go

@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.request import SamplingParams
 from services.config import ServiceConfig, parse_peers
 from services.gateway.gateway import Gateway
+from services.gateway.neighbours import SOCKET_SUFFIX
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
 from services.gateway.tls import files_of
@@ -21,6 +22,7 @@ from services.telemetry.observer import GatewayObserver
 logger = logging.getLogger(__name__)
 
 READY_FD = "SLUICE_READY_FD"  # an inherited pipe; a line is written there whenever requests are let in again
+IPC = "ipc://"
 
 
 async def run(process: Process) -> int:
@@ -70,6 +72,9 @@ def settings_of(process: Process) -> GatewaySettings:
         insecure=config.insecure,
         access_file=Path(config.access_file) if config.access_file else None,
         num_gateways=config.gateways,
+        neighbours={name: f"unix:{path}" for name, path in _peer_sockets(config).items()},
+        peer_socket=_peer_sockets(config).get(process.ring.process_id, ""),
+        peer_secret=config.peer_secret,
         reflection=config.reflection,
         epoch=process.ring.epoch,
         stages=stages_of(config),
@@ -79,8 +84,20 @@ def settings_of(process: Process) -> GatewaySettings:
         max_concurrent_streams=max(2048, 2 * config.max_open_requests),  # admission refuses, streams do not queue
         probe_interval_s=config.probe_interval_s,
         probe_timeout_s=config.probe_timeout_s,
+        grace_s=config.grace_s,
+        max_connection_age_s=config.max_connection_age_s,
         reuse_port=config.gateways > 1,
     )
+
+
+def _peer_sockets(config: ServiceConfig) -> dict[str, str]:
+    """Where gateways of one host reach each other: beside their inboxes, which are in a private directory."""
+    peers = parse_peers(Role.GATEWAY, config.gateway_peers)
+    return {
+        name: address.removeprefix(IPC) + SOCKET_SUFFIX
+        for name, address in peers.items()
+        if address.startswith(IPC) and config.peer_secret
+    }
 
 
 def stages_of(config: ServiceConfig) -> tuple[tuple[str, ...], ...]:

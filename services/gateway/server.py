@@ -59,7 +59,7 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.max_connection_age_ms", 30 * 60_000),
+        ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", 60 * 60_000),
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
@@ -98,6 +98,8 @@ def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
             port = server.add_secure_port(settings.listen, credentials)
         else:
             port = server.add_insecure_port(settings.listen)
+        if settings.peer_socket:
+            server.add_insecure_port(f"unix:{settings.peer_socket}")
     except RuntimeError:
         port = 0
     if port:
@@ -131,6 +133,8 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
         "GetModel": control.get_model,
         "GetServerInfo": control.get_server_info,
         "GetLoad": control.get_load,
+        "WatchLoad": control.watch_load,
+        "Drain": control.drain,
     }
 
 

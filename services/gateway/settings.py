@@ -1,6 +1,7 @@
 """What a gateway is told at its start, as frozen values. Reads no file, no environment and no argument."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine.request import Limits, SamplingParams
@@ -38,12 +39,17 @@ class GatewaySettings:
         tls: the certificate; None is plaintext, which only this host may reach unless `insecure`.
         access_file: tenants, keys and quotas; None lets everybody in as one tenant.
         num_gateways: that share the quotas.
+        neighbours: gRPC targets of all gateways by id, for calls about generations that another one owns.
+        peer_socket: path of the Unix socket where the others reach this one; "" has none.
+        peer_secret: proves that a call was handed on by another gateway; "" takes none.
         epoch: of this boot of it, in the envelope of every request.
         stages: ids of the tokenizers, engines and detokenizers, each sorted.
         recovery_timeout_s: how long open requests wait for a lost process to come back.
         max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
         stall_timeout_s: a reader that takes nothing for so long, while there is news for it, is let go.
+        grace_s: what running generations get when Drain does not say.
+        max_connection_age_s: after which clients are told to connect again, so that load spreads over gateways.
         max_history_deltas, max_history_bytes: what is kept of one generation that outlives its reader.
         max_stream_generations, max_stream_frames_per_s: of one Converse stream.
         max_slot_deltas, max_slot_bytes: unsent news of one stream beyond which it is let go within two probe intervals.
@@ -57,6 +63,9 @@ class GatewaySettings:
     insecure: bool = False
     access_file: Path | None = None
     num_gateways: int = 1
+    neighbours: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    peer_socket: str = ""
+    peer_secret: str = ""
     epoch: int = 0
     stages: tuple[tuple[str, ...], ...] = ((), (), ())
     recovery_timeout_s: float = 30.0
@@ -74,6 +83,8 @@ class GatewaySettings:
     max_history_bytes: int = 256 << 10
     max_stream_generations: int = 256
     max_stream_frames_per_s: int = 2000
+    grace_s: float = 30.0
+    max_connection_age_s: float = 1800.0
     reuse_port: bool = False
     reflection: bool = True
     max_receive_bytes: int = 16 << 20

@@ -1,6 +1,7 @@
 """`sluice serve`: settings checked, a directory made, the supervisor run."""
 
 import dataclasses
+import secrets
 import sys
 import time
 
@@ -29,6 +30,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         revision=source.revision,
         served_model_name=service.served_model_name or source.name,
         listen=free_address(service.listen),
+        peer_secret=service.peer_secret or (secrets.token_hex(32) if service.gateways > 1 else ""),
     )
     start = time.monotonic()
 

@@ -28,7 +28,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def drafting(target: Path, draft: Path, config: EngineConfig, num: int = 4) -> Engine:
-    config = dataclasses.replace(config, speculation="draft", draft_model="x", max_draft_tokens=num)
+    config = dataclasses.replace(
+        config, speculation="draft", draft_model="x", draft_length="fixed", max_draft_tokens=num
+    )
     model = read_config(target)
     return build_engine(config, model, target, limits_of(config, model, 1 << 20), draft).engine
 

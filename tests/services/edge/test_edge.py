@@ -10,7 +10,7 @@ from services.gateway.identity import digest_of
 from services.messages import Submit
 from services.work import ChatPrompt, Generate, TextPrompt, TokenPrompt
 from tests.services.edge.edge_rig import EdgeRig, edge
-from tests.services.gateway.fake_ring import generation, settings, text_of
+from tests.services.gateway.fake_ring import generation, public, settings, text_of
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
@@ -54,7 +54,7 @@ async def test_a_chat() -> None:
         assert (made.usage.prompt_tokens, made.usage.completion_tokens, made.usage.total_tokens) == (3, 2, 5)
         assert made.usage.prompt_tokens_details.cached_tokens == 1
         assert (made.object, made.created, made.model) == ("chat.completion", 123, "toy")
-        assert made.id == "chatcmpl-" + rig.ring.submits[-1].envelope.request_id
+        assert made.id == "chatcmpl-" + public(rig.ring.submits[-1])
 
 
 async def test_a_chat_streamed() -> None:

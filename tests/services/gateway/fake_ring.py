@@ -117,6 +117,11 @@ class FakeRing:
         self.changed.set()
 
 
+def public(submit: Submit) -> str:
+    """The id that clients know."""
+    return f"{submit.envelope.request_id}.{submit.envelope.origin}"
+
+
 def is_warm_up(submit: Submit) -> bool:
     work = submit.work
     return isinstance(work, Generate) and work.params.max_tokens == 1 and work.params.ignore_eos

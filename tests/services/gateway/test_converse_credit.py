@@ -11,7 +11,7 @@ from services.gateway.conversation import MAX_REPLIES
 from services.gateway.rate import Rate
 from services.messages import Admitted, Grant, Text, TokenRecord
 from services.work import Stops
-from tests.services.gateway.fake_ring import running, settings, stream_request, text_of
+from tests.services.gateway.fake_ring import public, running, settings, stream_request, text_of
 from tests.services.gateway.talker import Talker
 from tests.services.gateway.test_gateway_inference import failure
 
@@ -31,7 +31,7 @@ async def test_who_has_spent_its_credit_is_told_once_and_goes_on_with_a_grant() 
         assert (await talk.read()).delta.text == "d"
         throttled = (await talk.read()).throttled
         assert throttled.reason == inference_pb2.THROTTLE_REASON_CREDIT
-        assert throttled.generation_id == submit.envelope.request_id
+        assert throttled.generation_id == public(submit)
         talk.call.cancel()
 
 

@@ -7,11 +7,18 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code, ServiceError
-from engine.request import FinishReason
-from services.gateway.history import History
-from services.messages import Envelope, Submit, Text, TokenRecord
-from tests.services.gateway.fake_ring import Rig, generation, running, settings, stream_request, text_of, unary_request
+from engine.errors import Code
+from services.messages import Submit
+from tests.services.gateway.fake_ring import (
+    Rig,
+    generation,
+    public,
+    running,
+    settings,
+    stream_request,
+    text_of,
+    unary_request,
+)
 from tests.services.gateway.talker import Talker
 from tests.services.gateway.test_gateway_inference import failure
 
@@ -62,9 +69,9 @@ async def test_what_comes_without_a_reader_is_told_to_the_next_one() -> None:
     async with running() as rig:
         submit = await lose_after(rig, 2)
         rig.ring.play(text_of(submit, 2, "c"), text_of(submit, 3, "d"))
-        call = resume(rig, submit.envelope.request_id, after_seq=1)
+        call = resume(rig, public(submit), after_seq=1)
         events = aiter(call)
-        assert (await anext(events)).accepted.generation_id == submit.envelope.request_id
+        assert (await anext(events)).accepted.generation_id == public(submit)
         assert [(await anext(events)).delta.text for _ in range(2)] == ["b", "cd"]
         rig.ring.play(text_of(submit, 4, "e", last=True))
         assert await told(events) == [("delta", "4e"), ("output_finished", ""), ("finished", "")]
@@ -76,7 +83,7 @@ async def test_an_ended_generation_can_be_told_again_until_its_time_is_over() ->
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a", "b", "c"]))
         call = rig.stub.StreamGenerate(stream_request(**detached()))
         first = await told(call)
-        generation_id = rig.ring.submits[-1].envelope.request_id
+        generation_id = public(rig.ring.submits[-1])
         assert rig.gateway.desk.admission.num_requests == 0
         for _ in range(2):
             assert await told(resume(rig, generation_id)) == first
@@ -100,10 +107,10 @@ async def test_the_end_without_a_reader_frees_its_place_and_its_key() -> None:
 async def test_a_point_that_was_not_reached_is_refused_and_nothing_is_lost(after_seq: int) -> None:
     async with running() as rig:
         submit = await lose_after(rig, 3)
-        error, _ = await failure(resume(rig, submit.envelope.request_id, after_seq).read())
+        error, _ = await failure(resume(rig, public(submit), after_seq).read())
         assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
         await until_detached(rig, submit)
-        assert await told_until(resume(rig, submit.envelope.request_id, 2), 2) == ["accepted", "delta"]
+        assert await told_until(resume(rig, public(submit), 2), 2) == ["accepted", "delta"]
 
 
 async def told_until(call: Any, num: int) -> list[str]:  # noqa: ANN401 # a call
@@ -114,11 +121,11 @@ async def told_until(call: Any, num: int) -> list[str]:  # noqa: ANN401 # a call
 async def test_a_window_that_is_over_is_out_of_range_with_the_oldest_number() -> None:
     async with running(settings(max_history_deltas=2)) as rig:
         submit = await lose_after(rig, 4)
-        error, reason = await failure(resume(rig, submit.envelope.request_id, 1).read())
+        error, reason = await failure(resume(rig, public(submit), 1).read())
         assert (error.code(), reason) == (grpc.StatusCode.OUT_OF_RANGE, "RESUME_WINDOW_EXPIRED")
         assert "oldest is 3" in (error.details() or "")
         await until_detached(rig, submit)
-        assert await told_until(resume(rig, submit.envelope.request_id, 2), 3) == ["accepted", "delta", "delta"]
+        assert await told_until(resume(rig, public(submit), 2), 3) == ["accepted", "delta", "delta"]
 
 
 async def test_a_second_reader_takes_over_from_the_first() -> None:
@@ -127,7 +134,7 @@ async def test_a_second_reader_takes_over_from_the_first() -> None:
         submit = await rig.ring.next_submit()
         rig.ring.play(text_of(submit, 0, "a", first=True))
         assert await told_until(call, 2) == ["accepted", "delta"]
-        other = resume(rig, submit.envelope.request_id)
+        other = resume(rig, public(submit))
         assert await told_until(other, 2) == ["accepted", "delta"]
         error, reason = await failure(anext(aiter(call)))
         assert (error.code(), reason) == (grpc.StatusCode.ABORTED, "RESUMED_ELSEWHERE")
@@ -145,7 +152,7 @@ async def test_a_generation_of_a_lost_converse_stream_is_resumed() -> None:
         await rig.ring.until(lambda: rig.ring.cancels)
         assert rig.ring.cancels == [other.envelope.request_id]
         rig.ring.play(text_of(submit, 1, "b", last=True))
-        events = await told(resume(rig, submit.envelope.request_id, 1))
+        events = await told(resume(rig, public(submit), 1))
         assert events == [("accepted", ""), ("delta", "2b"), ("output_finished", ""), ("finished", "")]
 
 
@@ -154,7 +161,7 @@ async def test_a_take_over_from_converse_fails_its_tag_only() -> None:
         talk = Talker(rig)
         submit = await talk.open(1, **detached())
         await talk.kinds(1)
-        call = resume(rig, submit.envelope.request_id)
+        call = resume(rig, public(submit))
         tag, failed, info = await talk.failure()
         assert (tag, failed.code, info.reason) == (1, Code.ABORTED, "RESUMED_ELSEWHERE")
         rig.ring.play(*generation(submit, ["a"]))
@@ -175,7 +182,7 @@ async def test_a_slow_reader_of_a_detachable_generation_may_resume() -> None:
             await asyncio.sleep(0)
         rig.ring.play(text_of(submit, at, "", last=True))
         assert rig.ring.cancels == []
-        size = sum([len(event.delta.text) async for event in resume(rig, submit.envelope.request_id)])
+        size = sum([len(event.delta.text) async for event in resume(rig, public(submit))])
         assert size == 1000 * at
         call.cancel()
 
@@ -186,16 +193,16 @@ async def test_who_does_not_come_in_time_finds_nothing() -> None:
         place = rig.gateway._parking._places[submit.envelope.request_id]
         rig.gateway._parking._forget(place)  # as its timer does
         assert rig.ring.cancels == [submit.envelope.request_id] and rig.gateway.desk.admission.num_requests == 0
-        error, reason = await failure(resume(rig, submit.envelope.request_id, 1).read())
+        error, reason = await failure(resume(rig, public(submit), 1).read())
         assert (error.code(), reason) == (grpc.StatusCode.NOT_FOUND, "GENERATION_NOT_FOUND")
 
 
 async def test_a_cancel_ends_a_detached_generation_at_once() -> None:
     async with running() as rig:
         submit = await lose_after(rig, 1)
-        await rig.stub.CancelGeneration(inference_pb2.CancelGenerationRequest(generation_id=submit.envelope.request_id))
+        await rig.stub.CancelGeneration(inference_pb2.CancelGenerationRequest(generation_id=public(submit)))
         assert rig.ring.cancels == [submit.envelope.request_id] and rig.gateway.desk.admission.num_requests == 0
-        error, reason = await failure(told(resume(rig, submit.envelope.request_id)))
+        error, reason = await failure(told(resume(rig, public(submit))))
         assert (error.code(), reason) == (grpc.StatusCode.CANCELLED, "CLIENT_CANCELLED")
 
 
@@ -207,7 +214,7 @@ async def test_the_number_of_generations_without_a_reader_is_bounded() -> None:
             submit = await lose_after(rig, 1)
             rig.ring.play(text_of(submit, 1, "b", last=True))
         assert len(rig.gateway._parking) == 2
-        _, reason = await failure(resume(rig, first.envelope.request_id).read())
+        _, reason = await failure(resume(rig, public(first)).read())
         assert reason == "GENERATION_NOT_FOUND"
 
 
@@ -240,23 +247,3 @@ async def test_a_resume_names_a_generation(size: int) -> None:
         bare = rig.stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest())
         error, _ = await failure(bare.read())
         assert (error.details() or "").startswith("resume: is missing")
-
-
-def texts(word: str, *, last: bool = False) -> list[Text]:
-
-    finish = FinishReason.LENGTH if last else None
-    return [Text(Envelope("r", "g"), 0, (TokenRecord(1, b"x"),), word, finish=finish)]
-
-
-def test_a_history_is_bounded_by_bytes_and_keeps_every_end() -> None:
-    history = History(max_deltas=100, max_bytes=200)
-    for seq in range(1, 6):
-        history.add(seq, texts("x" * 10, last=seq == 1))
-    assert [seq for seq, _ in history.since(3)] == [4, 5]
-    with pytest.raises(ServiceError) as caught:
-        history.since(2)
-    assert caught.value.details == {"oldest_seq": "4"}
-    many = History(max_deltas=1, max_bytes=200)
-    many.add(1, texts("a", last=True))
-    many.add(2, texts("b"))
-    assert [(seq, told[0].text) for seq, told in many.since(1)] == [(1, "a"), (2, "b")]

@@ -12,6 +12,7 @@ from engine.errors import ServiceError
 from services.gateway import guard
 from services.gateway.identity import digest_of
 from services.gateway.inference import Inference
+from services.gateway.neighbours import Neighbours
 from services.gateway.oip import translate
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.service import SERVICE, OpenInference
@@ -74,7 +75,9 @@ async def test_tritons_own_client(tmp_path: Path) -> None:
 async def test_every_method_is_a_coroutine_and_has_its_scope() -> None:
     async with running(wait=False) as rig:
         parking = Parking(asyncio.get_running_loop().call_later, 1)
-        table = OpenInference(rig.gateway.desk, Inference(rig.gateway.desk, parking).stream_generate).table()
+        table = OpenInference(
+            rig.gateway.desk, Inference(rig.gateway.desk, parking, Neighbours("g0", {}, "")).stream_generate
+        ).table()
         assert all(inspect.iscoroutinefunction(handler) for handler in table.values())
         names = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}
         assert names == {f"/{SERVICE.full_name}/{name}" for name in table}

@@ -103,8 +103,8 @@ class _DisconnectActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Disc
     DISCONNECT_ACTION_CANCEL: _DisconnectAction.ValueType  # 1
     """It is cancelled."""
     DISCONNECT_ACTION_DETACH: _DisconnectAction.ValueType  # 2
-    """It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate and
-    Converse. Of what it has told the server keeps a bounded part: the last deltas.
+    """It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate
+    and Converse. Of what it has told the server keeps a bounded part: the last deltas.
     """
 
 class DisconnectAction(_DisconnectAction, metaclass=_DisconnectActionEnumTypeWrapper):
@@ -115,8 +115,8 @@ DISCONNECT_ACTION_UNSPECIFIED: DisconnectAction.ValueType  # 0
 DISCONNECT_ACTION_CANCEL: DisconnectAction.ValueType  # 1
 """It is cancelled."""
 DISCONNECT_ACTION_DETACH: DisconnectAction.ValueType  # 2
-"""It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate and
-Converse. Of what it has told the server keeps a bounded part: the last deltas.
+"""It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate
+and Converse. Of what it has told the server keeps a bounded part: the last deltas.
 """
 Global___DisconnectAction: _TypeAlias = DisconnectAction  # noqa: Y015
 
@@ -867,7 +867,9 @@ class OutputOptions(_message.Message):
     token_records: _builtins.bool
     """Send a record for every token, besides the text. Not false together with `logprobs`. Absent: true."""
     split_sections: _builtins.bool
-    """Only with a chat: tell reasoning and tool calls apart from the text, where the model's format is known. Absent: true."""
+    """Only with a chat: tell reasoning and tool calls apart from the text, where the model's format is known. Absent:
+    true.
+    """
     @_builtins.property
     def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids to report the log probability of at each generated token, likely or not. At most 32. Needs `logprobs`."""
@@ -1046,8 +1048,8 @@ class SchedulingOptions(_message.Message):
 
     @_builtins.property
     def detach_ttl(self) -> _duration_pb2.Duration:
-        """How long a generation is kept for ResumeGenerate after its stream has ended, whatever ended that. Above 0, at most 10
-        minutes. Only with DISCONNECT_ACTION_DETACH. Absent: 1 minute.
+        """How long a generation is kept for ResumeGenerate after its stream has ended, whatever ended that. Above 0, at most
+        10 minutes. Only with DISCONNECT_ACTION_DETACH. Absent: 1 minute.
         """
 
     def __init__(

@@ -1,0 +1,68 @@
+"""How loaded this gateway and the engines behind it are: the latest report of each engine, and what is open here."""
+
+import dataclasses
+
+from sluice.v1 import control_pb2
+
+from services.gateway.answers import duration
+from services.gateway.desk import Desk
+from services.messages import Report
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Heard:
+    """A report and when it came, by the gateway's clock."""
+
+    report: Report
+    at_s: float
+
+
+class Loads:
+    """The latest report of each engine, by its id."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._heard: dict[str, Heard] = {}
+
+    def report(self, report: Report) -> None:
+        """An engine has said how it is."""
+        self._heard[report.engine_id] = Heard(report, self._desk.clock())
+
+    @property
+    def any_report(self) -> Report | None:
+        """Of the first engine, as all serve the same."""
+        return next((heard.report for _, heard in sorted(self._heard.items())), None)
+
+    @property
+    def step_s(self) -> float:
+        """The longest recent step of any engine."""
+        return max((heard.report.load.step_s for heard in self._heard.values()), default=0.0)
+
+    def now(self) -> control_pb2.Load:
+        """As the contract has it."""
+        admission, now_s = self._desk.admission, self._desk.clock()
+        return control_pb2.Load(
+            open_requests=admission.num_requests,
+            max_open_requests=admission.max_requests,
+            reserved_tokens=admission.num_tokens,
+            max_reserved_tokens=admission.max_tokens,
+            engines=[_engine_load(heard, now_s) for _, heard in sorted(self._heard.items())],
+        )
+
+
+def _engine_load(heard: Heard, now_s: float) -> control_pb2.EngineLoad:
+    load = heard.report.load
+    return control_pb2.EngineLoad(
+        engine_id=heard.report.engine_id,
+        waiting_requests=load.num_waiting,
+        running_requests=load.num_running,
+        total_blocks=load.num_blocks,
+        free_blocks=load.num_free_blocks,
+        block_size=load.block_size,
+        step_time=duration(load.step_s),
+        tokens_per_second=load.tokens_per_s,
+        preemptions=load.num_preemptions,
+        prefix_hit_tokens=load.prefix_hit_tokens,
+        prefix_query_tokens=load.prefix_query_tokens,
+        age=duration(now_s - heard.at_s),
+    )

@@ -1,0 +1,103 @@
+"""The other gateways of this service, and calls handed on to the one that owns a generation.
+
+A generation's id names its gateway. Gateways reach each other by gRPC over Unix sockets beside their inboxes, in the
+private directory of the service; a secret that all have proves who hands on a call, and for which tenant. Knows no
+generation.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import NoReturn
+
+import grpc
+from sluice.v1 import inference_pb2, inference_pb2_grpc
+
+from services.gateway.calls import Context
+from services.gateway.errors import not_found
+
+SOCKET_SUFFIX = ".grpc"  # of the Unix socket, behind the name of the gateway's inbox
+PEER_KEY = "x-sluice-peer"
+TENANT_KEY = "x-sluice-tenant"
+CANCEL_TIMEOUT_S = 5.0
+_GONE = "the gateway that owned it is gone: what was not kept by the client is lost"
+
+
+class Neighbours:
+    """Channels to the other gateways, made when first needed."""
+
+    def __init__(self, own_id: str, addresses: Mapping[str, str], secret: str) -> None:
+        """`addresses`: gRPC targets by id."""
+        self._own_id = own_id
+        self._addresses = addresses
+        self._secret = secret
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def is_other(self, owner: str) -> bool:
+        """Whether somebody else, who can be reached, owns what names `owner`."""
+        return owner != self._own_id and owner in self._addresses and bool(self._secret)
+
+    def split(self, generation_id: str) -> tuple[str, str]:
+        """The request's id and its gateway, as the public id names them. An id that names nobody names no request: a
+        part of an id is none."""
+        request_id, _, owner = generation_id.partition(".")
+        return (request_id, owner) if owner == self._own_id or self.is_other(owner) else (generation_id, "")
+
+    async def cancel(
+        self, owner: str, tenant: str, request: inference_pb2.CancelGenerationRequest, context: Context
+    ) -> inference_pb2.CancelGenerationResponse:
+        """Hand on a cancel; ends the call as it ended there. Raises ServiceError when the owner is gone."""
+        async with self._handed_on(request.generation_id, context):
+            answer: inference_pb2.CancelGenerationResponse = await self._stub(owner).CancelGeneration(
+                request, metadata=self._metadata(tenant), timeout=CANCEL_TIMEOUT_S
+            )
+            return answer
+        raise AssertionError("unreachable")
+
+    async def resume(
+        self, owner: str, tenant: str, request: inference_pb2.ResumeGenerateRequest, context: Context
+    ) -> None:
+        """Hand on a resume and all that it tells; ends the call as it ended there. Raises ServiceError when the owner
+        is gone."""
+        left_s = context.time_remaining()
+        call = self._stub(owner).ResumeGenerate(request, metadata=self._metadata(tenant), timeout=left_s)
+        try:
+            async with self._handed_on(request.spec.resume.generation_id, context):
+                async for event in call:
+                    await context.write(event)
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the channels."""
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    @contextlib.asynccontextmanager
+    async def _handed_on(self, generation_id: str, context: Context) -> AsyncIterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not _has_details(error):
+                raise not_found("generation", generation_id, _GONE) from None
+            await _end_alike(error, context)
+
+    def _stub(self, owner: str) -> "inference_pb2_grpc.InferenceServiceAsyncStub":
+        if owner not in self._channels:
+            options = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
+            self._channels[owner] = grpc.aio.insecure_channel(self._addresses[owner], options=options)
+        return inference_pb2_grpc.InferenceServiceStub(self._channels[owner])
+
+    def _metadata(self, tenant: str) -> tuple[tuple[str, str], ...]:
+        return ((PEER_KEY, self._secret), (TENANT_KEY, tenant))
+
+
+def _has_details(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the other gateway said it, not the transport."""
+    return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
+
+
+async def _end_alike(error: grpc.aio.AioRpcError, context: Context) -> NoReturn:
+    trailers = tuple((key, value) for key, value in error.trailing_metadata() or ())
+    await context.abort(error.code(), error.details() or "", trailers)
+    raise AssertionError("abort raises")
