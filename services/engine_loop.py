@@ -26,6 +26,7 @@ from services.messages import (
     Load,
     Message,
     Prompt,
+    PromptScores,
     Report,
     Result,
     Timings,
@@ -221,6 +222,7 @@ class EngineStage:
             timings=timings,
             num_drafted=sampled.num_drafted,
             num_accepted=sampled.num_accepted,
+            prompt=_prompt_scores(prompt, sampled),
         )
 
     def _end(self, opened: _Open, times: Times, num_tokens: int, *, has_spans: bool) -> Timings:
@@ -294,5 +296,13 @@ def load_of(engine: Engine) -> Load:
     )
 
 
-def _logprobs(logprob: TokenLogprob) -> TokenLogprobs:
-    return TokenLogprobs(logprob.logprob, logprob.rank, logprob.top_ids, logprob.top_logprobs)
+def _logprobs(found: TokenLogprob) -> TokenLogprobs:
+    asked = found.asked_ids, found.asked_logprobs, found.asked_ranks
+    return TokenLogprobs(found.logprob, found.rank, found.top_ids, found.top_logprobs, *asked)
+
+
+def _prompt_scores(prompt: Prompt, sampled: Sampled) -> PromptScores | None:
+    """On a request's first message, if they are asked for."""
+    if sampled.admission is None or sampled.admission.prompt_scores is None:
+        return None
+    return PromptScores(prompt.ids, tuple(_logprobs(one) for one in sampled.admission.prompt_scores))

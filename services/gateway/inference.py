@@ -67,9 +67,8 @@ class Inference:
         def ask(call: Call) -> Asked:
             return translate.generation(request.spec, call.priority, self._settings)
 
-        manner = Manner(is_eager=False, tells_prompt=request.spec.output.echo)
-
         async def body(session: Session) -> None:
+            manner = Manner(is_eager=False, tells_prompt=session.request.asked.tells_prompt)
             await session.stream(inference_pb2.StreamGenerateResponse, manner)
 
         await self._answer("StreamGenerate", context, self._opening(ask, streams=True), body)
@@ -90,7 +89,7 @@ class Inference:
             return self._parking.take(request_id, call.caller.tenant)
 
         async def body(session: Session) -> None:
-            tells_prompt = session.request.asked.echo and not point.after_seq
+            tells_prompt = session.request.asked.tells_prompt and not point.after_seq
             manner = Manner(is_eager=False, tells_prompt=tells_prompt, after_seq=point.after_seq)
             await session.stream(inference_pb2.ResumeGenerateResponse, manner)
 

@@ -26,6 +26,7 @@ from services.messages import (
     Envelope,
     Grant,
     Resume,
+    Scored,
     Text,
     Tokenized,
 )
@@ -82,7 +83,7 @@ class OpenRequest:
         self.interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
-        self.prompt: Tokenized | None = None  # where it is echoed
+        self.prompt: Tokenized | Scored | None = None  # where it is to be told
         self.first_token_s: float | None = None
         self.outputs = [OutputState() for _ in range(asked.num_outputs)]
         self.last_seq = 0
@@ -259,7 +260,7 @@ class OpenRequest:
 
 def has_content(texts: Sequence[Text]) -> bool:
     """Whether there is anything in them for a delta."""
-    for one in texts:  # a loop, as nearly always the first decides
+    for one in texts:  # noqa: SIM110  # a loop: nearly always the first decides, and a generator costs more than that
         if one.tokens or one.text or one.reasoning or one.tool_calls:
             return True
     return False

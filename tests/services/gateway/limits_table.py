@@ -209,6 +209,18 @@ SPEC: Mapping[str, Edge] = {
         [[], [VOCAB - 1], list(range(4095)), list(range(4096))],
         [[VOCAB], [1, 1], list(range(4097))],
     ),
+    "sampling.bad_token_ids": knob(
+        "sampling",
+        "bad_token_ids",
+        [[], [VOCAB - 1], list(range(4095)), list(range(4096))],
+        [[VOCAB], [1, 1], list(range(4097))],
+    ),
+    "sampling.bad_words": knob(
+        "sampling",
+        "bad_words",
+        [[], ["a" * 127], ["a" * 128], ["a"] * 63, ["a"] * 64],
+        [[""], [" "], ["a" * 129], ["é" * 65], ["a"] * 65],
+    ),
     "stop.strings": knob(
         "stop",
         "strings",
@@ -219,6 +231,14 @@ SPEC: Mapping[str, Edge] = {
     "stop.include": knob("stop", "include", [True, False], [], strings=["a"]),
     "stop.ignore_eos": knob("stop", "ignore_eos", [True, False]),
     "output.logprobs": knob("output", "logprobs", [0, 19, 20], [21, 2**32 - 1]),
+    "output.logprob_token_ids": knob(
+        "output",
+        "logprob_token_ids",
+        [[], [VOCAB - 1], list(range(31)), list(range(32))],
+        [[VOCAB], [1, 1], list(range(33))],
+        logprobs=0,
+    ),
+    "output.prompt_logprobs": knob("output", "prompt_logprobs", [], [21, 2**32 - 1]),  # as with echo
     "output.echo": knob("output", "echo", [False]),  # true needs more of the ring than this walk plays
     "output.skip_special_tokens": knob("output", "skip_special_tokens", [True, False]),
     "output.token_records": knob("output", "token_records", [True, False]),

@@ -174,5 +174,5 @@ def test_a_search_begins_again() -> None:
 
 
 def test_what_has_brought_nothing_begins_again() -> None:
-    request = opened("a", dataclasses.replace(asked(2), echo=True))
+    request = opened("a", dataclasses.replace(asked(2), tells_prompt=True))
     assert request.send_again(0.0) == ()
