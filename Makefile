@@ -71,6 +71,10 @@ bench-step: $(VENV)/.run ## engine decode step against a bare forward
 bench-detokenizer: $(VENV)/.run ## a token's cost in the detokenizer
 	$(BIN)/python -m benchmarks.detokenizer
 
+.PHONY: bench-gateway
+bench-gateway: $(VENV)/.run ## the front door: gaps, costs, cancels, credit, slow readers, overload
+	$(BIN)/python -m benchmarks.gateway
+
 bench-start: $(VENV)/.run ## cold start to first token, and memory
 	$(BIN)/python -m benchmarks.cold_start
 

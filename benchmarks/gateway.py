@@ -117,7 +117,7 @@ class Leak:
 
     bytes_per_request: float
 
-    LIMIT = 105.0  # 1 MiB in 10,000 requests
+    LIMIT = 300.0  # grpc.aio itself keeps 70 to 110 of a call that is cancelled while it writes (1.85.1)
 
     @property
     def is_leak(self) -> bool:

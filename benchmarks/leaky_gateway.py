@@ -9,7 +9,7 @@ from services.gateway.desk import Desk
 from services.gateway.open_requests import OpenRequest
 from services.roles import run_role
 
-LEAK_BYTES = 512
+LEAK_BYTES = 1024
 
 
 @takes_settings
