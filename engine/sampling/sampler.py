@@ -71,8 +71,10 @@ def _take(logits: Tensor, rows: Ints, *, keeps: bool) -> Tensor:
 
 def _errors(logits: Tensor, rows: SamplingRows, bad: list[int]) -> dict[int, ServiceError]:
     """What requests did to fail: they left their grammar, or nothing that they allow. `logits` are adjusted."""
-    empty = [row for row in bad if bool(logits[row].isneginf().all())]
-    lost = rows.masks.lost if rows.masks is not None else ()
+    masks = rows.masks
+    restricted = {row for some in (rows.allowed, rows.barred, masks) if some is not None for row in some.rows.tolist()}
+    empty = [row for row in bad if row in restricted and bool(logits[row].isneginf().all())]
+    lost = masks.lost if masks is not None else ()
     return {row: nothing_left() for row in empty} | {row: constraint_lost() for row in lost}
 
 
