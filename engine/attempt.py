@@ -9,7 +9,7 @@ import logging
 from typing import Protocol
 
 from engine.errors import DeviceLost, OutOfDeviceMemory
-from engine.plan import Plan, Run, StepResult
+from engine.plan import Plan, PromptScores, Run, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +63,20 @@ class Attempt:
             if plan.num_tokens > 1:
                 first, rest = plan.halves()
                 before = self._row(first)
-                return before if before.failed else self._row(rest)
+                return before if before.failed else behind(before, self._row(rest))
             logger.exception("no device memory for one row of %d tokens", plan.num_tokens)
         except Exception:
             logger.exception("the row of slot %d failed alone", plan.slots[0])
         return StepResult([-1], frozenset({0}))
+
+
+def behind(before: StepResult, rest: StepResult) -> StepResult:
+    """The result of a row from those of its halves: what the first told of its prompt is not lost."""
+    if not before.prompts:
+        return rest
+    told, more = before.prompts[0], rest.prompts.get(0)
+    scores = told.scores + (more.scores if more is not None else ())
+    return dataclasses.replace(rest, prompts={0: PromptScores(told.first, scores)})
 
 
 def merge(results: list[StepResult]) -> StepResult:
@@ -78,4 +87,5 @@ def merge(results: list[StepResult]) -> StepResult:
         logprobs={i: result.logprobs[0] for i, result in enumerate(results) if result.logprobs},
         runs={i: result.runs[0] for i, result in enumerate(results) if result.runs},
         errors={i: result.errors[0] for i, result in enumerate(results) if result.errors},
+        prompts={i: result.prompts[0] for i, result in enumerate(results) if result.prompts},
     )

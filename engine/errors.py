@@ -129,6 +129,16 @@ def constraint_lost() -> ServiceError:
     )
 
 
+def nothing_left() -> ServiceError:
+    """What a request allows and what it bars leave no token to be sampled."""
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "NO_TOKEN_LEFT",
+        "no token is left that the request allows at this place: bar fewer ids and words, or allow more",
+        field="sampling",
+    )
+
+
 def deadline_exceeded() -> ServiceError:
     """The client's deadline passed."""
     return ServiceError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "the request's deadline passed before it finished")

@@ -108,12 +108,24 @@ class TokenLogprob:
     Attributes:
         rank: 1 for the most likely token.
         top_ids: the most likely ids, best first, as many as were asked for.
+        asked_ids: further ids that were asked for, with their log probabilities and ranks.
     """
 
     logprob: float
     rank: int
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    asked_ids: tuple[int, ...] = ()
+    asked_logprobs: tuple[float, ...] = ()
+    asked_ranks: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log probabilities of tokens of a prompt, contiguous from position `first` (≥ 1)."""
+
+    first: int
+    scores: tuple[TokenLogprob, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,6 +150,7 @@ class StepResult:
         logprobs: of the rows that asked for them and have no drafts.
         runs: of the rows with drafts.
         errors: of the failed rows that know what their request did to fail.
+        prompts: what rows tell of their prompts, where that is asked for.
     """
 
     token_ids: list[int]
@@ -145,6 +158,7 @@ class StepResult:
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
     runs: dict[int, Run] = dataclasses.field(default_factory=dict)
     errors: dict[int, ServiceError] = dataclasses.field(default_factory=dict)
+    prompts: dict[int, PromptScores] = dataclasses.field(default_factory=dict)
 
 
 class Memory:

@@ -38,11 +38,11 @@ def add_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
     logits[rows, ids] += values
 
 
-def keep_only_(logits: Tensor, row: int, ids: Tensor) -> None:
-    """Bar every id of a row but `ids` [N], in place."""
-    kept = logits[row, ids]
-    logits[row] = -torch.inf
-    logits[row, ids] = kept
+def keep_only_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
+    """Bar every id of `rows` but those of the pairs [N], in place."""
+    kept = logits[rows, ids]
+    logits.index_fill_(0, rows, -torch.inf)
+    logits[rows, ids] = kept
 
 
 def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -62,6 +62,6 @@ def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         logits[rows] = logits[rows].masked_fill_(unset, -torch.inf)
 
 
-def bar_(logits: Tensor, row: int, ids: Tensor) -> None:
-    """Bar `ids` [N] of a row, in place."""
-    logits[row, ids] = -torch.inf
+def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
+    """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
+    logits[rows, ids] = -torch.inf

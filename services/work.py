@@ -129,6 +129,7 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     scheduling: Scheduling = Scheduling()
     more: tuple[TextPrompt | TokenPrompt, ...] = ()  # of the prompt, each piece encoded by itself
     constraint: Constraint | None = None
+    bad_words: tuple[str, ...] = ()  # that the output must not contain
 
 
 class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

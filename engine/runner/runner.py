@@ -5,6 +5,7 @@ and behind each of its drafts.
 is where a device would be waited for. Knows no request, no policy, no text.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -96,7 +97,9 @@ class Runner:
             hidden = self._model.forward(ids, meta.positions, self._store.cache, meta)
         finally:
             filled = masks.result()
-        return Done(self._sample(plan, spots, hidden, meta, filled))
+        prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
+        result = self._sample(plan, spots, hidden, meta, filled)
+        return Done(dataclasses.replace(result, prompts=prompts) if prompts else result)
 
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]

@@ -6,7 +6,7 @@ A plan in, flat lists out: one entry for each token to be sampled. Knows no tens
 import dataclasses
 import itertools
 
-from engine.errors import constraint_lost
+from engine.errors import ServiceError
 from engine.plan import Plan, Run, StepResult, TokenLogprob, num_accepted
 from engine.sampling.sampler import SampledRows
 
@@ -54,7 +54,7 @@ class Spots:
             for i, token in zip(rows, sampled.ids, strict=True):
                 ids[i] = token
         logprobs = {rows[i]: logprob for i, logprob in sampled.logprobs.items()}
-        errors = {rows[i]: constraint_lost() for i in sampled.lost}
+        errors = {rows[i]: error for i, error in sampled.errors.items()}
         return StepResult(ids, frozenset(rows[i] for i in sampled.bad), logprobs, errors=errors)
 
     def kept(self, sampled: SampledRows) -> list[tuple[int, int, list[int]]]:
@@ -70,13 +70,15 @@ class Spots:
         ids, failed = [-1] * num_rows, set[int]()
         runs: dict[int, Run] = {}
         logprobs: dict[int, TokenLogprob] = {}
-        errors = {i: constraint_lost() for i, _, at in self._each() if at in sampled.lost}
+        errors: dict[int, ServiceError] = {}
         for i, draft, at in self._each():
             run = sampled.ids[at : at + 1 + len(draft)]
             ids[i] = run[0]
             # Behind a wrong draft nothing counts, not even what cannot be computed.
-            if not set(sampled.bad).isdisjoint(range(at, at + 1 + num_accepted(draft, run))):
+            broken = sorted(set(sampled.bad).intersection(range(at, at + 1 + num_accepted(draft, run))))
+            if broken:
                 failed.add(i)
+                errors |= {i: sampled.errors[broken[0]]} if broken[0] in sampled.errors else {}
             found = tuple(sampled.logprobs[j] for j in range(at, at + len(run)) if j in sampled.logprobs)
             if draft:
                 runs[i] = Run(tuple(run), found)

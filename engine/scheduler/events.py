@@ -37,11 +37,17 @@ class Times:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Admission:
-    """What the engine found when it first scheduled a request."""
+    """What the engine found when it first scheduled a request.
+
+    Attributes:
+        prompt_scores: log probabilities of the prompt's tokens from the second on, where they are asked for; with the
+            request's first event only.
+    """
 
     num_prompt: int
     num_cached: int
     max_tokens: int
+    prompt_scores: tuple[TokenLogprob, ...] | None = None
 
 
 class Sampled(NamedTuple):

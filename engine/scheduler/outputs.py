@@ -261,7 +261,10 @@ def _reason(group: Group, token: int) -> FinishReason:
 
 
 def _admission(group: Group) -> Admission:
-    return Admission(len(group.prompt), max(0, group.num_cached), group.max_tokens)
+    """For each output; the prompt's scores with the first of them."""
+    scores = None if group.prompt_scores is None else tuple(group.prompt_scores)
+    group.prompt_scores = None
+    return Admission(len(group.prompt), max(0, group.num_cached), group.max_tokens, scores)
 
 
 def _times(group: Group, now: float) -> Times:

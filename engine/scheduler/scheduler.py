@@ -244,7 +244,7 @@ class Scheduler:
         self._drafts.stepped(plan, now - self._planned_s)
         events: list[Sampled] = []
         failures: list[Failure] = []
-        size, failed, logprobs = self.cache.block_size, result.failed, result.logprobs
+        size, failed, logprobs, prompts = self.cache.block_size, result.failed, result.logprobs, result.prompts
         running, advance, fill = State.RUNNING, self._outputs.advance, self._floor.fill
         rows = zip(self._planner.rows, plan.query_lens, plan.samples, result.token_ids, strict=True)
         for i, (sequence, num, samples, token) in enumerate(rows):
@@ -257,6 +257,8 @@ class Scheduler:
                 self._drafts.verify(sequence, plan.drafts[i], result.runs[i], now, events)
                 continue
             sequence.num_computed += num
+            if i in prompts:
+                sequence.group.learn(prompts[i])
             if num > 1 or not sequence.num_computed % size:
                 fill(sequence)
             if samples:

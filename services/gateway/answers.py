@@ -10,7 +10,7 @@ from engine.request import FinishReason
 from services.gateway.errors import to_rpc
 from services.gateway.observer import Used
 from services.gateway.open_requests import OpenRequest
-from services.messages import Text, Timings, Tokenized, TokenRecord
+from services.messages import Scored, Text, Timings, Tokenized, TokenRecord
 from services.work import unpack_ids
 
 _REASONS = {
@@ -35,7 +35,9 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
     made = types_pb2.PromptInfo(generation_id=request.generation_id)
     if request.admitted is not None:
         made.prompt_tokens, made.cached_tokens = request.admitted.num_prompt, request.admitted.num_cached
-    if request.prompt is not None:
+    if isinstance(request.prompt, Scored):
+        add_tokens(made.tokens.add, request.prompt.tokens)
+    elif request.prompt is not None:
         for token_id, piece in zip(unpack_ids(request.prompt.ids), request.prompt.pieces, strict=True):
             made.tokens.add(id=token_id, piece=piece)
     return made
@@ -43,13 +45,18 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
 
 def fill_delta(made: types_pb2.Delta, request: OpenRequest, seq: int, texts: Sequence[Text]) -> None:
     """`texts`, which wait together, as one delta: into its message, as copying one costs as much as making it."""
+    first = texts[0]
     made.generation_id = request.generation_id
-    made.output_index = texts[0].output_index
     made.seq = seq
-    made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
-    add_sections(made, texts)
     made.coalesced_steps = len(texts)
-    made.consumed = sum([len(one.tokens) for one in texts])
+    if first.output_index:
+        made.output_index = first.output_index
+    if len(texts) == 1:
+        made.text, made.consumed = first.text, len(first.tokens)
+    else:
+        made.text = "".join([one.text for one in texts])
+        made.consumed = sum([len(one.tokens) for one in texts])
+    add_sections(made, texts)
     for one in texts:
         if one.num_drafted:
             made.drafted_tokens += one.num_drafted
@@ -77,9 +84,13 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
             continue
         token.logprob = scores.logprob
         token.rank = scores.rank
-        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=True)
+        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=False)  # more pieces are below
         for rank, (rival, piece, logprob) in enumerate(rivals, start=1):
             token.candidates.add(id=rival, piece=piece, logprob=logprob, rank=rank)
+        if scores.asked_ids:
+            pieces = record.top_pieces[len(scores.top_ids) :]
+            for asked in zip(scores.asked_ids, pieces, scores.asked_logprobs, scores.asked_ranks, strict=True):
+                token.candidates.add(id=asked[0], piece=asked[1], logprob=asked[2], rank=asked[3])
 
 
 def output_finished(request: OpenRequest, last: Text) -> types_pb2.OutputFinished:
@@ -130,7 +141,7 @@ def whole(request: OpenRequest) -> inference_pb2.GenerateResponse:
         usage=usage(used(request)),
         timings=timings(used(request)),
         params=effective(request),
-        prompt_info=prompt_info(request) if request.asked.echo else None,
+        prompt_info=prompt_info(request) if request.asked.tells_prompt else None,
     )
 
 

@@ -69,6 +69,9 @@ def _message(field: str, message: types_pb2.ChatMessage) -> ChatMessage:
     may_be_silent = bool(message.tool_calls)
     if not (0 if may_be_silent else 1) <= len(message.parts) <= MAX_PARTS:
         raise invalid(f"{field}.parts", f"has {len(message.parts)}; 1 to {MAX_PARTS} are allowed")
+    for at, part in enumerate(message.parts):
+        if part.WhichOneof("part") is None:
+            raise invalid(f"{field}.parts[{at}]", "is empty; send text")
     _only_of(field, message, types_pb2.ROLE_ASSISTANT, ("tool_calls", "reasoning"))
     _only_of(field, message, types_pb2.ROLE_TOOL, ("tool_call_id", "name"))
     _check_size(f"{field}.tool_call_id", message.tool_call_id, MAX_NAME_BYTES)

@@ -55,6 +55,8 @@ BUILT = frozenset(
         "sampling.logit_bias.key",
         "sampling.logit_bias.value",
         "sampling.allowed_token_ids",
+        "sampling.bad_token_ids",
+        "sampling.bad_words",
         "sampling.seed",
         "sampling.n",
         "sampling.best_of",
@@ -69,6 +71,8 @@ BUILT = frozenset(
         "stop.ignore_eos",
         "output",
         "output.logprobs",
+        "output.logprob_token_ids",
+        "output.prompt_logprobs",
         "output.token_records",
         "output.echo",
         "output.skip_special_tokens",
@@ -106,8 +110,6 @@ BUILT = frozenset(
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are accepted, as they ask for nothing
     "adapter": ("",),
     "chat.messages.parts.image": (),
-    "output.logprob_token_ids": (),
-    "output.prompt_logprobs": (),
     "resume.outputs": (),
 }
 

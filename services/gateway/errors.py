@@ -31,8 +31,11 @@ def from_failed(failed: Failed) -> ServiceError:
     )
 
 
-def to_rpc(error: ServiceError, extra: Mapping[str, str] | None = None) -> status_pb2.Status:
-    """google.rpc.Status: ErrorInfo always, BadRequest with a field, RetryInfo where trying again makes sense."""
+def to_rpc(
+    error: ServiceError, extra: Mapping[str, str] | None = None, used: Message | None = None
+) -> status_pb2.Status:
+    """google.rpc.Status: ErrorInfo always, BadRequest with a field, RetryInfo where trying again makes sense; at last
+    what was used until then."""
     metadata = {**error.details, **(extra or {})}
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)]
     if error.field and error.code == Code.INVALID_ARGUMENT:
@@ -55,12 +58,16 @@ def to_rpc(error: ServiceError, extra: Mapping[str, str] | None = None) -> statu
         details.append(
             error_details_pb2.ResourceInfo(resource_type=kind, resource_name=name, description=error.message)
         )
+    if used is not None:
+        details.append(used)
     return status_pb2.Status(code=int(error.code), message=error.message, details=[_packed(one) for one in details])
 
 
-def to_status(error: ServiceError, extra: Mapping[str, str] | None = None) -> tuple[grpc.StatusCode, str, Metadata]:
+def to_status(
+    error: ServiceError, extra: Mapping[str, str] | None = None, used: Message | None = None
+) -> tuple[grpc.StatusCode, str, Metadata]:
     """Code, message and trailing metadata, as `context.abort` takes them."""
-    status = rpc_status.to_status(to_rpc(error, extra))
+    status = rpc_status.to_status(to_rpc(error, extra, used))
     return _CODES[int(error.code)], error.message, tuple(status.trailing_metadata)
 
 

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import types_pb2
 
 from engine.errors import invalid, unsupported
-from engine.request import Limits, SamplingParams, check_draft_tokens, check_priority
+from engine.request import Limits, SamplingParams, check_draft_tokens, check_num, check_priority
 from services.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
@@ -20,11 +20,22 @@ _CANCEL = types_pb2.DISCONNECT_ACTION_CANCEL
 _DETACH = types_pb2.DISCONNECT_ACTION_DETACH
 
 
-def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> SamplingParams:
-    """Effective parameters: what is absent takes the model's default; the seed is drawn here. Raises `ServiceError`."""
+def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: Limits) -> SamplingParams:
+    """Effective parameters: what is absent takes the model's default; the seed is drawn here. Raises `ServiceError`.
+
+    Only sizes are looked at here, so that nothing large is copied.
+    """
     asked, stop, output = spec.sampling, spec.stop, spec.output
     if asked.HasField("max_tokens") and asked.max_tokens == 0:
         raise invalid("max_tokens", "0 is below 1; leave it out to generate all that the context leaves", limit=1)
+    for field, num, most in (
+        ("logit_bias", len(asked.logit_bias), limits.max_logit_biases),
+        ("allowed_token_ids", len(asked.allowed_token_ids), limits.max_allowed_token_ids),
+        ("bad_token_ids", len(asked.bad_token_ids), limits.max_bad_token_ids),
+        ("stop_token_ids", len(stop.token_ids), limits.max_stop_token_ids),
+        ("logprob_token_ids", len(output.logprob_token_ids), limits.max_logprob_token_ids),
+    ):
+        check_num(field, num, most)
     return SamplingParams(
         max_tokens=asked.max_tokens or defaults.max_tokens,
         min_tokens=asked.min_tokens,
@@ -38,10 +49,13 @@ def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> Sampli
         repetition_penalty=asked.repetition_penalty if asked.HasField("repetition_penalty") else 1.0,
         logit_bias=tuple(sorted(asked.logit_bias.items())),
         allowed_token_ids=tuple(asked.allowed_token_ids),
+        bad_token_ids=tuple(asked.bad_token_ids),
         seed=asked.seed if asked.HasField("seed") else secrets.randbits(64),
         stop_token_ids=tuple(stop.token_ids),
         ignore_eos=stop.ignore_eos,
         logprobs=output.logprobs if output.HasField("logprobs") else -1,
+        logprob_token_ids=tuple(output.logprob_token_ids),
+        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else -1,
         n=asked.n if asked.HasField("n") else 1,
         best_of=_best_of(asked),
         beam_width=_beam_width(asked),
@@ -66,6 +80,18 @@ def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ..
                 f"stop.token_ids[{at}]", f"{token_id} ends a sequence of this model, which ignore_eos ignores"
             )
     return Stops(strings=tuple(stop.strings), include=stop.include)
+
+
+def bad_words(asked: types_pb2.SamplingParams, limits: Limits) -> tuple[str, ...]:
+    """Words that the output must not contain, each within its size. Raises `ServiceError`."""
+    num, most, most_bytes = len(asked.bad_words), limits.max_bad_words, limits.max_bad_word_bytes
+    if num > most:
+        raise invalid("bad_words", f"has {num} words; at most {most}", limit=most)
+    for at, word in enumerate(asked.bad_words):
+        size = len(word.encode())
+        if not 1 <= size <= most_bytes or word.isspace():
+            raise invalid(f"bad_words[{at}]", f"has {size} bytes; 1 to {most_bytes}, not only space, are allowed")
+    return tuple(asked.bad_words)
 
 
 def text(spec: types_pb2.GenerationSpec) -> TextOptions:
@@ -191,6 +217,8 @@ def effective(
             repetition_penalty=params.repetition_penalty,
             logit_bias=dict(params.logit_bias),
             allowed_token_ids=params.allowed_token_ids,
+            bad_token_ids=params.bad_token_ids,
+            bad_words=spec.sampling.bad_words,
             seed=params.seed,
             n=params.n,
             best_of=params.best_of or None,
@@ -204,6 +232,8 @@ def effective(
         ),
         output=types_pb2.OutputOptions(
             logprobs=params.logprobs if params.logprobs >= 0 else None,
+            logprob_token_ids=params.logprob_token_ids,
+            prompt_logprobs=params.prompt_logprobs if params.prompt_logprobs >= 0 else None,
             skip_special_tokens=text.skip_special_tokens,
             token_records=records,
             echo=spec.output.echo,

@@ -8,6 +8,7 @@ woken by a callback.
 import dataclasses
 import enum
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -25,6 +26,7 @@ from services.messages import (
     Envelope,
     Grant,
     Resume,
+    Scored,
     Text,
     Tokenized,
 )
@@ -81,14 +83,15 @@ class OpenRequest:
         self.interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
-        self.prompt: Tokenized | None = None  # where it is echoed
+        self.prompt: Tokenized | Scored | None = None  # where it is to be told
         self.first_token_s: float | None = None
         self.outputs = [OutputState() for _ in range(asked.num_outputs)]
         self.last_seq = 0
         self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
-        self.num_losses = 0  # of processes, while they worked on it
+        self.losses: Counter[str] = Counter()  # of processes, by id, that ended while they worked on it
+        self.num_futile = 0  # attempts in a row that brought nothing
         self.num_sent_tokens = 0  # it had when it was last sent round the ring
         self.history: History | None = None  # of one that outlives its reader
         self.is_broken_off = False  # its reader is being let go
@@ -136,6 +139,7 @@ class OpenRequest:
         """Begin another attempt: its envelope, and what it goes on behind."""
         left = None if self._deadline_s is None else self._deadline_s - now_s
         self.envelope = msgspec.structs.replace(self.envelope, attempt=self.envelope.attempt + 1, time_left_s=left)
+        self.num_futile = self.num_futile + 1 if self.is_unproven else 0
         self.num_sent_tokens = self.num_tokens
         if not self.num_tokens or self.asked.is_search:
             return ()
@@ -158,9 +162,9 @@ class OpenRequest:
         output.num_reasoning += text.num_reasoning
         self.num_drafted += text.num_drafted
         self.num_accepted += text.num_accepted
-        if text.tokens or text.finish is not None or has_content((text,)):
+        if text.tokens or text.finish is not None or has_content([text]):
             self._waiting.append(text)
-            self._waiting_bytes += num_bytes((text,))
+            self._waiting_bytes += num_bytes(text)
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
@@ -258,7 +262,10 @@ class OpenRequest:
 
 def has_content(texts: Sequence[Text]) -> bool:
     """Whether there is anything in them for a delta."""
-    return any([one.tokens or one.text or one.reasoning or one.tool_calls for one in texts])
+    for one in texts:  # noqa: SIM110 # a generator costs more than all of it, as nearly always the first decides
+        if one.tokens or one.text or one.reasoning or one.tool_calls:
+            return True
+    return False
 
 
 def _credit(asked: Asked) -> int | None:

@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future
 import msgspec
 
 from engine.errors import ServiceError, engine_fault
-from engine.request import Limits, check_params, check_prompt
+from engine.request import Limits, SamplingParams, check_params, check_prompt
 from services.messages import (
     Append,
     Cancel,
@@ -163,7 +163,7 @@ class TokenizerStage:
                 took = time.monotonic() - start
                 envelope, text = later(envelope, took), _text(work.text, sections)
                 prompt = Prompt(
-                    envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text, submit.resume
+                    envelope, pack_ids(ids), self._params(work), work.stops, work.scheduling, took, text, submit.resume
                 )
                 return self._constrained(prompt, job_of(work, sections, self._encoder.mark))
             case Tokenize():
@@ -184,6 +184,14 @@ class TokenizerStage:
         if isinstance(work.prompt, ChatPrompt):
             return self._encoder.encode_chat(work.prompt, self._limits)
         return self._encoder.encode(work.prompt, self._limits), Sections()
+
+    def _params(self, work: Generate) -> SamplingParams:
+        """With the ids of words."""
+        if not work.bad_words:
+            return work.params
+        params = dataclasses.replace(work.params, bad_words=self._encoder.encode_words(work.bad_words, self._limits))
+        check_params(params, self._limits)
+        return params
 
     def _constrained(self, prompt: Prompt, job: Job | None) -> Prompt | Unconstrained:
         """The prompt with its grammar, if that is known."""

@@ -6,9 +6,11 @@ import pytest
 
 from engine.attempt import Attempt
 from engine.errors import DeviceLost, OutOfDeviceMemory
-from engine.plan import Plan, Run, StepResult, num_accepted
+from engine.plan import Plan, PromptScores, Run, StepResult, TokenLogprob, num_accepted
 
 PLAN = Plan(1, [0, 1, 2], [1, 5, 2], [9, 0, 3], list(range(8)), [True, True, False], [], [])
+
+TOLD = {1: PromptScores(1, tuple(TokenLogprob(float(at), 1) for at in range(5)))}
 
 
 @dataclasses.dataclass
@@ -31,18 +33,24 @@ class Fragile:
         return self
 
     def collect(self) -> StepResult:
+        """Row 1 tells of its prompt: of each of its tokens, the token."""
         plan, ends = self.computed[-1], 0
         tokens = []
+        told = {
+            i: PromptScores(start + 1, tuple(TokenLogprob(float(start + at), 1) for at in range(num)))
+            for i, (slot, start, num) in enumerate(zip(plan.slots, plan.starts, plan.query_lens, strict=True))
+            if slot == 1
+        }
         for num, samples in zip(plan.query_lens, plan.samples, strict=True):
             ends += num
             tokens.append(100 + plan.token_ids[ends - 1] if samples else -1)
-        return StepResult(tokens)
+        return StepResult(tokens, prompts=told)
 
 
 def test_a_plan_that_nothing_happens_to_is_computed_once() -> None:
     device = Fragile()
     attempt = Attempt(device, PLAN)
-    assert attempt.result() == StepResult([100, 105, -1])
+    assert attempt.result() == StepResult([100, 105, -1], prompts=TOLD)
     assert device.computed == [PLAN] and not attempt.ran_out
 
 
@@ -54,7 +62,7 @@ def test_only_the_guilty_row_fails() -> None:
 def test_without_memory_a_row_is_computed_in_pieces_that_follow_each_other(most: int) -> None:
     device = Fragile(most=most)
     attempt = Attempt(device, PLAN)
-    assert attempt.result() == StepResult([100, 105, -1])
+    assert attempt.result() == StepResult([100, 105, -1], prompts=TOLD)
     assert attempt.ran_out
     for slot, start, tokens in ((0, 9, [0]), (1, 0, [1, 2, 3, 4, 5]), (2, 3, [6, 7])):
         pieces = [plan for plan in device.computed if plan.slots == [slot]]

@@ -37,8 +37,8 @@ def test_presence_and_frequency_count_the_output_only() -> None:
 
 def test_barred_ids_stay_barred() -> None:
     logits = torch.zeros(2, VOCAB)
-    keep_only_(logits, 0, torch.tensor([1, 2]))
-    bar_(logits, 0, torch.tensor([2]))
+    keep_only_(logits, torch.tensor([0, 0]), torch.tensor([1, 2]))
+    bar_(logits, torch.tensor([0, 0]), torch.tensor([2, 2]))
     add_(logits, torch.tensor([0, 0, 1]), torch.tensor([2, 1, 7]), torch.tensor([100.0, 5.0, 1.0]))
     assert logits[0].isneginf().sum() == VOCAB - 1 and logits[0, 1] == 5.0
     assert logits[1, 7] == 1.0 and logits[1].sum() == 1.0

@@ -7,10 +7,8 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code, ServiceError
-from engine.request import FinishReason
-from services.gateway.history import History
-from services.messages import Envelope, Submit, Text, TokenRecord
+from engine.errors import Code
+from services.messages import Submit
 from tests.services.gateway.fake_ring import (
     Rig,
     generation,
@@ -249,23 +247,3 @@ async def test_a_resume_names_a_generation(size: int) -> None:
         bare = rig.stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest())
         error, _ = await failure(bare.read())
         assert (error.details() or "").startswith("resume: is missing")
-
-
-def texts(word: str, *, last: bool = False) -> list[Text]:
-
-    finish = FinishReason.LENGTH if last else None
-    return [Text(Envelope("r", "g"), 0, (TokenRecord(1, b"x"),), word, finish=finish)]
-
-
-def test_a_history_is_bounded_by_bytes_and_keeps_every_end() -> None:
-    history = History(max_deltas=100, max_bytes=200)
-    for seq in range(1, 6):
-        history.add(seq, texts("x" * 10, last=seq == 1))
-    assert [seq for seq, _ in history.since(3)] == [4, 5]
-    with pytest.raises(ServiceError) as caught:
-        history.since(2)
-    assert caught.value.details == {"oldest_seq": "4"}
-    many = History(max_deltas=1, max_bytes=200)
-    many.add(1, texts("a", last=True))
-    many.add(2, texts("b"))
-    assert [(seq, told[0].text) for seq, told in many.since(1)] == [(1, "a"), (2, "b")]

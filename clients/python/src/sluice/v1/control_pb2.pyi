@@ -792,8 +792,8 @@ class DrainRequest(_message.Message):
     GRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
-        """How long running generations may go on; then they fail with UNAVAILABLE. 0 to 24 hours. Absent: the server's own. Of
-        several calls the first decides.
+        """How long running generations may go on; then they fail with UNAVAILABLE. 0 to 24 hours. Absent: the server's own.
+        Of several calls the first decides.
         """
 
     def __init__(

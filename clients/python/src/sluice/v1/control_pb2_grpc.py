@@ -131,9 +131,9 @@ class ControlServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes on,
-        whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays until it
-        is told to end.
+        """Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes
+        on, whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays
+        until it is told to end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,9 +48,9 @@ class ControlServiceStub:
     WatchLoad: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchLoadRequest, _control_pb2.WatchLoadResponse]
     """Says so again and again."""
     Drain: _grpc.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]
-    """Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes on,
-    whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays until it
-    is told to end.
+    """Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes
+    on, whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays
+    until it is told to end.
     """
 
 @_typing.type_check_only
@@ -73,9 +73,9 @@ class ControlServiceAsyncStub(ControlServiceStub):
     WatchLoad: _aio.UnaryStreamMultiCallable[_control_pb2.WatchLoadRequest, _control_pb2.WatchLoadResponse]  # type: ignore[assignment]
     """Says so again and again."""
     Drain: _aio.UnaryStreamMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]  # type: ignore[assignment]
-    """Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes on,
-    whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays until it
-    is told to end.
+    """Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes
+    on, whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays
+    until it is told to end.
     """
 
 class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -143,9 +143,9 @@ class ControlServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.DrainResponse], _abc.AsyncIterator[_control_pb2.DrainResponse]]:
-        """Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes on,
-        whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays until it
-        is told to end.
+        """Has the gateway that it reaches refuse new work, and reports until the running work has ended. Once begun it goes
+        on, whether anybody listens or not; the health of InferenceService is NOT_SERVING from then on. The process stays
+        until it is told to end.
         """
 
 def add_ControlServiceServicer_to_server(servicer: ControlServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

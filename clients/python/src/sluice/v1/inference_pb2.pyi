@@ -4,7 +4,8 @@ isort:skip_file
 Generation, embedding and tokenisation.
 
 Errors are gRPC statuses with google.rpc details: ErrorInfo (domain "sluice") always; BadRequest, RetryInfo and
-others where they apply. No RPC but Converse reports a generation's failure inside a message.
+others where they apply; of a generation that had begun its Usage until then, and in ErrorInfo its `generation_id`
+and the `last_seq` that it told. No RPC but Converse reports a generation's failure inside a message.
 
 Metadata in, at most one value each: traceparent, tracestate, x-sluice-priority. Trailing metadata out:
 x-sluice-generation-id, x-sluice-trace-id. The deadline of the call is the deadline of the generation.
@@ -38,8 +39,8 @@ class _ThrottleReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Thrott
     THROTTLE_REASON_UNSPECIFIED: _ThrottleReason.ValueType  # 0
     """Unknown to this reader."""
     THROTTLE_REASON_CREDIT: _ThrottleReason.ValueType  # 1
-    """A grant: the last token that its credit allows has been sent. While it waits it computes nothing; it keeps what it has
-    computed in the cache for a while, and later computes again what others have displaced meanwhile.
+    """A grant: the last token that its credit allows has been sent. While it waits it computes nothing; it keeps what it
+    has computed in the cache for a while, and later computes again what others have displaced meanwhile.
     """
     THROTTLE_REASON_PREEMPTED: _ThrottleReason.ValueType  # 2
     """Its place in the engine, which it lost to others."""
@@ -52,8 +53,8 @@ class ThrottleReason(_ThrottleReason, metaclass=_ThrottleReasonEnumTypeWrapper):
 THROTTLE_REASON_UNSPECIFIED: ThrottleReason.ValueType  # 0
 """Unknown to this reader."""
 THROTTLE_REASON_CREDIT: ThrottleReason.ValueType  # 1
-"""A grant: the last token that its credit allows has been sent. While it waits it computes nothing; it keeps what it has
-computed in the cache for a while, and later computes again what others have displaced meanwhile.
+"""A grant: the last token that its credit allows has been sent. While it waits it computes nothing; it keeps what it
+has computed in the cache for a while, and later computes again what others have displaced meanwhile.
 """
 THROTTLE_REASON_PREEMPTED: ThrottleReason.ValueType  # 2
 """Its place in the engine, which it lost to others."""
@@ -357,8 +358,8 @@ class Open(_message.Message):
     KEEP_INPUT_OPEN_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     keep_input_open: _builtins.bool
-    """More prompt will come by append; sampling waits for close_input, while the prompt is computed. Not with a chat, echo or
-    truncate_prompt_tokens, which concern the whole prompt. Absent: false.
+    """More prompt will come by append; sampling waits for close_input, while the prompt is computed. Not with a chat,
+    echo or truncate_prompt_tokens, which concern the whole prompt. Absent: false.
     """
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
@@ -436,8 +437,8 @@ class Update(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """New bound on the tokens of each output; one that has as many or more ends as it stands. min_tokens (at least 1) up to
-    the model's context.
+    """New bound on the tokens of each output; one that has as many or more ends as it stands. min_tokens (at least 1) up
+    to the model's context.
     """
     priority: _builtins.int
     """New priority. -1,000 to 1,000."""

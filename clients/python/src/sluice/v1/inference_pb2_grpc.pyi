@@ -4,7 +4,8 @@ isort:skip_file
 Generation, embedding and tokenisation.
 
 Errors are gRPC statuses with google.rpc details: ErrorInfo (domain "sluice") always; BadRequest, RetryInfo and
-others where they apply. No RPC but Converse reports a generation's failure inside a message.
+others where they apply; of a generation that had begun its Usage until then, and in ErrorInfo its `generation_id`
+and the `last_seq` that it told. No RPC but Converse reports a generation's failure inside a message.
 
 Metadata in, at most one value each: traceparent, tracestate, x-sluice-priority. Trailing metadata out:
 x-sluice-generation-id, x-sluice-trace-id. The deadline of the call is the deadline of the generation.
@@ -51,18 +52,20 @@ class InferenceServiceStub:
     - Order. Frames of one generation take effect in the order in which they were sent. Its answers come in this order:
       accepted, prompt_info, deltas and output_finished, at last one finished or failed; nothing follows under its tag.
       Generations are not ordered among each other; those that have something to say take turns.
-    - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a frame
-      of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
-    - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above every
-      one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then used.
-    - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on it.
+    - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a
+      frame of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
+    - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above
+      every one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then
+      used.
+    - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on
+      it.
     - Half-close: no further frame comes. Inputs that are open are closed, running generations go on to their ends, and
       one whose credit is spent fails with ABORTED, as nobody can grant it more. The stream ends with the last, OK.
-    - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is treated
-      as its on_disconnect says.
+    - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is
+      treated as its on_disconnect says.
     - The stream itself fails with INVALID_ARGUMENT for a message that is not a ConverseRequest, and with ABORTED and
-      SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then treated
-      as its on_disconnect says.
+      SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then
+      treated as its on_disconnect says.
     - Beyond ServerLimits.max_stream_generations an open fails with RESOURCE_EXHAUSTED. Frames beyond
       max_stream_frames_per_second wait unread; so do frames whose answers wait for a slow reader.
     - A server that drains sends going_away, lets running generations end, refuses opens with UNAVAILABLE, and ends the
@@ -72,8 +75,8 @@ class InferenceServiceStub:
     """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
     accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
     that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
-    `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed frame).
-    How this call ends is for the generation like the end of the one before.
+    `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
+    frame). How this call ends is for the generation like the end of the one before.
     """
     CancelGeneration: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerationRequest, _inference_pb2.CancelGenerationResponse]
     """Ends a generation. Idempotent: it says what it found."""
@@ -100,18 +103,20 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     - Order. Frames of one generation take effect in the order in which they were sent. Its answers come in this order:
       accepted, prompt_info, deltas and output_finished, at last one finished or failed; nothing follows under its tag.
       Generations are not ordered among each other; those that have something to say take turns.
-    - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a frame
-      of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
-    - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above every
-      one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then used.
-    - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on it.
+    - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a
+      frame of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
+    - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above
+      every one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then
+      used.
+    - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on
+      it.
     - Half-close: no further frame comes. Inputs that are open are closed, running generations go on to their ends, and
       one whose credit is spent fails with ABORTED, as nobody can grant it more. The stream ends with the last, OK.
-    - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is treated
-      as its on_disconnect says.
+    - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is
+      treated as its on_disconnect says.
     - The stream itself fails with INVALID_ARGUMENT for a message that is not a ConverseRequest, and with ABORTED and
-      SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then treated
-      as its on_disconnect says.
+      SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then
+      treated as its on_disconnect says.
     - Beyond ServerLimits.max_stream_generations an open fails with RESOURCE_EXHAUSTED. Frames beyond
       max_stream_frames_per_second wait unread; so do frames whose answers wait for a slow reader.
     - A server that drains sends going_away, lets running generations end, refuses opens with UNAVAILABLE, and ends the
@@ -121,8 +126,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
     accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
     that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
-    `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed frame).
-    How this call ends is for the generation like the end of the one before.
+    `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
+    frame). How this call ends is for the generation like the end of the one before.
     """
     CancelGeneration: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerationRequest, _inference_pb2.CancelGenerationResponse]  # type: ignore[assignment]
     """Ends a generation. Idempotent: it says what it found."""
@@ -164,18 +169,20 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         - Order. Frames of one generation take effect in the order in which they were sent. Its answers come in this order:
           accepted, prompt_info, deltas and output_finished, at last one finished or failed; nothing follows under its tag.
           Generations are not ordered among each other; those that have something to say take turns.
-        - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a frame
-          of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
-        - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above every
-          one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then used.
-        - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on it.
+        - Tags rise. An open whose tag is not above every tag named before, a frame under tag 0 that is no ping, and a
+          frame of no known kind are refused by a failed under tag 0, whose ErrorInfo has the `tag`. It ends nothing.
+        - A frame for a generation that has ended does nothing: it may have crossed the end. A frame under a tag above
+          every one named before, other than an open, is answered by a failed with NOT_FOUND under that tag, which is then
+          used.
+        - A frame that is out of range, or that cannot be carried out, fails its generation: what comes later may rest on
+          it.
         - Half-close: no further frame comes. Inputs that are open are closed, running generations go on to their ends, and
           one whose credit is spent fails with ABORTED, as nobody can grant it more. The stream ends with the last, OK.
-        - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is treated
-          as its on_disconnect says.
+        - Abrupt close (the call is cancelled, the connection lost, the deadline of the call past): each generation is
+          treated as its on_disconnect says.
         - The stream itself fails with INVALID_ARGUMENT for a message that is not a ConverseRequest, and with ABORTED and
-          SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then treated
-          as its on_disconnect says.
+          SLOW_CONSUMER when nobody reads it while there is news (ServerLimits.stall_timeout). Each generation is then
+          treated as its on_disconnect says.
         - Beyond ServerLimits.max_stream_generations an open fails with RESOURCE_EXHAUSTED. Frames beyond
           max_stream_frames_per_second wait unread; so do frames whose answers wait for a slow reader.
         - A server that drains sends going_away, lets running generations end, refuses opens with UNAVAILABLE, and ends the
@@ -191,8 +198,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Goes on with a generation that was opened with DISCONNECT_ACTION_DETACH, after the last delta that the caller has:
         accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
         that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
-        `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed frame).
-        How this call ends is for the generation like the end of the one before.
+        `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
+        frame). How this call ends is for the generation like the end of the one before.
         """
 
     @_abc_1.abstractmethod

@@ -103,8 +103,8 @@ class _DisconnectActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Disc
     DISCONNECT_ACTION_CANCEL: _DisconnectAction.ValueType  # 1
     """It is cancelled."""
     DISCONNECT_ACTION_DETACH: _DisconnectAction.ValueType  # 2
-    """It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate and
-    Converse. Of what it has told the server keeps a bounded part: the last deltas.
+    """It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate
+    and Converse. Of what it has told the server keeps a bounded part: the last deltas.
     """
 
 class DisconnectAction(_DisconnectAction, metaclass=_DisconnectActionEnumTypeWrapper):
@@ -115,8 +115,8 @@ DISCONNECT_ACTION_UNSPECIFIED: DisconnectAction.ValueType  # 0
 DISCONNECT_ACTION_CANCEL: DisconnectAction.ValueType  # 1
 """It is cancelled."""
 DISCONNECT_ACTION_DETACH: DisconnectAction.ValueType  # 2
-"""It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate and
-Converse. Of what it has told the server keeps a bounded part: the last deltas.
+"""It goes on, and ResumeGenerate picks it up; it does not survive the death of its gateway. Only on StreamGenerate
+and Converse. Of what it has told the server keeps a bounded part: the last deltas.
 """
 Global___DisconnectAction: _TypeAlias = DisconnectAction  # noqa: Y015
 
@@ -622,6 +622,8 @@ class SamplingParams(_message.Message):
     BEST_OF_FIELD_NUMBER: _builtins.int
     BEAM_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Tokens to generate at most, per output. 1 up to the model's context. Absent: all that the context leaves."""
     min_tokens: _builtins.int
@@ -662,6 +664,16 @@ class SamplingParams(_message.Message):
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The only ids that may be sampled. At most 4,096. Absent: all."""
 
+    @_builtins.property
+    def bad_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that may not be sampled. At most 4,096. Absent: none."""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Words that the output must not contain, as the tokenizer writes them, with a space before them and without: the id
+        that would complete one is not sampled. Other spellings of a word are not found. At most 64, each 1 to 128 bytes.
+        """
+
     def __init__(
         self,
         *,
@@ -681,10 +693,12 @@ class SamplingParams(_message.Message):
         best_of: _builtins.int | None = ...,
         beam: Global___BeamSearch | None = ...,
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beam", b"beam", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "beam", b"beam", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "bad_token_ids", b"bad_token_ids", "bad_words", b"bad_words", "beam", b"beam", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
     _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
@@ -853,7 +867,9 @@ class OutputOptions(_message.Message):
     token_records: _builtins.bool
     """Send a record for every token, besides the text. Not false together with `logprobs`. Absent: true."""
     split_sections: _builtins.bool
-    """Only with a chat: tell reasoning and tool calls apart from the text, where the model's format is known. Absent: true."""
+    """Only with a chat: tell reasoning and tool calls apart from the text, where the model's format is known. Absent:
+    true.
+    """
     @_builtins.property
     def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids to report the log probability of at each generated token, likely or not. At most 32. Needs `logprobs`."""
@@ -1032,8 +1048,8 @@ class SchedulingOptions(_message.Message):
 
     @_builtins.property
     def detach_ttl(self) -> _duration_pb2.Duration:
-        """How long a generation is kept for ResumeGenerate after its stream has ended, whatever ended that. Above 0, at most 10
-        minutes. Only with DISCONNECT_ACTION_DETACH. Absent: 1 minute.
+        """How long a generation is kept for ResumeGenerate after its stream has ended, whatever ended that. Above 0, at most
+        10 minutes. Only with DISCONNECT_ACTION_DETACH. Absent: 1 minute.
         """
 
     def __init__(
