@@ -14,9 +14,10 @@ import inspect
 import itertools
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module, resources
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
@@ -37,8 +38,9 @@ KINDS = {
     "ngram": dataclasses.replace(CONFIG, speculation="ngram"),
     "draft": dataclasses.replace(CONFIG, speculation="draft", draft_model="demo"),
 }
-WARM_UPS = 4  # the controller learns costs at each concurrency
+WARM_UPS = 3  # the controller learns costs at each concurrency
 Outputs = dict[str, list[int]]
+Key = TypeVar("Key")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,41 +93,41 @@ class Load:
             yield EngineRequest(f"{i:032x}", tuple(prompt), params)
 
 
-def decode(engine: Engine, load: Load) -> Run:
-    """All of a load."""
-    outputs: Outputs = {}
-    waiting = load.requests()
-    start = time.process_time()
-    for request in itertools.islice(waiting, load.concurrency):
-        engine.add(request)
-    while engine.has_work:
-        for event in engine.step().sampled:
-            outputs.setdefault(event.request_id, []).extend(event.token_ids)
-            following = next(waiting, None) if event.is_last else None
-            if following is not None:
-                engine.add(following)
-    return Run(time.process_time() - start, outputs)
+def decode(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
+    """All of a load by each engine, taking turns step by step: what slows the machine down slows all of them."""
+    waiting = {key: load.requests() for key in engines}
+    outputs: dict[Key, Outputs] = {key: {} for key in engines}
+    seconds = dict.fromkeys(engines, 0.0)
+    for key, engine in engines.items():
+        for request in itertools.islice(waiting[key], load.concurrency):
+            engine.add(request)
+    while going := [key for key, engine in engines.items() if engine.has_work]:
+        for key in going:
+            start = time.process_time()
+            events = engines[key].step()
+            seconds[key] += time.process_time() - start
+            for event in events.sampled:
+                outputs[key].setdefault(event.request_id, []).extend(event.token_ids)
+                following = next(waiting[key], None) if event.is_last else None
+                if following is not None:
+                    engines[key].add(following)
+    return {key: Run(seconds[key], outputs[key]) for key in engines}
 
 
-def paired(engines: dict[str, Engine], load: Load, pairs: int) -> dict[str, object]:
-    """Each kind beside plain decoding, after runs of each to learn from; every other pair the other way round."""
-    kinds = [kind for kind in engines if kind != "none"]
+def paired(engines: Mapping[str, Engine], load: Load, pairs: int) -> dict[str, object]:
+    """Each kind beside plain decoding, after runs of each to learn from."""
     for _ in range(WARM_UPS):
-        for engine in engines.values():
-            decode(engine, load)
+        decode(engines, load)
     before = {kind: _counts(engine) for kind, engine in engines.items()}
-    ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
-    rates = []
-    for turn in range(pairs):
-        order = list(engines) if turn % 2 else list(engines)[::-1]
-        runs = {kind: decode(engines[kind], load) for kind in order}
-        rates.append(runs["none"].rate)
-        for kind in kinds:
-            assert runs[kind].outputs == runs["none"].outputs, "drafts have changed tokens"
-            ratios[kind].append(runs[kind].rate / runs["none"].rate)
+    found = [decode(engines, load) for _ in range(pairs)]
+    assert all(run.outputs == runs["none"].outputs for runs in found for run in runs.values()), "other tokens"
     return {
-        "plain_tokens_per_s": round(statistics.median(rates)),
-        **{kind: _summary(engines[kind], before[kind], ratios[kind]) for kind in kinds},
+        "plain_tokens_per_s": round(statistics.median(runs["none"].rate for runs in found)),
+        **{
+            kind: _summary(engine, before[kind], [runs[kind].rate / runs["none"].rate for runs in found])
+            for kind, engine in engines.items()
+            if kind != "none"
+        },
     }
 
 
@@ -150,17 +152,15 @@ def ideal(prompts: Sequence[list[int]], kind: str, num_tokens: int) -> dict[str,
     lengths = (1, 2, 3, 4, 6, 8)
     configs = {num: dataclasses.replace(KINDS[kind], draft_length="fixed", max_draft_tokens=num) for num in lengths}
     engines = {num: make(config) for num, config in configs.items()}
-    plain, adaptive = make(KINDS["none"]), make(KINDS[kind])
+    both = {-1: make(KINDS["none"]), 0: make(KINDS[kind]), **engines}
     gains: dict[int, list[float]] = {num: [] for num in (0, *lengths)}
     loads = [Load([prompt], 1, num_tokens) for prompt in prompts]
     for load in loads:
-        for engine in (plain, adaptive, *engines.values()):
-            decode(engine, load)
+        decode(both, load)
     for load in loads:
-        rate = decode(plain, load).rate
-        gains[0].append(decode(adaptive, load).rate / rate)
-        for num, engine in engines.items():
-            gains[num].append(decode(engine, load).rate / rate)
+        runs = decode(both, load)
+        for num, found in gains.items():
+            found.append(runs[num].rate / runs[-1].rate)
     means = {num: statistics.mean(found) for num, found in gains.items()}
     best = max(1.0, *(means[num] for num in lengths))
     return {
@@ -194,17 +194,17 @@ def main() -> None:
     """Measure and write benchmarks/results/speculation.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--most", type=int, default=64)
     options = parser.parse_args()
-    editing, num_tokens = editing_prompts(10), options.tokens
-    plain = decode(make(KINDS["none"]), Load(editing, 10, num_tokens))
+    editing, num_tokens = editing_prompts(8), options.tokens
+    plain = decode({"none": make(KINDS["none"])}, Load(editing, 8, num_tokens))["none"]
     figures: dict[str, object] = {
         "distinct_4_grams": round(distinct(plain.outputs), 3),
         "ngram_editing": ideal(editing, "ngram", num_tokens),
         "draft_editing": ideal(editing, "draft", num_tokens),
         "drafts_nothing": {
-            num: idle(Load(editing_prompts(2 * num + 4), num, 48, 3.0), options.pairs) for num in (1, 16)
+            num: idle(Load(editing_prompts(2 * num + 4), num, num_tokens, 3.0), options.pairs) for num in (1, 16)
         },
     }
     by_concurrency: dict[int, object] = {}
