@@ -16,6 +16,7 @@ from engine.scheduler.outputs import Kept, Outputs
 from engine.scheduler.sequence import Drafting, Sequence, State
 from engine.speculation.controller import Controller
 
+PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
 MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which its time is no measure
 
 
@@ -73,6 +74,8 @@ class Drafts:
         spare = self._num_spare() if grow and any(wishes) else 0
         for one, wish in zip(able, wishes, strict=True):
             num = min(wish, _limit(one), room) if wish else 0
+            if grow and _is_too_late(one):  # it would have to be read first
+                num = 0
             if grow and num > 0:
                 num, taken = self._grow_ahead(one, num, spare)
                 spare -= taken
@@ -198,6 +201,14 @@ def _is_due(sequence: Sequence) -> bool:
     if sequence.drafting is None or sequence.group.holds_back:
         return False
     return len(sequence.tokens) - sequence.num_computed == 1 and sequence.state is State.RUNNING
+
+
+def _is_too_late(sequence: Sequence) -> bool:
+    """Whether so little is still to come that reading what there is would not pay."""
+    group, drafting = sequence.group, sequence.drafting
+    assert drafting is not None
+    news = len(sequence.tokens) - drafting.num_seen
+    return news > max(MAX_NEWS, PAYBACK * (group.max_tokens - sequence.num_output))
 
 
 def _limit(sequence: Sequence) -> int:
