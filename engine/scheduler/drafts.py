@@ -17,7 +17,7 @@ from engine.scheduler.sequence import Drafting, Sequence, State
 from engine.speculation.controller import Controller
 
 PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
-MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which its time is no measure
+MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which it has to read
 
 
 @dataclasses.dataclass(slots=True)
@@ -88,7 +88,7 @@ class Drafts:
         """Answers to the last `asks`, in their order, and how long it took to find them."""
         if self._controller is not None and asks:
             num = sum(len(ids) for ids in proposals)
-            self._controller.drafted(len(asks), [ask.num for ask in asks], num, seconds if self._is_usual() else None)
+            self._controller.drafted([ask.num for ask in asks], num, seconds, had_to_read=self._has_news())
         for one, ids in zip(self._asked, proposals, strict=True):
             assert one.drafting is not None
             one.drafting.num_seen = len(one.tokens)
@@ -148,9 +148,9 @@ class Drafts:
         self._outputs.advance_run(sequence, Kept(kept, run.logprobs[:kept], num, min(kept, right)), now, events)
         self._give_back(sequence, num + 1 - kept)
 
-    def _is_usual(self) -> bool:
-        """Whether nobody was new to the proposer: reading a prompt takes time that the next draft does not."""
-        return all(len(one.tokens) - one.drafting.num_seen <= MAX_NEWS for one in self._asked if one.drafting)
+    def _has_news(self) -> bool:
+        """Whether somebody is new to the proposer: reading a prompt takes time that the next draft does not."""
+        return any(len(one.tokens) - one.drafting.num_seen > MAX_NEWS for one in self._asked if one.drafting)
 
     def _wishes(self, able: Several[Sequence], num_rows: int) -> list[int]:
         """How many drafts each is worth in a step of so many decoding rows."""
