@@ -23,6 +23,7 @@ from engine.request import Limits
 from engine.runner.rates import measure_costs
 from engine.runner.runner import Runner
 from engine.runner.store import BlockStore
+from engine.sampling.grammars import Grammars, load_tokenizer
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
 from engine.speculation.draft import DraftProposer, check_draft
@@ -40,6 +41,7 @@ class Built:
 
     Attributes:
         kernels: what computes: the instruction set of our own CPU kernels, or "torch".
+        grammars: those that outputs follow; for whoever compiles them ahead.
     """
 
     engine: Engine
@@ -48,6 +50,7 @@ class Built:
     num_blocks: int
     num_parameters: int
     kernels: str
+    grammars: Grammars
 
 
 def build_engine(
@@ -79,7 +82,8 @@ def build_engine(
         config.max_num_batched_tokens,
         settings_of(config, costs),
     )
-    runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length)
+    grammars = Grammars(load_tokenizer(directory / "tokenizer.json", limits.vocab_size, model_config.eos_ids))
+    runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
     own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
     return Built(
         engine=Engine(scheduler, runner, proposer=make_proposer(config, draft_model, beside)),
@@ -88,6 +92,7 @@ def build_engine(
         num_blocks=num_blocks,
         num_parameters=model.num_parameters,
         kernels=native.instruction_set() if own else "torch",
+        grammars=grammars,
     )
 
 

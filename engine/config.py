@@ -43,4 +43,5 @@ class EngineConfig:
         "none", "who drafts tokens to be verified: none, ngram (prompt look-up) or draft (a model)"
     )
     draft_model: str = option("", "speculation draft: a smaller model of the same vocabulary, named as in --model")
+    draft_length: str = option("adaptive", "adaptive: as many drafts as pay, none included; fixed: always the most")
     max_draft_tokens: int = option(8, "tokens drafted for one sequence in one step at most, 1 to 64")

@@ -5,11 +5,11 @@ finish or a failure (a cancelled one ends silently: who cancelled it knows). Kno
 """
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from engine.attempt import Attempt, Launcher
 from engine.cache.tiers import Move
 from engine.errors import ServiceError
 from engine.plan import Plan, StepResult
@@ -19,18 +19,9 @@ from engine.scheduler.pace import Pace
 from engine.scheduler.scheduler import Scheduler
 from engine.speculation.proposer import Proposer, proposals
 
-logger = logging.getLogger(__name__)
 
-
-class Pending(Protocol):
-    """A step in flight."""
-
-    def collect(self) -> StepResult:
-        """Wait for the device and return the sampled tokens."""
-
-
-class StepRunner(Protocol):
-    """What the engine needs of a runner. Launch returns before the device is done."""
+class StepRunner(Launcher, Protocol):
+    """What the engine needs of a runner."""
 
     @property
     def progress(self) -> int:
@@ -47,9 +38,6 @@ class StepRunner(Protocol):
 
     def place(self, plan: Plan) -> None:
         """Apply the plan's placements and block-table additions."""
-
-    def launch(self, plan: Plan) -> Pending:
-        """Start computing the plan's rows, whose slots are in place."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,33 +131,14 @@ class Engine:
         if moves:
             self.runner.move(moves)
         if asks:
-            self.scheduler.offer(proposals(proposer, asks, self.scheduler.limits.vocab_size))
+            start = self._clock()
+            drafts = proposals(proposer, asks, self.scheduler.limits.vocab_size)
+            self.scheduler.offer(asks, drafts, self._clock() - start)
 
     def _run(self, plan: Plan) -> StepResult:
-        """The step's result; when it raises, its rows one by one, so that only the guilty request fails.
-
-        Computing a row twice is harmless: it writes the same values to the same places, and sampling keeps no state.
-        """
         self.runner.place(plan)
-        try:
-            return self.runner.launch(plan).collect()
-        except Exception:
-            logger.exception("step %d with %d rows failed; trying its rows one by one", plan.step, len(plan.slots))
-        return merge([self._run_row(plan.row(i)) for i in range(len(plan.slots))])
-
-    def _run_row(self, plan: Plan) -> StepResult:
-        try:
-            return self.runner.launch(plan).collect()
-        except Exception:
-            logger.exception("the row of slot %d failed alone", plan.slots[0])
-            return StepResult([-1], frozenset({0}))
-
-
-def merge(results: list[StepResult]) -> StepResult:
-    """One result of results that hold one row each."""
-    return StepResult(
-        token_ids=[result.token_ids[0] for result in results],
-        failed=frozenset(i for i, result in enumerate(results) if result.failed),
-        logprobs={i: result.logprobs[0] for i, result in enumerate(results) if result.logprobs},
-        runs={i: result.runs[0] for i, result in enumerate(results) if result.runs},
-    )
+        attempt = Attempt(self.runner, plan)
+        result = attempt.result()
+        if attempt.ran_out:
+            self.scheduler.lower_budget(plan.num_tokens // 2)
+        return result

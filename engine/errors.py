@@ -119,6 +119,26 @@ def not_open(request_id: str) -> ServiceError:
     return ServiceError(Code.NOT_FOUND, "NOT_OPEN", f"the request {request_id} is not open here; it may have ended")
 
 
+def constraint_lost() -> ServiceError:
+    """An output cannot follow its constraint any further."""
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "CONSTRAINT_TOO_COMPLEX",
+        "constraint: to follow it any further takes more than a token may cost here: make it simpler",
+        field="constraint",
+    )
+
+
+def nothing_left() -> ServiceError:
+    """What a request allows and what it bars leave no token to be sampled."""
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "NO_TOKEN_LEFT",
+        "no token is left that the request allows at this place: bar fewer ids and words, or allow more",
+        field="sampling",
+    )
+
+
 def deadline_exceeded() -> ServiceError:
     """The client's deadline passed."""
     return ServiceError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "the request's deadline passed before it finished")
@@ -143,3 +163,21 @@ def stage_lost(role: str) -> ServiceError:
         details={"role": role},
         retry_after_s=1.0,
     )
+
+
+def other_revision(asked: str, served: str) -> ServiceError:
+    """A process was replaced by one that serves another model revision: what was begun is never spliced."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "REVISION_CHANGED",
+        f"the request began on model revision {asked}, and this server now serves {served}: send it again",
+        details={"limit": served, "actual": asked},
+    )
+
+
+class OutOfDeviceMemory(Exception):
+    """A step needs more memory than the device has left: a smaller one may not."""
+
+
+class DeviceLost(Exception):
+    """The device answers no more: the process cannot go on, and is to be started again."""

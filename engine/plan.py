@@ -7,6 +7,7 @@ tokens, which the step verifies: what is sampled before and behind each of them 
 import dataclasses
 from collections.abc import Sequence
 
+from engine.errors import ServiceError
 from engine.request import SamplingParams
 
 
@@ -19,7 +20,7 @@ class Placement:
         barred_ids: ids that may not be sampled before position `min_position` (min_tokens).
         min_position: first position whose token may be one of `barred_ids`.
         output_index: of the output within its request: part of the key of its noise.
-        tokens: prompt and output so far, where penalties need them; else empty.
+        tokens: prompt and output so far, where what is sampled depends on them; else empty.
         num_prompt: how many of `tokens` are the prompt's.
     """
 
@@ -78,6 +79,23 @@ class Plan:
             drafts={0: self.drafts[i]} if i in self.drafts else {},
         )
 
+    def without_drafts(self) -> "Plan":
+        """Of a plan of one row: its certain tokens only."""
+        num = self.num_tokens - self.drafts[0]
+        return dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], drafts={})
+
+    def halves(self) -> "tuple[Plan, Plan]":
+        """Of a plan of one row without drafts: its first tokens, behind which nothing is sampled, and the rest."""
+        num = self.num_tokens // 2
+        first = dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], samples=[False])
+        rest = dataclasses.replace(
+            self,
+            query_lens=[self.num_tokens - num],
+            starts=[self.starts[0] + num],
+            token_ids=self.token_ids[num:],
+        )
+        return first, rest
+
     def drafted(self, i: int, end: int) -> list[int]:
         """The drafted tokens of row `i`, whose tokens end before index `end` of `token_ids`."""
         return self.token_ids[end - self.drafts.get(i, 0) : end]
@@ -90,17 +108,29 @@ class TokenLogprob:
     Attributes:
         rank: 1 for the most likely token.
         top_ids: the most likely ids, best first, as many as were asked for.
+        asked_ids: further ids that were asked for, with their log probabilities and ranks.
     """
 
     logprob: float
     rank: int
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    asked_ids: tuple[int, ...] = ()
+    asked_logprobs: tuple[float, ...] = ()
+    asked_ranks: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log probabilities of tokens of a prompt, contiguous from position `first` (≥ 1)."""
+
+    first: int
+    scores: tuple[TokenLogprob, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """What a row with k drafts sampled: 1 + k tokens, each as if all drafts before it were right.
+    """What a row with k drafts sampled: 1 + k tokens at most, each as if all drafts before it were right.
 
     Attributes:
         logprobs: as many as tokens, or none if they were not asked for.
@@ -119,12 +149,16 @@ class StepResult:
         failed: rows whose logits held no usable number (NaN, infinity) or whose computation raised.
         logprobs: of the rows that asked for them and have no drafts.
         runs: of the rows with drafts.
+        errors: of the failed rows that know what their request did to fail.
+        prompts: what rows tell of their prompts, where that is asked for.
     """
 
     token_ids: list[int]
     failed: frozenset[int] = frozenset()
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
     runs: dict[int, Run] = dataclasses.field(default_factory=dict)
+    errors: dict[int, ServiceError] = dataclasses.field(default_factory=dict)
+    prompts: dict[int, PromptScores] = dataclasses.field(default_factory=dict)
 
 
 class Memory:
@@ -162,7 +196,5 @@ class Ask:
 
 def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
     """Drafts that are kept: the longest prefix equal to what was sampled in its place."""
-    for i, draft in enumerate(drafts):
-        if draft != sampled[i]:
-            return i
-    return len(drafts)
+    num = min(len(drafts), len(sampled) - 1)
+    return next((i for i in range(num) if drafts[i] != sampled[i]), num)

@@ -9,7 +9,7 @@ import enum
 import math
 from collections.abc import Sequence
 
-from engine.errors import context_exceeded, invalid
+from engine.errors import context_exceeded, invalid, unsupported
 
 MAX_DRAFT_TOKENS = 64  # of one sequence in one step
 
@@ -31,6 +31,7 @@ class Limits:
     Attributes:
         context_length: tokens of prompt plus output that the model and the server's setting allow.
         vocab_size: width of the logits; every token id is below it.
+        max_draft_tokens: drafted for one sequence in one step; 0 where nothing is drafted.
     """
 
     context_length: int
@@ -51,6 +52,13 @@ class Limits:
     max_logit_biases: int = 1024
     max_logit_bias: float = 100.0
     max_allowed_token_ids: int = 4096
+    max_grammar_bytes: int = 1 << 20
+    max_draft_tokens: int = 0
+    max_bad_token_ids: int = 4096
+    max_bad_words: int = 64
+    max_bad_word_bytes: int = 128
+    max_logprob_token_ids: int = 32
+    max_prompt_candidates: int = 1 << 20  # log probabilities of prompt tokens that one request may ask for, in all
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,15 +78,20 @@ class SamplingParams:
         repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 is none.
         logit_bias: (id, value) pairs, added to the logits.
         allowed_token_ids: the only ids that may be sampled; empty allows all.
+        bad_token_ids: ids that may not be sampled.
+        bad_words: sequences of ids of which none may be sampled whole; made by the tokenizer.
         seed: 64-bit key of the counter-based noise.
         stop_token_ids: ids that end the output (FinishReason.STOP_TOKEN).
         ignore_eos: go on after the model's end-of-sequence ids.
         logprobs: candidates to report per token; -1 reports none, 0 only the chosen token's.
+        logprob_token_ids: ids to report besides, wherever `logprobs` are.
+        prompt_logprobs: candidates to report per prompt token; -1 reports none, 0 only the token's own.
         n: outputs to return; each samples with noise of its own index.
         best_of: outputs to sample, of which the n with the highest mean log probability are returned; 0 is n.
         beam_width: hypotheses kept per step of a beam search over raw log probabilities; 0 samples instead.
         length_penalty: exponent of the length by which a hypothesis' score is divided.
         early_stopping: end a beam search as soon as `beam_width` hypotheses are complete.
+        grammar: what the output must look like, in llguidance's form; made by the tokenizer. Empty: anything.
     """
 
     max_tokens: int = 0
@@ -102,11 +115,26 @@ class SamplingParams:
     beam_width: int = 0
     length_penalty: float = 1.0
     early_stopping: bool = False
+    grammar: str = ""
+    bad_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int = -1
 
     @property
     def has_penalties(self) -> bool:
         """Whether sampling depends on the tokens that exist."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether anything may not be sampled."""
+        return bool(self.bad_token_ids or self.bad_words)
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether what is sampled depends on more than the logits and its own position."""
+        return self.has_penalties or bool(self.grammar or self.bad_words) or self.prompt_logprobs >= 0
 
     @property
     def is_search(self) -> bool:
@@ -171,11 +199,37 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
         raise invalid("typical_p", f"{params.typical_p} is not in (0, 1]")
     _check_adjustments(params, limits)
     _in_range("seed", params.seed, 0, 2**64 - 1)
-    _in_range("logprobs", params.logprobs, -1, limits.max_logprobs)
+    _check_logprobs(params, limits)
     if len(params.stop_token_ids) > limits.max_stop_token_ids:
         raise invalid("stop_token_ids", f"{len(params.stop_token_ids)} ids; at most {limits.max_stop_token_ids}")
     check_ids("stop_token_ids", params.stop_token_ids, limits)
     _check_outputs(params, limits)
+    if params.grammar:
+        check_constrained(params)
+        size, most = len(params.grammar), limits.max_grammar_bytes
+        if size > most:
+            raise invalid("constraint", f"makes a grammar of {size} characters; at most {most}", limit=most)
+
+
+def check_constrained(params: SamplingParams) -> None:
+    """Raise `ServiceError` for what does not go with a constraint."""
+    if params.beam_width:
+        raise unsupported("constraint", "constraint is not supported together with sampling.beam: leave one out")
+    if params.ignore_eos:
+        raise invalid("stop.ignore_eos", "a constrained output ends with the model's end of sequence: leave it out")
+    if params.allowed_token_ids:
+        raise invalid("allowed_token_ids", "a constraint says what may be sampled: leave one of the two out")
+
+
+def _check_logprobs(params: SamplingParams, limits: Limits) -> None:
+    """What is reported of tokens."""
+    _in_range("logprobs", params.logprobs, -1, limits.max_logprobs)
+    _in_range("prompt_logprobs", params.prompt_logprobs, -1, limits.max_logprobs)
+    _check_set("logprob_token_ids", params.logprob_token_ids, limits.max_logprob_token_ids, limits)
+    if params.logprob_token_ids and params.logprobs < 0:
+        raise invalid("logprob_token_ids", "are reported with `logprobs`: set it, to 0 if nothing else is wanted")
+    if params.logprob_token_ids and params.beam_width:
+        raise invalid("logprob_token_ids", "a beam search reports its candidates only: leave it out")
 
 
 def _check_adjustments(params: SamplingParams, limits: Limits) -> None:
@@ -185,21 +239,33 @@ def _check_adjustments(params: SamplingParams, limits: Limits) -> None:
     if not 0.0 < params.repetition_penalty <= limits.max_repetition_penalty:
         most = limits.max_repetition_penalty
         raise invalid("repetition_penalty", f"{params.repetition_penalty} is not in (0, {most}]", limit=most)
-    for field, num, most in (
-        ("logit_bias", len(params.logit_bias), limits.max_logit_biases),
-        ("allowed_token_ids", len(params.allowed_token_ids), limits.max_allowed_token_ids),
-    ):
-        if num > most:
-            raise invalid(field, f"{num} entries; at most {most}", limit=most, actual=num)
+    check_num("logit_bias", len(params.logit_bias), limits.max_logit_biases)
     ids = [token for token, _ in params.logit_bias]
-    check_ids("logit_bias", ids, limits)
-    if len(set(ids)) < len(ids):
-        raise invalid("logit_bias", "names an id twice")
+    _check_set("logit_bias", ids, limits.max_logit_biases, limits)
     for token, value in params.logit_bias:
         _in_range(f"logit_bias[{token}]", value, -limits.max_logit_bias, limits.max_logit_bias)
-    check_ids("allowed_token_ids", params.allowed_token_ids, limits)
-    if len(set(params.allowed_token_ids)) < len(params.allowed_token_ids):
-        raise invalid("allowed_token_ids", "names an id twice")
+    _check_set("allowed_token_ids", params.allowed_token_ids, limits.max_allowed_token_ids, limits)
+    _check_set("bad_token_ids", params.bad_token_ids, limits.max_bad_token_ids, limits)
+    _check_bad_words(params, limits)
+
+
+def _check_set(field: str, ids: Sequence[int], most: int, limits: Limits) -> None:
+    """Distinct ids, not too many; the size is looked at before the contents."""
+    check_num(field, len(ids), most)
+    check_ids(field, ids, limits)
+    if len(set(ids)) < len(ids):
+        raise invalid(field, "names an id twice")
+
+
+def _check_bad_words(params: SamplingParams, limits: Limits) -> None:
+    """A word is written in two ways at most, with a space before it and without."""
+    most = 2 * limits.max_bad_words
+    if len(params.bad_words) > most:
+        raise invalid("bad_words", f"{len(params.bad_words)} sequences of ids; at most {most}", limit=most)
+    for at, ids in enumerate(params.bad_words):
+        if not 1 <= len(ids) <= limits.max_bad_word_bytes + 1:
+            raise invalid(f"bad_words[{at}]", f"has {len(ids)} ids; 1 to {limits.max_bad_word_bytes + 1} are allowed")
+        check_ids(f"bad_words[{at}]", ids, limits)
 
 
 def _check_outputs(params: SamplingParams, limits: Limits) -> None:
@@ -215,7 +281,7 @@ def _check_outputs(params: SamplingParams, limits: Limits) -> None:
         raise invalid("n", f"{params.n} is above beam.width {params.beam_width}", limit=params.beam_width)
     if params.best_of > params.n:
         raise invalid("best_of", "a beam search returns its n best hypotheses: leave best_of out")
-    if params.has_penalties or params.logit_bias or params.allowed_token_ids:
+    if params.has_penalties or params.logit_bias or params.allowed_token_ids or params.has_bars:
         raise invalid("beam", "a beam search ranks by the model's own probabilities: leave penalties and biases out")
 
 
@@ -223,6 +289,13 @@ def check_prompt(num_tokens: int, params: SamplingParams, limits: Limits) -> Non
     """Raise `ServiceError` when a prompt of `num_tokens` is empty or leaves no room for what is to be generated."""
     if num_tokens == 0:
         raise invalid("prompt", "has no tokens; send at least one")
+    num_candidates, most = num_tokens * (params.prompt_logprobs + 1), limits.max_prompt_candidates
+    if num_candidates > most:
+        raise invalid(
+            "prompt_logprobs",
+            f"{params.prompt_logprobs} besides the token's own, of {num_tokens} tokens: at most {most} in all",
+            limit=most,
+        )
     needed = max(params.max_tokens, params.min_tokens, 1)
     if num_tokens + needed > limits.context_length:
         raise context_exceeded(
@@ -245,6 +318,12 @@ def check_draft_tokens(num: int) -> None:
 def check_credit(credit: int, limits: Limits, field: str = "credit") -> None:
     """Raise `ServiceError` when so much credit may not be had at once."""
     _in_range(field, credit, 0, limits.max_credit)
+
+
+def check_num(field: str, num: int, most: int) -> None:
+    """Raise `ServiceError` for more than so many entries."""
+    if num > most:
+        raise invalid(field, f"{num} entries; at most {most}", limit=most, actual=num)
 
 
 def check_ids(field: str, ids: Sequence[int], limits: Limits) -> None:

@@ -38,13 +38,30 @@ def add_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
     logits[rows, ids] += values
 
 
-def keep_only_(logits: Tensor, row: int, ids: Tensor) -> None:
-    """Bar every id of a row but `ids` [N], in place."""
-    kept = logits[row, ids]
-    logits[row] = -torch.inf
-    logits[row, ids] = kept
+def keep_only_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
+    """Bar every id of `rows` but those of the pairs [N], in place."""
+    kept = logits[rows, ids]
+    logits.index_fill_(0, rows, -torch.inf)
+    logits[rows, ids] = kept
 
 
-def bar_(logits: Tensor, row: int, ids: Tensor) -> None:
-    """Bar `ids` [N] of a row, in place."""
-    logits[row, ids] = -torch.inf
+def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Bar the ids of `rows` whose bit is not set, in place.
+
+    Args:
+        logits: float32 [R, V].
+        rows: int64 [M], ascending, each once.
+        bits: int32 [M, ceil(V / 32)]: bit b of word w is that of id 32 w + b.
+    """
+    at = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    unset = (bits.view(torch.uint8)[:, :, None].bitwise_right_shift(at).bitwise_and_(1) == 0).flatten(1)
+    unset = unset[:, : logits.shape[1]]
+    if len(rows) == len(logits):
+        logits.masked_fill_(unset, -torch.inf)
+    else:
+        logits[rows] = logits[rows].masked_fill_(unset, -torch.inf)
+
+
+def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
+    """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
+    logits[rows, ids] = -torch.inf

@@ -102,6 +102,16 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
     rank: int  # 1 is the most likely
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    asked_ids: tuple[int, ...] = ()
+    asked_logprobs: tuple[float, ...] = ()
+    asked_ranks: tuple[int, ...] = ()
+
+
+class PromptScores(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """The log probabilities of a prompt's tokens."""
+
+    ids: bytes  # little-endian int32
+    scores: tuple[TokenLogprobs, ...]  # from the second token on
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -115,6 +125,9 @@ class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     admitted: Admitted | None = None  # on the first message of each output
     finish: FinishReason | None = None  # the output ends with these tokens
     timings: Timings | None = None  # with finish
+    num_drafted: int = 0  # for these tokens
+    num_accepted: int = 0  # of them
+    prompt: PromptScores | None = None  # where it is asked for, on a request's first message
 
 
 class TokenRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -123,7 +136,7 @@ class TokenRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     id: int
     piece: bytes
     logprobs: TokenLogprobs | None = None
-    top_pieces: tuple[bytes, ...] = ()
+    top_pieces: tuple[bytes, ...] = ()  # of the rivals, then of the ids asked for
 
 
 class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -141,6 +154,8 @@ class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     reasoning: str = ""
     num_reasoning: int = 0  # of the tokens
     tool_calls: tuple[ToolCall, ...] = ()  # those that became complete
+    num_drafted: int = 0  # as in Tokens
+    num_accepted: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -204,11 +219,18 @@ class Detokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknow
     text: str
 
 
+class Scored(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """A prompt's tokens with their log probabilities."""
+
+    tokens: tuple[TokenRecord, ...]
+
+
 class Result(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """An answer that later stages pass on untouched. Of a generation, a Tokenized is its prompt and not its end."""
+    """An answer that later stages pass on untouched. Of a generation, Tokenized and Scored are its prompt and not its
+    end."""
 
     envelope: Envelope
-    value: Tokenized | Detokenized
+    value: Tokenized | Detokenized | Scored
 
 
 class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

@@ -56,6 +56,8 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         loop.add_signal_handler(number, stopping.set)
     source = resolve_model(config.model, config.revision)
     model = read_config(source.directory)
+    ring = join_ring(config, role, process_id)
+    ring.revision = source.revision
     process = Process(
         engine_config=engine_config,
         config=config,
@@ -63,7 +65,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         source=source,
         model=model,
         limits=limits_of(engine_config, model, config.max_prompt_bytes),
-        ring=join_ring(config, role, process_id),
+        ring=ring,
         tracer=Tracer.create("sluice", role, process_id, config.otlp_endpoint),
         metrics=Metrics(role, process_id),
         heart=open_heart(config, process_id),

@@ -3,6 +3,7 @@
 Knows nothing of envelopes, stages or sockets.
 """
 
+import enum
 import sys
 from array import array
 from collections.abc import Sequence
@@ -52,6 +53,23 @@ class Tool(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     parameters: str  # a JSON Schema
 
 
+class ConstraintForm(enum.StrEnum):
+    """How a constraint is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"  # GBNF
+    CHOICE = "choice"
+
+
+class Constraint(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """What an output must look like, as its client wrote it."""
+
+    form: ConstraintForm
+    source: str = ""
+    choices: tuple[str, ...] = ()  # of CHOICE
+
+
 class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """A conversation for the checkpoint's chat template."""
 
@@ -59,6 +77,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown
     add_generation_prompt: bool = True
     tools: tuple[Tool, ...] = ()
     variables: str = "{}"  # a JSON object: further variables of the template
+    must_call: tuple[str, ...] = ()  # names of the tools of which the output must call one; empty: it need not
 
 
 PromptInput: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
@@ -95,6 +114,7 @@ class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     bypasses_cache: bool = False
     credit: int | None = None  # tokens that may be sampled before the first Grant; None is without limit
     is_open: bool = False  # more prompt comes by Append, until CloseInput
+    max_draft_tokens: int | None = None  # drafted per step; None is as the server decides
 
 
 class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -108,6 +128,8 @@ class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
     keep_last: int = 0  # tokens of the prompt; 0 keeps all
     scheduling: Scheduling = Scheduling()
     more: tuple[TextPrompt | TokenPrompt, ...] = ()  # of the prompt, each piece encoded by itself
+    constraint: Constraint | None = None
+    bad_words: tuple[str, ...] = ()  # that the output must not contain
 
 
 class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import numpy as np
 from engine.plan import Placement
 from engine.request import SamplingParams
 from engine.sampling.history import TokenHistory
-from engine.sampling.rows import Biases, Ints, Penalties
+from engine.sampling.rows import Biases, Ints, Pairs, Penalties, join
 
 
 class SlotAdjustments:
@@ -80,6 +80,8 @@ class SlotAdjustments:
             values=np.concatenate([bias.values for _, bias in found]),
         )
 
-    def allowed(self, slots: Sequence[int]) -> dict[int, Ints]:
+    def allowed(self, slots: Sequence[int]) -> Pairs | None:
         """Of these slots, by row."""
-        return {row: self._allowed[slot] for row, slot in enumerate(slots) if slot in self._allowed}
+        if not self._allowed:
+            return None
+        return join([(row, self._allowed[slot]) for row, slot in enumerate(slots) if slot in self._allowed])

@@ -10,7 +10,10 @@ import numpy as np
 
 from engine.plan import Placement
 from engine.runner.adjustments import SlotAdjustments
-from engine.sampling.rows import SamplingRows
+from engine.runner.bars import SlotBars
+from engine.runner.prompts import SlotPrompts
+from engine.sampling.matchers import SlotMatchers
+from engine.sampling.rows import LogprobRows, Masks, SamplingRows
 
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
@@ -18,7 +21,8 @@ NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 class SlotRows:
     """Block tables and sampling parameters of `num_slots` slots."""
 
-    def __init__(self, num_slots: int, max_blocks: int) -> None:
+    def __init__(self, num_slots: int, max_blocks: int, matchers: SlotMatchers) -> None:
+        self.matchers = matchers
         self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
         self._temperature = np.zeros(num_slots, dtype=np.float32)
         self._top_k = np.zeros(num_slots, dtype=np.int64)
@@ -27,10 +31,11 @@ class SlotRows:
         self._seed = np.zeros(num_slots, dtype=np.int64)
         self._output = np.zeros(num_slots, dtype=np.int64)
         self._num_logprobs = np.full(num_slots, -1, dtype=np.int64)
-        self._min_position = np.zeros(num_slots, dtype=np.int64)
-        self._barred_ids: list[tuple[int, ...]] = [()] * num_slots
+        self._logprob_ids: dict[int, tuple[int, ...]] = {}
         self._typical_p = np.ones(num_slots, dtype=np.float32)
+        self.prompts = SlotPrompts()
         self._adjustments = SlotAdjustments(num_slots)
+        self._bars = SlotBars(num_slots)
 
     def reset(self, placement: Placement) -> None:
         """Forget whoever had the slot."""
@@ -43,10 +48,14 @@ class SlotRows:
         self._seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
         self._output[slot] = placement.output_index
         self._num_logprobs[slot] = params.logprobs
-        self._min_position[slot] = placement.min_position
-        self._barred_ids[slot] = placement.barred_ids
+        self._logprob_ids.pop(slot, None)
+        if params.logprob_token_ids:
+            self._logprob_ids[slot] = params.logprob_token_ids
         self._typical_p[slot] = params.typical_p
         self._adjustments.reset(placement)
+        self._bars.reset(placement)
+        self.prompts.reset(placement)
+        self.matchers.reset(placement)
 
     def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """The slot's block table goes on with `blocks` at index `first`."""
@@ -55,20 +64,26 @@ class SlotRows:
     @property
     def wants_tokens(self) -> bool:
         """Whether `note` would do anything."""
-        return self._adjustments.has_history
+        return self._adjustments.has_history or self._bars.has_words or bool(self.matchers)
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
         """The slot samples the token at `position`, having just computed `computed`, which end right before it."""
         self._adjustments.note(slot, position, computed)
+        self._bars.note(slot, position, computed)
+        self.matchers.note(slot, position, computed)
 
     def sampling_rows(
-        self, slots: list[int], positions: list[int], ahead: Mapping[int, Sequence[int]] = NOTHING
+        self,
+        slots: list[int],
+        positions: list[int],
+        ahead: Mapping[int, Sequence[int]] = NOTHING,
+        masks: Masks | None = None,
     ) -> SamplingRows:
         """Parameters of the rows that sample now, each for the token at its position. A slot has a row more for each of
-        its drafts; `ahead`: of such rows, the drafts before it."""
+        its drafts; `ahead`: of such rows, the drafts before it. A grammar that has come to its end outweighs
+        min_tokens."""
         at = np.asarray(positions)
-        below = np.flatnonzero(at < self._min_position[slots])
-        asked = np.flatnonzero(self._num_logprobs[slots] >= 0)
+        at_end = masks.ends if masks is not None else frozenset()
         return SamplingRows(
             temperature=self._temperature[slots],
             top_k=self._top_k[slots],
@@ -77,10 +92,20 @@ class SlotRows:
             seed=self._seed[slots],
             position=at,
             output=self._output[slots],
-            barred={int(i): self._barred_ids[slots[i]] for i in below},
             typical_p=self._typical_p[slots],
             penalties=self._adjustments.penalties(slots, ahead),
             biases=self._adjustments.biases(slots),
             allowed=self._adjustments.allowed(slots),
-            num_logprobs={int(i): int(self._num_logprobs[slots[i]]) for i in asked},
+            barred=self._bars.of(slots, at, ahead, at_end),
+            logprobs=self._logprobs(slots),
+            masks=masks,
         )
+
+    def _logprobs(self, slots: list[int]) -> LogprobRows | None:
+        nums = self._num_logprobs[slots]
+        rows = np.flatnonzero(nums >= 0)
+        if not len(rows):
+            return None
+        ids = self._logprob_ids
+        wanted = {at: ids[slots[row]] for at, row in enumerate(rows.tolist()) if slots[row] in ids} if ids else {}
+        return LogprobRows(rows, nums[rows], wanted)

@@ -5,6 +5,7 @@ and behind each of its drafts.
 is where a device would be waited for. Knows no request, no policy, no text.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 
@@ -14,9 +15,13 @@ from torch import Tensor
 from engine.cache.tiers import Move
 from engine.models.model import Model
 from engine.plan import Plan, StepResult
+from engine.runner.faults import device_faults
 from engine.runner.rows import SlotRows
 from engine.runner.spots import Spots
 from engine.runner.store import BlockStore
+from engine.sampling.grammars import Grammars
+from engine.sampling.matchers import SlotMatchers
+from engine.sampling.rows import Masks
 from engine.sampling.sampler import Sampler
 from kernels.metadata import AttentionMetadata
 
@@ -35,11 +40,20 @@ class Done:
 class Runner:
     """One model on one device, with its cache and the state of its slots."""
 
-    def __init__(self, model: Model, store: BlockStore, block_size: int, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        store: BlockStore,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._model = model
         self._store = store
         self._block_size = block_size
-        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size))
+        matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
+        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size), matchers)
         self._sampler = Sampler()
 
     @property
@@ -67,21 +81,34 @@ class Runner:
             self._rows.extend(slot, first, blocks)
 
     def launch(self, plan: Plan) -> Done:
-        """Compute the plan's rows."""
+        """Compute the plan's rows. Masks of grammars are filled meanwhile: a step that fails awaits them too. Raises
+        OutOfDeviceMemory and DeviceLost for what these are."""
+        with device_faults():
+            return self._compute(plan)
+
+    def _compute(self, plan: Plan) -> Done:
         spots = Spots.of(plan)
         if self._rows.wants_tokens:
             self._note_tokens(plan, spots)
-        meta = self._layout(plan)
-        ids = torch.tensor(plan.token_ids, device=self._model.device)
-        hidden = self._model.forward(ids, meta.positions, self._store.cache, meta)
-        return Done(self._sample(plan, spots, hidden, meta))
+        masks = self._rows.matchers.start(spots.slots, spots.ahead)
+        try:
+            meta = self._layout(plan)
+            ids = torch.tensor(plan.token_ids, device=self._model.device)
+            hidden = self._model.forward(ids, meta.positions, self._store.cache, meta)
+        finally:
+            filled = masks.result()
+        prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
+        result = self._sample(plan, spots, hidden, meta, filled)
+        return Done(dataclasses.replace(result, prompts=prompts) if prompts else result)
 
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
         tables = self._rows.block_tables[plan.slots]
         return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device)
 
-    def _sample(self, plan: Plan, spots: Spots, hidden: Tensor, meta: AttentionMetadata) -> StepResult:
+    def _sample(
+        self, plan: Plan, spots: Spots, hidden: Tensor, meta: AttentionMetadata, masks: Masks | None
+    ) -> StepResult:
         """Logits of the tokens that are sampled behind, and what is sampled."""
         if not spots.rows:
             return StepResult([-1] * len(plan.slots))
@@ -90,7 +117,8 @@ class Runner:
         else:
             at = meta.last_tokens if len(spots.rows) == len(plan.slots) else meta.last_tokens[spots.rows]
         logits = self._model.logits(hidden if len(at) == len(hidden) else hidden[at])
-        sampled = self._sampler.sample(logits, self._rows.sampling_rows(spots.slots, spots.positions, spots.ahead))
+        rows = self._rows.sampling_rows(spots.slots, spots.positions, spots.ahead, masks)
+        sampled = self._sampler.sample(logits, rows)
         if plan.drafts and self._rows.wants_tokens:
             for slot, position, drafts in spots.kept(sampled):
                 self._rows.note(slot, position, drafts)

@@ -6,6 +6,7 @@ A plan in, flat lists out: one entry for each token to be sampled. Knows no tens
 import dataclasses
 import itertools
 
+from engine.errors import ServiceError
 from engine.plan import Plan, Run, StepResult, TokenLogprob, num_accepted
 from engine.sampling.sampler import SampledRows
 
@@ -53,7 +54,8 @@ class Spots:
             for i, token in zip(rows, sampled.ids, strict=True):
                 ids[i] = token
         logprobs = {rows[i]: logprob for i, logprob in sampled.logprobs.items()}
-        return StepResult(ids, frozenset(rows[i] for i in sampled.bad), logprobs)
+        errors = {rows[i]: error for i, error in sampled.errors.items()}
+        return StepResult(ids, frozenset(rows[i] for i in sampled.bad), logprobs, errors=errors)
 
     def kept(self, sampled: SampledRows) -> list[tuple[int, int, list[int]]]:
         """(slot, position of the next token, accepted drafts) of the rows that have any."""
@@ -68,18 +70,21 @@ class Spots:
         ids, failed = [-1] * num_rows, set[int]()
         runs: dict[int, Run] = {}
         logprobs: dict[int, TokenLogprob] = {}
+        errors: dict[int, ServiceError] = {}
         for i, draft, at in self._each():
             run = sampled.ids[at : at + 1 + len(draft)]
             ids[i] = run[0]
             # Behind a wrong draft nothing counts, not even what cannot be computed.
-            if not set(sampled.bad).isdisjoint(range(at, at + 1 + num_accepted(draft, run))):
+            broken = sorted(set(sampled.bad).intersection(range(at, at + 1 + num_accepted(draft, run))))
+            if broken:
                 failed.add(i)
+                errors |= {i: sampled.errors[broken[0]]} if broken[0] in sampled.errors else {}
             found = tuple(sampled.logprobs[j] for j in range(at, at + len(run)) if j in sampled.logprobs)
             if draft:
                 runs[i] = Run(tuple(run), found)
             elif found:
                 logprobs[i] = found[0]
-        return StepResult(ids, frozenset(failed), logprobs, runs)
+        return StepResult(ids, frozenset(failed), logprobs, runs, errors)
 
     def _each(self) -> list[tuple[int, list[int], int]]:
         """(row, its drafts, its first spot) of the rows that sample."""

@@ -1,6 +1,7 @@
 """Sampling parameters of the rows of one step, as arrays: what a runner hands to the sampler."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -31,6 +32,52 @@ class Biases:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Pairs:
+    """(row, id) pairs. Both [N]."""
+
+    rows: Ints
+    ids: Ints
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Rows that ask for log probabilities.
+
+    Attributes:
+        rows: int64 [L], ascending.
+        nums: int64 [L], the most likely ids to report (0: the chosen token only).
+        ids: by index in `rows`, the ids to report besides, of those that ask for any.
+    """
+
+    rows: Ints
+    nums: Ints
+    ids: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+    def but(self, bad: Sequence[int]) -> "LogprobRows":
+        """Without these rows."""
+        kept = np.flatnonzero(~np.isin(self.rows, bad))
+        ids = {at: self.ids[old] for at, old in enumerate(kept.tolist()) if old in self.ids}
+        return LogprobRows(self.rows[kept], self.nums[kept], ids)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Masks:
+    """What grammars allow.
+
+    Attributes:
+        rows: int64 [M], the rows that follow a grammar.
+        bits: int32 [M, ceil(V / 32)]: bit b of word w says whether id 32 w + b may be sampled.
+        lost: rows whose grammar cannot be followed any further, in `rows` or not.
+        ends: rows of which the grammar has come to its end: only the end of the sequence may follow.
+    """
+
+    rows: Ints
+    bits: "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
+    lost: frozenset[int]
+    ends: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class SamplingRows:
     """Parameters of R rows.
 
@@ -45,7 +92,8 @@ class SamplingRows:
         penalties, biases: of the rows that have any; None if none has.
         allowed: the only ids that may be sampled, of the rows that are so restricted.
         barred: ids that may not be sampled, of the rows that have any.
-        num_logprobs: candidates to report, of the rows that ask for log probabilities (0: the chosen token's only).
+        logprobs: the rows that ask for log probabilities.
+        masks: of the rows that follow a grammar; None if none does.
     """
 
     temperature: Floats
@@ -55,14 +103,24 @@ class SamplingRows:
     seed: Ints
     position: Ints
     output: Ints
-    barred: dict[int, tuple[int, ...]]
-    num_logprobs: dict[int, int]
     typical_p: Floats
     penalties: Penalties | None = None
     biases: Biases | None = None
-    allowed: dict[int, Ints] = dataclasses.field(default_factory=dict)
+    allowed: Pairs | None = None
+    barred: Pairs | None = None
+    logprobs: LogprobRows | None = None
+    masks: Masks | None = None
 
     @property
     def is_adjusted(self) -> bool:
         """Whether any logit is changed before sampling."""
-        return bool(self.barred or self.allowed or self.penalties or self.biases)
+        return bool(self.barred or self.allowed or self.penalties or self.biases or self.masks)
+
+
+def join(found: Sequence[tuple[int, Ints]]) -> Pairs | None:
+    """The ids of rows as pairs; None if there are none."""
+    if not found:
+        return None
+    sizes = [len(ids) for _, ids in found]
+    rows: Ints = np.repeat(np.array([row for row, _ in found], dtype=np.int64), sizes)
+    return Pairs(rows, np.concatenate([ids for _, ids in found]))

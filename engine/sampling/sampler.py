@@ -6,10 +6,13 @@ Rows that are greedy without exception take one argmax. Log probabilities are co
 import dataclasses
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.errors import ServiceError, constraint_lost, nothing_left
 from engine.plan import TokenLogprob
+from engine.sampling.logprobs import score
 from engine.sampling.rows import Floats, Ints, SamplingRows
 from kernels import adjust
 from kernels.sampling import Rows, greedy, sample
@@ -19,13 +22,15 @@ from kernels.sampling import Rows, greedy, sample
 class SampledRows:
     """Attributes:
     ids: the token of each row.
-    bad: rows whose logits held no usable number; their id means nothing.
+    bad: rows whose logits held no usable number, or whose grammar was lost; their id means nothing.
     logprobs: of the rows that asked.
+    errors: of the bad rows whose request is at fault.
     """
 
     ids: list[int]
     bad: list[int]
     logprobs: dict[int, TokenLogprob]
+    errors: dict[int, ServiceError] = dataclasses.field(default_factory=dict)
 
 
 class Sampler:
@@ -34,7 +39,8 @@ class Sampler:
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: SamplingRows) -> SampledRows:
         """logits float32 [R, V], which it may overwrite; rows of R."""
-        raw = logits.clone() if rows.is_adjusted and rows.num_logprobs else logits
+        asked = rows.logprobs
+        raw = None if asked is None else _take(logits, asked.rows, keeps=rows.is_adjusted)
         if rows.is_adjusted:
             _adjust(logits, rows)
         if not rows.temperature.any():
@@ -43,21 +49,47 @@ class Sampler:
         else:
             chosen, is_bad = sample(logits, _tensors(rows, logits.device))
             bad = is_bad.nonzero()[:, 0].tolist()
+        errors: dict[int, ServiceError] = {}
+        if rows.is_adjusted and (bad or rows.masks is not None):
+            errors = _errors(logits, rows, bad)
+            bad = sorted(errors.keys() | bad)
         ids: list[int] = chosen.tolist()
-        logprobs = {row: _logprob(raw[row], ids[row], num) for row, num in rows.num_logprobs.items() if row not in bad}
-        return SampledRows(ids, bad, logprobs)
+        if asked is None or raw is None:
+            return SampledRows(ids, bad, {}, errors)
+        if bad:
+            raw, asked = _take(raw, (~np.isin(asked.rows, bad)).nonzero()[0], keeps=False), asked.but(bad)
+        at = asked.rows.tolist()
+        return SampledRows(ids, bad, dict(zip(at, score(raw, [ids[row] for row in at], asked), strict=True)), errors)
+
+
+def _take(logits: Tensor, rows: Ints, *, keeps: bool) -> Tensor:
+    """These rows, ascending; `keeps`: the logits will be overwritten, and they must not."""
+    if len(rows) == len(logits):
+        return logits.clone() if keeps else logits
+    return logits[torch.from_numpy(rows).to(logits.device)]
+
+
+def _errors(logits: Tensor, rows: SamplingRows, bad: list[int]) -> dict[int, ServiceError]:
+    """What requests did to fail: they left their grammar, or nothing that they allow. `logits` are adjusted."""
+    masks = rows.masks
+    restricted = {row for some in (rows.allowed, rows.barred, masks) if some is not None for row in some.rows.tolist()}
+    empty = [row for row in bad if row in restricted and bool(logits[row].isneginf().all())]
+    lost = masks.lost if masks is not None else ()
+    return {row: nothing_left() for row in empty} | {row: constraint_lost() for row in lost}
 
 
 def _adjust(logits: Tensor, rows: SamplingRows) -> None:
-    """Bars first, then biases, then penalties, in place."""
+    """Grammars and bars first, then biases, then penalties, in place."""
 
     def on(values: "Ints | Floats") -> Tensor:
         return torch.from_numpy(values).to(logits.device)
 
-    for row, allowed in rows.allowed.items():
-        adjust.keep_only_(logits, row, on(allowed))
-    for row, barred in rows.barred.items():
-        adjust.bar_(logits, row, torch.tensor(barred, dtype=torch.int64, device=logits.device))
+    if rows.masks is not None and len(rows.masks.rows):
+        adjust.mask_(logits, on(rows.masks.rows), torch.from_numpy(rows.masks.bits).to(logits.device))
+    if rows.allowed is not None:
+        adjust.keep_only_(logits, on(rows.allowed.rows), on(rows.allowed.ids))
+    if rows.barred is not None:
+        adjust.bar_(logits, on(rows.barred.rows), on(rows.barred.ids))
     if rows.biases is not None:
         adjust.add_(logits, on(rows.biases.rows), on(rows.biases.ids), on(rows.biases.values))
     if rows.penalties is not None:
@@ -70,12 +102,3 @@ def _tensors(rows: SamplingRows, device: torch.device) -> Rows:
     truncation = (rows.top_k, rows.top_p, rows.min_p, rows.typical_p)
     columns = (rows.temperature, *truncation, rows.seed, rows.position, rows.output)
     return Rows(*(torch.from_numpy(column).to(device) for column in columns))
-
-
-def _logprob(logits: Tensor, token: int, num: int) -> TokenLogprob:
-    """Natural-log probability of `token` under softmax(logits [V]), its rank, and the `num` most likely ids."""
-    logprobs = torch.log_softmax(logits, dim=-1)
-    own = logprobs[token]
-    rank = 1 + int((logprobs > own).sum())
-    top = logprobs.topk(num)
-    return TokenLogprob(float(own), rank, tuple(top.indices.tolist()), tuple(top.values.tolist()))

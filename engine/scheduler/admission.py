@@ -185,4 +185,6 @@ class Admission:
 def _known(sequence: Sequence) -> list[int]:
     """Tokens whose prefix may be found. A leader computes the prompt alone: what it has beyond that is not to be found
     for its siblings."""
-    return sequence.group.prompt if sequence.group.unforked else sequence.tokens
+    group = sequence.group
+    tokens = group.prompt if group.unforked else sequence.tokens
+    return tokens if group.num_findable >= len(tokens) else tokens[: group.num_findable]

@@ -54,6 +54,7 @@ class Door:
             end_ids=frozenset(end_ids),
             credit=request.credit,
             is_open=request.is_open,
+            prompt_scores=[] if params.prompt_logprobs >= 0 else None,
             beam=BeamSearch(params.beam_width, params.length_penalty, params.early_stopping)
             if params.beam_width
             else None,

@@ -8,11 +8,13 @@ proposer.
 import dataclasses
 from collections.abc import Sequence as Several
 
-from engine.plan import Ask, Run, num_accepted
+from engine.plan import Ask, Plan, Run, num_accepted
+from engine.request import MAX_DRAFT_TOKENS
 from engine.scheduler.events import Sampled
 from engine.scheduler.floor import Floor
-from engine.scheduler.outputs import Outputs
+from engine.scheduler.outputs import Kept, Outputs
 from engine.scheduler.sequence import Drafting, Sequence, State
+from engine.speculation.controller import Controller
 
 
 @dataclasses.dataclass(slots=True)
@@ -40,12 +42,13 @@ class DraftStats:
 class Drafts:
     """Drafts of the step to come and of the one in flight."""
 
-    def __init__(self, floor: Floor, outputs: Outputs, budget: int) -> None:
+    def __init__(self, floor: Floor, outputs: Outputs, controller: Controller | None) -> None:
+        """Without a controller drafts are as long as they may be."""
         self.stats = DraftStats()
         self.offered: list[Sequence] = []  # that have drafts for the next step
         self._floor = floor
         self._outputs = outputs
-        self._budget = budget
+        self._controller = controller
         self._asked: list[Sequence] = []
         self._grown: list[tuple[Sequence, int]] = []  # whose tables have room for drafts, and which tables these are
 
@@ -54,15 +57,20 @@ class Drafts:
         """Whether the next plan must `take`."""
         return bool(self.offered or self._grown)
 
-    def asks(self, *, grow: bool = False) -> list[Ask]:
-        """Of sequences one token behind, while prompts leave room. `grow`: with blocks for all drafts but the last, as
-        far as nobody else needs them in the next step."""
-        room = self._budget - sum(one.num_missing for one in self._floor.running if one.num_missing > 0)
+    def asks(self, budget: int, *, grow: bool) -> list[Ask]:
+        """Of sequences one token behind, while prompts leave room in a step of `budget` tokens. `grow`: with blocks for
+        all drafts but the last, as far as nobody else needs them in the next step."""
+        missing = [one.num_missing for one in self._floor.running if one.num_missing > 0]
+        room = budget - sum(missing)
         able = [one for one in self._floor.running if _is_due(one)] if room > 0 else []
-        self._asked, asks = [], []
-        spare = self._num_spare() if grow and able else 0
-        for one in able:
-            num = min(_limit(one), room)
+        self._asked = []
+        asks: list[Ask] = []
+        if not able:
+            return asks
+        wishes = self._wishes(able, missing.count(1))
+        spare = self._num_spare() if grow and any(wishes) else 0
+        for one, wish in zip(able, wishes, strict=True):
+            num = min(wish, _limit(one), room) if wish else 0
             if grow and num > 0:
                 num, taken = self._grow_ahead(one, num, spare)
                 spare -= taken
@@ -71,8 +79,11 @@ class Drafts:
                 asks.append(_ask(one, num))
         return asks
 
-    def offer(self, proposals: Several[Several[int]]) -> None:
-        """Answers to the last `asks`, in their order."""
+    def offer(self, asks: Several[Ask], proposals: Several[Several[int]], seconds: float) -> None:
+        """Answers to the last `asks`, in their order, and how long it took to find them."""
+        if self._controller is not None and asks:
+            num = sum(len(ids) for ids in proposals)
+            self._controller.drafted(len(asks), [ask.num for ask in asks], num, seconds)
         for one, ids in zip(self._asked, proposals, strict=True):
             if ids and one.drafting is not None:
                 one.drafting.ids = list(ids)
@@ -104,6 +115,12 @@ class Drafts:
                 self._floor.shrink(one, one.num_computed + (one.last_step == step))
         return nums
 
+    def stepped(self, plan: Plan, seconds: float) -> None:
+        """A step took so long: worth knowing if it was of decoding rows alone."""
+        num_rows = len(plan.slots)
+        if self._controller is not None and plan.num_tokens - sum(plan.drafts.values()) == num_rows:
+            self._controller.stepped(num_rows, plan.num_tokens, seconds)
+
     def verify(self, sequence: Sequence, num: int, run: Run, now: float, events: list[Sampled]) -> None:
         """A row with `num` drafts has been computed: keep what was sampled behind those that are right."""
         group, drafting = sequence.group, sequence.drafting
@@ -114,13 +131,21 @@ class Drafts:
         group.num_drafted += num
         group.num_accepted += min(kept, right)
         self.stats.record(num, min(kept, right))
+        if self._controller is not None:
+            self._controller.verified(drafting.record, num, right)
         # As behind any row: all that exists is computed but the token sampled last.
         sequence.tokens.extend(run.token_ids[:kept])
         sequence.num_computed += kept
         self._floor.fill(sequence)
         self._floor.shrink(sequence, sequence.num_computed)
-        self._outputs.advance_run(sequence, kept, run.logprobs[:kept], now, events)
+        self._outputs.advance_run(sequence, Kept(kept, run.logprobs[:kept], num, min(kept, right)), now, events)
         self._give_back(sequence, num + 1 - kept)
+
+    def _wishes(self, able: Several[Sequence], num_rows: int) -> list[int]:
+        """How many drafts each is worth in a step of so many decoding rows."""
+        if self._controller is None:
+            return [MAX_DRAFT_TOKENS] * len(able)
+        return self._controller.choose([one.drafting.record for one in able if one.drafting is not None], num_rows)
 
     def _num_spare(self) -> int:
         """Blocks that are free even when everybody who runs computes all that it misses."""

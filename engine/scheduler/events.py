@@ -37,11 +37,17 @@ class Times:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Admission:
-    """What the engine found when it first scheduled a request."""
+    """What the engine found when it first scheduled a request.
+
+    Attributes:
+        prompt_scores: log probabilities of the prompt's tokens from the second on, where they are asked for; with the
+            request's first event only.
+    """
 
     num_prompt: int
     num_cached: int
     max_tokens: int
+    prompt_scores: tuple[TokenLogprob, ...] | None = None
 
 
 class Sampled(NamedTuple):
@@ -55,6 +61,7 @@ class Sampled(NamedTuple):
         finish: the output ends with these tokens (there may be none: it was cancelled or cut short).
         times: with finish.
         is_last: the request ends with this event.
+        num_drafted, num_accepted: tokens that were drafted for these, and those of them that were kept.
     """
 
     request_id: str
@@ -66,3 +73,5 @@ class Sampled(NamedTuple):
     times: Times | None
     output_index: int = 0
     is_last: bool = False
+    num_drafted: int = 0
+    num_accepted: int = 0

@@ -206,7 +206,7 @@ class Floor:
                 barred_ids=group.barred_ids,
                 min_position=min_position,
                 output_index=sequence.index,
-                tokens=tuple(sequence.tokens) if group.params.has_penalties else (),
+                tokens=tuple(sequence.tokens) if group.params.needs_tokens else (),
                 num_prompt=len(group.prompt),
             )
         )

@@ -6,7 +6,7 @@ which each computes itself, as the token sampled after it is its own. Knows no c
 
 import dataclasses
 
-from engine.plan import TokenLogprob
+from engine.plan import PromptScores, TokenLogprob
 from engine.request import EngineRequest, FinishReason, SamplingParams
 from engine.scheduler.beam import BeamSearch
 from engine.scheduler.sequence import Sequence
@@ -47,6 +47,7 @@ class Group:
     spare_slots: list[int] = dataclasses.field(default_factory=list)  # taken for sequences yet to be forked
     held_since_s: float = 0.0
     completed: list[Completed] = dataclasses.field(default_factory=list)
+    prompt_scores: list[TokenLogprob] | None = None  # of its tokens from the second on, until told; None: not wanted
     num_cached: int = -1  # prompt tokens found in the prefix cache when first scheduled; -1: not yet
     num_sampled: int = 0  # by outputs that have ended
     num_preemptions: int = 0  # of all outputs
@@ -74,6 +75,21 @@ class Group:
         if self.unforked:
             return len(self.prompt) - 1
         return len(sequence.tokens) - self.is_held
+
+    @property
+    def num_findable(self) -> int:
+        """Leading tokens that may be taken from the prefix cache: what is there tells nothing of the prompt."""
+        scores = self.prompt_scores
+        if scores is None or len(scores) >= len(self.prompt) - 1:
+            return len(self.prompt) + self.max_tokens
+        return len(scores)
+
+    def learn(self, found: PromptScores) -> None:
+        """More of the prompt is scored; what was computed once more, after a preemption, is known already."""
+        if self.prompt_scores is not None:
+            known = 1 + len(self.prompt_scores) - found.first
+            assert known >= 0, "a token of the prompt was passed over"
+            self.prompt_scores += found.scores[known:]
 
     def refresh_hold(self) -> None:
         """Derive the flags; after each change of credit, input or forks."""

@@ -26,6 +26,7 @@ from engine.scheduler.policies import make_policy
 from engine.scheduler.sequence import State
 from engine.scheduler.settings import SchedulerSettings
 from engine.scheduler.waiting import Waiting
+from engine.speculation.controller import Controller
 
 DEFAULTS = SchedulerSettings()
 
@@ -53,7 +54,8 @@ class Scheduler:
         self._door = Door(cache, limits, eos_ids, max_num_seqs, settings.max_draft_tokens)
         self._outputs = Outputs(self._floor, self._policy, self._lengths)
         admission = Admission(self._floor, self._policy, self._lengths, settings)
-        self._drafts = Drafts(self._floor, self._outputs, max_num_batched_tokens)
+        controller = Controller(settings.max_draft_tokens) if settings.adapts_drafts else None
+        self._drafts = Drafts(self._floor, self._outputs, controller)
         self._planner = Planner(self._floor, admission, self._drafts, settings, max_num_batched_tokens)
         self._num_added = 0
         self._planned_s = 0.0
@@ -125,6 +127,10 @@ class Scheduler:
             self._planner.hold(group, request.arrival_s)
         if request.resume_ids:
             self._due.append(group)
+
+    def lower_budget(self, num_tokens: int) -> None:
+        """The device has no memory for larger steps."""
+        self._planner.lower_budget(num_tokens)
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request, events not yet told included, and free what it holds, now. False if it is not open."""
@@ -221,11 +227,11 @@ class Scheduler:
     def asks(self, *, grow: bool = False) -> list[Ask]:
         """Who could verify drafts in the next step: to be answered by `offer`, or not at all, before `plan`. `grow`:
         with room in their tables, which may take moves."""
-        return self._drafts.asks(grow=grow)
+        return self._drafts.asks(self._planner.budget, grow=grow)
 
-    def offer(self, proposals: Ids[Ids[int]]) -> None:
-        """What was drafted for `asks`, in their order; at most as many tokens as each asks for."""
-        self._drafts.offer(proposals)
+    def offer(self, asks: Ids[Ask], proposals: Ids[Ids[int]], seconds: float) -> None:
+        """What was drafted for `asks`, in their order and at most as much as each asks for; how long that took."""
+        self._drafts.offer(asks, proposals, seconds)
 
     def plan(self, now: float) -> Plan | None:
         """What the next step computes; None when there is nothing to do."""
@@ -235,21 +241,24 @@ class Scheduler:
     def apply(self, plan: Plan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
         """Advance the rows of `plan`; what was cancelled meanwhile is passed over."""
         self.pace.record(now - self._planned_s, plan.num_tokens)
+        self._drafts.stepped(plan, now - self._planned_s)
         events: list[Sampled] = []
         failures: list[Failure] = []
-        size, failed, logprobs = self.cache.block_size, result.failed, result.logprobs
+        size, failed, logprobs, prompts = self.cache.block_size, result.failed, result.logprobs, result.prompts
         running, advance, fill = State.RUNNING, self._outputs.advance, self._floor.fill
         rows = zip(self._planner.rows, plan.query_lens, plan.samples, result.token_ids, strict=True)
         for i, (sequence, num, samples, token) in enumerate(rows):
             if sequence.state is not running or sequence.last_step != plan.step:
                 continue
             if i in failed:
-                failures.append(self._break(sequence.group))
+                failures.append(self._break(sequence.group, result.errors.get(i)))
                 continue
             if i in plan.drafts:
                 self._drafts.verify(sequence, plan.drafts[i], result.runs[i], now, events)
                 continue
             sequence.num_computed += num
+            if i in prompts:
+                sequence.group.learn(prompts[i])
             if num > 1 or not sequence.num_computed % size:
                 fill(sequence)
             if samples:
@@ -276,8 +285,8 @@ class Scheduler:
         if group.is_held:
             self._planner.hold(group, now)
 
-    def _break(self, group: Group) -> Failure:
+    def _break(self, group: Group, error: ServiceError | None) -> Failure:
         """Its computation went wrong: nobody may find what it computed, as that may be the cause."""
         for sequence in group.sequences:
             self.cache.disown(sequence.table)
-        return self._outputs.fail(group, engine_fault())
+        return self._outputs.fail(group, error or engine_fault())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine.cache.cache import BlockTable
 from engine.plan import Memory, TokenLogprob
+from engine.speculation.controller import Record
 
 if TYPE_CHECKING:  # each names the other
     from engine.scheduler.group import Group
@@ -22,11 +23,13 @@ class Drafting:
 
     Attributes:
         limit: drafts of one step at most.
+        record: of its drafts, for whoever chooses their length.
         num_places: times that its block table was begun.
         ids: proposed for the next step, or being verified by the one in flight: behind the tokens that exist.
     """
 
     limit: int
+    record: Record = dataclasses.field(default_factory=Record)
     num_places: int = 0
     ids: list[int] = dataclasses.field(default_factory=list)
     memory: Memory = dataclasses.field(default_factory=Memory)

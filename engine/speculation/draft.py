@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.errors import Code, ServiceError
 from engine.models.model import Model
 from engine.plan import Ask
-from engine.sampling.rows import SamplingRows
+from engine.sampling.rows import SamplingRows, join
 from engine.sampling.sampler import Sampler
 from kernels.metadata import AttentionMetadata
 
@@ -195,9 +195,11 @@ def _sampling_rows(rows: list[_Row]) -> SamplingRows:
         seed=np.array(seeds, dtype=np.int64),
         position=np.array([len(row.tokens) + len(row.drafts) for row in rows], dtype=np.int64),
         output=np.array([row.ask.output_index for row in rows], dtype=np.int64),
-        barred={},
-        num_logprobs={},
-        allowed={
-            i: np.array(one.allowed_token_ids, dtype=np.int64) for i, one in enumerate(params) if one.allowed_token_ids
-        },
+        allowed=join(
+            [
+                (i, np.array(one.allowed_token_ids, dtype=np.int64))
+                for i, one in enumerate(params)
+                if one.allowed_token_ids
+            ]
+        ),
     )

@@ -11,6 +11,7 @@ from services.cli.bench import bench
 from services.cli.demo import demo
 from services.cli.edge import edge
 from services.cli.generate import generate
+from services.cli.healthcheck import healthcheck
 from services.cli.keys import keys
 from services.cli.options import takes_settings
 from services.cli.token import token
@@ -51,6 +52,7 @@ app.command()(generate)
 app.command()(bench)
 app.command()(demo)
 app.command()(edge)
+app.command()(healthcheck)
 app.command()(keys)
 app.add_typer(token, name="token")
 

@@ -3,8 +3,9 @@
 A token's record without log probabilities is the same wherever it appears: it is made once.
 """
 
-from services.messages import TokenRecord, Tokens
+from services.messages import PromptScores, TokenLogprobs, TokenRecord, Tokens
 from services.tokenizer.pieces import Pieces
+from services.work import unpack_ids
 
 
 class Records:
@@ -21,10 +22,17 @@ class Records:
             return self._alone[ids[0]]
         if not message.logprobs:
             return tuple([self._alone[token][0] for token in ids[:num]])
-        return tuple(
-            TokenRecord(token, self._pieces.get(token) or b"", logprobs, self._pieces(logprobs.top_ids))
-            for token, logprobs in zip(ids[:num], message.logprobs, strict=False)
-        )
+        return tuple(self._scored(token, scores) for token, scores in zip(ids[:num], message.logprobs, strict=False))
+
+    def of_prompt(self, prompt: PromptScores) -> tuple[TokenRecord, ...]:
+        """Of its tokens: the first has nothing before it that it could be likely after."""
+        first, *rest = unpack_ids(prompt.ids)
+        scored = [self._scored(token, scores) for token, scores in zip(rest, prompt.scores, strict=True)]
+        return (*self._alone[first], *scored)
+
+    def _scored(self, token: int, scores: TokenLogprobs) -> TokenRecord:
+        rivals = (*scores.top_ids, *scores.asked_ids)
+        return TokenRecord(token, self._pieces.get(token) or b"", scores, self._pieces(rivals))
 
 
 class _Alone(dict[int, tuple[TokenRecord]]):

@@ -15,6 +15,8 @@ from services.messages import (
     Envelope,
     Failed,
     Message,
+    Result,
+    Scored,
     Text,
     Timings,
     Tokens,
@@ -98,6 +100,8 @@ class DetokenizerStage:
             if message.finish is not None:
                 self._forget(message)
             return
+        if message.prompt is not None:
+            self._emit(Result(message.envelope, Scored(self._records.of_prompt(message.prompt))))
         advance = output.output.push(message.ids, message.finish)
         output.next_index += advance.num_consumed
         output.ended = advance.finish is not None
@@ -117,6 +121,8 @@ class DetokenizerStage:
                 reasoning=advance.reasoning,
                 num_reasoning=advance.num_reasoning,
                 tool_calls=advance.tool_calls,
+                num_drafted=message.num_drafted,
+                num_accepted=message.num_accepted,
             )
         )
         if advance.finish is not None:

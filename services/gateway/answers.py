@@ -10,7 +10,7 @@ from engine.request import FinishReason
 from services.gateway.errors import to_rpc
 from services.gateway.observer import Used
 from services.gateway.open_requests import OpenRequest
-from services.messages import Text, Timings, Tokenized, TokenRecord
+from services.messages import Scored, Text, Timings, Tokenized, TokenRecord
 from services.work import unpack_ids
 
 _REASONS = {
@@ -35,7 +35,9 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
     made = types_pb2.PromptInfo(generation_id=request.generation_id)
     if request.admitted is not None:
         made.prompt_tokens, made.cached_tokens = request.admitted.num_prompt, request.admitted.num_cached
-    if request.prompt is not None:
+    if isinstance(request.prompt, Scored):
+        add_tokens(made.tokens.add, request.prompt.tokens)
+    elif request.prompt is not None:
         for token_id, piece in zip(unpack_ids(request.prompt.ids), request.prompt.pieces, strict=True):
             made.tokens.add(id=token_id, piece=piece)
     return made
@@ -55,6 +57,10 @@ def fill_delta(made: types_pb2.Delta, request: OpenRequest, seq: int, texts: Seq
         made.text = "".join([one.text for one in texts])
         made.consumed = sum([len(one.tokens) for one in texts])
     add_sections(made, texts)
+    for one in texts:
+        if one.num_drafted:
+            made.drafted_tokens += one.num_drafted
+            made.accepted_tokens += one.num_accepted
     if request.asked.token_records:
         for one in texts:
             add_tokens(made.tokens.add, one.tokens)
@@ -78,9 +84,13 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
             continue
         token.logprob = scores.logprob
         token.rank = scores.rank
-        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=True)
+        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=False)  # more pieces are below
         for rank, (rival, piece, logprob) in enumerate(rivals, start=1):
             token.candidates.add(id=rival, piece=piece, logprob=logprob, rank=rank)
+        if scores.asked_ids:
+            pieces = record.top_pieces[len(scores.top_ids) :]
+            for asked in zip(scores.asked_ids, pieces, scores.asked_logprobs, scores.asked_ranks, strict=True):
+                token.candidates.add(id=asked[0], piece=asked[1], logprob=asked[2], rank=asked[3])
 
 
 def output_finished(request: OpenRequest, last: Text) -> types_pb2.OutputFinished:
@@ -131,7 +141,7 @@ def whole(request: OpenRequest) -> inference_pb2.GenerateResponse:
         usage=usage(used(request)),
         timings=timings(used(request)),
         params=effective(request),
-        prompt_info=prompt_info(request) if request.asked.echo else None,
+        prompt_info=prompt_info(request) if request.asked.tells_prompt else None,
     )
 
 
@@ -178,6 +188,8 @@ def used(request: OpenRequest) -> Used:
         num_cached=admitted.num_cached if admitted else 0,
         num_completion=request.num_tokens,
         num_reasoning=sum([output.num_reasoning for output in request.outputs]),
+        num_drafted=request.num_drafted,
+        num_accepted=request.num_accepted,
         ttft_s=request.first_token_s - request.started_s if request.first_token_s is not None else 0.0,
         finish_reason=last.finish.value if last and last.finish else "",
         timings=last.timings if last else None,
@@ -191,6 +203,8 @@ def usage(spent: Used) -> types_pb2.Usage:
         cached_tokens=spent.num_cached,
         completion_tokens=spent.num_completion,
         reasoning_tokens=spent.num_reasoning,
+        drafted_tokens=spent.num_drafted,
+        accepted_tokens=spent.num_accepted,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 from sluice.v1 import types_pb2
 
-from engine.errors import invalid, unsupported
+from engine.errors import invalid
 from services.gateway.settings import GatewaySettings
 from services.work import ChatMessage, ChatPrompt, Tool, ToolCall
 
@@ -31,18 +31,25 @@ _ROLES = {
     types_pb2.ROLE_TOOL: "tool",
     types_pb2.ROLE_DEVELOPER: "developer",
 }
-_MODES = (types_pb2.TOOL_MODE_UNSPECIFIED, types_pb2.TOOL_MODE_AUTO, types_pb2.TOOL_MODE_NONE)
+_MODES = (
+    types_pb2.TOOL_MODE_UNSPECIFIED,
+    types_pb2.TOOL_MODE_AUTO,
+    types_pb2.TOOL_MODE_NONE,
+    types_pb2.TOOL_MODE_REQUIRED,
+)
 
 
 def chat_prompt(chat: types_pb2.Chat, settings: GatewaySettings) -> ChatPrompt:
     """Raises `ServiceError` naming the first field at fault, its value and its limit."""
     if not 1 <= len(chat.messages) <= settings.max_chat_messages:
         raise invalid("chat.messages", f"has {len(chat.messages)}; 1 to {settings.max_chat_messages} are allowed")
+    tools = _tools(chat)
     return ChatPrompt(
         messages=tuple(_message(f"chat.messages[{at}]", one) for at, one in enumerate(chat.messages)),
         add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
-        tools=_tools(chat),
+        tools=tools,
         variables=_variables(chat.template_variables),
+        must_call=_must_call(chat.tool_choice, tools),
     )
 
 
@@ -120,16 +127,25 @@ def _tools(chat: types_pb2.Chat) -> tuple[Tool, ...]:
 
 
 def _may_call(chat: types_pb2.Chat) -> bool:
-    """Whether the model is told of the tools. A call that it must make needs constrained output: not built."""
-    choice = chat.tool_choice  # of a name is refused by the table of what is not built
-    if choice.mode == types_pb2.TOOL_MODE_REQUIRED:
-        raise unsupported(
-            "chat.tool_choice.mode",
-            "chat.tool_choice.mode: a call cannot be required on this server; send AUTO or NONE",
-        )
+    """Whether the model is told of the tools."""
+    choice = chat.tool_choice
     if choice.mode not in _MODES:
         raise invalid("chat.tool_choice.mode", f"{choice.mode} is not a mode of this server")
-    return choice.mode != types_pb2.TOOL_MODE_NONE
+    return choice.WhichOneof("choice") == "name" or choice.mode != types_pb2.TOOL_MODE_NONE
+
+
+def _must_call(choice: types_pb2.ToolChoice, tools: tuple[Tool, ...]) -> tuple[str, ...]:
+    """Names of the tools of which it must call one."""
+    names = tuple(tool.name for tool in tools)
+    if choice.WhichOneof("choice") == "name":
+        if choice.name not in names:
+            raise invalid("chat.tool_choice.name", f"{choice.name[:80]!r} is none of chat.tools")
+        return (choice.name,)
+    if choice.mode != types_pb2.TOOL_MODE_REQUIRED:
+        return ()
+    if not names:
+        raise invalid("chat.tool_choice.mode", "requires a call, and chat.tools is empty: send tools")
+    return names
 
 
 def _variables(text: str) -> str:

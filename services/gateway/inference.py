@@ -19,7 +19,7 @@ from services.gateway.desk import Desk
 from services.gateway.errors import not_found, to_status
 from services.gateway.followed import Followed
 from services.gateway.identity import CALLER
-from services.gateway.neighbours import Neighbours, owner_of
+from services.gateway.neighbours import Neighbours
 from services.gateway.open_requests import OpenRequest, State
 from services.gateway.parking import Parking
 from services.gateway.session import Session
@@ -67,9 +67,8 @@ class Inference:
         def ask(call: Call) -> Asked:
             return translate.generation(request.spec, call.priority, self._settings)
 
-        manner = Manner(is_eager=False, tells_prompt=request.spec.output.echo)
-
         async def body(session: Session) -> None:
+            manner = Manner(is_eager=False, tells_prompt=session.request.asked.tells_prompt)
             await session.stream(inference_pb2.StreamGenerateResponse, manner)
 
         await self._answer("StreamGenerate", context, self._opening(ask, streams=True), body)
@@ -77,7 +76,7 @@ class Inference:
     async def resume_generate(self, request: inference_pb2.ResumeGenerateRequest, context: Context) -> None:
         """ResumeGenerate: what the reader lacks of a generation that outlived its last one, and what comes."""
         point = request.spec.resume
-        request_id, owner = owner_of(point.generation_id)
+        request_id, owner = self._neighbours.split(point.generation_id)
         if self._neighbours.is_other(owner):
             try:
                 await self._neighbours.resume(owner, CALLER.get().tenant, request, context)
@@ -90,7 +89,7 @@ class Inference:
             return self._parking.take(request_id, call.caller.tenant)
 
         async def body(session: Session) -> None:
-            tells_prompt = session.request.asked.echo and not point.after_seq
+            tells_prompt = session.request.asked.tells_prompt and not point.after_seq
             manner = Manner(is_eager=False, tells_prompt=tells_prompt, after_seq=point.after_seq)
             await session.stream(inference_pb2.ResumeGenerateResponse, manner)
 
@@ -132,7 +131,8 @@ class Inference:
         try:
             if not 1 <= len(request.generation_id) <= 128:
                 raise not_found("generation", request.generation_id, "send the id that Accepted named")
-            tenant, (request_id, owner) = CALLER.get().tenant, owner_of(request.generation_id)
+            tenant = CALLER.get().tenant
+            request_id, owner = self._neighbours.split(request.generation_id)
             if self._neighbours.is_other(owner):
                 return await self._neighbours.cancel(owner, tenant, request, context)
             index = request.output_index if request.HasField("output_index") else None

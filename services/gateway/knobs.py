@@ -8,8 +8,8 @@ import secrets
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import types_pb2
 
-from engine.errors import invalid
-from engine.request import Limits, SamplingParams, check_priority
+from engine.errors import invalid, unsupported
+from engine.request import Limits, SamplingParams, check_draft_tokens, check_num, check_priority
 from services.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
@@ -20,11 +20,22 @@ _CANCEL = types_pb2.DISCONNECT_ACTION_CANCEL
 _DETACH = types_pb2.DISCONNECT_ACTION_DETACH
 
 
-def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> SamplingParams:
-    """Effective parameters: what is absent takes the model's default; the seed is drawn here. Raises `ServiceError`."""
+def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: Limits) -> SamplingParams:
+    """Effective parameters: what is absent takes the model's default; the seed is drawn here. Raises `ServiceError`.
+
+    Only sizes are looked at here, so that nothing large is copied.
+    """
     asked, stop, output = spec.sampling, spec.stop, spec.output
     if asked.HasField("max_tokens") and asked.max_tokens == 0:
         raise invalid("max_tokens", "0 is below 1; leave it out to generate all that the context leaves", limit=1)
+    for field, num, most in (
+        ("logit_bias", len(asked.logit_bias), limits.max_logit_biases),
+        ("allowed_token_ids", len(asked.allowed_token_ids), limits.max_allowed_token_ids),
+        ("bad_token_ids", len(asked.bad_token_ids), limits.max_bad_token_ids),
+        ("stop_token_ids", len(stop.token_ids), limits.max_stop_token_ids),
+        ("logprob_token_ids", len(output.logprob_token_ids), limits.max_logprob_token_ids),
+    ):
+        check_num(field, num, most)
     return SamplingParams(
         max_tokens=asked.max_tokens or defaults.max_tokens,
         min_tokens=asked.min_tokens,
@@ -38,10 +49,13 @@ def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams) -> Sampli
         repetition_penalty=asked.repetition_penalty if asked.HasField("repetition_penalty") else 1.0,
         logit_bias=tuple(sorted(asked.logit_bias.items())),
         allowed_token_ids=tuple(asked.allowed_token_ids),
+        bad_token_ids=tuple(asked.bad_token_ids),
         seed=asked.seed if asked.HasField("seed") else secrets.randbits(64),
         stop_token_ids=tuple(stop.token_ids),
         ignore_eos=stop.ignore_eos,
         logprobs=output.logprobs if output.HasField("logprobs") else -1,
+        logprob_token_ids=tuple(output.logprob_token_ids),
+        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else -1,
         n=asked.n if asked.HasField("n") else 1,
         best_of=_best_of(asked),
         beam_width=_beam_width(asked),
@@ -66,6 +80,18 @@ def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ..
                 f"stop.token_ids[{at}]", f"{token_id} ends a sequence of this model, which ignore_eos ignores"
             )
     return Stops(strings=tuple(stop.strings), include=stop.include)
+
+
+def bad_words(asked: types_pb2.SamplingParams, limits: Limits) -> tuple[str, ...]:
+    """Words that the output must not contain, each within its size. Raises `ServiceError`."""
+    num, most, most_bytes = len(asked.bad_words), limits.max_bad_words, limits.max_bad_word_bytes
+    if num > most:
+        raise invalid("bad_words", f"has {num} words; at most {most}", limit=most)
+    for at, word in enumerate(asked.bad_words):
+        size = len(word.encode())
+        if not 1 <= size <= most_bytes or word.isspace():
+            raise invalid(f"bad_words[{at}]", f"has {size} bytes; 1 to {most_bytes}, not only space, are allowed")
+    return tuple(asked.bad_words)
 
 
 def text(spec: types_pb2.GenerationSpec) -> TextOptions:
@@ -93,7 +119,22 @@ def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits, *,
     if asked.HasField("ttft_target"):
         target_s = seconds("scheduling.ttft_target", asked.ttft_target, MAX_TTFT_TARGET_S)
     credit = spec.credit_window if spec.HasField("credit_window") else None
-    return Scheduling(priority, target_s, spec.cache.bypass, credit, is_open)
+    drafts = max_draft_tokens(spec.speculation, limits)
+    return Scheduling(priority, target_s, spec.cache.bypass, credit, is_open, drafts)
+
+
+def max_draft_tokens(asked: types_pb2.SpeculationOptions, limits: Limits) -> int | None:
+    """Tokens drafted per step at most; None where it does not say. Raises `ServiceError`."""
+    if asked.enabled and not limits.max_draft_tokens:
+        raise unsupported("speculation.enabled", "speculation.enabled: this server does not speculate: leave it out")
+    if not asked.HasField("max_tokens"):
+        return 0 if asked.HasField("enabled") and not asked.enabled else None
+    if asked.HasField("enabled") and not asked.enabled:
+        raise invalid("speculation.max_tokens", "is of no use where speculation.enabled is false: leave it out")
+    if asked.max_tokens == 0:
+        raise invalid("speculation.max_tokens", "0 is below 1; to draft nothing, set speculation.enabled to false")
+    check_draft_tokens(asked.max_tokens)
+    return asked.max_tokens
 
 
 def detach_ttl_s(asked: types_pb2.SchedulingOptions) -> float | None:
@@ -176,6 +217,8 @@ def effective(
             repetition_penalty=params.repetition_penalty,
             logit_bias=dict(params.logit_bias),
             allowed_token_ids=params.allowed_token_ids,
+            bad_token_ids=params.bad_token_ids,
+            bad_words=spec.sampling.bad_words,
             seed=params.seed,
             n=params.n,
             best_of=params.best_of or None,
@@ -189,11 +232,15 @@ def effective(
         ),
         output=types_pb2.OutputOptions(
             logprobs=params.logprobs if params.logprobs >= 0 else None,
+            logprob_token_ids=params.logprob_token_ids,
+            prompt_logprobs=params.prompt_logprobs if params.prompt_logprobs >= 0 else None,
             skip_special_tokens=text.skip_special_tokens,
             token_records=records,
             echo=spec.output.echo,
             split_sections=text.split_sections if spec.HasField("chat") else None,
         ),
+        constraint=spec.constraint if spec.HasField("constraint") else None,
+        speculation=spec.speculation if spec.HasField("speculation") else None,
         cache=types_pb2.CacheOptions(bypass=scheduling.bypasses_cache),
         scheduling=types_pb2.SchedulingOptions(
             priority=scheduling.priority,

@@ -3,10 +3,21 @@ were running ourselves, so that our own pause does not look like a death of othe
 """
 
 import collections
+from typing import NamedTuple
 
 from services.messages import Probe
 
 STEPS_OF_PATIENCE = 10
+
+
+class Changes(NamedTuple):
+    """Ids of processes that are new, and of others that lost frames."""
+
+    new: frozenset[str]
+    missed: frozenset[str]
+
+
+UNCHANGED = Changes(frozenset(), frozenset())
 
 
 class Liveness:
@@ -43,22 +54,24 @@ class Liveness:
         patience_s = max(self._timeout_s, STEPS_OF_PATIENCE * step_s)
         return any(sent and self._now_s - sent[0][1] > patience_s for sent in self._under_way)
 
-    def returned(self, probe: Probe) -> frozenset[str]:
-        """A probe is back, and earlier ones with it; gives the ids of processes that are new or have lost frames."""
+    def returned(self, probe: Probe) -> Changes:
+        """A probe is back, and earlier ones with it; gives what has changed since."""
         if probe.route not in self._routes or probe.epoch != self._epoch:
-            return frozenset()
+            return UNCHANGED
         at = self._routes.index(probe.route)
         sent = self._under_way[at]
         while sent and sent[0][0] <= probe.nonce:
             sent.popleft()
         self._answered[at] = self._answered[at] or probe.nonce > self._forgotten
-        changed = set()
+        new, missed = set(), set()
         for visit in probe.visits:
             now = (visit.epoch, visit.lost)
-            if self._known.setdefault(visit.id, now) != now:
-                self._known[visit.id] = now
-                changed.add(visit.id)
-        return frozenset(changed)
+            known, self._known[visit.id] = self._known.get(visit.id, now), now
+            if known[0] != visit.epoch:
+                new.add(visit.id)
+            elif known != now:
+                missed.add(visit.id)
+        return Changes(frozenset(new), frozenset(missed))
 
     def forget(self) -> None:
         """The ring was lost: it counts as complete only when every way round has answered again."""

@@ -22,12 +22,6 @@ CANCEL_TIMEOUT_S = 5.0
 _GONE = "the gateway that owned it is gone: what was not kept by the client is lost"
 
 
-def owner_of(generation_id: str) -> tuple[str, str]:
-    """The request's id and its gateway, as the public id names them; no gateway in an id of another form."""
-    request_id, _, owner = generation_id.partition(".")
-    return request_id, owner
-
-
 class Neighbours:
     """Channels to the other gateways, made when first needed."""
 
@@ -41,6 +35,12 @@ class Neighbours:
     def is_other(self, owner: str) -> bool:
         """Whether somebody else, who can be reached, owns what names `owner`."""
         return owner != self._own_id and owner in self._addresses and bool(self._secret)
+
+    def split(self, generation_id: str) -> tuple[str, str]:
+        """The request's id and its gateway, as the public id names them. An id that names nobody names no request: a
+        part of an id is none."""
+        request_id, _, owner = generation_id.partition(".")
+        return (request_id, owner) if owner == self._own_id or self.is_other(owner) else (generation_id, "")
 
     async def cancel(
         self, owner: str, tenant: str, request: inference_pb2.CancelGenerationRequest, context: Context

@@ -8,6 +8,7 @@ woken by a callback.
 import dataclasses
 import enum
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -25,6 +26,7 @@ from services.messages import (
     Envelope,
     Grant,
     Resume,
+    Scored,
     Text,
     Tokenized,
 )
@@ -81,23 +83,26 @@ class OpenRequest:
         self.interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
-        self.prompt: Tokenized | None = None  # where it is echoed
+        self.prompt: Tokenized | Scored | None = None  # where it is to be told
         self.first_token_s: float | None = None
         self.outputs = [OutputState() for _ in range(asked.num_outputs)]
         self.last_seq = 0
         self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
+        self.losses: Counter[str] = Counter()  # of processes, by id, that ended while they worked on it
+        self.num_futile = 0  # attempts in a row that brought nothing
+        self.num_sent_tokens = 0  # it had when it was last sent round the ring
         self.history: History | None = None  # of one that outlives its reader
         self.is_broken_off = False  # its reader is being let go
-        self.num_losses = 0  # of processes, while they worked on it
-        self.num_sent_tokens = 0  # it had when it was last sent round the ring
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
         self.reader = Reader()
         self.changes: list[Change | Cancel] = []  # what the client said after the open, in order, as the ring was told
         self.allowed = _credit(asked)  # tokens that may be sampled in all; None is without limit
         self.reserved = asked.reserve
         self.max_tokens = 0  # as the engine settled or the client changed it; 0 before
+        self.num_drafted = 0  # tokens, for all outputs
+        self.num_accepted = 0  # of them
         self._waiting: list[Text] = []
         self._waiting_bytes = 0
 
@@ -134,6 +139,7 @@ class OpenRequest:
         """Begin another attempt: its envelope, and what it goes on behind."""
         left = None if self._deadline_s is None else self._deadline_s - now_s
         self.envelope = msgspec.structs.replace(self.envelope, attempt=self.envelope.attempt + 1, time_left_s=left)
+        self.num_futile = self.num_futile + 1 if self.is_unproven else 0
         self.num_sent_tokens = self.num_tokens
         if not self.num_tokens or self.asked.is_search:
             return ()
@@ -154,6 +160,8 @@ class OpenRequest:
             self.max_tokens = self.max_tokens or text.admitted.max_tokens
         output.ids.extend([token.id for token in text.tokens])
         output.num_reasoning += text.num_reasoning
+        self.num_drafted += text.num_drafted
+        self.num_accepted += text.num_accepted
         if text.tokens or text.finish is not None or has_content([text]):
             self._waiting.append(text)
             self._waiting_bytes += num_bytes(text)

@@ -48,16 +48,21 @@ class Recovery:
         self._lost_s = None
         self._is_planned = False
 
+    def missed(self, ids: Set[str], requests: Iterable[OpenRequest]) -> None:
+        """Processes did not get all that was sent to them: whom it was about is unknown."""
+        self.again([one for one in requests if self._is_affected(one, ids)])
+
     def replaced(self, ids: Set[str], requests: Iterable[OpenRequest]) -> OpenRequest | None:
-        """Processes are new, or lost frames: what they knew of `requests` is gone. Gives the request to blame."""
+        """Processes are new: what they knew of `requests` is gone. Gives the request to blame: alone unproven when a
+        process ended that had ended with it before."""
         affected = [one for one in requests if self._is_affected(one, ids)]
         ran = [one for one in affected if one.envelope.request_id not in self._pending]
         suspects = [one for one in ran if one.is_unproven]
         if not self._is_planned:
             for request in ran:
-                request.num_losses += 1
+                request.losses.update(ids & set(self._way_of(request.envelope.request_id)))
         self.again(affected)
-        repeated = [one for one in suspects if one.num_losses > 1]
+        repeated = [one for one in suspects if any(one.losses[name] > 1 for name in ids)]
         if len(suspects) > 1:
             self._one_by_one = self._one_by_one or bool(repeated)
             return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from services.gateway.errors import from_failed
 from services.gateway.open_requests import OpenRequest, State
-from services.messages import Envelope, Failed, Result, Text, Tokenized
+from services.messages import Envelope, Failed, Result, Scored, Text, Tokenized
 
 
 class OpenRequests:
@@ -74,12 +74,15 @@ def _unfit(request: OpenRequest, envelope: Envelope) -> str:
 def _hand_over(request: OpenRequest, message: Text | Failed | Result, now_s: float) -> str:
     if isinstance(message, Text):
         return request.receive(message, now_s)
-    if isinstance(message, Result) and isinstance(message.value, Tokenized) and request.asked.echo:
+    if isinstance(message, Result) and isinstance(message.value, Tokenized | Scored) and request.asked.tells_prompt:
         if request.prompt is not None:
             return "duplicate"  # of a later attempt
         request.prompt = message.value
         request.on_news()
         return ""
     request.ring_knows_end = True
-    request.end(from_failed(message) if isinstance(message, Failed) else message.value)
+    if isinstance(message, Failed):
+        request.end(from_failed(message))
+    elif not isinstance(message.value, Scored):
+        request.end(message.value)
     return ""

@@ -86,7 +86,7 @@ class Story(Generic[Event]):
 
     def _knows_prompt(self) -> bool:
         request = self._request
-        is_echoed = request.prompt is not None or not request.asked.echo
+        is_echoed = request.prompt is not None or not request.asked.tells_prompt
         return request.admitted is not None and (is_echoed or request.outcome is not None)
 
     def _tell(self, seq: int, texts: Sequence[Text]) -> Event | None:

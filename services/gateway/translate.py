@@ -13,6 +13,7 @@ from engine.request import Limits, SamplingParams, check_credit, check_ids, chec
 from services.gateway import knobs
 from services.gateway.admission import BYTES_PER_TOKEN
 from services.gateway.chat import chat_prompt, num_bytes
+from services.gateway.constraint import constraint
 from services.gateway.contract import refuse_unbuilt
 from services.gateway.errors import not_found
 from services.gateway.settings import GatewaySettings, ModelInfo
@@ -39,7 +40,7 @@ class Asked:
         reserve: tokens that admission sets aside.
         effective: parameters to echo; `max_tokens` is set when the engine has said it. None without a generation.
         token_records: whether the client wants a record per token.
-        echo: whether it wants the prompt's tokens.
+        tells_prompt: whether it wants the prompt's tokens.
         idempotency_key: names it while it is in flight, or "".
         detach_ttl_s: how long it is kept when its reader has gone; None lets it end with its reader.
         num_outputs: that it gets back.
@@ -50,7 +51,7 @@ class Asked:
     num_outputs: int = 1
     effective: types_pb2.EffectiveParams | None = None
     token_records: bool = True
-    echo: bool = False
+    tells_prompt: bool = False
     idempotency_key: str = ""
     detach_ttl_s: float | None = None
 
@@ -83,8 +84,10 @@ def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings)
             raise invalid("credit_window", "best_of and beam search answer at their end only: leave it out")
     if is_open and spec.HasField("chat"):
         raise unsupported("keep_input_open", "a chat cannot be appended to: send text or token_ids")
-    if is_open and spec.output.echo:
-        raise invalid("output.echo", "tells a whole prompt, and the input of this one stays open: leave it out")
+    for field in ("echo", "prompt_logprobs"):
+        if is_open and spec.output.HasField(field):
+            message = "tells a whole prompt, and the input of this one stays open: leave it out"
+            raise invalid(f"output.{field}", message)
     if is_open and spec.HasField("truncate_prompt_tokens"):
         raise invalid("truncate_prompt_tokens", "needs a whole prompt, and the input of this one stays open")
     return _generation(spec, priority, settings, is_open=is_open)
@@ -105,23 +108,26 @@ def _generation(spec: types_pb2.GenerationSpec, priority: int, settings: Gateway
     _check_model(spec, settings.model)
     refuse_unbuilt(spec)
     limits = settings.limits
-    params = knobs.sampling(spec, settings.model.defaults)
+    params = knobs.sampling(spec, settings.model.defaults, limits)
     check_params(params, limits)
+    words = knobs.bad_words(spec.sampling, limits)
     stops = knobs.stops(spec.stop, limits, settings.model.eos_ids)
     text = knobs.text(spec)
     scheduling = knobs.scheduling(spec, priority, limits, is_open=is_open)
     keep_last = _keep_last(spec, limits)
     prompt, size = _prompt(spec, params, settings)
+    limit = constraint(spec, prompt, params)
+    echo = spec.output.echo and params.prompt_logprobs < 0  # else the engine tells more of it
     size = min(size, keep_last or size)
     output = params.max_tokens or max(0, limits.context_length - size)
     detach_ttl_s = knobs.detach_ttl_s(spec.scheduling)
     return Asked(
-        work=Generate(prompt, params, stops, text, spec.output.echo, keep_last, scheduling),
+        work=Generate(prompt, params, stops, text, echo, keep_last, scheduling, constraint=limit, bad_words=words),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
         effective=knobs.effective(params, stops, text, scheduling, spec, detach_ttl_s),
         token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
-        echo=spec.output.echo,
+        tells_prompt=spec.output.echo or params.prompt_logprobs >= 0,
         idempotency_key=knobs.idempotency_key(spec),
         detach_ttl_s=detach_ttl_s,
     )

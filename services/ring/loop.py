@@ -14,8 +14,8 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from engine.errors import engine_fault
-from services.messages import Cancel, Failed, Message, Probe, Report, Role, Visit, failed
+from engine.errors import engine_fault, other_revision
+from services.messages import Cancel, Failed, Message, Probe, Prompt, Report, Role, Submit, Visit, failed
 from services.ring.keys import RingKeys
 from services.ring.leases import Leases
 from services.ring.peers import NextHop
@@ -23,6 +23,7 @@ from services.ring.sockets import Inbox, Outbox, Peer
 
 logger = logging.getLogger(__name__)
 
+EXIT_BROKEN = 70  # EX_SOFTWARE
 RETRY_S = 0.02  # how soon a flush that met EAGAIN is tried again
 
 
@@ -61,6 +62,7 @@ class RingLoop:
         self.epoch = time.time_ns()
         self.counts: Counter[str] = Counter()
         self.leases = Leases()
+        self.revision = ""  # of the model that this process serves: work for another fails
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -132,7 +134,7 @@ class RingLoop:
                 self._take(self._stage, message)
             for message in self.inbox.drain():
                 self._take(self._stage, message)
-            again = self._stage.turn()
+            again = self._work(self._stage)
         finally:
             self._scheduled = False  # only now: what was emitted leaves in this turn, and asks for no other
         if self._flush():
@@ -140,12 +142,23 @@ class RingLoop:
         if again or self._later or self.inbox.has_more:
             self.schedule()
 
+    def _work(self, stage: Stage) -> bool:
+        try:
+            return stage.turn()
+        except Exception as error:
+            # No request is to blame: better a process that ends, and is started again, than one that limps.
+            logger.critical("%s cannot go on", self.process_id, exc_info=True)
+            raise SystemExit(EXIT_BROKEN) from error
+
     def _take(self, stage: Stage, message: Message) -> None:
         self.counts["messages"] += 1
         if isinstance(message, Probe) and self._role is not Role.GATEWAY:
             self.leases.seen(message.origin, message.epoch)
             visit = Visit(self._role, self.process_id, self.epoch, stage.progress, self.inbox.counts["lost"])
             self.emit(msgspec.structs.replace(message, visits=(*message.visits, visit)))
+            return
+        if isinstance(message, Submit | Prompt) and message.envelope.revision not in (self.revision, ""):
+            self.emit(failed(message.envelope, other_revision(message.envelope.revision, self.revision)))
             return
         try:
             stage.handle(message)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import Code, ServiceError, invalid
-from services.tokenizer.renderer import PATIENCE, Patience, Renderers, setup_of
+from services.tokenizer.killable import PATIENCE, Patience
+from services.tokenizer.renderer import Renderers, setup_of
 from services.tokenizer.tool_formats import has_reasoning, is_reasoning, tool_format
 from services.work import ChatPrompt, Sections
 

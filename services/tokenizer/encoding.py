@@ -4,6 +4,8 @@ Checks what it is given against the limits before and after encoding. Thread-saf
 keeps no state between calls. Knows no socket and no request.
 """
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
 
@@ -76,6 +78,19 @@ class TextEncoder:
         # A template writes the special tokens itself.
         ids = self._encode(text, limits, "prompt.chat", add_special_tokens=False)
         return ids, self._template.sections(prompt, text)
+
+    def encode_words(self, words: Sequence[str], limits: Limits) -> tuple[tuple[int, ...], ...]:
+        """Token ids of each word as it is written, with a space before it and without."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                found[tuple(self._encode(text, limits, "bad_words", add_special_tokens=False))] = None
+        return tuple(found)
+
+    def mark(self, text: str) -> str:
+        """A mark as a grammar writes it: a special token by its id, as no text can be one; else the text itself."""
+        token = self.tokenizer.token_to_id(text)
+        return f"<[{token}]>" if token in self.pieces.special_ids else json.dumps(text, ensure_ascii=False)
 
     def decode(self, ids: bytes, limits: Limits, skip_special_tokens: bool) -> str:
         """Text of packed ids. Raises ServiceError INVALID_ARGUMENT for ids outside the vocabulary."""

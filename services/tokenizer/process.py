@@ -8,9 +8,12 @@ from pathlib import Path
 
 from services.process import Process
 from services.tokenizer.chat import read_template, unreadable
+from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import TokenizerStage
+from services.tokenizer.stage import Threads, TokenizerStage
 from services.tokenizer.template import check_syntax
+
+NUM_COMPILERS = 2  # so that one grammar that takes long does not hold up the next
 
 
 def check_template(directory: Path) -> None:
@@ -31,12 +34,15 @@ async def run(process: Process) -> int:
         loop.call_soon_threadsafe(call)
 
     num_threads = process.config.encoding_threads
-    encoder = TextEncoder.load(process.source.directory, num_threads)
-    check_template(process.source.directory)
+    directory, limits = process.source.directory, process.limits
+    encoder = TextEncoder.load(directory, num_threads)
+    check_template(directory)
+    path = directory / "tokenizer.json"
     with (
         contextlib.closing(encoder),
+        contextlib.closing(Constraints(path, limits.vocab_size, process.model.eos_ids, NUM_COMPILERS)) as constraints,
         ThreadPoolExecutor(num_threads, thread_name_prefix="encode") as pool,
     ):
-        stage = TokenizerStage(encoder, process.limits, pool, process.ring.emit, on_loop, process.record)
+        stage = TokenizerStage(encoder, constraints, limits, Threads(pool, on_loop), process.ring.emit, process.record)
         process.metrics.collect_from(lambda: {"sluice_requests_open": stage.num_encoding})
         return await process.run(stage)

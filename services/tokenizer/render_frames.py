@@ -1,15 +1,10 @@
-"""What a renderer and its parent say to each other: a length of four bytes, little-endian, then msgpack.
-
-First a Setup, answered by Rendered (empty) or Broken; then Jobs, each with its answer.
-"""
+"""What a renderer and its parent say to each other: a Setup first, then Jobs, each with its answer."""
 
 from typing import TypeAlias
 
 import msgspec
 
 from services.work import ChatPrompt
-
-LENGTH_BYTES = 4
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

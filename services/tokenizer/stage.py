@@ -1,9 +1,11 @@
 """The tokenizer's place in the ring: Submit and Append in; Prompt, Result, Append or Failed out.
 
-Encoding runs in a thread pool, so that probes and other requests' control pass meanwhile; order holds per request: a
-Cancel drops its own unfinished encoding, anything else waits for it. Knows no engine and no socket.
+Encoding runs in a thread pool, so that probes and other requests' control pass meanwhile, and what compiles constraints
+in another one; order holds per request: a Cancel drops its own unfinished encoding, anything else waits for it. Knows
+no engine and no socket.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -11,7 +13,7 @@ from concurrent.futures import Executor, Future
 import msgspec
 
 from engine.errors import ServiceError, engine_fault
-from engine.request import Limits, check_params, check_prompt
+from engine.request import Limits, SamplingParams, check_params, check_prompt
 from services.messages import (
     Append,
     Cancel,
@@ -27,12 +29,17 @@ from services.messages import (
     Update,
     failed,
 )
+from services.tokenizer.awaiting import Unconstrained, chained, later, with_grammar
+from services.tokenizer.constrained import job_of
+from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoding import TextEncoder, unpack_checked
+from services.tokenizer.grammar_frames import Job
 from services.tokenizer.lanes import Lanes
 from services.work import (
     ChatPrompt,
     Detokenize,
     Generate,
+    Sections,
     TextOptions,
     TextPrompt,
     Tokenize,
@@ -46,25 +53,33 @@ Emit = Callable[[Message], None]
 Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Threads:
+    """Where encoding runs, and the way back: `on_loop` runs a callable on the loop's thread."""
+
+    executor: Executor
+    on_loop: Callable[[Callable[[], None]], None]
+
+
 class TokenizerStage:
     """Turns prompts into token ids."""
 
     def __init__(
         self,
         encoder: TextEncoder,
+        constraints: Constraints,
         limits: Limits,
-        executor: Executor,
+        threads: Threads,
         emit: Emit,
-        on_loop: Callable[[Callable[[], None]], None],
         record: Record,
     ) -> None:
-        """`on_loop` runs a callable on the loop's thread; it is called from the executor's threads."""
         self.progress = 0
         self._encoder = encoder
+        self._constraints = constraints
         self._limits = limits
-        self._executor = executor
+        self._executor = threads.executor
         self._emit = emit
-        self._on_loop = on_loop
+        self._on_loop = threads.on_loop
         self._record = record
         self._lanes = Lanes(self._start, self._watch, emit)
 
@@ -95,9 +110,9 @@ class TokenizerStage:
                 self._emit(message)
 
     def _start(self, message: Submit | Append) -> Future[Message]:
-        """Encode in a thread."""
-        future: Future[Message] = self._executor.submit(self._answer, message, time.monotonic())
-        return future
+        """Encode in a thread; compile what constrains the output in another one."""
+        encoding = self._executor.submit(self._answer, message, time.monotonic())
+        return chained(encoding, self._constraints.executor, self._constrain)
 
     def _watch(self, message: Submit | Append, future: Future[Message]) -> None:
         """Come back when it is done."""
@@ -114,7 +129,7 @@ class TokenizerStage:
             self._record("tokenize", message.envelope, start, time.monotonic(), {"sluice.prompt_tokens": num_tokens})
         self._lanes.finish(message.envelope, answer)
 
-    def _answer(self, message: Submit | Append, start: float) -> Message:
+    def _answer(self, message: Submit | Append, start: float) -> Message | Unconstrained:
         """In a thread: do the work."""
         try:
             if isinstance(message, Append):
@@ -123,12 +138,21 @@ class TokenizerStage:
         except ServiceError as error:
             return failed(message.envelope, error)
 
-    def _do(self, submit: Submit, work: Work, start: float) -> Message:
+    def _constrain(self, lacking: Unconstrained) -> Message:
+        """In another thread: compile the grammar."""
+        start = time.monotonic()
+        try:
+            grammar = self._constraints.compile(lacking.job)
+            return with_grammar(lacking.prompt, grammar, self._limits, time.monotonic() - start)
+        except ServiceError as error:
+            return failed(lacking.prompt.envelope, error)
+
+    def _do(self, submit: Submit, work: Work, start: float) -> Message | Unconstrained:
         envelope = submit.envelope
         match work:
             case Generate():
                 check_params(work.params, self._limits)
-                ids, text = self._prompt(work)
+                ids, sections = self._prompt(work)
                 ids = ids[-work.keep_last :]
                 for piece in work.more:
                     ids = ids + self._encode_more(piece)
@@ -137,10 +161,11 @@ class TokenizerStage:
                     told = Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
                     self._on_loop(lambda: self._emit(told))  # in order: the Prompt's turn comes behind it
                 took = time.monotonic() - start
-                envelope = _later(envelope, took)
-                return Prompt(
-                    envelope, pack_ids(ids), work.params, work.stops, work.scheduling, took, text, submit.resume
+                envelope, text = later(envelope, took), _text(work.text, sections)
+                prompt = Prompt(
+                    envelope, pack_ids(ids), self._params(work), work.stops, work.scheduling, took, text, submit.resume
                 )
+                return self._constrained(prompt, job_of(work, sections, self._encoder.mark))
             case Tokenize():
                 ids = self._encoder.encode(work.prompt, self._limits, work.add_special_tokens)
                 return Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
@@ -154,17 +179,29 @@ class TokenizerStage:
             return self._encoder.encode_more(piece.text, self._limits)
         return unpack_checked(piece.ids, self._limits, "append.token_ids")
 
-    def _prompt(self, work: Generate) -> tuple[list[int], TextOptions]:
-        """The ids, and how text is made of what follows them."""
-        if not isinstance(work.prompt, ChatPrompt):
-            return self._encoder.encode(work.prompt, self._limits), work.text
-        ids, sections = self._encoder.encode_chat(work.prompt, self._limits)
-        found = sections if work.text.split_sections and (sections.has_reasoning or sections.tools) else None
-        return ids, msgspec.structs.replace(work.text, sections=found)
+    def _prompt(self, work: Generate) -> tuple[list[int], Sections]:
+        """The ids, and what may follow them."""
+        if isinstance(work.prompt, ChatPrompt):
+            return self._encoder.encode_chat(work.prompt, self._limits)
+        return self._encoder.encode(work.prompt, self._limits), Sections()
+
+    def _params(self, work: Generate) -> SamplingParams:
+        """With the ids of words."""
+        if not work.bad_words:
+            return work.params
+        params = dataclasses.replace(work.params, bad_words=self._encoder.encode_words(work.bad_words, self._limits))
+        check_params(params, self._limits)
+        return params
+
+    def _constrained(self, prompt: Prompt, job: Job | None) -> Prompt | Unconstrained:
+        """The prompt with its grammar, if that is known."""
+        if job is None:
+            return prompt
+        grammar = self._constraints.known(job)
+        return Unconstrained(prompt, job) if grammar is None else with_grammar(prompt, grammar, self._limits)
 
 
-def _later(envelope: Envelope, seconds: float) -> Envelope:
-    """The envelope with its time left re-stamped after `seconds` in this stage."""
-    if envelope.time_left_s is None:
-        return envelope
-    return msgspec.structs.replace(envelope, time_left_s=envelope.time_left_s - seconds)
+def _text(asked: TextOptions, sections: Sections) -> TextOptions:
+    """How text is made of what follows the prompt."""
+    found = sections if asked.split_sections and (sections.has_reasoning or sections.tools) else None
+    return msgspec.structs.replace(asked, sections=found)

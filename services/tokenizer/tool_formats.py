@@ -20,6 +20,7 @@ class ToolFormat:
             it must have one.
         separators: what may stand between two calls, besides white space.
         arguments: keys that may hold the arguments.
+        writes: the one of them under which the model writes them.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ToolFormat:
     bare: tuple[str, ...] = ()
     separators: str = ""
     arguments: tuple[str, ...] = ("arguments", "parameters")
+    writes: str = "arguments"
 
 
 FORMATS = {
@@ -36,7 +38,12 @@ FORMATS = {
     for known in (
         ToolFormat("hermes", ("<tool_call>",), "<tool_call>", "</tool_call>"),  # Hermes, Qwen 2.5 and 3
         ToolFormat(
-            "llama3", ("<|python_tag|>", "ipython"), "<|python_tag|>", bare=('{"name"', '{"type"'), separators=";"
+            "llama3",
+            ("<|python_tag|>", "ipython"),
+            "<|python_tag|>",
+            bare=('{"name"', '{"type"'),
+            separators=";",
+            writes="parameters",
         ),
     )
 }

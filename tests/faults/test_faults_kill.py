@@ -1,7 +1,5 @@
 """Processes killed under load: every stream goes on where it was, as if nothing had happened."""
 
-import os
-import random
 import shutil
 import signal
 import tempfile
@@ -13,7 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sluice.v1 import control_pb2
 
-from tests.faults.streams import OnDelta, Received, stream_all, varied
+from benchmarks.streams import Received, at_phase, stream_all, varied
+from tests.faults.faulty import faults
 from tests.system.service import Service, serve, spec, wait_until
 
 NUM_STREAMS = 12
@@ -38,21 +37,6 @@ def undisturbed(service: Service) -> list[Received]:
     answers = stream_all(service.address, SPECS)
     assert [answer.error for answer in answers] == [""] * NUM_STREAMS
     return answers
-
-
-def at_phase(phase: str, seed: int, harm: Callable[[], None]) -> OnDelta:
-    """Do `harm` once: while prompts are computed, somewhere between, or when the first stream has ended."""
-    moment = random.Random(seed).randrange(NUM_STREAMS, NUM_STREAMS * NUM_TOKENS // 4)
-    done = False
-
-    def on_delta(deltas: int, ended: int) -> None:
-        nonlocal done
-        due = {"prefill": deltas >= 1, "decode": deltas >= moment, "last": ended >= 1}[phase]
-        if due and not done:
-            done = True
-            harm()
-
-    return on_delta
 
 
 def kill(service: Service, role: str) -> Callable[[], None]:
@@ -142,8 +126,7 @@ def test_a_killed_gateway_comes_back_and_what_it_asked_for_is_dropped(
 
 
 def test_a_request_that_kills_its_engine_fails_alone() -> None:
-    injected = {"PYTHONPATH": f"{Path(__file__).parent / 'injected'}:{os.environ.get('PYTHONPATH', '')}"}
-    with serve(*OPTIONS, environment={**injected, "SLUICE_TEST_POISON": "7"}) as poisoned:
+    with serve(*OPTIONS, environment=faults(poison=7)) as poisoned:
         specs = [*varied(4, 24), spec([5, 6, 7], 8)]
         answers = stream_all(poisoned.address, specs)
         assert [answer.error for answer in answers[:4]] == [""] * 4

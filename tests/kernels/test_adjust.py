@@ -1,9 +1,11 @@
 """Penalties against Hugging Face and vLLM's definition; biases and bars touch what they name and nothing else."""
 
+import numpy as np
+import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from kernels.adjust import add_, bar_, keep_only_, penalise_
+from kernels.adjust import add_, bar_, keep_only_, mask_, penalise_
 
 VOCAB = 40
 
@@ -35,8 +37,21 @@ def test_presence_and_frequency_count_the_output_only() -> None:
 
 def test_barred_ids_stay_barred() -> None:
     logits = torch.zeros(2, VOCAB)
-    keep_only_(logits, 0, torch.tensor([1, 2]))
-    bar_(logits, 0, torch.tensor([2]))
+    keep_only_(logits, torch.tensor([0, 0]), torch.tensor([1, 2]))
+    bar_(logits, torch.tensor([0, 0]), torch.tensor([2, 2]))
     add_(logits, torch.tensor([0, 0, 1]), torch.tensor([2, 1, 7]), torch.tensor([100.0, 5.0, 1.0]))
     assert logits[0].isneginf().sum() == VOCAB - 1 and logits[0, 1] == 5.0
     assert logits[1, 7] == 1.0 and logits[1].sum() == 1.0
+
+
+@pytest.mark.parametrize("vocab", [40, 64, 111])
+@pytest.mark.parametrize("rows", [[0, 2], [0, 1, 2]])
+def test_masks_bar_what_has_no_bit(vocab: int, rows: list[int]) -> None:
+    torch.manual_seed(0)
+    logits, may = torch.randn(3, vocab), torch.rand(len(rows), -(-vocab // 32) * 32) < 0.5
+    bits = torch.from_numpy(np.packbits(may.numpy(), axis=1, bitorder="little").view(np.int32))
+    want = logits.clone()
+    for row, allowed in zip(rows, may, strict=True):
+        want[row] = want[row].where(allowed[:vocab], -torch.inf)
+    mask_(logits, torch.tensor(rows), bits)
+    assert torch.equal(logits, want)

@@ -17,11 +17,12 @@ from services.detokenizer.stage import DetokenizerStage
 from services.engine_loop import EngineStage, Place
 from services.messages import Envelope, Message, Report, Submit, Text
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import TokenizerStage
+from services.tokenizer.stage import Threads, TokenizerStage
 from services.work import ChatMessage, ChatPrompt, Generate, Stops, TextOptions, Tool
 from tests.oracle.templates import TEMPLATES
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.test_stage_attempts import Nines, unrecorded
+from tests.services.tokenizer.constrain import idle_constraints
 
 LIMITS = Limits(context_length=4096, vocab_size=500)
 EOS = 1
@@ -93,7 +94,9 @@ def answer(encoder: TextEncoder, said: str, work: Generate) -> list[Text]:
             detokenizer.handle(message)
 
     engine = EngineStage(Engine(scheduler, Script([*ids, EOS])), Place("engine-0", 1), emit, unrecorded)
-    tokenizer = TokenizerStage(encoder, LIMITS, Now(), engine.handle, lambda call: call(), unrecorded)
+    tokenizer = TokenizerStage(
+        encoder, idle_constraints(), LIMITS, Threads(Now(), lambda call: call()), engine.handle, unrecorded
+    )
     tokenizer.handle(Submit(Envelope("a" * 32, "g"), work))
     while engine.turn():
         pass

@@ -26,6 +26,7 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"speculation": "oracle"}, {}, "--speculation: 'oracle' is not one of none, ngram"),
     ({"speculation": "draft"}, {}, "--draft-model: and --speculation draft need each other"),
     ({"draft_model": "demo"}, {}, "--draft-model: and --speculation draft need each other"),
+    ({"draft_length": "long"}, {}, "--draft-length: 'long' is not one of adaptive, fixed"),
     ({"max_draft_tokens": 65}, {}, "--max-draft-tokens: 65 is not in"),
     ({"kv_cache_tokens": 100, "block_size": 32}, {}, "--block-size: 32 does not divide --kv-cache-tokens 100"),
     ({"disk_cache_bytes": 1}, {}, "--disk-cache-dir: needs --disk-cache-bytes, and neither"),

@@ -18,9 +18,10 @@ from services.engine_loop import EngineStage, Place
 from services.messages import Admitted, Cancel, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
 from services.ring.leases import Leases
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import TokenizerStage
+from services.tokenizer.stage import Threads, TokenizerStage
 from services.work import Generate, Scheduling, Stops, TextPrompt, pack_ids
 from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.tokenizer.constrain import idle_constraints
 
 LIMITS = Limits(context_length=100, vocab_size=400)
 
@@ -63,7 +64,9 @@ def submit(attempt: int, text: str) -> Submit:
 def test_the_tokenizer_answers_the_newest_attempt_once(encoder: TextEncoder) -> None:
     sent: list[Message] = []
     pool = Slow()
-    stage = TokenizerStage(encoder, LIMITS, pool, sent.append, lambda call: call(), unrecorded)
+    stage = TokenizerStage(
+        encoder, idle_constraints(), LIMITS, Threads(pool, lambda call: call()), sent.append, unrecorded
+    )
     for message in (submit(0, "one"), submit(2, "three"), submit(1, "two"), submit(2, "again"), Cancel(envelope(1))):
         stage.handle(message)
     for run in pool.waiting:

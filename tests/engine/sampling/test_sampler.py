@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.request import SamplingParams
-from engine.sampling.rows import SamplingRows
+from engine.sampling.rows import LogprobRows, SamplingRows, join
 from engine.sampling.sampler import Sampler
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -29,10 +29,17 @@ def rows_of(
         seed=np.array([p.seed for p in params], np.uint64).view(np.int64),
         position=np.array(positions, np.int64),
         output=np.array(outputs, np.int64),
-        barred=barred or {},
-        num_logprobs={row: p.logprobs for row, p in enumerate(params) if p.logprobs >= 0},
+        barred=join([(row, np.array(ids)) for row, ids in (barred or {}).items()]),
+        logprobs=logprob_rows(params),
         typical_p=np.array([p.typical_p for p in params], np.float32),
     )
+
+
+def logprob_rows(params: Sequence[SamplingParams]) -> LogprobRows | None:
+    rows = [row for row, p in enumerate(params) if p.logprobs >= 0]
+    nums = np.array([params[row].logprobs for row in rows], np.int64)
+    ids = {at: params[row].logprob_token_ids for at, row in enumerate(rows) if params[row].logprob_token_ids}
+    return LogprobRows(np.array(rows, np.int64), nums, ids) if rows else None
 
 
 def random_logits(rows: int, vocab: int = 500) -> Tensor:
@@ -111,3 +118,28 @@ def test_a_token_is_a_function_of_seed_output_and_position() -> None:
     ids = Sampler().sample(logits, rows_of([*params, params[0]], [5, 6, 5, 5], [0, 0, 0, 1])).ids
     again = Sampler().sample(logits[:1].clone(), rows_of(params[:1], [5], [0])).ids
     assert len(set(ids)) == 4 and again == ids[:1]
+
+
+def test_ids_that_were_asked_for_are_reported_likely_or_not() -> None:
+    logits = random_logits(4).round()  # many ties
+    logs = logits.log_softmax(1)
+    ids = [(3, 400, 7), (), (499,), (3,)]
+    params = [SamplingParams(seed=row, logprobs=2 * (row != 2), logprob_token_ids=ids[row]) for row in range(4)]
+    params[1] = SamplingParams(seed=1)
+    found = Sampler().sample(logits.clone(), rows_of(params, range(4), [0] * 4)).logprobs
+    assert sorted(found) == [0, 2, 3]
+    for row, one in found.items():
+        assert one.asked_ids == ids[row] and len(one.top_ids) == params[row].logprobs
+        assert one.asked_logprobs == pytest.approx(logs[row, list(ids[row])].tolist(), abs=1e-5)
+        assert list(one.asked_ranks) == [1 + int((logits[row] > logits[row, token]).sum()) for token in ids[row]]
+    alone = Sampler().sample(logits[2:3].clone(), rows_of(params[2:3], [2], [0])).logprobs
+    assert alone[0] == found[2]
+
+
+def test_a_row_that_allows_nothing_says_so() -> None:
+    logits = torch.zeros(3, 4)
+    logits[2, 1] = math.nan
+    everything: dict[int, tuple[int, ...]] = {1: (0, 1, 2, 3)}
+    sampled = Sampler().sample(logits, rows_of([SamplingParams(seed=1, logprobs=1)] * 3, range(3), [0] * 3, everything))
+    assert sampled.bad == [1, 2] and sorted(sampled.logprobs) == [0]
+    assert [(row, error.reason) for row, error in sampled.errors.items()] == [(1, "NO_TOKEN_LEFT")]

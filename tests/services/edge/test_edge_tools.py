@@ -110,8 +110,8 @@ async def test_tools_that_may_not_be_called_are_not_told() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"tool_choice": "required"}, "mode"),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "name"),
+        ({"tool_choice": "required", "tools": None}, "mode"),
+        ({"tool_choice": {"type": "function", "function": {"name": "nobody"}}}, "name"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),

@@ -45,6 +45,11 @@ def knob(group: str, name: str, good: Sequence[object], bad: Sequence[object] = 
     return Edge([fields(value) for value in good], [fields(value) for value in bad])
 
 
+def constrained(form: str, good: Sequence[object], bad: Sequence[object]) -> Edge:
+    """Of a form of constraint."""
+    return knob("constraint", form, good, bad)
+
+
 def chat(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a chat
     return {"chat": {"messages": [turn()], **fields}}
 
@@ -146,7 +151,23 @@ SPEC: Mapping[str, Edge] = {
         [tool(parameters=text) for text in (json_of(64 * KIB + 1), "", "7")],
     ),
     "chat.tool_choice.mode": Edge(
-        [chat(tool_choice={"mode": mode}) for mode in (0, 1, 2)], [chat(tool_choice={"mode": mode}) for mode in (3, 4)]
+        [chat(tool_choice={"mode": mode}) for mode in (0, 1, 2)]
+        + [chat(tools=[{"name": "f"}], tool_choice={"mode": types_pb2.TOOL_MODE_REQUIRED})],
+        [chat(tool_choice={"mode": mode}) for mode in (types_pb2.TOOL_MODE_REQUIRED, 4)],
+    ),
+    "chat.tool_choice.name": Edge(
+        [chat(tools=[{"name": "f"}], tool_choice={"name": "f"})],
+        [chat(tools=[{"name": "f"}], tool_choice={"name": name}) for name in ("", "g")],
+    ),
+    "constraint.json_schema": constrained(
+        "json_schema", [json_of(64 * KIB - 1), json_of(64 * KIB)], ["", json_of(64 * KIB + 1)]
+    ),
+    "constraint.regex": constrained("regex", ["a", "a" * (16 * KIB)], ["", "a" * (16 * KIB + 1)]),
+    "constraint.grammar": constrained("grammar", ["a", "a" * (64 * KIB)], ["", "a" * (64 * KIB + 1)]),
+    "constraint.choice.texts": constrained(
+        "choice",
+        [{"texts": texts} for texts in (["a"], ["a"] * 1024, ["a" * 4096] * 16)],
+        [{"texts": texts} for texts in ([], ["a"] * 1025, ["a", ""], ["a" * 4097], ["a" * 4096] * 16 + ["a"])],
     ),
     "chat.template_variables": Edge(
         [chat(template_variables=json_of(size)) for size in (16 * KIB - 1, 16 * KIB)],
@@ -188,6 +209,18 @@ SPEC: Mapping[str, Edge] = {
         [[], [VOCAB - 1], list(range(4095)), list(range(4096))],
         [[VOCAB], [1, 1], list(range(4097))],
     ),
+    "sampling.bad_token_ids": knob(
+        "sampling",
+        "bad_token_ids",
+        [[], [VOCAB - 1], list(range(4095)), list(range(4096))],
+        [[VOCAB], [1, 1], list(range(4097))],
+    ),
+    "sampling.bad_words": knob(
+        "sampling",
+        "bad_words",
+        [[], ["a" * 127], ["a" * 128], ["a"] * 63, ["a"] * 64],
+        [[""], [" "], ["a" * 129], ["é" * 65], ["a"] * 65],
+    ),
     "stop.strings": knob(
         "stop",
         "strings",
@@ -198,6 +231,14 @@ SPEC: Mapping[str, Edge] = {
     "stop.include": knob("stop", "include", [True, False], [], strings=["a"]),
     "stop.ignore_eos": knob("stop", "ignore_eos", [True, False]),
     "output.logprobs": knob("output", "logprobs", [0, 19, 20], [21, 2**32 - 1]),
+    "output.logprob_token_ids": knob(
+        "output",
+        "logprob_token_ids",
+        [[], [VOCAB - 1], list(range(31)), list(range(32))],
+        [[VOCAB], [1, 1], list(range(33))],
+        logprobs=0,
+    ),
+    "output.prompt_logprobs": knob("output", "prompt_logprobs", [], [21, 2**32 - 1]),  # as with echo
     "output.echo": knob("output", "echo", [False]),  # true needs more of the ring than this walk plays
     "output.skip_special_tokens": knob("output", "skip_special_tokens", [True, False]),
     "output.token_records": knob("output", "token_records", [True, False]),
@@ -219,6 +260,9 @@ SPEC: Mapping[str, Edge] = {
         [{"text": "a", "truncate_prompt_tokens": n} for n in (0, CONTEXT + 1)],
     ),
     "resume.generation_id": Edge([], [{"text": "a", "resume": {"generation_id": "x"}}]),
+    # This gateway's engines draft nothing: to ask for it is refused by name.
+    "speculation.enabled": knob("speculation", "enabled", [False], []),
+    "speculation.max_tokens": knob("speculation", "max_tokens", [1, 63, 64], [0, 65, 2**32 - 1]),
     "resume.after_seq": Edge([], [{"text": "a", "resume": {"after_seq": 1}}]),
 }
 

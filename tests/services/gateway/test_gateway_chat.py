@@ -68,6 +68,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f", "parameters": '{"a": ' * 20000}]}, "chat.tools[0].parameters"),
     ({"tools": [{"name": "f", "parameters": '{"a": NaN}'}]}, "chat.tools[0].parameters"),
     ({"tool_choice": {"mode": 9}}, "chat.tool_choice.mode"),
+    ({"tool_choice": {"mode": types_pb2.TOOL_MODE_REQUIRED}}, "chat.tool_choice.mode"),
+    ({"tools": [{"name": "f"}], "tool_choice": {"name": "g"}}, "chat.tool_choice.name"),
+    ({"tools": [{"name": "f"}], "tool_choice": {"name": ""}}, "chat.tool_choice.name"),
     ({"template_variables": "{"}, "chat.template_variables"),
     ({"template_variables": '{"messages": []}'}, "chat.template_variables"),
     ({"template_variables": " " * MAX_VARIABLES_BYTES + "{}"}, "chat.template_variables"),
@@ -100,11 +103,18 @@ def test_tools_count_towards_the_prompt() -> None:
     assert caught.value.field == "prompt"
 
 
-def test_a_call_that_must_be_made_is_not_supported() -> None:
-    for choice in ({"mode": types_pb2.TOOL_MODE_REQUIRED}, {"name": "f"}):
-        with pytest.raises(ServiceError) as caught:
-            prompt(tools=[{"name": "f"}], tool_choice=choice)
-        assert caught.value.code is Code.UNIMPLEMENTED and caught.value.field.startswith("chat.tool_choice.")
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({"mode": types_pb2.TOOL_MODE_REQUIRED}, ("f", "g")),
+        ({"name": "g"}, ("g",)),
+        ({"mode": types_pb2.TOOL_MODE_AUTO}, ()),
+        ({"mode": types_pb2.TOOL_MODE_NONE}, ()),
+    ],
+)
+def test_calls_that_must_be_made(choice: dict[str, Any], names: tuple[str, ...]) -> None:
+    made = prompt(tools=[{"name": "f"}, {"name": "g"}], tool_choice=choice)
+    assert made.must_call == names and len(made.tools) in (2, 0)
 
 
 def test_how_text_is_made_is_passed_on_and_echoed() -> None:

@@ -25,15 +25,9 @@ CASES = {
     "sampling.frequency_penalty": {"sampling": {"frequency_penalty": math.nan}},
     "sampling.repetition_penalty": {"sampling": {"repetition_penalty": 1.1}},
     "sampling.logit_bias": {"sampling": {"logit_bias": {3: 1.0}}},
-    "output.logprob_token_ids": {"output": {"logprob_token_ids": [1]}},
-    "output.prompt_logprobs": {"output": {"prompt_logprobs": 0}},
-    "constraint": {"constraint": {"regex": "a"}},
     "cache.bypass": {"cache": {"bypass": True}},
     "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
-    "speculation.enabled": {"speculation": {"enabled": True}},
-    "speculation.max_tokens": {"speculation": {"max_tokens": 1}},
     "resume.outputs": {"resume": {"outputs": [{"output_index": 0}]}},
-    "chat.tool_choice.name": {"chat": {"tool_choice": {"name": "f"}}},
     "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }
 
@@ -104,6 +98,9 @@ def error_of(asked: types_pb2.GenerationSpec) -> str:
         ("sampling", "repetition_penalty", [0.01, 100.0], [0.0, -1.0, 100.1, math.nan]),
         ("sampling", "logit_bias", [{}, {99: 100.0}, {0: -100.0}], [{100: 1.0}, {1: 100.1}, {1: math.nan}]),
         ("sampling", "allowed_token_ids", [[], [99], list(range(100))], [[100], [1, 1], [1] * 4097]),
+        ("sampling", "bad_token_ids", [[], [99], list(range(99))], [[100], [1, 1], [1] * 4097]),
+        ("sampling", "bad_words", [[], ["a"] * 64, ["a" * 128]], [["a"] * 65, ["a" * 129], [""], [" "]]),
+        ("output", "prompt_logprobs", [0, 20], [21]),
         ("sampling", "n", [1, 2, 128], [0, 129]),
         ("sampling", "best_of", [1, 128], [0, 129]),
         ("sampling", "beam", [{"width": 2}, {"width": 32}], [{}, {"width": 1}, {"width": 33}]),
@@ -136,6 +133,29 @@ def test_limits(group: str, knob: str, good: list[object], bad: list[object]) ->
 )
 def test_what_contradicts_itself_is_refused(fields: dict[str, Any], field: str) -> None:
     assert error_of(spec(**fields)) == field
+
+
+@pytest.mark.parametrize(
+    ("group", "knob"),
+    [
+        ("sampling", "allowed_token_ids"),
+        ("sampling", "bad_token_ids"),
+        ("stop", "token_ids"),
+        ("output", "logprob_token_ids"),
+    ],
+)
+def test_sizes_are_looked_at_before_contents(group: str, knob: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        translate.generation(knob_spec(group, knob, [99_999] * 100_000), 0, SETTINGS)
+    assert knob in caught.value.field and "100000 entries" in caught.value.message
+
+
+def test_a_million_biases_are_refused_by_their_number() -> None:
+    asked = spec()
+    for token in range(1_000_000):
+        asked.sampling.logit_bias[token] = 1.0
+    with pytest.raises(ServiceError, match="logit_bias: 1000000 entries; at most 1024"):
+        translate.generation(asked, 0, SETTINGS)
 
 
 def test_a_prompt_is_measured_as_it_is_kept() -> None:

@@ -124,7 +124,7 @@ def test_a_death_before_it_was_sent_again_is_nobodys() -> None:
     assert lose(found, [request]) is None
     assert lose(found, [request]) is None  # it was not there
     assert resend(found) == ["a"]
-    assert request.num_losses == 1
+    assert request.losses == {"t": 1, "e": 1, "d": 1}
 
 
 def test_planned_restarts_are_nobodys_fault() -> None:
@@ -134,7 +134,24 @@ def test_planned_restarts_are_nobodys_fault() -> None:
         assert found.replaced(ALL, [request]) is None
         found.restored()
         assert resend(found) == ["a"]
-    assert request.num_losses == 0
+    assert not request.losses
+
+
+def test_frames_that_were_lost_cost_a_replay_and_are_nobodys_fault() -> None:
+    found, request = recovery(), opened("a")
+    lose(found, [request], frozenset({"e"}))
+    assert resend(found) == ["a"]
+    found.missed(frozenset({"d"}), [request])
+    assert resend(found) == ["a"]
+    assert request.losses == {"e": 1}
+
+
+def test_deaths_of_different_processes_blame_nobody() -> None:
+    found, request = recovery(), opened("a")
+    for name in ("t", "e", "d"):  # somebody restarts one after the other
+        assert lose(found, [request], frozenset({name})) is None
+        assert resend(found) == ["a"]
+    assert lose(found, [request], frozenset({"e"})) is request
 
 
 def test_another_attempt_goes_on_behind_what_came() -> None:
@@ -157,5 +174,5 @@ def test_a_search_begins_again() -> None:
 
 
 def test_what_has_brought_nothing_begins_again() -> None:
-    request = opened("a", dataclasses.replace(asked(2), echo=True))
+    request = opened("a", dataclasses.replace(asked(2), tells_prompt=True))
     assert request.send_again(0.0) == ()

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import zmq
 
+from engine.request import SamplingParams
 from services.messages import (
     Blob,
     Cancel,
@@ -25,6 +26,7 @@ from services.messages import (
     Report,
     Result,
     Role,
+    Submit,
     Text,
     Tokenized,
 )
@@ -32,6 +34,8 @@ from services.ring.loop import RingLoop
 from services.ring.peers import NextHop
 from services.ring.sockets import FRAME_BYTES, Inbox, Outbox, Peer
 from services.work import (
+    Generate,
+    TextPrompt,
     pack_ids,
     unpack_ids,
 )
@@ -342,3 +346,23 @@ async def test_probes_are_answered_while_a_stage_computes(net: Net, tmp_path: Pa
     assert [type(message) for message in stage.answered] == [Probe]
     assert stage.seen_in_turn == [] and stage.seen == [Cancel(ENVELOPE), Cancel(other)]
     ring.stop()
+
+
+async def test_work_for_another_model_revision_fails(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/e"
+    ring = RingLoop(Role.ENGINE, "e", address, {"d": f"ipc://{tmp_path}/d"}, LIMIT)
+    ring.revision = "new"
+    sender, answers, stage = net.outbox(address), net.inbox(f"ipc://{tmp_path}/d"), Echo(ring)
+    work = Generate(TextPrompt("a"), SamplingParams())
+    for revision in ("old", "new"):
+        sender.put(Submit(msgspec.structs.replace(ENVELOPE, revision=revision), work))
+    ring.start(stage)
+    seen: list[Message] = []
+    async with asyncio.timeout(20):
+        while len(stage.seen) < 1 or not seen:
+            sender.flush()
+            seen += answers.drain()
+            await asyncio.sleep(0.01)
+    ring.stop()
+    assert [one.envelope.revision for one in stage.seen if isinstance(one, Submit)] == ["new"]
+    assert isinstance(seen[0], Failed) and seen[0].reason == "REVISION_CHANGED"

@@ -101,3 +101,13 @@ def test_missing_or_corrupt_files_name_themselves(tmp_path: Path) -> None:
     byte_level_bpe(tmp_path)
     encoder = TextEncoder.load(tmp_path)
     assert refused(encoder, ChatPrompt(MESSAGES)).reason == "NO_CHAT_TEMPLATE"
+
+
+def test_words_are_written_with_a_space_before_them_and_without(tmp_path: Path) -> None:
+    tokenizer = byte_level_bpe(tmp_path)
+    encoder = TextEncoder.load(tmp_path)
+    found = encoder.encode_words(["fox", " fox", "straße"], Limits(100, 404))
+    assert [tokenizer.decode(list(ids)) for ids in found] == ["fox", " fox", "straße", " straße"]
+    with pytest.raises(ServiceError) as caught:
+        encoder.encode_words(["fox"], Limits(100, 40))
+    assert caught.value.field.startswith("bad_words")

@@ -10,9 +10,10 @@ import pytest
 from engine.request import Limits, SamplingParams
 from services.messages import Append, Cancel, CloseInput, Envelope, Failed, Grant, Message, Prompt, Submit, Update
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import TokenizerStage
+from services.tokenizer.stage import Threads, TokenizerStage
 from services.work import Generate, TextPrompt, TokenPrompt, pack_ids
 from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.tokenizer.constrain import idle_constraints
 
 ENVELOPE = Envelope("a", "g")
 
@@ -45,7 +46,12 @@ class Rig:
         self.encoder = TextEncoder.load(directory)
         limits = Limits(context_length=100, vocab_size=404, max_prompt_bytes=60)
         self.stage = TokenizerStage(
-            self.encoder, limits, self.pool, self.out.append, lambda call: call(), lambda *_: None
+            self.encoder,
+            idle_constraints(),
+            limits,
+            Threads(self.pool, lambda call: call()),
+            self.out.append,
+            lambda *_: None,
         )
 
     def send(self, *messages: Message) -> None:

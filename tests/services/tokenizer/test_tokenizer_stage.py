@@ -1,6 +1,6 @@
 """The tokenizer stage by hand: the prompt's echo, truncation, and what is refused on exact tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,12 @@ import pytest
 
 from engine.request import Limits, SamplingParams
 from services.messages import Cancel, Envelope, Failed, Message, Prompt, Result, Submit, Tokenized
+from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import TokenizerStage
-from services.work import Generate, TextPrompt, unpack_ids
+from services.tokenizer.stage import Threads, TokenizerStage
+from services.work import Constraint, ConstraintForm, Generate, TextPrompt, unpack_ids
 from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.tokenizer.constrain import idle_constraints
 
 ENVELOPE = Envelope("a", "g")
 TEXT = "hello world, the quick brown fox"
@@ -36,7 +38,9 @@ def encoder(tmp_path: Path) -> TextEncoder:
 def sent(encoder: TextEncoder, work: Generate, context: int = 100) -> list[Message]:
     out: list[Message] = []
     limits = Limits(context_length=context, vocab_size=404)
-    stage = TokenizerStage(encoder, limits, Now(), out.append, lambda call: call(), lambda *_: None)
+    stage = TokenizerStage(
+        encoder, idle_constraints(), limits, Threads(Now(), lambda call: call()), out.append, lambda *_: None
+    )
     stage.handle(Submit(ENVELOPE, work))
     return out
 
@@ -75,10 +79,60 @@ def test_a_cancel_of_one_output_leaves_the_encoding(encoder: TextEncoder) -> Non
             return self.future
 
     later = Later()
-    stage = TokenizerStage(encoder, Limits(100, 404), later, out.append, lambda call: call(), lambda *_: None)
+    stage = TokenizerStage(
+        encoder, idle_constraints(), Limits(100, 404), Threads(later, lambda call: call()), out.append, lambda *_: None
+    )
     stage.handle(Submit(ENVELOPE, generate()))
     stage.handle(Cancel(ENVELOPE, output_index=1))
     assert stage.num_encoding == 1
     stage.handle(Cancel(ENVELOPE))
     assert stage.num_encoding == 0 and later.future.cancelled()
     assert out == [Cancel(ENVELOPE)]  # that of the output waited behind the prompt, and went with it
+
+
+class Later(Executor):
+    """Does what it is given when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
+        future: Future[Any] = Future()
+        self.waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
+        return future
+
+
+@pytest.fixture
+def constraints(tmp_path: Path, encoder: TextEncoder) -> Iterator[Constraints]:
+    constraints = Constraints(tmp_path / "tokenizer.json", 404, (1,))
+    constraints.executor.shutdown()
+    constraints.executor = Later()  # type: ignore[assignment] # an executor
+    yield constraints
+    constraints.executor = Now()  # type: ignore[assignment] # an executor
+    constraints.close()
+
+
+def test_a_prompt_waits_for_its_grammar_and_nobody_else_does(encoder: TextEncoder, constraints: Constraints) -> None:
+    out: list[Message] = []
+    limits, compiling = Limits(context_length=100, vocab_size=404), constraints.executor
+    assert isinstance(compiling, Later)
+    stage = TokenizerStage(
+        encoder, constraints, limits, Threads(Now(), lambda call: call()), out.append, lambda *_: None
+    )
+
+    def ask(name: str, regex: str = "") -> None:
+        constraint = Constraint(ConstraintForm.REGEX, regex) if regex else None
+        stage.handle(Submit(Envelope(name, "g", time_left_s=9.0), generate(constraint=constraint)))
+
+    for name, regex in (("slow", "a+"), ("free", ""), ("gone", "b+"), ("bad", "(")):
+        ask(name, regex)
+    stage.handle(Cancel(Envelope("gone", "g")))
+    assert [one.envelope.request_id for one in out if isinstance(one, Prompt)] == ["free"] and stage.num_encoding == 2
+    for run in compiling.waiting:
+        run()
+    failure, slow = out[-1], out[-2]
+    assert isinstance(slow, Prompt) and "a+" in slow.params.grammar and slow.envelope.time_left_s is not None
+    assert slow.envelope.time_left_s < 9.0 - slow.tokenize_s / 2 and slow.envelope.request_id == "slow"
+    assert isinstance(failure, Failed) and failure.field == "constraint.regex" and len(out) == 4
+    ask("again", "a+")  # which is known
+    assert isinstance(out[-1], Prompt) and out[-1].params.grammar == slow.params.grammar

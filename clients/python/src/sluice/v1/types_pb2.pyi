@@ -622,6 +622,8 @@ class SamplingParams(_message.Message):
     BEST_OF_FIELD_NUMBER: _builtins.int
     BEAM_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """Tokens to generate at most, per output. 1 up to the model's context. Absent: all that the context leaves."""
     min_tokens: _builtins.int
@@ -662,6 +664,16 @@ class SamplingParams(_message.Message):
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The only ids that may be sampled. At most 4,096. Absent: all."""
 
+    @_builtins.property
+    def bad_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that may not be sampled. At most 4,096. Absent: none."""
+
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Words that the output must not contain, as the tokenizer writes them, with a space before them and without: the id
+        that would complete one is not sampled. Other spellings of a word are not found. At most 64, each 1 to 128 bytes.
+        """
+
     def __init__(
         self,
         *,
@@ -681,10 +693,12 @@ class SamplingParams(_message.Message):
         best_of: _builtins.int | None = ...,
         beam: Global___BeamSearch | None = ...,
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beam", b"beam", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "beam", b"beam", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_frequency_penalty", b"_frequency_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_min_tokens", b"_min_tokens", "_n", b"_n", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "bad_token_ids", b"bad_token_ids", "bad_words", b"bad_words", "beam", b"beam", "best_of", b"best_of", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
     _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
@@ -972,7 +986,7 @@ class Choice(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The texts. 1 to 1,024, each 1 to 4,096 bytes."""
+        """The texts. 1 to 1,024, each 1 to 4,096 bytes, at most 64 KiB together."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import random
 import time
 from collections.abc import Callable, Sequence
 
@@ -9,6 +10,7 @@ import grpc
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 TIMEOUT_S = 120.0
+MOMENTS = (8, 100)  # deltas of all streams, between which harm is done in the midst of decoding
 
 
 @dataclasses.dataclass
@@ -106,3 +108,18 @@ def varied(num: int, num_tokens: int, prompt_length: int = 40) -> list[types_pb2
                 sampling.beam.width, sampling.max_tokens = 2, num_tokens // 4
         specs.append(spec)
     return specs
+
+
+def at_phase(phase: str, seed: int, harm: Callable[[], None]) -> OnDelta:
+    """Do `harm` once: while prompts are computed, somewhere between, or when the first stream has ended."""
+    moment = random.Random(seed).randrange(*MOMENTS)
+    done = False
+
+    def on_delta(deltas: int, ended: int) -> None:
+        nonlocal done
+        due = {"prefill": deltas >= 1, "decode": deltas >= moment, "last": ended >= 1}[phase]
+        if due and not done:
+            done = True
+            harm()
+
+    return on_delta

@@ -1,0 +1,91 @@
+"""Carries a plan out, whatever happens: whole; when that fails row by row and without drafts, so that only the guilty
+request fails; and when the device has no memory for a row, in pieces.
+
+Computing a row twice is harmless: it writes the same values to the same places, and sampling keeps no state.
+"""
+
+import dataclasses
+import logging
+from typing import Protocol
+
+from engine.errors import DeviceLost, OutOfDeviceMemory
+from engine.plan import Plan, PromptScores, Run, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class Pending(Protocol):
+    """A step in flight."""
+
+    def collect(self) -> StepResult:
+        """Wait for the device and return the sampled tokens."""
+
+
+class Launcher(Protocol):
+    """What computes. Launch returns before the device is done."""
+
+    def launch(self, plan: Plan) -> Pending:
+        """Start computing the plan's rows, whose slots are in place. Raises OutOfDeviceMemory, DeviceLost, anything."""
+
+
+class Attempt:
+    """One plan on one device. `ran_out`: the device had no memory for the whole."""
+
+    def __init__(self, launcher: Launcher, plan: Plan) -> None:
+        self.ran_out = False
+        self._launcher = launcher
+        self._plan = plan
+
+    def result(self) -> StepResult:
+        """The step's result. Raises DeviceLost and nothing else."""
+        plan = self._plan
+        try:
+            return self._launcher.launch(plan).collect()
+        except DeviceLost:
+            raise
+        except OutOfDeviceMemory:
+            self.ran_out = True
+            logger.warning("no device memory for %d tokens; computing them in smaller steps", plan.num_tokens)
+        except Exception:
+            logger.exception("step %d with %d rows failed; trying its rows one by one", plan.step, len(plan.slots))
+        return merge([self._row(plan.row(i)) for i in range(len(plan.slots))])
+
+    def _row(self, plan: Plan) -> StepResult:
+        if plan.drafts:  # they may be what is too much
+            result = self._row(plan.without_drafts())
+            logprobs = (result.logprobs[0],) if result.logprobs else ()
+            return dataclasses.replace(result, logprobs={}, runs={0: Run((result.token_ids[0],), logprobs)})
+        try:
+            return self._launcher.launch(plan).collect()
+        except DeviceLost:
+            raise
+        except OutOfDeviceMemory:
+            if plan.num_tokens > 1:
+                first, rest = plan.halves()
+                before = self._row(first)
+                return before if before.failed else behind(before, self._row(rest))
+            logger.exception("no device memory for one row of %d tokens", plan.num_tokens)
+        except Exception:
+            logger.exception("the row of slot %d failed alone", plan.slots[0])
+        return StepResult([-1], frozenset({0}))
+
+
+def behind(before: StepResult, rest: StepResult) -> StepResult:
+    """The result of a row from those of its halves: what the first told of its prompt is not lost."""
+    if not before.prompts:
+        return rest
+    told, more = before.prompts[0], rest.prompts.get(0)
+    scores = told.scores + (more.scores if more is not None else ())
+    return dataclasses.replace(rest, prompts={0: PromptScores(told.first, scores)})
+
+
+def merge(results: list[StepResult]) -> StepResult:
+    """One result of results that hold one row each."""
+    return StepResult(
+        token_ids=[result.token_ids[0] for result in results],
+        failed=frozenset(i for i, result in enumerate(results) if result.failed),
+        logprobs={i: result.logprobs[0] for i, result in enumerate(results) if result.logprobs},
+        runs={i: result.runs[0] for i, result in enumerate(results) if result.runs},
+        errors={i: result.errors[0] for i, result in enumerate(results) if result.errors},
+        prompts={i: result.prompts[0] for i, result in enumerate(results) if result.prompts},
+    )

@@ -1,0 +1,25 @@
+"""What torch raises when a device fails, in our own terms."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from engine.errors import DeviceLost, OutOfDeviceMemory
+
+CPU_OUT_OF_MEMORY = "can't allocate memory"  # a RuntimeError like any other, but for its text
+
+
+@contextlib.contextmanager
+def device_faults() -> Iterator[None]:
+    """Raise OutOfDeviceMemory or DeviceLost in place of torch's own exceptions; others pass."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfDeviceMemory from error
+    except torch.AcceleratorError as error:
+        raise DeviceLost from error
+    except RuntimeError as error:
+        if CPU_OUT_OF_MEMORY in str(error):
+            raise OutOfDeviceMemory from error
+        raise

@@ -1,0 +1,124 @@
+"""The grammars that outputs follow, slot by slot, and the masks of ids that each allows next.
+
+A matcher is rolled forward from the tokens themselves whenever a sequence takes a slot, so that it is the same after
+preemption, replay and forks. Masks are filled by threads of their own while the model computes. What goes wrong with
+one matcher is told for its row only. Knows no logits.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+
+from engine.errors import ServiceError
+from engine.plan import Placement
+from engine.sampling.grammars import Grammars
+from engine.sampling.rows import Ints, Masks
+
+Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
+
+
+@dataclasses.dataclass(slots=True)
+class _Follower:
+    """Attributes:
+    matcher: None when the grammar could not be had.
+    num_tokens: of prompt and output, up to which it has followed.
+    """
+
+    matcher: LLMatcher | None
+    num_tokens: int
+
+    @property
+    def is_lost(self) -> bool:
+        """The output left the grammar, or following it passed a limit."""
+        return self.matcher is None or self.matcher.is_error()
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """The output goes on."""
+        if self.matcher is not None:
+            self.matcher.consume_tokens(list(tokens))
+        self.num_tokens += len(tokens)
+
+
+class SlotMatchers:
+    """Indexed by slot, for those whose output is constrained."""
+
+    def __init__(self, grammars: Grammars, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+        self._grammars = grammars
+        self._width = -(-vocab_size // 32)
+        self._no_end = np.full(self._width, -1, dtype=np.int32)  # every bit but those of `eos_ids`
+        for token in eos_ids:
+            self._no_end[token // 32] ^= np.uint32(1 << token % 32).view(np.int32)
+        self._followers: dict[int, _Follower] = {}
+        self._threads = LLExecutor()
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="masks")
+
+    def __bool__(self) -> bool:
+        return bool(self._followers)
+
+    def reset(self, placement: Placement) -> None:
+        """Forget whoever had the slot."""
+        self._followers.pop(placement.slot, None)
+        if not placement.params.grammar:
+            return
+        try:
+            matcher = self._grammars.compile(placement.params.grammar).matcher()
+        except ServiceError:  # it compiled when it came in: told when the row samples
+            matcher = None
+        follower = _Follower(matcher, placement.num_prompt)
+        follower.append(placement.tokens[placement.num_prompt :])
+        self._followers[placement.slot] = follower
+
+    def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
+        """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
+        follower = self._followers.get(slot)
+        if follower is not None and follower.num_tokens < position:
+            follower.append(computed[follower.num_tokens - position :])
+
+    def start(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> "Future[Masks | None]":
+        """Begin to fill the masks of the rows of these slots, in their order.
+
+        A slot may have several rows, one behind the other; `ahead`: tokens drafted before such a row, each row's one
+        longer than the last one's. Behind a drafted token that the grammar does not allow, everything is allowed:
+        nobody gets there. No slot may change before the result is there.
+        """
+        if not self._followers:
+            nothing: Future[Masks | None] = Future()
+            nothing.set_result(None)
+            return nothing
+        return self._aside.submit(self._fill, slots, ahead)
+
+    def _fill(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> Masks | None:
+        rows: list[int] = []
+        lost: list[int] = []
+        firsts: list[tuple[LLMatcher, int]] = []  # and the index in `rows` of its first row
+        drafts: dict[int, Sequence[int]] = {}  # by that index: the longest
+        for row, slot in enumerate(slots):
+            follower = self._followers.get(slot)
+            if follower is None:
+                continue
+            if follower.is_lost or follower.matcher is None:
+                lost.append(row)
+                continue
+            if row not in ahead:
+                firsts.append((follower.matcher, len(rows)))
+            else:
+                drafts[firsts[-1][1]] = ahead[row]
+            rows.append(row)
+        bits: Bits = np.full((len(rows), self._width), -1, dtype=np.int32)
+        plain = [(one, at) for one, at in firsts if at not in drafts]
+        drafted = [(one, at, list(drafts[at])) for one, at in firsts if at in drafts]
+        if plain:  # either call wants at least one
+            fill_next_token_bitmask_par(self._threads, plain, bits)
+        if drafted:
+            fill_next_token_bitmask_par_with_draft_tokens(self._threads, drafted, bits)
+        lost += [rows[at] for one, at in firsts if one.is_error()]
+        if not rows and not lost:
+            return None
+        ends = np.flatnonzero(~(bits & self._no_end).any(axis=1))
+        at_rows: Ints = np.array(rows, dtype=np.int64)
+        return Masks(at_rows, bits, frozenset(lost), frozenset(at_rows[ends].tolist()))

@@ -1,0 +1,145 @@
+"""How many tokens to draft for each sequence, each step: as many as measured costs and acceptance make worth it.
+
+A draft's j-th token is kept with chance a^j, a being the share of its sequence's drafts that were right of late. A step
+drafts for all as long as that chance is at least a floor; a few floors are compared by the tokens per second that they
+promise, and one of them drafts nothing. So long drafts go to those who repeat themselves, none to those who do not, and
+nobody's when the step is better spent on many rows. Pure: seconds come in, there is no clock and no chance.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from engine.request import MAX_DRAFT_TOKENS
+from engine.speculation.costs import CostTable
+
+FLOORS = (2.0, 0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.08, 0.03)  # the first drafts nothing
+LEVELS = 32  # of acceptance that are told apart
+GAIN = 1.03  # another floor must promise so much more than the present one
+PRIOR_ACCEPTANCE = 0.6  # before anything is known
+PRIOR_WEIGHT = 3.0  # drafts' worth that the average of all counts in a sequence's own
+MEMORY = 0.92  # of a sequence, per verified draft: about the last ten count
+COMMON_MEMORY = 0.98  # of all together
+FADE = 0.9  # of a sequence that is not drafted for, per choice: it is given another chance
+LOOK_EVERY = 4  # choices between two looks at the floor
+PATIENCE = 8  # the same while nothing is drafted
+PROBE_EVERY = 64  # such choices: then one sequence is drafted for all the same; doubled while that changes nothing
+PROBE_MOST = 1024
+PROBE_LENGTH = 2
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """What became of one sequence's drafts: tokens that were right, and those that could have been; both fade."""
+
+    right: float = 0.0
+    tried: float = 0.0
+
+
+class Controller:
+    """Learns from every step and chooses for the next."""
+
+    def __init__(self, max_length: int) -> None:
+        self.floor = 0  # index of the present one
+        self._max_length = max_length
+        self._steps = CostTable(from_nothing=False)
+        self._drafting = CostTable(from_nothing=True)
+        self._common = Record(PRIOR_ACCEPTANCE * 10, 10.0)
+        self._yield = 1.0  # of what was asked for, the share that was drafted
+        chances = [(level + 0.5) / LEVELS for level in range(LEVELS)]
+        self._lengths = [[_length(floor, chance, max_length) for chance in chances] for floor in FLOORS]
+        self._worth = [[_worth(*pair) for pair in zip(chances, lengths, strict=True)] for lengths in self._lengths]
+        self._num_choices = 0
+        self._num_idle = 0
+        self._probe_every = PROBE_EVERY
+        self._is_new = True  # nothing has been drafted yet
+
+    def choose(self, records: Sequence[Record], num_rows: int) -> list[int]:
+        """Drafts for each sequence in a step of `num_rows` decoding rows, theirs among them."""
+        if self.floor == 0 and not self._is_new:
+            self._num_idle += 1
+            if self._num_idle % self._probe_every == 0:
+                return self._probe(records)
+            if self._num_idle % PATIENCE:
+                return [0] * len(records)
+        common = self._common.right / self._common.tried
+        levels = [_level(record, common) for record in records]
+        self._num_choices += 1
+        if self.floor == 0 or self._num_choices % LOOK_EVERY == 0:
+            self._settle(levels, num_rows)
+        lengths = self._lengths[self.floor]
+        chosen = [lengths[level] for level in levels]
+        for record, num in zip(records, chosen, strict=True):
+            if not num:
+                record.right *= FADE
+                record.tried *= FADE
+        return chosen
+
+    def drafted(self, num_rows: int, asked: Sequence[int], num_drafted: int, seconds: float) -> None:
+        """Drafting for `num_rows` sequences, of lengths `asked`, took so long and gave so many tokens."""
+        self._is_new = False
+        self._drafting.record(num_rows, max(asked), seconds)
+        self._yield += 0.1 * (num_drafted / max(1, sum(asked)) - self._yield)
+
+    def stepped(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """A step of decoding rows alone, drafts included, took so long."""
+        if seconds > 0:
+            self._steps.record(num_rows, num_tokens, seconds)
+
+    def verified(self, record: Record, num: int, right: int) -> None:
+        """Of `num` drafts the first `right` were kept: behind a wrong one nothing was tried."""
+        for one, memory in ((record, MEMORY), (self._common, COMMON_MEMORY)):
+            one.right = one.right * memory + right
+            one.tried = one.tried * memory + right + (right < num)
+
+    def _settle(self, levels: Sequence[int], num_rows: int) -> None:
+        """Keep the floor, or take one that promises clearly more."""
+        counts = [0] * LEVELS
+        for level in levels:
+            counts[level] += 1
+        present = [(level, num) for level, num in enumerate(counts) if num]
+        if not any(self._lengths[self.floor][level] for level, _ in present):
+            self.floor = 0
+        rates = self._rates(present, num_rows)
+        best = max(range(len(FLOORS)), key=lambda i: (rates[i], -i))
+        if rates[best] > rates[self.floor] * GAIN:
+            if self.floor == 0:
+                self._probe_every = PROBE_EVERY
+            self.floor = best
+            self._num_idle = 0
+
+    def _rates(self, present: Sequence[tuple[int, int]], num_rows: int) -> list[float]:
+        """Tokens per second that each floor promises, for `present` pairs of level and sequences at it."""
+        asked = [sum(lengths[level] * num for level, num in present) for lengths in self._lengths]
+        gained = [sum(worth[level] * num for level, num in present) for worth in self._worth]
+        longest = [max(lengths[level] for level, _ in present) for lengths in self._lengths]
+        step_s = self._steps.seconds(num_rows, [num_rows + math.ceil(self._yield * num) for num in asked])
+        draft_s = self._drafting.seconds(sum(num for _, num in present), longest)
+        return [
+            (num_rows + self._yield * more) / max(step + draft, 1e-9)
+            for more, step, draft in zip(gained, step_s, draft_s, strict=True)
+        ]
+
+    def _probe(self, records: Sequence[Record]) -> list[int]:
+        """Draft a little for the sequence that is most likely to repeat itself."""
+        self._probe_every = min(2 * self._probe_every, PROBE_MOST)
+        best = max(range(len(records)), key=lambda i: _level(records[i], 0.0))
+        return [min(PROBE_LENGTH, self._max_length) if i == best else 0 for i in range(len(records))]
+
+
+def _level(record: Record, common: float) -> int:
+    """Of a sequence's acceptance, of which that of all is a part."""
+    acceptance = (record.right + PRIOR_WEIGHT * common) / (record.tried + PRIOR_WEIGHT)
+    return min(LEVELS - 1, int(acceptance * LEVELS))
+
+
+def _length(floor: float, acceptance: float, most: int) -> int:
+    """Tokens of a draft whose chance to be kept is at least `floor`."""
+    if floor > 1:
+        return 0
+    return min(most, MAX_DRAFT_TOKENS, int(math.log(floor) / math.log(acceptance)))
+
+
+def _worth(acceptance: float, num: int) -> float:
+    """Expected drafts kept of `num`: a + a² + … + a^num."""
+    return sum(acceptance**i for i in range(1, num + 1))

@@ -1,0 +1,95 @@
+"""What steps and drafts cost, learnt from measured seconds: a table by rows and size, read between its entries.
+
+Numbers in, numbers out: no clock. An entry counts once it has been measured a few times, of which the least is taken,
+as what disturbs a machine makes it slower and never faster; until then its neighbours speak for it. Later it moves
+slowly, and an outlier counts for little. What has not been seen for long is forgotten.
+"""
+
+import dataclasses
+
+STEEPNESS = 0.1  # of a curve of which one point is known: twice the size costs so much more
+TRUST = 4  # measurements that make an entry count
+WEIGHT = 0.1  # of the newest measurement then
+OUTLIER = 1.5  # times the mean: more is taken to be this much
+LIFE = 4096  # measurements of others after which an entry is forgotten
+
+
+@dataclasses.dataclass(slots=True)
+class _Entry:
+    seconds: float
+    num: int
+    seen: int  # when it was last measured, counted in measurements
+
+    def add(self, seconds: float, now: int) -> None:
+        self.num += 1
+        self.seen = now
+        if self.num <= TRUST:
+            self.seconds = min(self.seconds, seconds)
+        else:
+            self.seconds += WEIGHT * (min(seconds, self.seconds * OUTLIER) - self.seconds)
+
+
+class CostTable:
+    """Seconds by (rows, size)."""
+
+    def __init__(self, *, from_nothing: bool) -> None:
+        """`from_nothing`: size 0 costs nothing."""
+        self._from_nothing = from_nothing
+        self._tables: dict[int, dict[int, _Entry]] = {}  # rows → size → cost
+        self._num = 0
+
+    def record(self, rows: int, size: int, seconds: float) -> None:
+        """One measurement."""
+        self._num += 1
+        table = self._tables.setdefault(coarse(rows, 1), {})
+        entry = table.get(coarse(size, 3))
+        if entry is None:
+            table[coarse(size, 3)] = _Entry(seconds, 1, self._num)
+        else:
+            entry.add(seconds, self._num)
+
+    def seconds(self, rows: int, sizes: list[int]) -> list[float]:
+        """Expected cost of each size; 0 while nothing is known."""
+        points = self._points(rows)
+        return [_between(points, size) for size in sizes]
+
+    def _points(self, rows: int) -> list[tuple[int, float]]:
+        """What is known for such rows, or else for those most like them, by size; never falling."""
+        at = coarse(rows, 1)
+        nearest = min(self._tables, key=lambda known: abs(known - at), default=None)
+        if nearest is None:
+            return []
+        table = self._tables[nearest]
+        for size in [size for size, entry in table.items() if self._num - entry.seen > LIFE and len(table) > 1]:
+            del table[size]
+        sizes = [size for size in sorted(table) if table[size].num >= TRUST]
+        points = [(0, 0.0)] if self._from_nothing else []
+        for size in sizes or ([] if points else [min(table)]):
+            seconds = table[size].seconds
+            points.append((size, max(seconds, points[-1][1]) if points else seconds))
+        return points
+
+
+def coarse(number: int, bits: int) -> int:
+    """Rounded down to so many bits behind the first: numbers alike share an entry."""
+    shift = max(0, number.bit_length() - 1 - bits)
+    return number >> shift << shift
+
+
+def _between(points: list[tuple[int, float]], size: int) -> float:
+    """On the line between the neighbours, or on that of the two at the end."""
+    if not points:
+        return 0.0
+    if len(points) == 1:
+        return _beside(*points[0], size)
+    at = next((i for i, (known, _) in enumerate(points) if known >= size), len(points) - 1)
+    (left, low), (right, high) = points[max(0, at - 1)], points[max(1, at)]
+    return max(low + (high - low) * (size - left) / (right - left), 0.0)
+
+
+def _beside(known: int, seconds: float, size: int) -> float:
+    if not known:
+        return seconds
+    if size < known:
+        return seconds / (1 + STEEPNESS * (known - size) / max(size, 1))
+    return seconds * (1 + STEEPNESS * (size - known) / known)

@@ -1,0 +1,34 @@
+"""`sluice healthcheck`: whether a process of the ring lives; the exec probe of its container."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services import heartbeat
+from services.config import bad_setting
+from services.messages import Role
+
+EXIT_SICK = 1
+
+
+def healthcheck(
+    role: Annotated[str, typer.Option(envvar="SLUICE_ROLE", help="gateway, tokenizer, engine or detokenizer")],
+    heartbeat_dir: Annotated[Path, typer.Option(envvar="SLUICE_HEARTBEAT_DIR", help="that of the process")],
+    process_id: Annotated[str, typer.Option(envvar="SLUICE_PROCESS_ID", help="default: <role>-0")] = "",
+) -> None:
+    """Say whether a process lives; exit status 1 if not. Busy is alive: it is stuck when no layer has moved for five
+    seconds, or for ten of its steps if that is longer. Whether requests are let in is told by grpc.health.v1."""
+    if role not in tuple(Role):
+        raise bad_setting("role", f"{role!r} is not one of {', '.join(Role)}")
+    name = process_id or f"{role}-0"
+    sign = heartbeat.read(heartbeat_dir, name)
+    if sign is None:
+        typer.echo(f"{name}: no sign of life yet in {heartbeat_dir}")
+        raise typer.Exit(EXIT_SICK)
+    silent_s = sign.silence(time.monotonic())
+    if sign.is_stuck(time.monotonic()):
+        typer.echo(f"{name}: stuck, no sign of life for {silent_s:.1f} s")
+        raise typer.Exit(EXIT_SICK)
+    typer.echo(f"{name}: alive {silent_s:.1f} s ago")

@@ -1,0 +1,47 @@
+"""What an output must look like, all of it: the constraint or the calls asked for, behind the reasoning that may come.
+
+Pure: a request and what its chat template speaks in, a job for a grammar's compiler out. Knows no grammar.
+"""
+
+from collections.abc import Callable
+
+from engine.errors import unsupported
+from services.tokenizer.grammar_frames import Calls, Job, Reasoning
+from services.tokenizer.tool_formats import FORMATS, REASONING
+from services.work import ChatPrompt, Generate, Sections
+
+Mark = Callable[[str], str]  # a mark as a grammar writes it: a literal, or a special token by its id
+
+
+def job_of(work: Generate, sections: Sections, mark: Mark) -> Job | None:
+    """None for an output that is free. Raises ServiceError when calls are asked for in a format that is not known."""
+    calls = _calls(work.prompt, sections, mark) if isinstance(work.prompt, ChatPrompt) else None
+    if calls is None and work.constraint is None:
+        return None
+    return Job(work.constraint, calls, _reasoning(sections, mark, is_split=work.text.split_sections))
+
+
+def _calls(prompt: ChatPrompt, sections: Sections, mark: Mark) -> Calls | None:
+    if not prompt.must_call:
+        return None
+    known = FORMATS.get(sections.tools)
+    if known is None:
+        raise unsupported(
+            "chat.tool_choice", "chat.tool_choice: how this model writes calls is not known; send the mode AUTO or NONE"
+        )
+    is_bare = bool(known.bare)
+    return Calls(
+        tools=tuple((tool.name, tool.parameters) for tool in prompt.tools if tool.name in prompt.must_call),
+        key=known.writes,
+        opening="" if is_bare else mark(known.opening),
+        closing="" if is_bare or not known.closing else mark(known.closing),
+        separator=known.separators[:1],
+    )
+
+
+def _reasoning(sections: Sections, mark: Mark, *, is_split: bool) -> Reasoning | None:
+    """Where it is not told apart from the text, none may be begun: the text would not be what was asked for."""
+    if not (sections.is_reasoning or (sections.has_reasoning and is_split)):
+        return None
+    opening, closing = REASONING
+    return Reasoning(sections.is_reasoning, mark(opening), mark(closing))

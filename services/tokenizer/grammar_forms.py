@@ -1,0 +1,151 @@
+"""From the forms in which clients write constraints to the one that llguidance compiles. Pure; compiles nothing itself.
+
+Schemas, expressions and GBNF come from clients: this runs only where it may loop, recurse and fill memory (see
+`grammar_child`).
+"""
+
+import json
+import re
+from typing import Any
+
+from llguidance import LLMatcher, regex_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from services.tokenizer.grammar_frames import Calls, Job, Reasoning
+from services.work import Constraint, ConstraintForm
+
+# Between JSON's tokens: nothing, a space, or line ends and an indent. More would be JSON too; weak models never end it.
+WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+_ESCAPE = re.compile(r"\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})")
+
+
+class FormError(Exception):
+    """What is written is not of its form; `place` says where, or is empty."""
+
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = place
+
+
+def grammar_of(job: Job) -> str:
+    """Raises FormError, RecursionError."""
+    grammars = calls_grammars(job.calls) if job.calls is not None else [constraint_grammar(job.constraint)]
+    if job.reasoning is not None:
+        grammars = [{"lark_grammar": _reasoning(job.reasoning)}, {**grammars[0], "name": "body"}, *grammars[1:]]
+    return json.dumps({"grammars": grammars})
+
+
+def constraint_grammar(constraint: Constraint | None) -> dict[str, Any]:
+    """One grammar of llguidance's list. Raises FormError, RecursionError."""
+    assert constraint is not None
+    match constraint.form:
+        case ConstraintForm.JSON_SCHEMA:
+            return {"json_schema": schema_of(constraint.source)}
+        case ConstraintForm.REGEX:
+            return {"lark_grammar": f"start: /{regex_to_lark(constraint.source, '')}/"}
+        case ConstraintForm.GRAMMAR:
+            return {"lark_grammar": _lark(constraint.source)}
+        case ConstraintForm.CHOICE:
+            return {"lark_grammar": "start: " + " | ".join(_literal(text) for text in constraint.choices)}
+
+
+def schema_of(text: str, *, is_object: bool = False) -> dict[str, Any]:
+    """A schema with our options; `is_object`: it describes objects. Raises FormError, RecursionError."""
+    try:
+        schema = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FormError(f"is not JSON: {error.msg}", f"line {error.lineno}, column {error.colno}") from error
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise FormError("is no JSON Schema: it must be an object")
+    if is_object and schema.setdefault("type", "object") != "object":
+        raise FormError("must describe an object")
+    return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+
+
+def calls_grammars(calls: Calls) -> list[dict[str, Any]]:
+    """A grammar of one call or more, and those of the arguments that it refers to."""
+    begins = [f'{{"name": {json.dumps(name)}, "{calls.key}": ' for name, _ in calls.tools]
+    one = " | ".join(f'{_literal(begin)} @tool_{at} "}}"' for at, begin in enumerate(begins))
+    opening = f"{calls.opening} /\\n?/" if calls.opening else ""
+    closing = f"/\\n?/ {calls.closing}" if calls.closing else ""
+    separator = f"{_literal(calls.separator)} /[ \\n]?/" if calls.separator else "/\\n?/"
+    lark = f"start: call ({separator} call)*\ncall: {opening} ({one}) {closing}\n"
+    schemas = [schema_of(parameters, is_object=True) for _, parameters in calls.tools]
+    return [{"lark_grammar": lark}, *({"name": f"tool_{at}", "json_schema": one} for at, one in enumerate(schemas))]
+
+
+def _reasoning(reasoning: Reasoning) -> str:
+    """Reasoning goes on to its closing mark, whatever it says."""
+    inside = f"start: reasoning @body\nreasoning: inside /\\n{{0,2}}/\n{_until(reasoning.closing)}\n"
+    if reasoning.is_open:
+        return inside
+    return inside.replace("start: reasoning", f"start: ({reasoning.opening} reasoning)?")
+
+
+def _until(closing: str) -> str:
+    """A rule of anything up to a mark: a literal, or a special token, which no text can be."""
+    if closing.startswith("<["):
+        return f"inside: /(.|\\n)*/ {closing}"
+    return f"inside[suffix={closing}]: /(.|\\n)*/"
+
+
+def _lark(gbnf: str) -> str:
+    try:
+        return gbnf_to_lark(_ESCAPE.sub(_unescaped, gbnf))
+    except Exception as error:  # it raises no class of its own for most of what can be wrong
+        if isinstance(error, RecursionError | MemoryError):
+            raise
+        message, _, place = str(error).partition(" at line ")
+        raise FormError(message or "is no GBNF", place and f"line {place}") from error
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    r"""\u0041 as \x41 where ASCII, else as the character: the converter drops leading zeros."""
+    code = int(match.group(1) or match.group(2), 16)
+    if code < 128:
+        return f"\\x{code:02x}"
+    return chr(code) if code < 0x110000 and not 0xD800 <= code < 0xE000 else match.group()
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def place_of(schema: dict[str, Any], error: str, max_tries: int = 300) -> str:
+    """JSON pointer of the innermost part of a schema that is refused with this error; "" for the whole."""
+    shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    pointer, part, tries = "", schema, 0
+    while True:
+        for path, inner in _parts(part):
+            tries += 1
+            if tries > max_tries:
+                return pointer
+            if _refusal({**shared, **inner}) == error:
+                pointer, part = pointer + path, inner
+                break
+        else:
+            return pointer
+
+
+def _parts(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Schemas directly inside a schema, and the pointers to them."""
+    found: list[tuple[str, Any]] = []
+    for key in ("$defs", "definitions", "properties", "patternProperties"):  # what is shared before what refers to it
+        named = schema.get(key)
+        found += [(f"/{key}/{_escaped(name)}", one) for name, one in named.items()] if isinstance(named, dict) else []
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        listed = schema.get(key)
+        found += [(f"/{key}/{at}", one) for at, one in enumerate(listed)] if isinstance(listed, list) else []
+    found += [(f"/{key}", schema.get(key)) for key in ("items", "additionalProperties", "contains", "not")]
+    return [(path, one) for path, one in found if isinstance(one, dict)]
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _refusal(schema: dict[str, Any]) -> str:
+    return LLMatcher.validate_grammar(json.dumps({"grammars": [{"json_schema": schema}]}))

@@ -1,0 +1,233 @@
+"""The controller in simulated time: near the best fixed length, whatever that is, and never much below none."""
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable
+
+import pytest
+
+from engine.speculation.controller import FLOORS, Controller, Record
+from engine.speculation.costs import CostTable, coarse
+
+MOST = 8
+Cost = Callable[[int, int], float]  # rows, tokens → seconds
+Draft = Callable[[int, int], float]  # rows, length → seconds
+
+
+@dataclasses.dataclass
+class World:
+    """A machine and its sequences."""
+
+    step: Cost
+    draft: Draft
+    chances: list[float]  # that a draft's token is right, by sequence
+    noise: float = 0.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    def play(self, choose: Callable[[], list[int]], steps: int, controller: Controller | None = None) -> float:
+        """Tokens per second of so many steps."""
+        seconds = tokens = 0.0
+        rows = len(self.chances)
+        for _ in range(steps):
+            asked = choose()
+            drafting = [num for num in asked if num]
+            took = self.draft(len(drafting), max(drafting)) * self._jitter() if drafting else 0.0
+            step = self.step(rows, rows + sum(asked)) * self._jitter()
+            if controller is not None:
+                if drafting:
+                    controller.drafted(len(drafting), drafting, sum(drafting), took)
+                controller.stepped(rows, rows + sum(asked), step)
+            for i, num in enumerate(asked):
+                right = self._right(i, num)
+                tokens += 1 + right
+                if controller is not None and num:
+                    controller.verified(self.records[i], num, right)
+            seconds += took + step
+        return tokens / seconds
+
+    def run(self, controller: Controller, steps: int) -> float:
+        """With the controller choosing."""
+        return self.play(lambda: controller.choose(self.records, len(self.chances)), steps, controller)
+
+    def best(self, steps: int = 400) -> tuple[float, int]:
+        """Of all fixed lengths: the rate, and the length."""
+        quiet = dataclasses.replace(self, noise=0.0)
+        return max((quiet.play(functools.partial(_all, num, len(self.chances)), steps), num) for num in range(MOST + 1))
+
+    @property
+    def records(self) -> list[Record]:
+        if not hasattr(self, "_records"):
+            self._records = [Record() for _ in self.chances]
+        return self._records
+
+    def _right(self, i: int, num: int) -> int:
+        right = 0
+        while right < num and self.rng.random() < self.chances[i]:
+            right += 1
+        return right
+
+    def _jitter(self) -> float:
+        """Mostly a little; now and then something else has the machine."""
+        if not self.noise:
+            return 1.0
+        return 4.0 if self.rng.random() < 0.02 else 1.0 + self.noise * self.rng.random()
+
+
+def _all(num: int, rows: int) -> list[int]:
+    return [num] * rows
+
+
+def affine(fixed: float, token: float) -> Cost:
+    return lambda rows, tokens: fixed + token * tokens
+
+
+def free(rows: int, length: int) -> float:
+    return 0.0
+
+
+def model(fixed: float) -> Draft:
+    """A draft model: so much for each of its steps."""
+    return lambda rows, length: fixed * length
+
+
+WORLDS = {
+    "memory-bound, copies well": World(affine(10e-3, 0.02e-3), free, [0.9]),
+    "memory-bound, copies badly": World(affine(10e-3, 0.02e-3), free, [0.2]),
+    "compute-bound": World(affine(0.1e-3, 1e-3), free, [0.5]),
+    "many rows": World(affine(5e-3, 0.3e-3), free, [0.3] * 32),
+    "a good draft model": World(affine(10e-3, 0.1e-3), model(1e-3), [0.8]),
+    "a draft model as slow as its target": World(affine(10e-3, 0.1e-3), model(9e-3), [0.7]),
+    "noisy": World(affine(5e-3, 0.3e-3), free, [0.7] * 4, noise=0.3),
+    "a staircase": World(lambda rows, tokens: 5e-3 if tokens <= 16 else 12e-3, free, [0.8] * 8),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=list(WORLDS))
+def test_it_comes_near_the_best_fixed_length(world: World) -> None:
+    world = dataclasses.replace(world)
+    controller = Controller(MOST)
+    world.run(controller, 300)
+    rate = world.run(controller, 1500)
+    best, _ = dataclasses.replace(world, noise=0.0).best()
+    assert rate >= 0.92 * best / (1 + (world.noise / 2 + 0.06) * bool(world.noise))
+
+
+def test_mixed_sequences_are_drafted_for_as_they_deserve() -> None:
+    world = World(affine(5e-3, 0.5e-3), free, [0.95] * 4 + [0.1] * 12)
+    controller = Controller(MOST)
+    world.run(controller, 400)
+    chosen = controller.choose(world.records, 16)
+    assert min(chosen[:4]) >= 2
+    assert sum(chosen[4:]) <= 4
+    assert world.run(controller, 1500) >= 1.03 * world.best()[0]
+
+
+def test_it_lets_go_and_comes_back() -> None:
+    """A text that stops repeating itself, and begins again."""
+    world = World(affine(5e-3, 0.5e-3), model(0.5e-3), [0.9] * 4)
+    controller = Controller(MOST)
+    world.run(controller, 200)
+    assert min(controller.choose(world.records, 4)) > 2
+    world.chances = [0.0] * 4
+    world.run(controller, 200)
+    assert controller.floor == 0
+    world.chances = [0.95] * 4
+    world.run(controller, 6000)
+    assert min(controller.choose(world.records, 4)) > 2
+
+
+def test_a_machine_that_became_slow_at_large_steps_is_noticed() -> None:
+    world = World(affine(10e-3, 0.02e-3), free, [0.5] * 8)
+    controller = Controller(MOST)
+    world.run(controller, 300)
+    assert controller.floor > 0
+    world.step = affine(0.1e-3, 1e-3)
+    world.run(controller, 1000)
+    assert controller.floor == 0
+
+
+def test_drafting_nothing_costs_next_to_nothing() -> None:
+    world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
+    controller = Controller(MOST)
+    world.run(controller, 500)
+    drafted = 0
+
+    def choose() -> list[int]:
+        nonlocal drafted
+        chosen = controller.choose(world.records, 8)
+        drafted += sum(chosen)
+        return chosen
+
+    rate = world.play(choose, 5000, controller)
+    assert drafted <= 60
+    assert rate >= 0.98 * world.best()[0]
+
+
+def test_it_does_not_swing() -> None:
+    world = World(affine(5e-3, 0.3e-3), free, [0.6] * 8, noise=0.2)
+    controller = Controller(MOST)
+    world.run(controller, 1000)
+    changes, floor = 0, controller.floor
+    for _ in range(1000):
+        world.run(controller, 1)
+        changes += controller.floor != floor
+        floor = controller.floor
+    assert changes <= 60
+
+
+def test_no_draft_is_longer_than_allowed() -> None:
+    for most in (1, 3, 64):
+        world = World(affine(10e-3, 0.0), free, [1.0])
+        controller = Controller(most)
+        world.run(controller, 200)
+        assert controller.choose(world.records, 1) == [most]
+
+
+def test_equal_histories_give_equal_choices() -> None:
+    choices = []
+    for _ in range(2):
+        world, controller = dataclasses.replace(WORLDS["noisy"]), Controller(MOST)
+        world.run(controller, 500)
+        choices.append((controller.choose(world.records, 4), controller.floor))
+    assert choices[0] == choices[1]
+    assert 0 <= choices[0][1] < len(FLOORS)
+
+
+def test_costs_are_read_between_what_was_measured() -> None:
+    table = CostTable(from_nothing=False)
+    assert table.seconds(4, [4]) == [0.0]
+    for _ in range(4):
+        table.record(4, 4, 1.0)
+        table.record(4, 12, 3.0)
+    assert table.seconds(4, [4, 8, 12, 16]) == [1.0, 2.0, 3.0, 4.0]
+    assert table.seconds(5, [8]) == [2.0]  # rows alike
+
+
+def test_one_measurement_decides_nothing() -> None:
+    table = CostTable(from_nothing=False)
+    for _ in range(4):
+        table.record(1, 4, 1.0)
+    table.record(1, 8, 50.0)
+    assert table.seconds(1, [8])[0] < 2.0
+    for _ in range(20):
+        table.record(1, 4, 1.0)
+    table.record(1, 4, 50.0)
+    assert table.seconds(1, [4])[0] < 1.1
+
+
+def test_what_was_not_seen_for_long_is_forgotten() -> None:
+    table = CostTable(from_nothing=False)
+    for _ in range(4):
+        table.record(1, 8, 9.0)
+    for _ in range(5000):
+        table.record(1, 4, 1.0)
+    assert table.seconds(1, [8])[0] < 2.0
+
+
+def test_nearby_numbers_share_an_entry() -> None:
+    assert [coarse(number, 1) for number in (1, 2, 3, 5, 7, 12, 100)] == [1, 2, 3, 4, 6, 12, 96]
+    assert coarse(15, 3) == 15 and coarse(35, 3) == 32

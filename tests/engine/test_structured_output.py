@@ -1,0 +1,206 @@
+"""Output that follows a JSON Schema, from a model of random weights: valid whatever schema, seed and company are."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from engine.engine import Engine
+from engine.request import EngineRequest, FinishReason, SamplingParams
+from services.tokenizer.grammar_forms import grammar_of
+from services.tokenizer.grammar_frames import Job
+from services.work import Constraint, ConstraintForm
+from tests.engine.test_engine_oracle import ROOMY, make_engine
+from tests.oracle.checkpoints import Shape, make_checkpoint
+from tests.oracle.schemas import SCHEMAS
+from tests.oracle.tokenizers import byte_level_bpe
+
+CONFIG = dataclasses.replace(ROOMY, max_num_seqs=16, kv_cache_tokens=16 * 1024)
+TIGHT = dataclasses.replace(CONFIG, max_num_batched_tokens=9, kv_cache_tokens=528, admission_watermark=-3.0)
+PROMPT = (5, 6, 7, 300)
+EOS = 2
+HEAT = (1.0, 0.0, 3.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A checkpoint, and what its ids are."""
+
+    directory: Path
+    tokenizer: Tokenizer
+
+    def engine(self, config: Any = CONFIG) -> Engine:  # noqa: ANN401 # an EngineConfig
+        return make_engine(self.directory, config)
+
+    def text(self, ids: list[int]) -> str:
+        decoded: str = self.tokenizer.decode(ids[:-1] if ids[-1:] == [EOS] else ids)
+        return decoded
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    directory = make_checkpoint(tmp_path_factory.mktemp("structured"), Shape(vocab=404, context=1024), seed=1)
+    yield Model(directory, byte_level_bpe(directory))
+
+
+def grammar(form: ConstraintForm, source: str) -> str:
+    return grammar_of(Job(Constraint(form, source)))
+
+
+def schema_grammar(schema: dict[str, Any]) -> str:
+    return grammar(ConstraintForm.JSON_SCHEMA, json.dumps(schema))
+
+
+def params(**fields: Any) -> SamplingParams:  # noqa: ANN401 # of SamplingParams' types
+    return SamplingParams(**{"max_tokens": 900, "temperature": 2.0, **fields})
+
+
+Outputs = dict[tuple[str, int], tuple[list[int], FinishReason]]
+
+
+def run(engine: Engine, requests: dict[str, SamplingParams], **fields: Any) -> Outputs:  # noqa: ANN401 # of EngineRequest
+    """Ids and end of each output of each request; later ones are of higher priority, so that a full engine preempts."""
+    for priority, (name, asked) in enumerate(requests.items()):
+        engine.add(EngineRequest(name, PROMPT, asked, min(priority, 1000), **fields))
+    ids: dict[tuple[str, int], list[int]] = {}
+    ended: Outputs = {}
+    while engine.has_work:
+        events = engine.step()
+        assert not events.failed
+        for event in events.sampled:
+            key = (event.request_id, event.output_index)
+            ids.setdefault(key, []).extend(event.token_ids)
+            if event.finish is not None:
+                ended[key] = (ids[key], event.finish)
+    engine.scheduler.check()
+    return ended
+
+
+def generate_all(model: Model, num_seeds: int) -> None:
+    engine = model.engine()
+    asked = {
+        f"{name}:{seed}": params(
+            seed=seed, grammar=schema_grammar(schema), temperature=(1.0, 0.0, 3.0)[(seed + at) % 3]
+        )
+        for at, (name, schema) in enumerate(SCHEMAS.items())
+        for seed in range(num_seeds)
+    }
+    ended = run(engine, asked)
+    assert len(ended) == len(SCHEMAS) * num_seeds
+    for (name, _), (ids, finish) in ended.items():
+        schema = SCHEMAS[name.partition(":")[0]]
+        assert finish is FinishReason.EOS, (name, model.text(ids))
+        jsonschema.validate(json.loads(model.text(ids)), schema, format_checker=jsonschema.FormatChecker())
+
+
+def test_every_schema_is_followed(model: Model) -> None:
+    generate_all(model, 1)
+
+
+@pytest.mark.long
+def test_a_thousand_generations_are_valid(model: Model) -> None:
+    generate_all(model, 34)
+
+
+PERSON = SCHEMAS["person"]
+REGEX = r"[a-c]{3,30}-[0-9]{2}"
+
+
+def test_outputs_of_one_request_follow_it_each_for_itself(model: Model) -> None:
+    ended = run(model.engine(), {"r": params(seed=4, n=5, grammar=schema_grammar(PERSON))})
+    texts = [model.text(ended["r", index][0]) for index in range(5)]
+    assert len(set(texts)) > 1
+    for text in texts:
+        jsonschema.validate(json.loads(text), PERSON)
+
+
+def test_the_best_of_several_follow_it(model: Model) -> None:
+    ended = run(model.engine(), {"r": params(seed=4, n=2, best_of=4, grammar=schema_grammar(PERSON))})
+    for ids, _ in ended.values():
+        jsonschema.validate(json.loads(model.text(ids)), PERSON)
+    assert len(ended) == 2
+
+
+def test_tokens_do_not_depend_on_company_or_preemption(model: Model) -> None:
+    """Matchers are rebuilt from the tokens when a sequence comes back, and prompts are cut into chunks."""
+    names = ["person", "order", "expression", "array", "unicode-keys", "tree"]
+    asked = {
+        name: params(seed=at, n=2, grammar=schema_grammar(SCHEMAS[name]), max_tokens=250)
+        for at, name in enumerate(names)
+    }
+    alone: Outputs = {}
+    for name in names:
+        alone |= run(model.engine(), {name: asked[name]})
+    crowded = model.engine(TIGHT)
+    together = run(crowded, dict(reversed(asked.items())) | {"free": params(seed=9, max_tokens=120)})
+    assert {key: value for key, value in together.items() if key[0] != "free"} == alone
+    assert crowded.scheduler.num_preemptions > 0
+
+
+def test_drafts_change_nothing_but_the_steps(model: Model) -> None:
+    names = ["person", "order", "expression", "array", "unicode-keys", "nested-arrays"]
+    asked = {name: params(seed=at, n=2, grammar=schema_grammar(SCHEMAS[name])) for at, name in enumerate(names)}
+    plain = model.engine()
+    drafting = model.engine(dataclasses.replace(CONFIG, speculation="ngram"))
+    assert run(plain, asked) == run(drafting, asked)
+    assert drafting.stats.num_steps < plain.stats.num_steps
+
+
+@pytest.mark.parametrize("received", [0, 1, 7, -1])
+def test_an_output_goes_on_behind_what_was_received(model: Model, received: int) -> None:
+    asked = params(seed=3, n=2, grammar=schema_grammar(PERSON))
+    whole = run(model.engine(), {"r": asked})
+    had = tuple(tuple(whole["r", index][0][:received]) for index in range(2))
+    rest = run(model.engine(), {"r": asked}, resume_ids=had)
+    for index in range(2):
+        assert [*had[index], *rest["r", index][0]] == whole["r", index][0]
+
+
+def test_what_was_received_and_does_not_follow_it_fails_that_request_only(model: Model) -> None:
+    engine = model.engine()
+    wrong = tuple(model.tokenizer.encode("hello").ids)
+    engine.add(EngineRequest("w", PROMPT, params(grammar=grammar(ConstraintForm.REGEX, REGEX)), resume_ids=(wrong,)))
+    engine.add(EngineRequest("r", PROMPT, params(seed=1, grammar=grammar(ConstraintForm.REGEX, REGEX))))
+    failed, ended = [], []
+    while engine.has_work:
+        events = engine.step()
+        failed += events.failed
+        ended += [event.request_id for event in events.sampled if event.finish is FinishReason.EOS]
+    assert [(name, error.field) for name, error in failed] == [("w", "constraint")] and ended == ["r"]
+
+
+def test_a_grammar_at_its_end_outweighs_min_tokens(model: Model) -> None:
+    asked = params(seed=1, min_tokens=50, grammar=grammar(ConstraintForm.REGEX, "(a|b)c{0,3}"))
+    ((ids, finish),) = run(model.engine(), {"r": asked}).values()
+    assert finish is FinishReason.EOS and model.text(ids)[1:] == "ccc"  # as long as it may be
+
+
+def test_an_output_cut_short_is_the_beginning_of_one_that_follows_it(model: Model) -> None:
+    asked = params(seed=1, max_tokens=3, grammar=grammar(ConstraintForm.REGEX, "x{40}"))
+    ((ids, finish),) = run(model.engine(), {"r": asked}).values()
+    assert finish is FinishReason.LENGTH and set(model.text(ids)) == {"x"}
+
+
+def test_log_probabilities_are_the_models_own(model: Model) -> None:
+    """A constraint does not make a token likely."""
+    engine = model.engine()
+    engine.add(EngineRequest("r", PROMPT, params(seed=1, logprobs=3, grammar=grammar(ConstraintForm.REGEX, "zz"))))
+    ranks = []
+    while engine.has_work:
+        for event in engine.step().sampled:
+            ranks += [logprob.rank for logprob in event.logprobs]
+            assert all(len(logprob.top_ids) == 3 for logprob in event.logprobs)
+    assert max(ranks) > 3
+
+
+def test_penalties_and_biases_go_with_it(model: Model) -> None:
+    asked = params(
+        seed=1, presence_penalty=2.0, repetition_penalty=1.5, logit_bias=((40, 9.0),), grammar=schema_grammar(PERSON)
+    )
+    ((ids, _),) = run(model.engine(), {"r": asked}).values()
+    jsonschema.validate(json.loads(model.text(ids)), PERSON)

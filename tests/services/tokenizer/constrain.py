@@ -1,0 +1,10 @@
+"""Constraints for tests of stages that need none."""
+
+from pathlib import Path
+
+from services.tokenizer.constraints import Constraints
+
+
+def idle_constraints() -> Constraints:
+    """Those of a model that has no tokenizer: nothing is started unless something is compiled."""
+    return Constraints(Path("/nonexistent"), 400, (1,))

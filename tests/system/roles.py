@@ -1,0 +1,87 @@
+"""The four roles each by itself over TCP with CURVE, as containers run them: started, stopped, replaced by hand."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.system.service import Service
+
+SLUICE = (sys.executable, "-m", "services.cli.main")
+ROLES = ("gateway", "tokenizer", "engine", "detokenizer")
+
+
+def sluice(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end."""
+    return subprocess.run([*SLUICE, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def free_ports(num: int) -> list[int]:
+    """Ports that nobody uses now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(num)]
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+class Roles:
+    """The processes by role."""
+
+    def __init__(self, keys: Path) -> None:
+        assert sluice("keys", str(keys), *(f"{role}-0" for role in ROLES)).returncode == 0
+        *ports, self._front = free_ports(5)
+        self._inboxes = {role: f"tcp://127.0.0.1:{port}" for role, port in zip(ROLES, ports, strict=True)}
+        peers = {f"SLUICE_{role.upper()}_PEERS": f"{role}-0={address}" for role, address in self._inboxes.items()}
+        common = {"OMP_WAIT_POLICY": "passive", "SLUICE_RING_KEYS": str(keys), "SLUICE_LOG_LEVEL": "warning"}
+        self._environment = {**os.environ, **common, **peers}
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    @property
+    def service(self) -> Service:
+        """Its gateway as a service."""
+        return Service(self.processes["gateway"], f"127.0.0.1:{self._front}")
+
+    def start(self, role: str) -> None:
+        """Start one, in the place of an earlier one."""
+        command = [*SLUICE, "serve", "--role", role, "--inbox", self._inboxes[role], "--threads", "1"]
+        command += ["--listen", f"127.0.0.1:{self._front}", "--dtype", "float32"]
+        self.processes[role] = subprocess.Popen(command, env=self._environment, text=True)
+
+    def replace(self, role: str) -> None:
+        """Kill one and start another."""
+        self.processes[role].kill()
+        self.processes[role].wait()
+        self.start(role)
+
+    def is_serving(self) -> bool:
+        """Whether health says so."""
+        with grpc.insecure_channel(f"127.0.0.1:{self._front}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+            except grpc.RpcError:
+                return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@contextlib.contextmanager
+def four_roles(keys: Path) -> Iterator[Roles]:
+    """Run all four until the block ends; they must then leave with status 0."""
+    roles = Roles(keys)
+    try:
+        for role in ROLES:
+            roles.start(role)
+        yield roles
+        for process in roles.processes.values():
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(30) for process in roles.processes.values()] == [0] * 4
+    finally:
+        for process in roles.processes.values():
+            process.kill()
+            process.wait()
