@@ -1125,7 +1125,7 @@ class ResumePoint(_message.Message):
     """Sequence number of the last delta received; 0 when none was."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPrefix]:
-        """What was received of each output, needed when the gateway that owned the generation is gone. At most 128; an output
+        """What was received of each output, needed when the gateway that owned the generation is gone. At most 128. An output
         that is not here begins from nothing.
         """
 
