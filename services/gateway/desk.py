@@ -87,7 +87,8 @@ class Desk:
         if asked.idempotency_key:
             self._keys[tenant, asked.idempotency_key] = request.generation_id
         if asked.detach_ttl_s is not None:
-            request.history = History(self.settings.max_history_deltas, self.settings.max_history_bytes)
+            most = self.settings.max_history_deltas, self.settings.max_history_bytes
+            request.history = History(*most, after_seq=asked.after_seq)
         return request
 
     def open_own(self, call: Call, asked: Asked) -> OpenRequest:
@@ -102,7 +103,7 @@ class Desk:
         envelope = request.envelope
         if traceparent != envelope.traceparent:
             request.envelope = envelope = msgspec.structs.replace(envelope, traceparent=traceparent)
-        self._emit(Submit(envelope=envelope, work=request.asked.work))
+        self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume))
 
     def resubmit(self, request: OpenRequest) -> None:
         """Send it round the ring once more: it goes on where it is; what an earlier attempt still says is dropped."""
