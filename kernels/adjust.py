@@ -41,7 +41,9 @@ def add_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
 def keep_only_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
     """Bar every id of `rows` but those of the pairs [N], in place."""
     kept = logits[rows, ids]
-    logits.index_fill_(0, rows, -torch.inf)
+    touched = torch.zeros(len(logits), 1, dtype=torch.bool, device=logits.device)
+    touched[rows] = True
+    logits.masked_fill_(touched, -torch.inf)
     logits[rows, ids] = kept
 
 

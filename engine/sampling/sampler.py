@@ -14,8 +14,8 @@ from engine.errors import ServiceError, constraint_lost, nothing_left
 from engine.plan import TokenLogprob
 from engine.sampling.logprobs import score
 from engine.sampling.rows import Floats, Ints, SamplingRows
-from kernels import adjust
-from kernels.sampling import Rows, greedy, sample
+from kernels import adjust, ops
+from kernels.sampling import Rows, greedy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Sampler:
             chosen, best = greedy(logits)
             bad = [row for row, value in enumerate(best.tolist()) if not math.isfinite(value)]
         else:
-            chosen, is_bad = sample(logits, _tensors(rows, logits.device))
+            chosen, is_bad = ops.sample(logits, _tensors(rows, logits.device))
             bad = is_bad.nonzero()[:, 0].tolist()
         errors: dict[int, ServiceError] = {}
         if rows.is_adjusted and (bad or rows.masks is not None):
