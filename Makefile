@@ -71,6 +71,10 @@ bench-step: $(VENV)/.run ## engine decode step against a bare forward
 bench-detokenizer: $(VENV)/.run ## a token's cost in the detokenizer
 	$(BIN)/python -m benchmarks.detokenizer
 
+.PHONY: bench-gateway
+bench-gateway: $(VENV)/.run ## the front door: gaps, costs, cancels, credit, slow readers, overload
+	$(BIN)/python -m benchmarks.gateway
+
 bench-start: $(VENV)/.run ## cold start to first token, and memory
 	$(BIN)/python -m benchmarks.cold_start
 
@@ -86,6 +90,9 @@ simulate: $(VENV)/.dev ## replay one seed of the scheduler's simulation: SEED=â€
 simulate-long: EVENTS = 10000000
 simulate-long: $(VENV)/.dev ## ten million events of it (nightly: EVENTS=100000000)
 	@$(BIN)/python -m tests.engine.scheduler.simulate --seed $(SEED) --seeds 500 --events $(EVENTS) --jobs 2
+
+bench-recovery: $(VENV)/.run ## 180 kills under load: what clients notice (a quarter of an hour)
+	$(BIN)/python -m benchmarks.recovery
 
 bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in simulated time
 	$(BIN)/python -m benchmarks.scheduler

@@ -1,5 +1,5 @@
-"""Carries a plan out, whatever happens: whole; when that fails row by row, so that only the guilty request fails; and
-when the device has no memory for a row, in pieces.
+"""Carries a plan out, whatever happens: whole; when that fails row by row and without drafts, so that only the guilty
+request fails; and when the device has no memory for a row, in pieces.
 
 Computing a row twice is harmless: it writes the same values to the same places, and sampling keeps no state.
 """
@@ -9,7 +9,7 @@ import logging
 from typing import Protocol
 
 from engine.errors import DeviceLost, OutOfDeviceMemory
-from engine.plan import Plan, PromptScores, StepResult
+from engine.plan import Plan, PromptScores, Run, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +51,16 @@ class Attempt:
         return merge([self._row(plan.row(i)) for i in range(len(plan.slots))])
 
     def _row(self, plan: Plan) -> StepResult:
+        if plan.drafts:  # they may be what is too much
+            result = self._row(plan.without_drafts())
+            logprobs = (result.logprobs[0],) if result.logprobs else ()
+            return dataclasses.replace(result, logprobs={}, runs={0: Run((result.token_ids[0],), logprobs)})
         try:
             return self._launcher.launch(plan).collect()
         except DeviceLost:
             raise
         except OutOfDeviceMemory:
-            if plan.num_tokens > 1 and not plan.drafts:
+            if plan.num_tokens > 1:
                 first, rest = plan.halves()
                 before = self._row(first)
                 return before if before.failed else behind(before, self._row(rest))

@@ -21,4 +21,5 @@ def limits_of(config: EngineConfig, model: ModelConfig, max_prompt_bytes: int) -
         context_length=config.max_model_len or model.context_length,
         vocab_size=model.vocab_size,
         max_prompt_bytes=max_prompt_bytes,
+        max_draft_tokens=0 if config.speculation == "none" else config.max_draft_tokens,
     )

@@ -79,6 +79,11 @@ class Plan:
             drafts={0: self.drafts[i]} if i in self.drafts else {},
         )
 
+    def without_drafts(self) -> "Plan":
+        """Of a plan of one row: its certain tokens only."""
+        num = self.num_tokens - self.drafts[0]
+        return dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], drafts={})
+
     def halves(self) -> "tuple[Plan, Plan]":
         """Of a plan of one row without drafts: its first tokens, behind which nothing is sampled, and the rest."""
         num = self.num_tokens // 2
@@ -125,7 +130,7 @@ class PromptScores:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """What a row with k drafts sampled: 1 + k tokens, each as if all drafts before it were right.
+    """What a row with k drafts sampled: 1 + k tokens at most, each as if all drafts before it were right.
 
     Attributes:
         logprobs: as many as tokens, or none if they were not asked for.
@@ -191,7 +196,5 @@ class Ask:
 
 def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
     """Drafts that are kept: the longest prefix equal to what was sampled in its place."""
-    for i, draft in enumerate(drafts):
-        if draft != sampled[i]:
-            return i
-    return len(drafts)
+    num = min(len(drafts), len(sampled) - 1)
+    return next((i for i in range(num) if drafts[i] != sampled[i]), num)

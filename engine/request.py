@@ -31,6 +31,7 @@ class Limits:
     Attributes:
         context_length: tokens of prompt plus output that the model and the server's setting allow.
         vocab_size: width of the logits; every token id is below it.
+        max_draft_tokens: drafted for one sequence in one step; 0 where nothing is drafted.
     """
 
     context_length: int
@@ -52,6 +53,7 @@ class Limits:
     max_logit_bias: float = 100.0
     max_allowed_token_ids: int = 4096
     max_grammar_bytes: int = 1 << 20
+    max_draft_tokens: int = 0
     max_bad_token_ids: int = 4096
     max_bad_words: int = 64
     max_bad_word_bytes: int = 128

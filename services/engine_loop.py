@@ -65,11 +65,12 @@ UNKNOWN = About()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """An engine's place in the ring: who it is, which boot of it, and which gateways live."""
+    """An engine's place in the ring: who it is, which boot of it, which gateways live, what time it is."""
 
     id: str
     epoch: int
     leases: Leases = dataclasses.field(default_factory=Leases)
+    clock: Callable[[], float] = time.monotonic
 
 
 class EngineStage:
@@ -148,7 +149,7 @@ class EngineStage:
         if opened is None or opened.prompt.envelope.attempt != envelope.attempt:
             return
         try:
-            _apply(self.engine, message)
+            _apply(self.engine, message, self._place.clock())
         except ServiceError as error:
             self.engine.cancel(envelope.request_id)
             self._fail(envelope.request_id, error)
@@ -168,7 +169,7 @@ class EngineStage:
                 self._count("stale")
                 return
             self._drop(envelope.request_id)  # a replay and what it replaces must not both speak
-        now, scheduling = time.monotonic(), prompt.scheduling
+        now, scheduling = self._place.clock(), prompt.scheduling
         request = EngineRequest(
             request_id=envelope.request_id,
             prompt_ids=tuple(unpack_ids(prompt.ids)),
@@ -182,6 +183,7 @@ class EngineStage:
             credit=scheduling.credit,
             is_open=scheduling.is_open,
             cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
+            max_draft_tokens=scheduling.max_draft_tokens,
             resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
         )
         try:
@@ -219,6 +221,8 @@ class EngineStage:
             admitted=admitted,
             finish=sampled.finish,
             timings=timings,
+            num_drafted=sampled.num_drafted,
+            num_accepted=sampled.num_accepted,
             prompt=_prompt_scores(prompt, sampled),
         )
 
@@ -231,6 +235,7 @@ class EngineStage:
             self._record("queue", prompt.envelope, opened.arrival, scheduled, {})
             self._record("prefill", prompt.envelope, scheduled, first, {"sluice.prompt_tokens": len(prompt.ids) // 4})
             attributes = {"sluice.tokens": num_tokens, "sluice.preemptions": times.num_preemptions}
+            attributes |= {"sluice.drafted_tokens": times.num_drafted, "sluice.accepted_tokens": times.num_accepted}
             self._record("decode", prompt.envelope, first, first + times.decode_s, attributes)
         return Timings(
             prompt.tokenize_s, times.queue_s, times.prefill_s, times.decode_s, num_preemptions=times.num_preemptions
@@ -239,7 +244,7 @@ class EngineStage:
     def _fail(self, request_id: str, error: ServiceError) -> None:
         opened = self._open.pop(request_id)
         self._count("failed")
-        self._record("queue", opened.prompt.envelope, opened.arrival, time.monotonic(), {})
+        self._record("queue", opened.prompt.envelope, opened.arrival, self._place.clock(), {})
         self._emit(failed(opened.prompt.envelope, error))
 
     def _count(self, end: str) -> None:
@@ -247,7 +252,7 @@ class EngineStage:
 
     def _report(self) -> None:
         """Tell the load, now and then."""
-        now = time.monotonic()
+        now = self._place.clock()
         if now - self._reported_at < REPORT_INTERVAL_S:
             return
         self._reported_at = now
@@ -255,7 +260,7 @@ class EngineStage:
         self._emit(Report(place.id, place.epoch, load, self._served_token, about.dtype, about.num_parameters))
 
 
-def _apply(engine: Engine, message: Change) -> None:
+def _apply(engine: Engine, message: Change, now: float) -> None:
     """Raises ServiceError when the engine refuses it."""
     request_id = message.envelope.request_id
     match message:
@@ -266,7 +271,7 @@ def _apply(engine: Engine, message: Change) -> None:
             engine.append(request_id, unpack_ids(message.piece.ids))
         case Update():
             left_s = message.time_left_s
-            deadline_s = None if left_s is None else time.monotonic() + left_s
+            deadline_s = None if left_s is None else now + left_s
             engine.update(request_id, message.max_tokens, message.priority, deadline_s)
         case CloseInput():
             engine.close_input(request_id)

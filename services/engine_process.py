@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from engine.build import build_engine
 from engine.cache.tiers import Tiers
+from engine.scheduler.drafts import DraftStats
 from services.engine_loop import About, EngineStage, Place, load_of
 from services.grammar_gate import GrammarGate
 from services.model_source import resolve_draft
@@ -81,12 +82,27 @@ def figures(stage: EngineStage) -> dict[str, float]:
         "sluice_preemptions_total": load.num_preemptions,
         "sluice_swaps_total": stage.engine.scheduler.num_swaps,
         "sluice_recomputed_tokens_total": stage.engine.scheduler.num_recomputed,
+        **draft_figures(stage.engine.scheduler.draft_stats),
         "sluice_engine_steps_total": stats.num_steps,
         "sluice_engine_tokens_computed_total": stats.num_tokens,
         "sluice_engine_step_seconds_total": stats.total_s,
         **ends,
         **tier_figures(stage.engine.scheduler.cache.tiers),
     }
+
+
+def draft_figures(stats: DraftStats) -> Mapping[str, float]:
+    """Tokens drafted and accepted, in all and by their place in the draft; nothing where nobody drafts."""
+    if not stats.num_drafted:
+        return {}
+    figures = {
+        "sluice_drafted_tokens_total": float(stats.num_drafted),
+        "sluice_accepted_tokens_total": float(stats.num_accepted),
+    }
+    for i, (drafted, accepted) in enumerate(zip(stats.drafted_at, stats.accepted_at, strict=True), 1):
+        figures[f"sluice_drafted_tokens_at_{i}_total"] = drafted
+        figures[f"sluice_accepted_tokens_at_{i}_total"] = accepted
+    return figures
 
 
 def tier_figures(tiers: Tiers | None) -> Mapping[str, float]:

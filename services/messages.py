@@ -125,6 +125,8 @@ class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     admitted: Admitted | None = None  # on the first message of each output
     finish: FinishReason | None = None  # the output ends with these tokens
     timings: Timings | None = None  # with finish
+    num_drafted: int = 0  # for these tokens
+    num_accepted: int = 0  # of them
     prompt: PromptScores | None = None  # where it is asked for, on a request's first message
 
 
@@ -152,6 +154,8 @@ class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     reasoning: str = ""
     num_reasoning: int = 0  # of the tokens
     tool_calls: tuple[ToolCall, ...] = ()  # those that became complete
+    num_drafted: int = 0  # as in Tokens
+    num_accepted: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

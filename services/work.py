@@ -114,6 +114,7 @@ class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     bypasses_cache: bool = False
     credit: int | None = None  # tokens that may be sampled before the first Grant; None is without limit
     is_open: bool = False  # more prompt comes by Append, until CloseInput
+    max_draft_tokens: int | None = None  # drafted per step; None is as the server decides
 
 
 class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

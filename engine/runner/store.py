@@ -1,8 +1,10 @@
 """The bytes of cache blocks, and where `Move`s take them: device blocks, host slots, files.
 
-A block's bytes are its part of every layer, one layer after the other. Host slots are tensors like the cache's own;
-files are written and read by one thread, in order, so that a read finds what was written before it. A file carries the
-layout and a checksum: what does not fit or is damaged is reported as lost, never used. Knows no names' meaning.
+A block's bytes are its part of every layer, one layer after the other. Host slots are tensors like the cache's own, and
+on a device pinned: copies go in its own order of work, ahead of the step that overwrites their blocks, and nobody waits
+for them but who reads or fills a slot from here. In this machine's own memory a copy has ended when it returns. Files
+are written and read by one thread, in order, so that a read finds what was written before it. A file carries the layout
+and a checksum: what does not fit or is damaged is reported as lost, never used. Knows no names' meaning.
 """
 
 import dataclasses
@@ -11,7 +13,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -29,6 +31,7 @@ MAX_WAITING = 64  # writes that wait for the disk; beyond, blocks are dropped ra
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Job:
     move: Move
+    wait: Callable[[], None]  # for copies of before that may still use its slot
     data: bytes = b""  # of a WRITE
 
 
@@ -49,6 +52,7 @@ class BlockStore:
         self._layout = layout_of(self._all)
         self._ended: deque[tuple[Move, bool]] = deque()
         self._jobs: queue.Queue[_Job] = queue.Queue()
+        self._fence = fence_of(cache[0].device)
         self._thread: threading.Thread | None = None
         if directory is not None:
             self._thread = threading.Thread(target=self._serve, name="cache disk", daemon=True)
@@ -67,9 +71,10 @@ class BlockStore:
                 case Kind.WRITE if self._jobs.qsize() >= MAX_WAITING:
                     self._ended.append((move, False))
                 case Kind.WRITE:
-                    self._jobs.put(_Job(move, self._bytes_of(move.source)))
+                    self._fence()()
+                    self._jobs.put(_Job(move, _nothing, self._bytes_of(move.source)))
                 case _:
-                    self._jobs.put(_Job(move))
+                    self._jobs.put(_Job(move, self._fence()))
 
     def moved(self) -> list[tuple[Move, bool]]:
         """Reads and writes that have ended since the last call."""
@@ -91,6 +96,7 @@ class BlockStore:
 
     def _do(self, job: _Job) -> bool:
         assert self._directory is not None
+        job.wait()
         path = self._directory / f"{job.move.name.hex()}{SUFFIX}"
         if job.move.kind is Kind.REMOVE:
             path.unlink(missing_ok=True)
@@ -140,4 +146,21 @@ def _host_like(layer: Tensor, num: int) -> Tensor:
 
 def _copy(sources: list[Tensor], source: int, targets: list[Tensor], target: int) -> None:
     for one, other in zip(sources, targets, strict=True):
-        other[target].copy_(one[source])
+        other[target].copy_(one[source], non_blocking=True)
+
+
+def fence_of(device: torch.device) -> Callable[[], Callable[[], None]]:
+    """What gives, when called, a wait for all copies begun until then."""
+    if device.type != "cuda":
+        return lambda: _nothing
+
+    def fence() -> Callable[[], None]:
+        event = torch.Event(device)
+        event.record()
+        return event.synchronize
+
+    return fence
+
+
+def _nothing() -> None:
+    """Copies in this machine's memory have ended when they return."""

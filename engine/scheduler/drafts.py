@@ -12,7 +12,7 @@ from engine.plan import Ask, Plan, Run, num_accepted
 from engine.request import MAX_DRAFT_TOKENS
 from engine.scheduler.events import Sampled
 from engine.scheduler.floor import Floor
-from engine.scheduler.outputs import Outputs
+from engine.scheduler.outputs import Kept, Outputs
 from engine.scheduler.sequence import Drafting, Sequence, State
 from engine.speculation.controller import Controller
 
@@ -42,13 +42,12 @@ class DraftStats:
 class Drafts:
     """Drafts of the step to come and of the one in flight."""
 
-    def __init__(self, floor: Floor, outputs: Outputs, budget: int, controller: Controller | None) -> None:
+    def __init__(self, floor: Floor, outputs: Outputs, controller: Controller | None) -> None:
         """Without a controller drafts are as long as they may be."""
         self.stats = DraftStats()
         self.offered: list[Sequence] = []  # that have drafts for the next step
         self._floor = floor
         self._outputs = outputs
-        self._budget = budget
         self._controller = controller
         self._asked: list[Sequence] = []
         self._grown: list[tuple[Sequence, int]] = []  # whose tables have room for drafts, and which tables these are
@@ -58,11 +57,11 @@ class Drafts:
         """Whether the next plan must `take`."""
         return bool(self.offered or self._grown)
 
-    def asks(self, *, grow: bool = False) -> list[Ask]:
-        """Of sequences one token behind, while prompts leave room. `grow`: with blocks for all drafts but the last, as
-        far as nobody else needs them in the next step."""
+    def asks(self, budget: int, *, grow: bool) -> list[Ask]:
+        """Of sequences one token behind, while prompts leave room in a step of `budget` tokens. `grow`: with blocks for
+        all drafts but the last, as far as nobody else needs them in the next step."""
         missing = [one.num_missing for one in self._floor.running if one.num_missing > 0]
-        room = self._budget - sum(missing)
+        room = budget - sum(missing)
         able = [one for one in self._floor.running if _is_due(one)] if room > 0 else []
         self._asked = []
         asks: list[Ask] = []
@@ -139,7 +138,7 @@ class Drafts:
         sequence.num_computed += kept
         self._floor.fill(sequence)
         self._floor.shrink(sequence, sequence.num_computed)
-        self._outputs.advance_run(sequence, kept, run.logprobs[:kept], now, events)
+        self._outputs.advance_run(sequence, Kept(kept, run.logprobs[:kept], num, min(kept, right)), now, events)
         self._give_back(sequence, num + 1 - kept)
 
     def _wishes(self, able: Several[Sequence], num_rows: int) -> list[int]:

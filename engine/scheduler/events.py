@@ -61,6 +61,7 @@ class Sampled(NamedTuple):
         finish: the output ends with these tokens (there may be none: it was cancelled or cut short).
         times: with finish.
         is_last: the request ends with this event.
+        num_drafted, num_accepted: tokens that were drafted for these, and those of them that were kept.
     """
 
     request_id: str
@@ -72,3 +73,5 @@ class Sampled(NamedTuple):
     times: Times | None
     output_index: int = 0
     is_last: bool = False
+    num_drafted: int = 0
+    num_accepted: int = 0

@@ -19,6 +19,16 @@ from engine.scheduler.policies import Policy
 from engine.scheduler.sequence import Sequence
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """The last `num` tokens of a sequence, which a step has added, and the drafts that it has verified for them."""
+
+    num: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
 class Outputs:
     """Advances sequences and tells what became of them."""
 
@@ -49,21 +59,22 @@ class Outputs:
         tokens = tokens[: group.max_tokens - sequence.num_output]
         return next((i for i, token in enumerate(tokens, 1) if token in group.end_ids), len(tokens))
 
-    def advance_run(
-        self, sequence: Sequence, num: int, logprobs: tuple[TokenLogprob, ...], now: float, events: list[Sampled]
-    ) -> None:
-        """The last `num` tokens of the sequence were sampled at once: add what they bring to `events`."""
+    def advance_run(self, sequence: Sequence, kept: Kept, now: float, events: list[Sampled]) -> None:
+        """The last tokens of the sequence were sampled at once: add what they bring to `events`."""
         group = sequence.group
         if group.first_token_s < 0:
             group.first_token_s = now
         if group.params.is_search:
-            self._hide(sequence, logprobs)
+            self._hide(sequence, kept.logprobs)
             if not group.sequences:
                 events += self._answer(group, now)
             return
-        ids = tuple(sequence.tokens[-num:])
-        first_index = sequence.num_output - num
-        events.append(self._event(sequence, first_index, ids, logprobs, self._finish_of(sequence, ids[-1]), now))
+        ids = tuple(sequence.tokens[-kept.num :])
+        first_index = sequence.num_output - kept.num
+        event = self._event(sequence, first_index, ids, kept.logprobs, self._finish_of(sequence, ids[-1]), now)
+        if kept.num_drafted:
+            event = event._replace(num_drafted=kept.num_drafted, num_accepted=kept.num_accepted)
+        events.append(event)
 
     def cut(self, sequence: Sequence, finish: FinishReason, now: float) -> Sampled:
         """End an output without a further token."""
@@ -99,7 +110,7 @@ class Outputs:
         group = sequence.group
         if group.beam is None:
             sequence.tokens.append(token)
-            self.advance_run(sequence, 1, () if logprob is None else (logprob,), now, events)
+            self.advance_run(sequence, Kept(1, () if logprob is None else (logprob,)), now, events)
             return
         if group.first_token_s < 0:
             group.first_token_s = now
@@ -215,6 +226,8 @@ class Outputs:
                 times=times,
                 output_index=index,
                 is_last=index == len(best) - 1,
+                num_drafted=0 if index else group.num_drafted,
+                num_accepted=0 if index else group.num_accepted,
             )
             for index, one in enumerate(best)
         ]

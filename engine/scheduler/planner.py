@@ -29,7 +29,7 @@ class Planner:
         self._admission = admission
         self._drafts = drafts
         self._settings = settings
-        self._budget = budget
+        self.budget = budget
         self._turns = Turns()
         self._lens: list[int] = []
         self._num_drafts: dict[Sequence, int] = {}  # of these rows
@@ -38,7 +38,7 @@ class Planner:
 
     def lower_budget(self, num_tokens: int) -> None:
         """Compute so many tokens a step at most from now on, one at least."""
-        self._budget = max(1, min(self._budget, num_tokens))
+        self.budget = max(1, min(self.budget, num_tokens))
 
     def plan(self, now: float) -> Plan | None:
         """The next step; None when there is nothing to do."""
@@ -72,9 +72,9 @@ class Planner:
                 decodes.append(one)
             elif one.num_missing > 0:
                 prefills.append(one)
-        if len(decodes) > self._budget:
+        if len(decodes) > self.budget:
             decodes.sort(key=lambda one: one.last_step)  # nobody starves
-            del decodes[self._budget :]
+            del decodes[self.budget :]
         return decodes, prefills
 
     def _let_in(self, decodes: list[Sequence], prefills: list[Sequence]) -> None:
@@ -83,7 +83,7 @@ class Planner:
             self._floor.has_changed = True  # nothing else would be done: look again at who did not fit
         elif self._is_short:
             return
-        self._admission.admit(self._now, self.step, self._budget - len(decodes), prefills)
+        self._admission.admit(self._now, self.step, self.budget - len(decodes), prefills)
 
     def _decode(self, decodes: list[Sequence]) -> None:
         """Rows for all that are one token behind."""
@@ -99,7 +99,7 @@ class Planner:
 
     def _prefill(self, prefills: list[Sequence]) -> None:
         """Rows for those that miss more, as far as the budget goes."""
-        budget = self._budget - len(self.rows)
+        budget = self.budget - len(self.rows)
         here = [one for one in prefills if one.state is State.RUNNING]
         if not here or not budget:
             return
@@ -140,7 +140,7 @@ class Planner:
 
     def _draft(self) -> None:
         """Drafts lengthen rows of one token by what the others leave of budget, credit and blocks."""
-        room = 0 if self._is_short else self._budget - sum(self._lens)
+        room = 0 if self._is_short else self.budget - sum(self._lens)
         nums = self._drafts.take(room, self.step)
         for one in nums:
             self._hold_if_spent(one.group)
@@ -166,7 +166,7 @@ class Planner:
             return
         self.num_last_resorts += 1
         sequence = min(able, key=lambda one: (one.group.order, one.index))
-        num = min(sequence.num_missing, self._budget)
+        num = min(sequence.num_missing, self.budget)
         while not self._floor.cache.grow(sequence.table, sequence.num_computed + num):
             victim = victims.last_resort(self._floor.running, sequence)
             assert victim is not None, "a request that never fits was let in"

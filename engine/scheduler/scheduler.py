@@ -55,7 +55,7 @@ class Scheduler:
         self._outputs = Outputs(self._floor, self._policy, self._lengths)
         admission = Admission(self._floor, self._policy, self._lengths, settings)
         controller = Controller(settings.max_draft_tokens) if settings.adapts_drafts else None
-        self._drafts = Drafts(self._floor, self._outputs, max_num_batched_tokens, controller)
+        self._drafts = Drafts(self._floor, self._outputs, controller)
         self._planner = Planner(self._floor, admission, self._drafts, settings, max_num_batched_tokens)
         self._num_added = 0
         self._planned_s = 0.0
@@ -227,7 +227,7 @@ class Scheduler:
     def asks(self, *, grow: bool = False) -> list[Ask]:
         """Who could verify drafts in the next step: to be answered by `offer`, or not at all, before `plan`. `grow`:
         with room in their tables, which may take moves."""
-        return self._drafts.asks(grow=grow)
+        return self._drafts.asks(self._planner.budget, grow=grow)
 
     def offer(self, asks: Ids[Ask], proposals: Ids[Ids[int]], seconds: float) -> None:
         """What was drafted for `asks`, in their order and at most as much as each asks for; how long that took."""

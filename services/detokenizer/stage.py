@@ -121,6 +121,8 @@ class DetokenizerStage:
                 reasoning=advance.reasoning,
                 num_reasoning=advance.num_reasoning,
                 tool_calls=advance.tool_calls,
+                num_drafted=message.num_drafted,
+                num_accepted=message.num_accepted,
             )
         )
         if advance.finish is not None:

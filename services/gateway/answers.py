@@ -45,13 +45,22 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
 
 def fill_delta(made: types_pb2.Delta, request: OpenRequest, seq: int, texts: Sequence[Text]) -> None:
     """`texts`, which wait together, as one delta: into its message, as copying one costs as much as making it."""
+    first = texts[0]
     made.generation_id = request.generation_id
-    made.output_index = texts[0].output_index
     made.seq = seq
-    made.text = texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
-    add_sections(made, texts)
     made.coalesced_steps = len(texts)
-    made.consumed = sum([len(one.tokens) for one in texts])
+    if first.output_index:
+        made.output_index = first.output_index
+    if len(texts) == 1:
+        made.text, made.consumed = first.text, len(first.tokens)
+    else:
+        made.text = "".join([one.text for one in texts])
+        made.consumed = sum([len(one.tokens) for one in texts])
+    add_sections(made, texts)
+    for one in texts:
+        if one.num_drafted:
+            made.drafted_tokens += one.num_drafted
+            made.accepted_tokens += one.num_accepted
     if request.asked.token_records:
         for one in texts:
             add_tokens(made.tokens.add, one.tokens)
@@ -179,6 +188,8 @@ def used(request: OpenRequest) -> Used:
         num_cached=admitted.num_cached if admitted else 0,
         num_completion=request.num_tokens,
         num_reasoning=sum([output.num_reasoning for output in request.outputs]),
+        num_drafted=request.num_drafted,
+        num_accepted=request.num_accepted,
         ttft_s=request.first_token_s - request.started_s if request.first_token_s is not None else 0.0,
         finish_reason=last.finish.value if last and last.finish else "",
         timings=last.timings if last else None,
@@ -192,6 +203,8 @@ def usage(spent: Used) -> types_pb2.Usage:
         cached_tokens=spent.num_cached,
         completion_tokens=spent.num_completion,
         reasoning_tokens=spent.num_reasoning,
+        drafted_tokens=spent.num_drafted,
+        accepted_tokens=spent.num_accepted,
     )
 
 

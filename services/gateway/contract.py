@@ -96,6 +96,8 @@ BUILT = frozenset(
         "scheduling.detach_ttl.seconds",
         "scheduling.detach_ttl.nanos",
         "speculation",
+        "speculation.enabled",
+        "speculation.max_tokens",
         "truncate_prompt_tokens",
         "credit_window",
         "idempotency_key",
@@ -108,8 +110,6 @@ BUILT = frozenset(
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are accepted, as they ask for nothing
     "adapter": ("",),
     "chat.messages.parts.image": (),
-    "speculation.enabled": (False,),
-    "speculation.max_tokens": (),
     "resume.outputs": (),
 }
 

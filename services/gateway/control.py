@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from sluice.v1 import control_pb2, types_pb2
 
 from engine.errors import ServiceError, invalid
+from engine.request import Limits
 from services.gateway.answers import duration
 from services.gateway.calls import Context
 from services.gateway.contract import BUILT, FEATURE_FIELDS
@@ -32,6 +33,12 @@ FEATURES = (
     control_pb2.FEATURE_DRAIN,
     *(feature for feature, path in FEATURE_FIELDS if path in BUILT),
 )
+
+
+def features(limits: Limits) -> "list[control_pb2.Feature.ValueType]":
+    """What this server offers: speculation only where somebody drafts."""
+    missing = () if limits.max_draft_tokens else (control_pb2.FEATURE_SPECULATION,)
+    return [feature for feature in FEATURES if feature not in missing]
 
 
 class Control:
@@ -73,7 +80,7 @@ class Control:
             gateway_id=settings.gateway_id,
             start_time=self._start_time,
             limits=self._limits(),
-            features=FEATURES,
+            features=features(settings.limits),
         )
 
     async def get_load(self, request: control_pb2.GetLoadRequest, context: Context) -> control_pb2.GetLoadResponse:

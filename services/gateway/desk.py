@@ -27,6 +27,8 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
 from services.messages import Cancel, Change, Envelope, Failed, Message, Result, Submit, Text, Update
 
+MAX_FUTILE_ATTEMPTS = 3
+
 
 class Stream(Protocol):
     """A stream on which requests are opened until it is told that the server goes away."""
@@ -162,11 +164,11 @@ class Desk:
                 self._emit(Cancel(envelope=request.envelope, output_index=message.output_index))
 
     def _close_gap(self, envelope: Envelope) -> None:
-        """A message was lost on its way: the request is sent again, unless that brought nothing before."""
+        """A message was lost on its way: the request is sent again, unless that has brought nothing several times."""
         request = self.requests.get(envelope.request_id)
         if request is None:
             return
-        if request.is_unproven and request.envelope.attempt:
+        if request.num_futile >= MAX_FUTILE_ATTEMPTS:
             request.end(stage_lost("detokenizer"))
         else:
             self.resubmit(request)

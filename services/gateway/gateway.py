@@ -13,10 +13,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from engine.errors import engine_fault, stage_lost
-from engine.request import SamplingParams
 from services.gateway import server
-from services.gateway.calls import Call
 from services.gateway.control import Control
 from services.gateway.converse import Converse
 from services.gateway.desk import Desk
@@ -24,20 +21,15 @@ from services.gateway.errors import draining
 from services.gateway.guard import Guard
 from services.gateway.identity import Access, read_access
 from services.gateway.inference import Inference
-from services.gateway.liveness import Liveness
 from services.gateway.neighbours import Neighbours
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
-from services.gateway.open_requests import OpenRequest, State
 from services.gateway.parking import Parking
 from services.gateway.quota import Quotas, TenantLimits
-from services.gateway.recovery import Recovery
 from services.gateway.settings import GatewaySettings
-from services.gateway.translate import Asked
+from services.gateway.watch import RingWatch, Senses
 from services.messages import Failed, Message, Probe, Report, Result, Text
-from services.ring.peers import peer_of
 from services.watched import Watched
-from services.work import Generate, TokenPrompt
 
 Inbound = Text | Failed | Result | Probe | Report
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
@@ -65,20 +57,15 @@ class Gateway:
         self._parking = Parking(lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests)
         self._neighbours = Neighbours(settings.gateway_id, settings.neighbours, settings.peer_secret)
         self._control = Control(self.desk, self.drain)
-        self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
-        self._recovery = Recovery(self._way_of, settings.recovery_timeout_s)
-        self._lost_frames = lost_frames
-        self._num_lost_frames = 0
+        self._nudge = asyncio.Event()  # something changed that is told at once
+        senses = Senses(lambda: self._control.loads.step_s, lost_frames, self._nudge.set)
+        self._watch = RingWatch(self.desk, settings, emit, clock, senses)
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._pulse: asyncio.Task[None] | None = None
-        self._warm_up: OpenRequest | None = None
-        self._is_warm = False
-        self._is_draining = False
         self._was_serving: bool | None = None
         self._has_said_so = False
         self._port = 0
-        self._nudge = asyncio.Event()  # something changed that is told at once
         self.on_serving: Callable[[int], None] = lambda port: None  # requests are let in; also after every loss
 
     @property
@@ -110,7 +97,6 @@ class Gateway:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, wait up to `grace_s` for the running, then end it. The server stays, and says so."""
-        self._is_draining = True
         self.desk.drain()
         await self._publish()
         await self._emptied(grace_s)
@@ -119,24 +105,17 @@ class Gateway:
     def deliver(self, message: Inbound) -> None:
         """Take a message that came round the ring. Waits for nothing."""
         if isinstance(message, Probe):
-            self._probe_returned(message)
+            self._watch.returned(message)
         elif isinstance(message, Report):
             self._control.loads.report(message)
         else:
             self.desk.deliver(message)
-            if self._recovery.is_busy:
-                self._replay()
+            self._watch.delivered()
 
     def stage_lost(self, *, planned: bool = False) -> None:
         """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
-        self._recovery.lost(self._clock(), planned=planned)
-        self._is_warm = self._has_said_so = False
-        self._liveness.forget()
-        if self._warm_up is not None:
-            self._warm_up.end(stage_lost("serving"))
-        if not self._is_draining:
-            self.desk.refusal = stage_lost("serving")
-        self._nudge.set()
+        self._has_said_so = False
+        self._watch.stage_lost(planned=planned)
 
     async def _beat(self) -> None:
         interval_s = self._settings.probe_interval_s
@@ -146,64 +125,12 @@ class Gateway:
             now_s = self._clock()
             elapsed_s = min(now_s - last_s, 2 * interval_s)  # our own pause is nobody's fault
             last_s = now_s
-            for probe in self._liveness.send(elapsed_s):
-                self._emit(probe)
             self.desk.release_stuck(elapsed_s)
-            self._look_for_losses(now_s)
-            self._warm()
-            self._replay()
+            self._watch.beat(elapsed_s)
             await self._publish()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._nudge.wait()
-
-    def _look_for_losses(self, now_s: float) -> None:
-        if self._is_warm and self._liveness.is_lost(self._control.loads.step_s):
-            self.stage_lost()
-        if self._recovery.is_overdue(now_s):
-            self.desk.fail_all(stage_lost("serving"))
-        num_lost = self._lost_frames()
-        if num_lost != self._num_lost_frames:  # what came to us was lost on its way: who it was for is unknown
-            self._num_lost_frames = num_lost
-            self._recovery.again([one for one in self.desk.requests if one.outcome is None and not one.is_own])
-
-    def _probe_returned(self, probe: Probe) -> None:
-        changes = self._liveness.returned(probe)
-        if changes.missed:
-            self._recovery.missed(changes.missed, self.desk.requests)
-        if changes.new:
-            to_blame = self._recovery.replaced(changes.new, self.desk.requests)
-            if to_blame is not None:
-                to_blame.end(engine_fault("a process of this server ended twice while it worked on this request"))
-            self.stage_lost()
-        self._warm()
-
-    def _way_of(self, request_id: str) -> tuple[str, str, str]:
-        tokenizers, engines, detokenizers = self._settings.stages
-        return peer_of(request_id, tokenizers), peer_of(request_id, engines), peer_of(request_id, detokenizers)
-
-    def _replay(self) -> None:
-        for request in self._recovery.due(self._clock()):
-            self.desk.resubmit(request)
-
-    def _warm(self) -> None:
-        """Have one token made, once a probe has come back on every way; open the door when it is there."""
-        if self._warm_up is None:
-            if not self._is_warm and self._liveness.is_complete:
-                self._warm_up = self.desk.open_own(Call("warm-up"), _one_token(self._settings))
-                self._warm_up.on_news = self._warm
-            return
-        if self._warm_up.state is State.RUNNING:
-            return
-        made, self._warm_up = self._warm_up, None
-        self.desk.close(made)
-        self._is_warm = made.state is State.FINISHED
-        if not self._is_warm:
-            return
-        self._recovery.restored()
-        if not self._is_draining:
-            self.desk.refusal = None
-        self._nudge.set()
 
     async def _publish(self) -> None:
         serving = self.is_serving
@@ -217,7 +144,7 @@ class Gateway:
         now = status.SERVING if serving else status.NOT_SERVING
         for name in ("", server.INFERENCE.full_name):
             await self._health.set(name, now)
-        alive = status.NOT_SERVING if self._is_draining else status.SERVING
+        alive = status.NOT_SERVING if self.desk.is_draining else status.SERVING
         await self._health.set(server.CONTROL.full_name, alive)
 
     async def _emptied(self, grace_s: float) -> None:
@@ -239,9 +166,3 @@ def _quotas(access: Watched[Access] | None, num_gateways: int) -> Quotas:
     if access is None:
         return Quotas(lambda tenant: TenantLimits())
     return Quotas(lambda tenant: access.value.limits_of(tenant).share(num_gateways))
-
-
-def _one_token(settings: GatewaySettings) -> Asked:
-    token_id = settings.model.eos_ids[0] if settings.model.eos_ids else 0
-    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    return Asked(Generate(prompt=TokenPrompt(token_id.to_bytes(4, "little")), params=params), token_records=False)

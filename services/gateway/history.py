@@ -23,7 +23,7 @@ class History:
 
     def add(self, seq: int, texts: Sequence[Text]) -> None:
         """`texts`, of one output, were told as the delta `seq`, or behind it."""
-        size = num_bytes(texts)
+        size = sum([num_bytes(one) for one in texts])
         self._told.append((seq, texts, size))
         self._num_bytes += size
         self.last_seq = seq
@@ -46,9 +46,9 @@ class History:
         return [(seq, texts) for seq, texts in told if seq >= after_seq]
 
 
-def num_bytes(texts: Sequence[Text]) -> int:
-    """What they weigh at most while they wait."""
-    return sum([len(one.text) + len(one.reasoning) + TOKEN_BYTES * len(one.tokens) for one in texts])
+def num_bytes(text: Text) -> int:
+    """What it weighs at most while it waits."""
+    return len(text.text) + len(text.reasoning) + TOKEN_BYTES * len(text.tokens)
 
 
 def _evicted(after_seq: int, oldest_seq: int) -> ServiceError:

@@ -8,8 +8,8 @@ import secrets
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import types_pb2
 
-from engine.errors import invalid
-from engine.request import Limits, SamplingParams, check_num, check_priority
+from engine.errors import invalid, unsupported
+from engine.request import Limits, SamplingParams, check_draft_tokens, check_num, check_priority
 from services.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
@@ -119,7 +119,22 @@ def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits, *,
     if asked.HasField("ttft_target"):
         target_s = seconds("scheduling.ttft_target", asked.ttft_target, MAX_TTFT_TARGET_S)
     credit = spec.credit_window if spec.HasField("credit_window") else None
-    return Scheduling(priority, target_s, spec.cache.bypass, credit, is_open)
+    drafts = max_draft_tokens(spec.speculation, limits)
+    return Scheduling(priority, target_s, spec.cache.bypass, credit, is_open, drafts)
+
+
+def max_draft_tokens(asked: types_pb2.SpeculationOptions, limits: Limits) -> int | None:
+    """Tokens drafted per step at most; None where it does not say. Raises `ServiceError`."""
+    if asked.enabled and not limits.max_draft_tokens:
+        raise unsupported("speculation.enabled", "speculation.enabled: this server does not speculate: leave it out")
+    if not asked.HasField("max_tokens"):
+        return 0 if asked.HasField("enabled") and not asked.enabled else None
+    if asked.HasField("enabled") and not asked.enabled:
+        raise invalid("speculation.max_tokens", "is of no use where speculation.enabled is false: leave it out")
+    if asked.max_tokens == 0:
+        raise invalid("speculation.max_tokens", "0 is below 1; to draft nothing, set speculation.enabled to false")
+    check_draft_tokens(asked.max_tokens)
+    return asked.max_tokens
 
 
 def detach_ttl_s(asked: types_pb2.SchedulingOptions) -> float | None:
@@ -225,6 +240,7 @@ def effective(
             split_sections=text.split_sections if spec.HasField("chat") else None,
         ),
         constraint=spec.constraint if spec.HasField("constraint") else None,
+        speculation=spec.speculation if spec.HasField("speculation") else None,
         cache=types_pb2.CacheOptions(bypass=scheduling.bypasses_cache),
         scheduling=types_pb2.SchedulingOptions(
             priority=scheduling.priority,

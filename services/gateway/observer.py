@@ -28,6 +28,8 @@ class Used:
     num_cached: int = 0
     num_completion: int = 0
     num_reasoning: int = 0  # of them
+    num_drafted: int = 0
+    num_accepted: int = 0  # of those that were drafted
     ttft_s: float = 0.0
     finish_reason: str = ""
     timings: Timings | None = None

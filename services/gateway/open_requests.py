@@ -91,6 +91,7 @@ class OpenRequest:
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
         self.losses: Counter[str] = Counter()  # of processes, by id, that ended while they worked on it
+        self.num_futile = 0  # attempts in a row that brought nothing
         self.num_sent_tokens = 0  # it had when it was last sent round the ring
         self.history: History | None = None  # of one that outlives its reader
         self.is_broken_off = False  # its reader is being let go
@@ -100,6 +101,8 @@ class OpenRequest:
         self.allowed = _credit(asked)  # tokens that may be sampled in all; None is without limit
         self.reserved = asked.reserve
         self.max_tokens = 0  # as the engine settled or the client changed it; 0 before
+        self.num_drafted = 0  # tokens, for all outputs
+        self.num_accepted = 0  # of them
         self._waiting: list[Text] = []
         self._waiting_bytes = 0
 
@@ -136,6 +139,7 @@ class OpenRequest:
         """Begin another attempt: its envelope, and what it goes on behind."""
         left = None if self._deadline_s is None else self._deadline_s - now_s
         self.envelope = msgspec.structs.replace(self.envelope, attempt=self.envelope.attempt + 1, time_left_s=left)
+        self.num_futile = self.num_futile + 1 if self.is_unproven else 0
         self.num_sent_tokens = self.num_tokens
         if not self.num_tokens or self.asked.is_search:
             return ()
@@ -156,9 +160,11 @@ class OpenRequest:
             self.max_tokens = self.max_tokens or text.admitted.max_tokens
         output.ids.extend([token.id for token in text.tokens])
         output.num_reasoning += text.num_reasoning
-        if text.tokens or text.finish is not None or has_content((text,)):
+        self.num_drafted += text.num_drafted
+        self.num_accepted += text.num_accepted
+        if text.tokens or text.finish is not None or has_content([text]):
             self._waiting.append(text)
-            self._waiting_bytes += num_bytes((text,))
+            self._waiting_bytes += num_bytes(text)
         if self.first_token_s is None and text.tokens:
             self.first_token_s = now_s
         if text.finish is not None:
@@ -256,7 +262,10 @@ class OpenRequest:
 
 def has_content(texts: Sequence[Text]) -> bool:
     """Whether there is anything in them for a delta."""
-    return any([one.tokens or one.text or one.reasoning or one.tool_calls for one in texts])
+    for one in texts:  # noqa: SIM110 # a generator costs more than all of it, as nearly always the first decides
+        if one.tokens or one.text or one.reasoning or one.tool_calls:
+            return True
+    return False
 
 
 def _credit(asked: Asked) -> int | None:

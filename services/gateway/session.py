@@ -29,7 +29,6 @@ class Session:
         self._lost: ServiceError | None = None  # why it reads no longer
         parking.enter(followed, self)
         self.request.attach(self._news.set, self.lose, Reader())
-        context.set_trailing_metadata(followed.trailers)
         followed.submit()
 
     async def run(self, body: "Callable[[Session], Awaitable[_T]]") -> _T:
@@ -37,11 +36,21 @@ class Session:
         task = self._task = asyncio.current_task()
         assert task is not None
         try:
-            return await body(self)
+            answer = await body(self)
         except asyncio.CancelledError:
-            if self._lost is not None and task.uncancel() == 0:
-                raise self._lost from None
+            if self._lost is None or task.uncancel():
+                raise
+            self._sign()
+            raise self._lost from None
+        except ServiceError:
+            self._sign()
             raise
+        self._sign()
+        return answer
+
+    def _sign(self) -> None:
+        """Name the generation in the trailers: only now, as grpc keeps some of those of a call that is cancelled."""
+        self._context.set_trailing_metadata(self._followed.trailers)
 
     def lose(self, error: ServiceError) -> None:
         """Read no longer, and end the call with `error`."""

@@ -16,6 +16,7 @@ from engine.errors import engine_fault
 from services.messages import Blob, Chunk, Frame, Message, Probe, Report, RequestMessage, failed
 from services.ring.blobs import BLOB_BYTES, Blobs, directory_of, put
 from services.ring.keys import RingKeys
+from services.ring.receipts import Receipts
 
 HIGH_WATER_MARK = 1000
 MAX_BACKLOG = 100_000  # messages; admission keeps it out of reach, reaching it is counted as loss
@@ -51,8 +52,8 @@ class Inbox:
         self._blobs = Blobs(address, max_message_bytes)
         self._decoder = msgspec.msgpack.Decoder(Frame)
         self._blob_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-        self._last: dict[str, tuple[int, int]] = {}  # sender → (epoch, seq)
-        self.counts: Counter[str] = Counter()
+        self._receipts = Receipts()
+        self.counts = self._receipts.counts
 
     @property
     def fd(self) -> int:
@@ -86,20 +87,7 @@ class Inbox:
         except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: broken UTF-8 inside a string
             self.counts["malformed"] += 1
             return None
-        epoch, seq = self._last.get(frame.sender, (0, 0))
-        if frame.epoch < epoch:
-            self.counts["stale"] += 1
-            return None
-        if frame.epoch > epoch:
-            seq = 0
-        if frame.seq <= seq:
-            self.counts["repeated"] += 1
-            return None
-        # Before the first frame of an epoch nothing is known to be missing: this process may be the younger one.
-        if seq:
-            self.counts["lost"] += frame.seq - seq - 1
-        self._last[frame.sender] = (frame.epoch, frame.seq)
-        return frame
+        return frame if self._receipts.accept(frame.sender, frame.epoch, frame.seq) else None
 
     def _messages(self, frame: Frame) -> Iterator[Message]:
         for message in frame.messages:

@@ -6,7 +6,7 @@ import pytest
 
 from engine.attempt import Attempt
 from engine.errors import DeviceLost, OutOfDeviceMemory
-from engine.plan import Plan, PromptScores, StepResult, TokenLogprob
+from engine.plan import Plan, PromptScores, Run, StepResult, TokenLogprob, num_accepted
 
 PLAN = Plan(1, [0, 1, 2], [1, 5, 2], [9, 0, 3], list(range(8)), [True, True, False], [], [])
 
@@ -82,3 +82,12 @@ def test_a_device_without_any_memory_fails_requests_and_does_not_hang() -> None:
 def test_a_lost_device_is_nobodys_fault(most: int, bad: int) -> None:
     with pytest.raises(DeviceLost):
         Attempt(Fragile(most=most, bad=bad, deadly=7), PLAN).result()
+
+
+@pytest.mark.parametrize("device", [Fragile(bad=3), Fragile(most=2)], ids=["raises", "memory"])
+def test_a_draft_that_is_too_much_is_dropped_and_its_request_goes_on(device: Fragile) -> None:
+    plan = dataclasses.replace(PLAN, query_lens=[1, 2, 5], drafts={2: 3})
+    result = Attempt(device, dataclasses.replace(plan, token_ids=[0, 1, 2, 5, 6, 3, 3, 3], samples=[True] * 3)).result()
+    assert result == StepResult([100, 102, 106], runs={2: Run((106,))})
+    assert num_accepted([3, 3, 3], result.runs[2].token_ids) == 0
+    assert not any(plan.drafts for plan in device.computed)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.streams import Received, at_phase, stream_all, varied
+from benchmarks.streams import Received, at_phase, stream_all, varied
 from tests.system.roles import Roles, four_roles
 from tests.system.service import wait_until
 

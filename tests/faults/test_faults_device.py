@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from sluice.v1 import inference_pb2
 
+from benchmarks.streams import Received, stream_all, varied
 from tests.faults.faulty import faults
-from tests.faults.streams import Received, stream_all, varied
 from tests.system.service import serve, spec
 
 OPTIONS = ("--dtype", "float32", "--max-num-batched-tokens", "128")

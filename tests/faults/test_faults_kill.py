@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sluice.v1 import control_pb2
 
+from benchmarks.streams import Received, at_phase, stream_all, varied
 from tests.faults.faulty import faults
-from tests.faults.streams import Received, at_phase, stream_all, varied
 from tests.system.service import Service, serve, spec, wait_until
 
 NUM_STREAMS = 12

@@ -19,8 +19,8 @@ import pytest
 import zmq
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
+from benchmarks.streams import stream_all, varied
 from services.messages import Cancel, Envelope, Frame, Probe, Tokens
-from tests.faults.streams import stream_all, varied
 from tests.faults.test_faults_kill import is_serving, nothing_is_left
 from tests.system.service import Service, generate, serve, spec, wait_until
 

@@ -107,3 +107,34 @@ def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match="exists"):
         check_directory(tmp_path / "file")
+
+
+def test_a_slot_is_read_and_filled_only_when_copies_begun_before_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device copies are under way when `move` returns: here they end when somebody waits."""
+    under_way: list[Callable[[], None]] = []
+
+    def later(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool) -> torch.Tensor:
+        assert non_blocking
+        taken = source.clone()
+        under_way.append(lambda: target.__setitem__(slice(None), taken))
+        return target
+
+    def end_all() -> None:
+        while under_way:
+            under_way.pop(0)()
+
+    store = make_store(tmp_path)
+    before = [layer[1].clone() for layer in store.cache]
+    monkeypatch.setattr(store, "_fence", lambda: end_all)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.Tensor, "copy_", later)
+        store.move([Move(Kind.SAVE, 1, 0), Move(Kind.WRITE, 0, name=NAME), Move(Kind.SAVE, 2, 0)])
+    assert len(under_way) == len(store.cache)  # the second one: the first was waited for
+    assert finished(store, 1) == [(Kind.WRITE, True)]
+    store.move([Move(Kind.READ, target=1, name=NAME)])
+    assert finished(store, 1) == [(Kind.READ, True)]
+    assert not under_way
+    store.move([Move(Kind.RESTORE, 1, 3)])
+    assert all(torch.equal(layer[3], want) for layer, want in zip(store.cache, before, strict=True))

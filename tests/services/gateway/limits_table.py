@@ -260,6 +260,9 @@ SPEC: Mapping[str, Edge] = {
         [{"text": "a", "truncate_prompt_tokens": n} for n in (0, CONTEXT + 1)],
     ),
     "resume.generation_id": Edge([], [{"text": "a", "resume": {"generation_id": "x"}}]),
+    # This gateway's engines draft nothing: to ask for it is refused by name.
+    "speculation.enabled": knob("speculation", "enabled", [False], []),
+    "speculation.max_tokens": knob("speculation", "max_tokens", [1, 63, 64], [0, 65, 2**32 - 1]),
     "resume.after_seq": Edge([], [{"text": "a", "resume": {"after_seq": 1}}]),
 }
 

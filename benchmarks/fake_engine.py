@@ -1,0 +1,126 @@
+"""An engine process whose runner computes nothing: a step takes FAKE_STEP_S, whatever is in it. All else is real.
+
+    FAKE_STEP_S=0.001 FAKE_LOG=engine.json python -m benchmarks.fake_engine      (with the environment of an engine)
+
+At its end it writes to FAKE_LOG when it was told each cancel, on the monotonic clock, and how many tokens each request
+was given: what a client cannot see.
+"""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from engine.cache.cache import KVCache
+from engine.cache.tiers import Move
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.plan import Plan, StepResult
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.settings import settings_of
+from services import engine_process
+from services.cli.options import takes_settings
+from services.config import ServiceConfig
+from services.engine_loop import EngineStage, Place
+from services.messages import Cancel, Message, Tokens
+from services.process import Process
+from services.roles import run_role
+
+FIRST_ID, NUM_IDS = 300, 1000  # ordinary words of the demo model's vocabulary
+
+
+class FakeStep:
+    """A step in flight; over when its time is."""
+
+    def __init__(self, plan: Plan, end_s: float) -> None:
+        self._plan = plan
+        self._end_s = end_s
+
+    def collect(self) -> StepResult:
+        """Wait, and make up tokens."""
+        time.sleep(max(0.0, self._end_s - time.monotonic()))
+        plan = self._plan
+        tokens = [FIRST_ID + (start + 7 * slot) % NUM_IDS for start, slot in zip(plan.starts, plan.slots, strict=True)]
+        return StepResult([token if samples else -1 for token, samples in zip(tokens, plan.samples, strict=True)])
+
+
+class FakeRunner:
+    """Takes `step_s` a step."""
+
+    def __init__(self, step_s: float) -> None:
+        self.progress = 0
+        self._step_s = step_s
+        self._on_layer: Callable[[], None] = lambda: None
+
+    def watch(self, on_layer: Callable[[], None]) -> None:
+        """It has one layer."""
+        self._on_layer = on_layer
+
+    def move(self, moves: list[Move]) -> None:
+        """It has no blocks."""
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        """None."""
+        return []
+
+    def place(self, plan: Plan) -> None:
+        """It has no state."""
+
+    def launch(self, plan: Plan) -> FakeStep:
+        """Begin."""
+        self.progress += 1
+        self._on_layer()
+        return FakeStep(plan, time.monotonic() + self._step_s)
+
+
+async def run(process: Process) -> int:
+    """As the engine process does, around the fake."""
+    config = process.engine_config
+    num_blocks = config.kv_cache_tokens // config.block_size
+    cache = KVCache(num_blocks, config.block_size, config.prefix_caching)
+    scheduler = Scheduler(
+        cache,
+        process.limits,
+        process.model.eos_ids,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        settings_of(config),
+    )
+    engine = Engine(scheduler, FakeRunner(float(os.environ["FAKE_STEP_S"])))
+    cancelled: dict[str, float] = {}
+    sampled: Counter[str] = Counter()
+
+    def emit(message: Message) -> None:
+        if isinstance(message, Tokens):
+            sampled[message.envelope.request_id] += len(message.ids)
+        elif isinstance(message, Cancel):  # passed on right after its request was let go
+            cancelled[message.envelope.request_id] = time.monotonic()
+        process.ring.emit(message)
+
+    place = Place(process.ring.process_id, process.ring.epoch, process.ring.leases)
+    stage = EngineStage(engine, place, emit, process.record)
+
+    def beat() -> None:
+        process.heart.beat(engine.stats.mean_step_s)
+
+    engine.runner.watch(engine_process.at_most_every(engine_process.ATTEND_S, beat))
+    try:
+        return await process.run(stage)
+    finally:
+        if "FAKE_LOG" in os.environ:
+            Path(os.environ["FAKE_LOG"]).write_text(json.dumps({"cancelled": cancelled, "sampled": sampled}))
+
+
+@takes_settings
+def main(engine: EngineConfig, service: ServiceConfig) -> None:
+    """Run one engine of a ring."""
+    engine_process.run = run  # what the role's own body calls: only the runner is another
+    raise typer.Exit(run_role(engine, service))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,110 @@
+"""A whole service for the gateway's benchmarks: real processes, with `fake_engine` in the engine's place."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from engine.config import EngineConfig
+from services.config import ServiceConfig
+from services.messages import Role
+from services.model_source import resolve_model
+from services.supervisor.plan import free_address, plan_children
+
+START_TIMEOUT_S = 60.0
+SERVE = "services.cli.main"
+CACHE_TOKENS = 1 << 22
+
+
+@dataclasses.dataclass
+class Rig:
+    """A running service."""
+
+    address: str
+    processes: dict[str, psutil.Process]
+    engine_log: dict[str, Any] = dataclasses.field(default_factory=dict)  # when all is over
+
+    def cpu_s(self, name: str) -> float:
+        """Seconds of CPU that a process has used."""
+        times = self.processes[name].cpu_times()
+        return float(times.user + times.system)
+
+    def rss(self, name: str) -> int:
+        """Bytes of memory that a process has."""
+        return int(self.processes[name].memory_info().rss)
+
+
+@contextlib.contextmanager
+def service(step_s: float, *, leaks: bool = False, max_num_seqs: int = 256, **settings: Any) -> Iterator[Rig]:  # noqa: ANN401 # of ServiceConfig
+    """Run a service whose engine takes `step_s` a step; after the block it has ended, and its engine's log is there."""
+    engine = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, kv_cache_tokens=CACHE_TOKENS)
+    source = resolve_model("demo", "")
+    config = ServiceConfig(
+        model=str(source.directory),
+        revision=source.revision,
+        served_model_name="demo",
+        listen=free_address("127.0.0.1:0"),
+        log_level="warning",
+        **settings,
+    )
+    with tempfile.TemporaryDirectory(prefix="bench") as directory:
+        log = Path(directory) / "engine.json"
+        modules = {Role.ENGINE: ("benchmarks.fake_engine",)}
+        if leaks:
+            modules[Role.GATEWAY] = ("benchmarks.leaky_gateway",)
+        own = {"FAKE_STEP_S": str(step_s), "FAKE_LOG": str(log)}
+        running = {
+            child.process_id: subprocess.Popen(
+                [sys.executable, "-m", *modules.get(child.role, (SERVE, "serve"))],
+                env={**os.environ, **child.environment, **own},
+            )
+            for child in plan_children(engine, config, Path(directory))
+        }
+        rig = Rig(config.listen, {name: psutil.Process(one.pid) for name, one in running.items()})
+        try:
+            wait_until_serving(config.listen)
+            yield rig
+        finally:
+            for one in running.values():
+                one.send_signal(signal.SIGTERM)
+            for one in running.values():
+                one.wait(60)
+            rig.engine_log = json.loads(log.read_text()) if log.exists() else {}
+
+
+def wait_until_serving(address: str) -> None:
+    """Until its health says so."""
+    end = time.monotonic() + START_TIMEOUT_S
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while time.monotonic() < end:
+            with contextlib.suppress(grpc.RpcError):
+                request = health_pb2.HealthCheckRequest(service="sluice.v1.InferenceService")
+                if stub.Check(request, timeout=1).status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            time.sleep(0.05)
+    raise TimeoutError("the service did not start")
+
+
+@contextlib.contextmanager
+def bare_server(num_streams: int, interval_s: float) -> Iterator[Rig]:
+    """A gRPC server that does nothing but write."""
+    address = free_address("127.0.0.1:0")
+    command = [sys.executable, "-m", "benchmarks.bare_grpc", address, str(num_streams), str(interval_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield Rig(address, {"bare": psutil.Process(process.pid)})
+        process.kill()

@@ -1,0 +1,96 @@
+"""Races, forced: at each named point the code takes its time, and a cancel, a deadline or a death meets it there."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+
+import grpc
+import pytest
+from sluice.v1 import inference_pb2, inference_pb2_grpc
+
+from benchmarks.streams import stream_all, varied
+from tests.faults.faulty import faults
+from tests.faults.test_faults_kill import is_serving, nothing_is_left
+from tests.system.service import Service, generate, serve, spec, wait_until
+
+# Where requests change hands: "module:function" of the process named.
+POINTS = {
+    "gateway opens": "services.gateway.desk:Desk.open",
+    "gateway submits": "services.gateway.desk:Desk.submit",
+    "gateway delivers": "services.gateway.desk:Desk.deliver",
+    "gateway closes": "services.gateway.desk:Desk.close",
+    "gateway sends again": "services.gateway.desk:Desk.resubmit",
+    "tokenizer takes": "services.tokenizer.stage:TokenizerStage.handle",
+    "tokenizer answers": "services.tokenizer.stage:TokenizerStage._answer",
+    "tokenizer finishes": "services.tokenizer.stage:TokenizerStage._finish",
+    "engine admits": "engine.scheduler.scheduler:Scheduler.add",
+    "engine computes": "engine.runner.runner:Runner._compute",
+    "engine frees": "engine.scheduler.outputs:Outputs.forget",
+    "detokenizer takes": "services.detokenizer.stage:DetokenizerStage._take",
+}
+QUICK = ("engine frees",)
+NUM = 12
+LONG = [pytest.param(point, id=point, marks=() if point in QUICK else pytest.mark.long) for point in POINTS]
+
+
+async def ask(service: Service, act: Callable[[grpc.aio.Call, int], None], timeout_s: float) -> list[str]:
+    """Some streams at once; `act` may do something to each as soon as it was sent. How they ended."""
+
+    async def one(stub: "inference_pb2_grpc.InferenceServiceAsyncStub", at: int) -> str:
+        request = inference_pb2.StreamGenerateRequest(spec=spec([60 + at, 61, 62], 6))
+        call = stub.StreamGenerate(request, timeout=timeout_s)
+        act(call, at)
+        try:
+            async for _ in call:
+                pass
+            return "OK"
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        except asyncio.CancelledError:
+            return "CANCELLED"
+
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
+        return list(await asyncio.gather(*(one(stub, at) for at in range(NUM))))
+
+
+def cancels(rng: random.Random) -> Callable[[grpc.aio.Call, int], None]:
+    """Cancel each within a quarter of a second."""
+
+    def act(call: grpc.aio.Call, at: int) -> None:
+        asyncio.get_running_loop().call_later(rng.random() * 0.25, call.cancel)
+
+    return act
+
+
+def leave(call: grpc.aio.Call, at: int) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize("point", LONG)
+def test_whatever_meets_a_request_there_it_ends_once_and_leaves_nothing(point: str) -> None:
+    """F11."""
+    rng = random.Random(point)
+    victim = {"gateway": "tokenizer"}.get(point.split(maxsplit=1)[0], point.split(maxsplit=1)[0])
+    with serve("--max-restarts", "100", environment=faults(slow=POINTS[point])) as service:
+        ends = asyncio.run(ask(service, cancels(rng), 60))
+        assert set(ends) <= {"CANCELLED", "OK"}
+        wait_until(lambda: nothing_is_left(service), 30, "cancelled requests hold something")
+        ends = asyncio.run(ask(service, leave, 0.2))
+        assert set(ends) <= {"DEADLINE_EXCEEDED", "OK", "RESOURCE_EXHAUSTED"}
+        wait_until(lambda: nothing_is_left(service), 30, "requests past their deadline hold something")
+        killed = False
+
+        def die(deltas: int, ended: int) -> None:
+            nonlocal killed
+            if not killed:
+                killed = True
+                with contextlib.suppress(KeyError):
+                    service.children()[f"{victim}-0"].kill()
+
+        answers = stream_all(service.address, varied(4, 8), die)
+        assert [answer.error for answer in answers] == [""] * 4
+        wait_until(lambda: is_serving(service) and nothing_is_left(service), 60, "the service did not recover")
+        with service.stub() as stub:
+            assert generate(stub, spec("import os", 2)).completion_tokens == 2
