@@ -84,10 +84,9 @@ def _adjust(logits: Tensor, rows: SamplingRows) -> None:
     def on(values: "Ints | Floats") -> Tensor:
         return torch.from_numpy(values).to(logits.device)
 
-    if rows.masks is not None and len(rows.masks.rows):
-        adjust.mask_(logits, on(rows.masks.rows), torch.from_numpy(rows.masks.bits).to(logits.device))
-    if rows.allowed is not None:
-        adjust.keep_only_(logits, on(rows.allowed.rows), on(rows.allowed.ids))
+    for allowed in (rows.masks, rows.allowed):
+        if allowed is not None and len(allowed.rows):
+            adjust.mask_(logits, on(allowed.rows), torch.from_numpy(allowed.bits).to(logits.device))
     if rows.barred is not None:
         adjust.bar_(logits, on(rows.barred.rows), on(rows.barred.ids))
     if rows.biases is not None:

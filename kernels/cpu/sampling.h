@@ -102,21 +102,18 @@ inline Vec gumbel(Words word) {
   return -log(e);
 }
 
-// Noise of ids 4 * calls[i] + lane, call by call: noise[4 * i + lane], for `num` calls, rounded up to LANES.
-inline void fill_noise(const Sampling& job, int64_t row, const int64_t* calls, int64_t num, float* noise) {
+// Noise of ids 4 * calls[i] + word, or 4 * i + word without calls: noise[word * stride + i], for `num` calls, rounded up
+// to LANES.
+inline void fill_noise(const Sampling& job, int64_t row, const int64_t* calls, int64_t num, float* noise,
+                       int64_t stride) {
   for (int64_t at = 0; at < num; at += LANES) {
     Words c[4] = {};
-    for (int lane = 0; lane < LANES; ++lane) {
-      const int64_t i = std::min(at + lane, num - 1);
-      c[0][lane] = static_cast<uint32_t>(calls ? calls[i] : i);
-    }
+    for (int lane = 0; lane < LANES; ++lane)
+      c[0][lane] = static_cast<uint32_t>(calls ? calls[std::min(at + lane, num - 1)] : at + lane);
     c[1] += static_cast<uint32_t>(job.positions[row]);
     c[2] += static_cast<uint32_t>(job.outputs[row]);
     philox(c, static_cast<uint64_t>(job.seeds[row]));
-    for (int word = 0; word < 4; ++word) {
-      const Vec g = gumbel(c[word]);
-      for (int lane = 0; lane < LANES; ++lane) noise[4 * (at + lane) + word] = g[lane];
-    }
+    for (int word = 0; word < 4; ++word) store(noise + word * stride + at, gumbel(c[word]));
   }
 }
 
@@ -197,20 +194,22 @@ inline float floor_of(const Sampling& job, int64_t row, Scratch& s) {
 
 // Gumbel-max over the kept ids, all of them or those of `kept`; the lowest id of equals.
 inline int64_t draw(const Sampling& job, int64_t row, Scratch& s, bool all) {
-  const int64_t num = all ? (job.vocab + 3) / 4 : static_cast<int64_t>(s.kept.size());
-  s.noise.resize(4 * (num + LANES));
+  const int64_t num = all ? (job.vocab + 3) / 4 : static_cast<int64_t>(s.kept.size()), stride = padded(num);
+  s.noise.resize(4 * stride);
   s.calls.clear();
   if (!all)
     for (const int64_t id : s.kept) s.calls.push_back(id >> 2);
-  fill_noise(job, row, all ? nullptr : s.calls.data(), num, s.noise.data());
+  fill_noise(job, row, all ? nullptr : s.calls.data(), num, s.noise.data(), stride);
   float best = -INFINITE;
   int64_t chosen = -1;
-  const int64_t count = all ? job.vocab : num;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t id = all ? i : s.kept[i];
-    const float score = s.scaled[id] + s.noise[all ? i : 4 * i + (id & 3)];
+  const auto meet = [&](int64_t id, float noise) {
+    const float score = s.scaled[id] + noise;
     if (score > best) best = score, chosen = id;
-  }
+  };
+  if (all)
+    for (int64_t id = 0; id < job.vocab; ++id) meet(id, s.noise[(id & 3) * stride + (id >> 2)]);
+  else
+    for (int64_t i = 0; i < num; ++i) meet(s.kept[i], s.noise[(s.kept[i] & 3) * stride + i]);
   return chosen;
 }
 
