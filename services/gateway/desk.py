@@ -36,6 +36,9 @@ class Stream(Protocol):
     def go_away(self, message: str) -> None:
         """Open nothing more."""
 
+    def pause(self) -> None:
+        """What runs waits for a process that is coming back."""
+
 
 class Desk:
     """The open requests of a gateway. `refusal` is what new ones are told, or None to let them in."""
@@ -185,6 +188,11 @@ class Desk:
         self.is_draining = True
         for stream in tuple(self.streams):
             stream.go_away(self.refusal.message)
+
+    def pause_streams(self) -> None:
+        """A process is gone, and will be back: tell the streams on which requests run."""
+        for stream in tuple(self.streams):
+            stream.pause()
 
     def release_stuck(self, elapsed_s: float) -> None:
         """Let go of readers that take nothing; called every `elapsed_s`."""
