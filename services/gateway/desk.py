@@ -25,7 +25,7 @@ from services.gateway.registry import OpenRequests
 from services.gateway.replay import cancels, work_now
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
-from services.messages import Cancel, Change, Envelope, Failed, Message, Result, Submit, Text, Update
+from services.messages import Cancel, Change, Envelope, Failed, Grant, Message, Result, Submit, Text, Update
 
 MAX_FUTILE_ATTEMPTS = 3
 
@@ -152,6 +152,15 @@ class Desk:
         if isinstance(change, Update) and change.time_left_s is not None:
             request.set_time_left(change.time_left_s, self.clock())
         self._emit(change)
+
+    def lift_credit(self, request: OpenRequest) -> None:
+        """Its reader has no way to grant more: let it have all that may be had."""
+        if request.allowed is None or request.outcome is not None:
+            return
+        more = self.settings.limits.max_credit - (request.allowed - request.num_tokens)
+        if more > 0:
+            request.allowed += more
+            self.change(request, Grant(request.envelope, more))
 
     def reserve_more(self, request: OpenRequest, num_tokens: int) -> None:
         """Its prompt or its bound has grown. Raises `ServiceError` QUEUE_FULL."""
