@@ -75,6 +75,10 @@ bench-detokenizer: $(VENV)/.run ## a token's cost in the detokenizer
 bench-gateway: $(VENV)/.run ## the front door: gaps, costs, cancels, credit, slow readers, overload
 	$(BIN)/python -m benchmarks.gateway
 
+.PHONY: bench-sampling
+bench-sampling: $(VENV)/.run ## what sampling and structured output add to a step
+	$(BIN)/python -m benchmarks.sampling
+
 bench-start: $(VENV)/.run ## cold start to first token, and memory
 	$(BIN)/python -m benchmarks.cold_start
 

@@ -375,6 +375,22 @@ async def test_a_server_that_drains_says_so_and_lets_the_running_end() -> None:
         await stopping
 
 
+async def test_a_process_that_is_coming_back_is_told_of_and_the_generation_goes_on() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1)
+        await talk.kinds(1)
+        rig.ring.play(text_of(submit, 0, "a", first=True))
+        await talk.kinds(2)
+        rig.ring.epoch = 2
+        frame = await talk.read()
+        assert frame.throttled.reason == inference_pb2.THROTTLE_REASON_RECOVERY
+        await rig.ring.until(lambda: rig.ring.submits[-1].envelope.attempt == 1)
+        rig.ring.play(text_of(rig.ring.submits[-1], 1, "b", last=True))
+        kinds = [frame.WhichOneof("frame") for frame in await talk.rest()]
+        assert kinds[-3:] == ["delta", "output_finished", "finished"] and rig.ring.cancels == []
+
+
 async def test_a_reader_that_takes_nothing_ends_the_stream_and_all_on_it() -> None:
     options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4096))
     chosen = settings(stall_timeout_s=0.05)
