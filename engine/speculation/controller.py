@@ -15,8 +15,8 @@ from engine.speculation.costs import CostTable
 
 FLOORS = (2.0, 0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.08, 0.03)  # the first drafts nothing
 LEVELS = 32  # of acceptance that are told apart
-WORTH = 1.01  # drafting must promise so much more than none
-GAIN = 1.03  # another floor must promise so much more than the present one
+WORTH = 1.05  # drafting must promise so much more than none: planning and applying drafts is not in the seconds
+GAIN = 1.05  # another floor must promise so much more than the present one
 PRIOR_ACCEPTANCE = 0.6  # before anything is known
 PRIOR_WEIGHT = 3.0  # drafts' worth that the average of all counts in a sequence's own
 MEMORY = 0.92  # of a sequence, per verified draft: about the last ten count
