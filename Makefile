@@ -75,6 +75,10 @@ bench-detokenizer: $(VENV)/.run ## a token's cost in the detokenizer
 bench-gateway: $(VENV)/.run ## the front door: gaps, costs, cancels, credit, slow readers, overload
 	$(BIN)/python -m benchmarks.gateway
 
+.PHONY: bench-sampling
+bench-sampling: $(VENV)/.run ## what sampling and structured output add to a step
+	$(BIN)/python -m benchmarks.sampling
+
 bench-start: $(VENV)/.run ## cold start to first token, and memory
 	$(BIN)/python -m benchmarks.cold_start
 
@@ -99,6 +103,10 @@ bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in s
 
 bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 	$(BIN)/python -m benchmarks.prefix_cache
+
+.PHONY: bench-speculation
+bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what they cost where they do not help
+	$(BIN)/python -m benchmarks.speculation
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

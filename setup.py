@@ -9,22 +9,24 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCES = Path("kernels/cpu")
+MODULES = {"": "module.cpp", "sampling_": "sampling.cpp"}  # by the prefix of the name
 LEVELS = {"x86_64": {"v4": "-march=x86-64-v4", "v3": "-march=x86-64-v3"}}
 FLAGS = ["-std=c++20", "-O3", "-fno-math-errno", "-fvisibility=hidden", "-mprefer-vector-width=512", "-pthread"]
 
 
 def kernels() -> list[Extension]:
-    """One module for each instruction set of this machine's architecture."""
+    """Each module for each instruction set of this machine's architecture."""
     return [
         Extension(
-            f"kernels.cpu.{name}",
-            sources=[str(SOURCES / "module.cpp")],
+            f"kernels.cpu.{prefix}{name}",
+            sources=[str(SOURCES / source)],
             depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
-            define_macros=[("SLUICE_MODULE", name)],
+            define_macros=[("SLUICE_MODULE", prefix + name)],
             extra_compile_args=[*FLAGS, level],
             extra_link_args=["-pthread"],
             optional=True,
         )
+        for prefix, source in MODULES.items()
         for name, level in LEVELS.get(platform.machine(), {}).items()
     ]
 

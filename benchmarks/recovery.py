@@ -89,6 +89,7 @@ class Campaign:
         self._watch.start()
         self._undisturbed = stream_all(address, self._specs)
         self.lost = 0
+        self.refused = 0
         self.different = 0
         self.broken_sequences = 0
         self.pauses_s: list[float] = []
@@ -117,6 +118,7 @@ class Campaign:
     def _compare(self, answers: list[Received]) -> None:
         for answer, expected in zip(answers, self._undisturbed, strict=True):
             self.lost += bool(answer.error)
+            self.refused += bool(answer.num_refused)
             self.different += not answer.error and answer.answer != expected.answer
             self.broken_sequences += answer.seqs != list(range(1, len(answer.seqs) + 1))
             self.pauses_s.append(answer.longest_gap_s)
@@ -146,6 +148,7 @@ def main() -> None:
                 "kills": len(PHASES) * options.seeds,
                 "streams": len(campaign.pauses_s),
                 "streams_lost": campaign.lost,
+                "refused_before_they_began": campaign.refused,
                 "answers_different": campaign.different,
                 "sequence_numbers_broken": campaign.broken_sequences,
                 "pause_p50_s": at(campaign.pauses_s, 0.5),

@@ -10,6 +10,7 @@ import grpc
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 TIMEOUT_S = 120.0
+RETRY_S = 0.1
 MOMENTS = (8, 100)  # deltas of all streams, between which harm is done in the midst of decoding
 
 
@@ -24,6 +25,8 @@ class Received:
     seqs: list[int] = dataclasses.field(default_factory=list)
     longest_gap_s: float = 0.0
     error: str = ""
+    was_accepted: bool = False
+    num_refused: int = 0  # before
 
     @property
     def answer(self) -> tuple[object, ...]:
@@ -31,6 +34,7 @@ class Received:
         return (self.ids, self.text, self.ends, self.num_completion, self.error)
 
     def take(self, event: inference_pb2.StreamGenerateResponse) -> None:
+        self.was_accepted = True
         if event.HasField("delta"):
             delta = event.delta
             self.seqs.append(delta.seq)
@@ -46,24 +50,34 @@ class Received:
 OnDelta = Callable[[int, int], None]  # (deltas of all streams so far, streams that have ended so far)
 
 
-async def run(address: str, specs: Sequence[types_pb2.GenerationSpec], on_delta: OnDelta) -> list[Received]:
-    """Stream all `specs` at once."""
+async def run(
+    address: str, specs: Sequence[types_pb2.GenerationSpec], on_delta: OnDelta, *, retries: bool = True
+) -> list[Received]:
+    """Stream all `specs` at once; with `retries` one that is refused while the door is shut is asked for again."""
     counts = [0, 0]
 
     async def one(stub: "inference_pb2_grpc.InferenceServiceAsyncStub", spec: types_pb2.GenerationSpec) -> Received:
         received, last = Received(), time.monotonic()
         request = inference_pb2.StreamGenerateRequest(spec=spec)
-        try:
-            async for event in stub.StreamGenerate(request, timeout=TIMEOUT_S):
-                received.take(event)
-                if event.HasField("delta"):
-                    now = time.monotonic()
-                    received.longest_gap_s = max(received.longest_gap_s, now - last)
-                    last = now
-                    counts[0] += 1
-                    on_delta(*counts)
-        except grpc.aio.AioRpcError as error:
-            received.error = f"{error.code().name}: {error.details()}"
+        refused = True
+        while refused:
+            refused = False
+            try:
+                async for event in stub.StreamGenerate(request, timeout=TIMEOUT_S):
+                    received.take(event)
+                    if event.HasField("delta"):
+                        now = time.monotonic()
+                        received.longest_gap_s = max(received.longest_gap_s, now - last)
+                        last = now
+                        counts[0] += 1
+                        on_delta(*counts)
+            except grpc.aio.AioRpcError as error:
+                # The door was shut when it came: nothing was accepted, and it asks again, as clients do by themselves.
+                refused = error.code() is grpc.StatusCode.UNAVAILABLE and not received.was_accepted and retries
+                received.num_refused += refused
+                received.error = "" if refused else f"{error.code().name}: {error.details()}"
+            if refused:
+                await asyncio.sleep(RETRY_S)
         counts[1] += 1
         on_delta(*counts)
         return received
@@ -74,10 +88,14 @@ async def run(address: str, specs: Sequence[types_pb2.GenerationSpec], on_delta:
 
 
 def stream_all(
-    address: str, specs: Sequence[types_pb2.GenerationSpec], on_delta: OnDelta = lambda deltas, ended: None
+    address: str,
+    specs: Sequence[types_pb2.GenerationSpec],
+    on_delta: OnDelta = lambda deltas, ended: None,
+    *,
+    retries: bool = True,
 ) -> list[Received]:
     """The same, for a test that is not a coroutine."""
-    return asyncio.run(run(address, specs, on_delta))
+    return asyncio.run(run(address, specs, on_delta, retries=retries))
 
 
 def varied(num: int, num_tokens: int, prompt_length: int = 40) -> list[types_pb2.GenerationSpec]:

@@ -3,6 +3,7 @@
 Takes flat lists of (row, id) with one value each; a pair appears once in a list. Knows no request.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,13 +39,6 @@ def add_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
     logits[rows, ids] += values
 
 
-def keep_only_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """Bar every id of `rows` but those of the pairs [N], in place."""
-    kept = logits[rows, ids]
-    logits.index_fill_(0, rows, -torch.inf)
-    logits[rows, ids] = kept
-
-
 def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     """Bar the ids of `rows` whose bit is not set, in place.
 
@@ -53,9 +47,7 @@ def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         rows: int64 [M], ascending, each once.
         bits: int32 [M, ceil(V / 32)]: bit b of word w is that of id 32 w + b.
     """
-    at = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    unset = (bits.view(torch.uint8)[:, :, None].bitwise_right_shift(at).bitwise_and_(1) == 0).flatten(1)
-    unset = unset[:, : logits.shape[1]]
+    unset = _unpacked(bits, logits.shape[1]) == 0
     if len(rows) == len(logits):
         logits.masked_fill_(unset, -torch.inf)
     else:
@@ -65,3 +57,12 @@ def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
 def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
     """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
     logits[rows, ids] = -torch.inf
+
+
+def _unpacked(bits: Tensor, num: int) -> Tensor:
+    """The first `num` bits of rows [M, W] of words, one by one: uint8 [M, num]."""
+    if bits.device.type == "cpu":
+        # numpy has this as one loop: 10 us against 220 us for 3 x 4,096
+        return torch.from_numpy(np.unpackbits(bits.numpy().view(np.uint8), axis=1, count=num, bitorder="little"))
+    at = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return bits.view(torch.uint8)[:, :, None].bitwise_right_shift(at).bitwise_and_(1).flatten(1)[:, :num]

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import attention, elementwise, native
+from kernels import attention, elementwise, native, sampling
 from kernels import linear as packed_linear
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.sampling import Rows
 
 
 def is_batch_invariant(dtype: torch.dtype, device: torch.device) -> dict[str, bool]:
@@ -26,6 +27,7 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device) -> dict[str, bo
         "rms_norm": True,
         "embedding": True,
         "rotate_and_write": True,
+        "sample": device.type == "cpu",  # elsewhere the running sum behind top-p may round differently by shape
         "paged_attention": on_cpu and native.is_available(),  # torch's decode and prefill sum in different orders
     }
 
@@ -88,3 +90,11 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
     if native.takes(cache):
         return native.paged_attention(q, cache, meta, scale, window)
     return attention.paged_attention(q, cache, meta, scale, window)
+
+
+def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """One id per row of logits [R, V], and which rows are bad; see `kernels.sampling.sample`."""
+    if native.samples(logits):
+        ids = native.sample(logits, rows)
+        return ids, ids < 0
+    return sampling.sample(logits, rows)

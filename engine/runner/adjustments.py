@@ -10,17 +10,18 @@ import numpy as np
 from engine.plan import Placement
 from engine.request import SamplingParams
 from engine.sampling.history import TokenHistory
-from engine.sampling.rows import Biases, Ints, Pairs, Penalties, join
+from engine.sampling.rows import Allowed, Biases, Bits, Penalties, allow, bits_of
 
 
 class SlotAdjustments:
     """Indexed by slot, for those that have any."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
         self._params: list[SamplingParams | None] = [None] * num_slots
         self._history: dict[int, TokenHistory] = {}
         self._bias: dict[int, Biases] = {}  # its rows are those of one slot: zeros
-        self._allowed: dict[int, Ints] = {}
+        self._allowed: dict[int, Bits] = {}
 
     def reset(self, placement: Placement) -> None:
         """Forget whoever had the slot."""
@@ -35,7 +36,7 @@ class SlotAdjustments:
             values = np.array([value for _, value in params.logit_bias], dtype=np.float32)
             self._bias[slot] = Biases(np.zeros_like(ids), ids, values)
         if params.allowed_token_ids:
-            self._allowed[slot] = np.array(params.allowed_token_ids, dtype=np.int64)
+            self._allowed[slot] = bits_of(params.allowed_token_ids, self._vocab_size)
 
     @property
     def has_history(self) -> bool:
@@ -80,8 +81,8 @@ class SlotAdjustments:
             values=np.concatenate([bias.values for _, bias in found]),
         )
 
-    def allowed(self, slots: Sequence[int]) -> Pairs | None:
+    def allowed(self, slots: Sequence[int]) -> Allowed | None:
         """Of these slots, by row."""
         if not self._allowed:
             return None
-        return join([(row, self._allowed[slot]) for row, slot in enumerate(slots) if slot in self._allowed])
+        return allow([(row, self._allowed[slot]) for row, slot in enumerate(slots) if slot in self._allowed])

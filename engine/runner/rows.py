@@ -21,7 +21,7 @@ NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 class SlotRows:
     """Block tables and sampling parameters of `num_slots` slots."""
 
-    def __init__(self, num_slots: int, max_blocks: int, matchers: SlotMatchers) -> None:
+    def __init__(self, num_slots: int, max_blocks: int, vocab_size: int, matchers: SlotMatchers) -> None:
         self.matchers = matchers
         self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
         self._temperature = np.zeros(num_slots, dtype=np.float32)
@@ -34,7 +34,7 @@ class SlotRows:
         self._logprob_ids: dict[int, tuple[int, ...]] = {}
         self._typical_p = np.ones(num_slots, dtype=np.float32)
         self.prompts = SlotPrompts()
-        self._adjustments = SlotAdjustments(num_slots)
+        self._adjustments = SlotAdjustments(num_slots, vocab_size)
         self._bars = SlotBars(num_slots)
 
     def reset(self, placement: Placement) -> None:

@@ -53,7 +53,7 @@ class Runner:
         self._store = store
         self._block_size = block_size
         matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
-        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size), matchers)
+        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size), model.config.vocab_size, matchers)
         self._sampler = Sampler()
 
     @property

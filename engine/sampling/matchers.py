@@ -8,7 +8,6 @@ one matcher is told for its row only. Knows no logits.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -17,9 +16,7 @@ from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmas
 from engine.errors import ServiceError
 from engine.plan import Placement
 from engine.sampling.grammars import Grammars
-from engine.sampling.rows import Ints, Masks
-
-Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
+from engine.sampling.rows import Bits, Ints, Masks
 
 
 @dataclasses.dataclass(slots=True)

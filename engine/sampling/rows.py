@@ -8,6 +8,7 @@ import numpy as np
 
 Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,18 +62,27 @@ class LogprobRows:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Masks:
+class Allowed:
+    """Rows that may have some ids only.
+
+    Attributes:
+        rows: int64 [M], ascending.
+        bits: int32 [M, ceil(V / 32)]: bit b of word w says whether id 32 w + b may be sampled.
+    """
+
+    rows: Ints
+    bits: Bits
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Masks(Allowed):
     """What grammars allow.
 
     Attributes:
-        rows: int64 [M], the rows that follow a grammar.
-        bits: int32 [M, ceil(V / 32)]: bit b of word w says whether id 32 w + b may be sampled.
         lost: rows whose grammar cannot be followed any further, in `rows` or not.
         ends: rows of which the grammar has come to its end: only the end of the sequence may follow.
     """
 
-    rows: Ints
-    bits: "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
     lost: frozenset[int]
     ends: frozenset[int]
 
@@ -106,7 +116,7 @@ class SamplingRows:
     typical_p: Floats
     penalties: Penalties | None = None
     biases: Biases | None = None
-    allowed: Pairs | None = None
+    allowed: Allowed | None = None
     barred: Pairs | None = None
     logprobs: LogprobRows | None = None
     masks: Masks | None = None
@@ -115,6 +125,20 @@ class SamplingRows:
     def is_adjusted(self) -> bool:
         """Whether any logit is changed before sampling."""
         return bool(self.barred or self.allowed or self.penalties or self.biases or self.masks)
+
+
+def allow(found: Sequence[tuple[int, Bits]]) -> Allowed | None:
+    """Rows, ascending, and what they allow, [1, W] each; None if there are none."""
+    if not found:
+        return None
+    return Allowed(np.array([row for row, _ in found], dtype=np.int64), np.concatenate([bits for _, bits in found]))
+
+
+def bits_of(ids: Sequence[int], vocab_size: int) -> Bits:
+    """These ids of so many, int32 [1, W]."""
+    flags = np.zeros((1, -(-vocab_size // 32) * 32), dtype=np.uint8)
+    flags[0, list(ids)] = 1
+    return np.packbits(flags, axis=1, bitorder="little").view(np.int32)
 
 
 def join(found: Sequence[tuple[int, Ints]]) -> Pairs | None:

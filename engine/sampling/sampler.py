@@ -14,8 +14,8 @@ from engine.errors import ServiceError, constraint_lost, nothing_left
 from engine.plan import TokenLogprob
 from engine.sampling.logprobs import score
 from engine.sampling.rows import Floats, Ints, SamplingRows
-from kernels import adjust
-from kernels.sampling import Rows, greedy, sample
+from kernels import adjust, ops
+from kernels.sampling import Rows, greedy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Sampler:
             chosen, best = greedy(logits)
             bad = [row for row, value in enumerate(best.tolist()) if not math.isfinite(value)]
         else:
-            chosen, is_bad = sample(logits, _tensors(rows, logits.device))
+            chosen, is_bad = ops.sample(logits, _tensors(rows, logits.device))
             bad = is_bad.nonzero()[:, 0].tolist()
         errors: dict[int, ServiceError] = {}
         if rows.is_adjusted and (bad or rows.masks is not None):
@@ -84,10 +84,9 @@ def _adjust(logits: Tensor, rows: SamplingRows) -> None:
     def on(values: "Ints | Floats") -> Tensor:
         return torch.from_numpy(values).to(logits.device)
 
-    if rows.masks is not None and len(rows.masks.rows):
-        adjust.mask_(logits, on(rows.masks.rows), torch.from_numpy(rows.masks.bits).to(logits.device))
-    if rows.allowed is not None:
-        adjust.keep_only_(logits, on(rows.allowed.rows), on(rows.allowed.ids))
+    for allowed in (rows.masks, rows.allowed):
+        if allowed is not None and len(allowed.rows):
+            adjust.mask_(logits, on(allowed.rows), torch.from_numpy(allowed.bits).to(logits.device))
     if rows.barred is not None:
         adjust.bar_(logits, on(rows.barred.rows), on(rows.barred.ids))
     if rows.biases is not None:

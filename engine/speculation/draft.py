@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.errors import Code, ServiceError
 from engine.models.model import Model
 from engine.plan import Ask
-from engine.sampling.rows import SamplingRows, join
+from engine.sampling.rows import SamplingRows, allow, bits_of
 from engine.sampling.sampler import Sampler
 from kernels.metadata import AttentionMetadata
 
@@ -146,7 +146,9 @@ class DraftProposer:
         if ends:
             at = meta.last_tokens if len(ends) == len(rows) else meta.last_tokens[ends]
             ending = [rows[i] for i in ends]
-            drafted = self._sampler.sample(self._model.logits(hidden[at]), _sampling_rows(ending)).ids
+            drafted = self._sampler.sample(
+                self._model.logits(hidden[at]), _sampling_rows(ending, self._model.config.vocab_size)
+            ).ids
             for row, token in zip(ending, drafted, strict=True):
                 row.drafts.append(token)
 
@@ -182,7 +184,7 @@ def _unfit(message: str) -> ServiceError:
     return ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", f"--draft-model: {message}", field="draft_model")
 
 
-def _sampling_rows(rows: list[_Row]) -> SamplingRows:
+def _sampling_rows(rows: list[_Row], vocab_size: int) -> SamplingRows:
     """As the target's rows, but for what depends on the tokens that exist: agreement is all that a draft is for."""
     params = [row.ask.params for row in rows]
     seeds = [one.seed - (1 << 64) if one.seed >= 1 << 63 else one.seed for one in params]
@@ -195,11 +197,7 @@ def _sampling_rows(rows: list[_Row]) -> SamplingRows:
         seed=np.array(seeds, dtype=np.int64),
         position=np.array([len(row.tokens) + len(row.drafts) for row in rows], dtype=np.int64),
         output=np.array([row.ask.output_index for row in rows], dtype=np.int64),
-        allowed=join(
-            [
-                (i, np.array(one.allowed_token_ids, dtype=np.int64))
-                for i, one in enumerate(params)
-                if one.allowed_token_ids
-            ]
+        allowed=allow(
+            [(i, bits_of(one.allowed_token_ids, vocab_size)) for i, one in enumerate(params) if one.allowed_token_ids]
         ),
     )

@@ -1,7 +1,6 @@
 // The kernels as a Python module. Addresses and sizes come in as integers; kernels/native.py says what they mean and
 // checks them: nothing here may be called from anywhere else. The interpreter's lock is released while computing.
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "call.h"
 
 #include "attention.h"
 #include "linear.h"
@@ -9,46 +8,14 @@
 
 namespace {
 
+using sluice::Arguments;
 using sluice::Attention;
+using sluice::compute;
 using sluice::Finish;
 using sluice::Linear;
+using sluice::method;
 using sluice::Pool;
 using sluice::RotateAndWrite;
-
-// Reads one call's arguments in order; `ok` says whether all were numbers and all were read.
-class Arguments {
- public:
-  Arguments(PyObject* const* values, Py_ssize_t num) : values_(values), num_(num) {}
-
-  int64_t integer() { return at_ < num_ ? PyLong_AsLongLong(values_[at_++]) : (++at_, 0); }
-
-  float real() { return at_ < num_ ? static_cast<float>(PyFloat_AsDouble(values_[at_++])) : (++at_, 0.0f); }
-
-  template <typename T>
-  T* address() {
-    return reinterpret_cast<T*>(static_cast<uintptr_t>(integer()));
-  }
-
-  bool ok() {
-    if (PyErr_Occurred() != nullptr) return false;
-    if (at_ == num_) return true;
-    PyErr_Format(PyExc_TypeError, "takes %zd arguments, not %zd", at_, num_);
-    return false;
-  }
-
- private:
-  PyObject* const* values_;
-  Py_ssize_t num_;
-  Py_ssize_t at_ = 0;
-};
-
-template <typename Job>
-PyObject* compute(const Job& job) {
-  Py_BEGIN_ALLOW_THREADS;
-  run(job);
-  Py_END_ALLOW_THREADS;
-  Py_RETURN_NONE;
-}
 
 PyObject* set_threads(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
@@ -131,11 +98,6 @@ PyObject* rotate_and_write(PyObject*, PyObject* const* values, Py_ssize_t num) {
   return arguments.ok() ? compute(job) : nullptr;
 }
 
-template <PyObject* (*FUNCTION)(PyObject*, PyObject* const*, Py_ssize_t)>
-PyMethodDef method(const char* name) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(FUNCTION)), METH_FASTCALL, nullptr};
-}
-
 PyMethodDef methods[] = {
     method<set_threads>("set_threads"),
     method<packed_size>("packed_size"),
@@ -146,11 +108,6 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-#define TEXT(name) #name
-#define NAME(name) TEXT(name)
-#define JOIN(prefix, name) prefix##name
-#define INIT(name) JOIN(PyInit_, name)
-
 PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT, .m_name = NAME(SLUICE_MODULE), .m_doc = nullptr, .m_size = 0, .m_methods = methods,
     .m_slots = nullptr, .m_traverse = nullptr, .m_clear = nullptr, .m_free = nullptr,
@@ -158,5 +115,4 @@ PyModuleDef definition = {
 
 }  // namespace
 
-// The build names the module after its instruction set: v4, v3, …
 PyMODINIT_FUNC INIT(SLUICE_MODULE)() { return PyModule_Create(&definition); }

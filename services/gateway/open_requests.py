@@ -93,6 +93,7 @@ class OpenRequest:
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
         self.losses: Counter[str] = Counter()  # of processes, by id, that ended while they worked on it
+        self.num_sent_changes = 0  # behind its present attempt
         self.num_futile = 0  # attempts in a row that brought nothing
         self.num_sent_tokens = self.num_tokens  # it had when it was last sent round the ring
         self.history: History | None = None  # of one that outlives its reader
@@ -141,6 +142,7 @@ class OpenRequest:
         """Begin another attempt: its envelope, and what it goes on behind."""
         left = None if self._deadline_s is None else self._deadline_s - now_s
         self.envelope = msgspec.structs.replace(self.envelope, attempt=self.envelope.attempt + 1, time_left_s=left)
+        self.num_sent_changes = 0
         self.num_futile = self.num_futile + 1 if self.is_unproven else 0
         self.num_sent_tokens = self.num_tokens
         if not self.num_tokens or self.asked.is_search:

@@ -17,6 +17,7 @@ from engine.request import Limits, SamplingParams, check_params, check_prompt
 from services.messages import (
     Append,
     Cancel,
+    Census,
     CloseInput,
     Detokenized,
     Envelope,
@@ -104,6 +105,9 @@ class TokenizerStage:
             case Cancel(output_index=None):
                 self._lanes.cancel(message.envelope)
                 self._emit(message)
+            case Census():
+                self._lanes.drop(message.has_ended)
+                self._emit(message)
             case Cancel() | Grant() | Append() | Update() | CloseInput():
                 self._lanes.follow(message)
             case _:
@@ -133,7 +137,7 @@ class TokenizerStage:
         """In a thread: do the work."""
         try:
             if isinstance(message, Append):
-                return Append(message.envelope, TokenPrompt(pack_ids(self._encode_more(message.piece))))
+                return Append(message.envelope, TokenPrompt(pack_ids(self._encode_more(message.piece))), message.index)
             return self._do(message, message.work, start)
         except ServiceError as error:
             return failed(message.envelope, error)

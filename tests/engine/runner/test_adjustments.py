@@ -31,7 +31,7 @@ def test_history_counts_as_the_tokens_do() -> None:
 
 
 def test_new_tokens_are_noted_once() -> None:
-    slots = SlotAdjustments(2)
+    slots = SlotAdjustments(2, 40)
     slots.reset(placement(1, PENALISED, (7, 8, 9), 2))
     slots.note(1, 3, [8, 9])  # the end of a prefill: nothing is new
     slots.note(1, 4, [5])
@@ -45,7 +45,7 @@ def test_new_tokens_are_noted_once() -> None:
 
 
 def test_rows_follow_the_order_of_the_slots() -> None:
-    slots = SlotAdjustments(3)
+    slots = SlotAdjustments(3, 40)
     slots.reset(placement(0, BIASED))
     slots.reset(placement(2, PENALISED, (1,), 1))
     biases, penalties = slots.biases([2, 0]), slots.penalties([2, 0], {})
@@ -53,11 +53,11 @@ def test_rows_follow_the_order_of_the_slots() -> None:
     assert (biases.rows.tolist(), biases.ids.tolist(), biases.values.tolist()) == ([1, 1], [3, 4], [1.0, -1.0])
     assert penalties.rows.tolist() == [0]
     allowed = slots.allowed([2, 0])
-    assert allowed is not None and (allowed.rows.tolist(), allowed.ids.tolist()) == ([1, 1], [3, 4])
+    assert allowed is not None and (allowed.rows.tolist(), allowed.bits.tolist()) == ([1], [[0b11000, 0]])
 
 
 def test_a_slot_forgets_whoever_had_it() -> None:
-    slots = SlotAdjustments(1)
+    slots = SlotAdjustments(1, 40)
     for params in (PENALISED, BIASED, SamplingParams()):
         slots.reset(placement(0, params, (1, 2), 1))
     assert slots.penalties([0], {}) is None and slots.biases([0]) is None and slots.allowed([0]) is None

@@ -1,0 +1,57 @@
+// How Python calls the kernels of a module: addresses and sizes come in as integers.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cstdint>
+
+namespace sluice {
+
+// Reads one call's arguments in order; `ok` says whether all were numbers and all were read.
+class Arguments {
+ public:
+  Arguments(PyObject* const* values, Py_ssize_t num) : values_(values), num_(num) {}
+
+  int64_t integer() { return at_ < num_ ? PyLong_AsLongLong(values_[at_++]) : (++at_, 0); }
+
+  float real() { return at_ < num_ ? static_cast<float>(PyFloat_AsDouble(values_[at_++])) : (++at_, 0.0f); }
+
+  template <typename T>
+  T* address() {
+    return reinterpret_cast<T*>(static_cast<uintptr_t>(integer()));
+  }
+
+  bool ok() {
+    if (PyErr_Occurred() != nullptr) return false;
+    if (at_ == num_) return true;
+    PyErr_Format(PyExc_TypeError, "takes %zd arguments, not %zd", at_, num_);
+    return false;
+  }
+
+ private:
+  PyObject* const* values_;
+  Py_ssize_t num_;
+  Py_ssize_t at_ = 0;
+};
+
+template <typename Job>
+PyObject* compute(const Job& job) {
+  Py_BEGIN_ALLOW_THREADS;
+  run(job);
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+template <PyObject* (*FUNCTION)(PyObject*, PyObject* const*, Py_ssize_t)>
+PyMethodDef method(const char* name) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(FUNCTION)), METH_FASTCALL, nullptr};
+}
+
+}  // namespace sluice
+
+// The build names a module after what it holds and its instruction set: v4, sampling_v4, …
+#define TEXT(name) #name
+#define NAME(name) TEXT(name)
+#define JOIN(prefix, name) prefix##name
+#define INIT(name) JOIN(PyInit_, name)
