@@ -25,7 +25,19 @@ from services.gateway.registry import OpenRequests
 from services.gateway.replay import cancels, work_now
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
-from services.messages import Cancel, Census, Change, Envelope, Failed, Grant, Message, Result, Submit, Text, Update
+from services.messages import (
+    Cancel,
+    Census,
+    Change,
+    Envelope,
+    Failed,
+    Grant,
+    Message,
+    Result,
+    Submit,
+    Text,
+    Update,
+)
 
 MAX_FUTILE_ATTEMPTS = 10
 
