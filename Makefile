@@ -104,5 +104,9 @@ bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in s
 bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 	$(BIN)/python -m benchmarks.prefix_cache
 
+.PHONY: bench-speculation
+bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what they cost where they do not help
+	$(BIN)/python -m benchmarks.speculation
+
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,9 +2,10 @@
 
     python -m benchmarks.recovery [--seeds 20] [--streams 32] [--tokens 64]
 
-Each inner process is killed while prompts are computed, in the midst of decoding, and when the first stream has ended,
+Each process is killed while prompts are computed, in the midst of decoding, and when the first stream has ended,
 once per seed, in one service that is never restarted as a whole. The requests are of every kind that a replay must not
-disturb; every answer is compared with that of the same service before anything was killed.
+disturb; every answer is compared with that of the same service before anything was killed. The clients of a killed
+gateway resume, as SDKs do, at the one that takes its place; a search, of which nothing was received, begins again.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from benchmarks.machine import write
 from benchmarks.streams import Received, at_phase, stream_all, varied
 
-INNER = ("tokenizer", "engine", "detokenizer")
+ROLES = ("tokenizer", "engine", "detokenizer", "gateway")
 PHASES = ("prefill", "decode", "last")
 SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
 OPTIONS = ("--dtype", "float32", "--max-restarts", "100000", "--max-num-batched-tokens", "256")
@@ -89,6 +90,7 @@ class Campaign:
         self._watch.start()
         self._undisturbed = stream_all(address, self._specs)
         self.lost = 0
+        self.broken = 0
         self.different = 0
         self.broken_sequences = 0
         self.pauses_s: list[float] = []
@@ -117,6 +119,7 @@ class Campaign:
     def _compare(self, answers: list[Received]) -> None:
         for answer, expected in zip(answers, self._undisturbed, strict=True):
             self.lost += bool(answer.error)
+            self.broken += bool(answer.num_broken)
             self.different += not answer.error and answer.answer != expected.answer
             self.broken_sequences += answer.seqs != list(range(1, len(answer.seqs) + 1))
             self.pauses_s.append(answer.longest_gap_s)
@@ -137,7 +140,7 @@ def main() -> None:
     options = parser.parse_args()
     figures: dict[str, object] = {}
     with served() as (address, supervisor):
-        for role in INNER:
+        for role in ROLES:
             campaign = Campaign(address, supervisor, options.streams, options.tokens)
             for number, (phase, seed) in enumerate((phase, seed) for phase in PHASES for seed in range(options.seeds)):
                 campaign.kill(role, phase, seed)
@@ -146,6 +149,7 @@ def main() -> None:
                 "kills": len(PHASES) * options.seeds,
                 "streams": len(campaign.pauses_s),
                 "streams_lost": campaign.lost,
+                "streams_resumed_by_their_clients": campaign.broken,
                 "answers_different": campaign.different,
                 "sequence_numbers_broken": campaign.broken_sequences,
                 "pause_p50_s": at(campaign.pauses_s, 0.5),

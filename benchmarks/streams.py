@@ -4,12 +4,13 @@ import asyncio
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 
 import grpc
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 TIMEOUT_S = 120.0
+RETRY_S = 0.1
 MOMENTS = (8, 100)  # deltas of all streams, between which harm is done in the midst of decoding
 
 
@@ -24,15 +25,22 @@ class Received:
     seqs: list[int] = dataclasses.field(default_factory=list)
     longest_gap_s: float = 0.0
     error: str = ""
+    accepted: types_pb2.Accepted | None = None
+    num_broken: int = 0  # times that its stream broke and went on
+    last_s: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
     def answer(self) -> tuple[object, ...]:
         """What must not depend on what happened to the service."""
         return (self.ids, self.text, self.ends, self.num_completion, self.error)
 
-    def take(self, event: inference_pb2.StreamGenerateResponse) -> None:
-        if event.HasField("delta"):
-            delta = event.delta
+    def take(self, event: inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse) -> None:
+        if event.HasField("accepted"):
+            self.accepted = event.accepted
+        elif event.HasField("delta"):
+            delta, now = event.delta, time.monotonic()
+            self.longest_gap_s = max(self.longest_gap_s, now - self.last_s)
+            self.last_s = now
             self.seqs.append(delta.seq)
             self.ids.setdefault(delta.output_index, []).extend(token.id for token in delta.tokens)
             self.text[delta.output_index] = self.text.get(delta.output_index, "") + delta.text
@@ -44,40 +52,77 @@ class Received:
 
 
 OnDelta = Callable[[int, int], None]  # (deltas of all streams so far, streams that have ended so far)
+Events = AsyncIterable[inference_pb2.StreamGenerateResponse] | AsyncIterable[inference_pb2.ResumeGenerateResponse]
 
 
-async def run(address: str, specs: Sequence[types_pb2.GenerationSpec], on_delta: OnDelta) -> list[Received]:
-    """Stream all `specs` at once."""
-    counts = [0, 0]
+class Client:
+    """Some streams of one service at once. A client that `persists` does as an SDK: what is refused while the door is
+    shut is asked for again, and what broke goes on from what was received."""
 
-    async def one(stub: "inference_pb2_grpc.InferenceServiceAsyncStub", spec: types_pb2.GenerationSpec) -> Received:
-        received, last = Received(), time.monotonic()
-        request = inference_pb2.StreamGenerateRequest(spec=spec)
-        try:
-            async for event in stub.StreamGenerate(request, timeout=TIMEOUT_S):
-                received.take(event)
-                if event.HasField("delta"):
-                    now = time.monotonic()
-                    received.longest_gap_s = max(received.longest_gap_s, now - last)
-                    last = now
-                    counts[0] += 1
-                    on_delta(*counts)
-        except grpc.aio.AioRpcError as error:
-            received.error = f"{error.code().name}: {error.details()}"
-        counts[1] += 1
-        on_delta(*counts)
+    def __init__(self, address: str, on_delta: OnDelta, *, persists: bool) -> None:
+        self._address = address
+        self._on_delta = on_delta
+        self._persists = persists
+        self._num_deltas = 0
+        self._num_ended = 0
+
+    async def run(self, specs: Sequence[types_pb2.GenerationSpec]) -> list[Received]:
+        """Stream all `specs` at once."""
+        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200))
+        async with grpc.aio.insecure_channel(self._address, options=options) as channel:
+            stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
+            return list(await asyncio.gather(*(self._one(stub, spec) for spec in specs)))
+
+    async def _one(
+        self, stub: "inference_pb2_grpc.InferenceServiceAsyncStub", spec: types_pb2.GenerationSpec
+    ) -> Received:
+        received, end = Received(), time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                await self._read(_call(stub, spec, received), received)
+                break
+            except grpc.aio.AioRpcError as error:
+                if not self._persists or error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > end:
+                    received.error = f"{error.code().name}: {error.details()}"
+                    break
+                received.num_broken += received.accepted is not None
+            await asyncio.sleep(RETRY_S)
+        self._num_ended += 1
+        self._on_delta(self._num_deltas, self._num_ended)
         return received
 
-    async with grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
-        stub = inference_pb2_grpc.InferenceServiceStub(channel)
-        return list(await asyncio.gather(*(one(stub, spec) for spec in specs)))
+    async def _read(self, events: Events, received: Received) -> None:
+        async for event in events:
+            received.take(event)
+            if event.HasField("delta"):
+                self._num_deltas += 1
+                self._on_delta(self._num_deltas, self._num_ended)
+
+
+def _call(
+    stub: "inference_pb2_grpc.InferenceServiceAsyncStub", spec: types_pb2.GenerationSpec, received: Received
+) -> Events:
+    """A new generation, or the rest of one that broke."""
+    if received.accepted is None or not received.seqs:
+        return stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec), timeout=TIMEOUT_S)
+    params = received.accepted.params
+    rest = types_pb2.GenerationSpec(revision=received.accepted.revision, sampling=params.sampling, stop=params.stop)
+    rest.token_ids.CopyFrom(spec.token_ids)
+    rest.resume.generation_id, rest.resume.after_seq = received.accepted.generation_id, received.seqs[-1]
+    for index, ids in received.ids.items():
+        rest.resume.outputs.add(output_index=index, token_ids=ids)
+    return stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest(spec=rest), timeout=TIMEOUT_S)
 
 
 def stream_all(
-    address: str, specs: Sequence[types_pb2.GenerationSpec], on_delta: OnDelta = lambda deltas, ended: None
+    address: str,
+    specs: Sequence[types_pb2.GenerationSpec],
+    on_delta: OnDelta = lambda deltas, ended: None,
+    *,
+    persists: bool = True,
 ) -> list[Received]:
-    """The same, for a test that is not a coroutine."""
-    return asyncio.run(run(address, specs, on_delta))
+    """Stream all `specs` at once, from where there is no loop."""
+    return asyncio.run(Client(address, on_delta, persists=persists).run(specs))
 
 
 def varied(num: int, num_tokens: int, prompt_length: int = 40) -> list[types_pb2.GenerationSpec]:

@@ -18,6 +18,7 @@ from services.messages import (
     Admitted,
     Append,
     Cancel,
+    Census,
     Change,
     CloseInput,
     Envelope,
@@ -44,12 +45,13 @@ Emit = Callable[[Message], None]
 Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Open:
     """What the ring needs to know of a request that the engine works on."""
 
     prompt: Prompt
     arrival: float
+    num_changes: int = 0  # that have come
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,6 +115,11 @@ class EngineStage:
                 if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
                     self._cancel(message)
                 self._emit(message)
+            case Census():
+                for request_id, opened in list(self._open.items()):
+                    if message.has_ended(opened.prompt.envelope):
+                        self._drop(request_id)
+                self._emit(message)
             case Failed() | Result():
                 self._emit(message)
             case _:
@@ -148,6 +155,10 @@ class EngineStage:
         opened = self._open.get(envelope.request_id)
         if opened is None or opened.prompt.envelope.attempt != envelope.attempt:
             return
+        if message.index != opened.num_changes:
+            self._drop(envelope.request_id)  # one was lost on its way: a replay, which is coming, has all of them
+            return
+        opened.num_changes += 1
         try:
             _apply(self.engine, message, self._place.clock())
         except ServiceError as error:

@@ -16,7 +16,7 @@ import msgspec
 from engine.errors import ServiceError, engine_fault
 from engine.sampling.grammars import Grammar, Grammars
 from services.engine_loop import Emit, EngineStage
-from services.messages import Cancel, Message, Probe, Prompt, Report, failed
+from services.messages import Cancel, Census, Message, Probe, Prompt, Report, failed
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,10 @@ class GrammarGate:
 
     def handle(self, message: Message) -> None:
         """Take what needs a grammar, and what is about such a request; let anything else pass."""
-        if isinstance(message, Probe | Report):
+        if isinstance(message, Census):
+            for name in [one for one, it in self._waiting.items() if message.has_ended(it.prompt.envelope)]:
+                self._drop(name)
+        if isinstance(message, Probe | Report | Census):
             self._stage.handle(message)
             return
         envelope = message.envelope

@@ -47,6 +47,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     tracestate: str = ""
     time_left_s: float | None = None  # None: no deadline
     epoch: int = 0  # boot of the origin: what an earlier incarnation of it asked for, nobody waits for
+    serial: int = 0  # counts the requests of an incarnation
 
 
 Resume: TypeAlias = tuple[bytes | None, ...]  # per output: ids received so far (int32), None if it has ended; or ()
@@ -170,6 +171,7 @@ class Grant(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
 
     envelope: Envelope
     tokens: int
+    index: int = 0  # counts the changes of an attempt: a gap is loss
 
 
 class Append(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -177,6 +179,7 @@ class Append(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
 
     envelope: Envelope
     piece: TextPrompt | TokenPrompt
+    index: int = 0  # counts the changes of an attempt: a gap is loss
 
 
 class Update(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -186,12 +189,29 @@ class Update(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     max_tokens: int | None = None
     priority: int | None = None
     time_left_s: float | None = None  # to its deadline, re-stamped as that of an envelope
+    index: int = 0  # counts the changes of an attempt: a gap is loss
 
 
 class CloseInput(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Gateway → engine, behind its request: the prompt is complete."""
 
     envelope: Envelope
+    index: int = 0  # as above
+
+
+class Census(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → every process, after a loss: of its requests with a serial below `below` only these are open. Cancels
+    may have been lost: what a stage has of others, it lets go of."""
+
+    origin: str
+    epoch: int
+    below: int
+    open: frozenset[int]  # serials
+
+    def has_ended(self, envelope: Envelope) -> bool:
+        """Whether a request is none that is open."""
+        is_ours = (envelope.origin, envelope.epoch) == (self.origin, self.epoch)
+        return is_ours and envelope.serial < self.below and envelope.serial not in self.open
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -297,7 +317,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
 
 Change: TypeAlias = Grant | Append | Update | CloseInput  # what a client says of a running request
 RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Change | Failed | Result
-Message: TypeAlias = RequestMessage | Probe | Report
+Message: TypeAlias = RequestMessage | Probe | Report | Census
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

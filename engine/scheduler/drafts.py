@@ -16,6 +16,8 @@ from engine.scheduler.outputs import Kept, Outputs
 from engine.scheduler.sequence import Drafting, Sequence, State
 from engine.speculation.controller import Controller
 
+MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which its time is no measure
+
 
 @dataclasses.dataclass(slots=True)
 class DraftStats:
@@ -83,9 +85,11 @@ class Drafts:
         """Answers to the last `asks`, in their order, and how long it took to find them."""
         if self._controller is not None and asks:
             num = sum(len(ids) for ids in proposals)
-            self._controller.drafted(len(asks), [ask.num for ask in asks], num, seconds)
+            self._controller.drafted(len(asks), [ask.num for ask in asks], num, seconds if self._is_usual() else None)
         for one, ids in zip(self._asked, proposals, strict=True):
-            if ids and one.drafting is not None:
+            assert one.drafting is not None
+            one.drafting.num_seen = len(one.tokens)
+            if ids:
                 one.drafting.ids = list(ids)
                 self.offered.append(one)
         self._asked = []
@@ -140,6 +144,10 @@ class Drafts:
         self._floor.shrink(sequence, sequence.num_computed)
         self._outputs.advance_run(sequence, Kept(kept, run.logprobs[:kept], num, min(kept, right)), now, events)
         self._give_back(sequence, num + 1 - kept)
+
+    def _is_usual(self) -> bool:
+        """Whether nobody was new to the proposer: reading a prompt takes time that the next draft does not."""
+        return all(len(one.tokens) - one.drafting.num_seen <= MAX_NEWS for one in self._asked if one.drafting)
 
     def _wishes(self, able: Several[Sequence], num_rows: int) -> list[int]:
         """How many drafts each is worth in a step of so many decoding rows."""

@@ -191,6 +191,7 @@ class Floor:
         sequence.num_computed = sequence.room = num_computed
         if sequence.drafting is not None:
             sequence.drafting.num_places += 1
+            sequence.drafting.num_seen = 0
         self.running.append(sequence)
         self._tell(sequence)
 

@@ -138,6 +138,7 @@ class Scheduler:
         self._ended = [event for event in self._ended if event.request_id != request_id]
         group = self._floor.groups.get(request_id)
         if group is not None:
+            self._due = [one for one in self._due if one is not group]
             self._outputs.forget(group)
         return group is not None or bool(untold)
 

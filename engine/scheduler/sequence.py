@@ -24,12 +24,14 @@ class Drafting:
     Attributes:
         limit: drafts of one step at most.
         record: of its drafts, for whoever chooses their length.
+        num_seen: tokens that the proposer was last asked about, and so has read.
         num_places: times that its block table was begun.
         ids: proposed for the next step, or being verified by the one in flight: behind the tokens that exist.
     """
 
     limit: int
     record: Record = dataclasses.field(default_factory=Record)
+    num_seen: int = 0
     num_places: int = 0
     ids: list[int] = dataclasses.field(default_factory=list)
     memory: Memory = dataclasses.field(default_factory=Memory)

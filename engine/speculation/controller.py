@@ -15,6 +15,7 @@ from engine.speculation.costs import CostTable
 
 FLOORS = (2.0, 0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.08, 0.03)  # the first drafts nothing
 LEVELS = 32  # of acceptance that are told apart
+WORTH = 1.01  # drafting must promise so much more than none
 GAIN = 1.03  # another floor must promise so much more than the present one
 PRIOR_ACCEPTANCE = 0.6  # before anything is known
 PRIOR_WEIGHT = 3.0  # drafts' worth that the average of all counts in a sequence's own
@@ -23,9 +24,11 @@ COMMON_MEMORY = 0.98  # of all together
 FADE = 0.9  # of a sequence that is not drafted for, per choice: it is given another chance
 LOOK_EVERY = 4  # choices between two looks at the floor
 PATIENCE = 8  # the same while nothing is drafted
-PROBE_EVERY = 64  # such choices: then one sequence is drafted for all the same; doubled while that changes nothing
+PROBE_EVERY = 32  # such choices: then one sequence is drafted for all the same; doubled while that changes nothing
 PROBE_MOST = 1024
 PROBE_LENGTH = 2
+YIELD_WEIGHT = 0.1  # of the newest share of what was asked for that was drafted
+PROBE_WEIGHT = 0.5  # the same of a probe
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,6 +54,7 @@ class Controller:
         self._worth = [[_worth(*pair) for pair in zip(chances, lengths, strict=True)] for lengths in self._lengths]
         self._num_choices = 0
         self._num_idle = 0
+        self._num_probes = 0
         self._probe_every = PROBE_EVERY
         self._is_new = True  # nothing has been drafted yet
 
@@ -75,11 +79,14 @@ class Controller:
                 record.tried *= FADE
         return chosen
 
-    def drafted(self, num_rows: int, asked: Sequence[int], num_drafted: int, seconds: float) -> None:
-        """Drafting for `num_rows` sequences, of lengths `asked`, took so long and gave so many tokens."""
+    def drafted(self, num_rows: int, asked: Sequence[int], num_drafted: int, seconds: float | None) -> None:
+        """Drafting for `num_rows` sequences, of lengths `asked`, took so long, if that tells anything, and gave so many
+        tokens."""
         self._is_new = False
-        self._drafting.record(num_rows, max(asked), seconds)
-        self._yield += 0.1 * (num_drafted / max(1, sum(asked)) - self._yield)
+        if seconds is not None:
+            self._drafting.record(num_rows, max(asked), seconds)
+        weight = YIELD_WEIGHT if self.floor else PROBE_WEIGHT
+        self._yield += weight * (num_drafted / max(1, sum(asked)) - self._yield)
 
     def stepped(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         """A step of decoding rows alone, drafts included, took so long."""
@@ -98,15 +105,14 @@ class Controller:
         for level in levels:
             counts[level] += 1
         present = [(level, num) for level, num in enumerate(counts) if num]
-        if not any(self._lengths[self.floor][level] for level, _ in present):
-            self.floor = 0
         rates = self._rates(present, num_rows)
         best = max(range(len(FLOORS)), key=lambda i: (rates[i], -i))
         if rates[best] > rates[self.floor] * GAIN:
             if self.floor == 0:
                 self._probe_every = PROBE_EVERY
             self.floor = best
-            self._num_idle = 0
+        if rates[self.floor] < rates[0] * WORTH:
+            self.floor = 0
 
     def _rates(self, present: Sequence[tuple[int, int]], num_rows: int) -> list[float]:
         """Tokens per second that each floor promises, for `present` pairs of level and sequences at it."""
@@ -121,10 +127,11 @@ class Controller:
         ]
 
     def _probe(self, records: Sequence[Record]) -> list[int]:
-        """Draft a little for the sequence that is most likely to repeat itself."""
+        """Draft a little for one sequence, another each time."""
         self._probe_every = min(2 * self._probe_every, PROBE_MOST)
-        best = max(range(len(records)), key=lambda i: _level(records[i], 0.0))
-        return [min(PROBE_LENGTH, self._max_length) if i == best else 0 for i in range(len(records))]
+        self._num_probes += 1
+        whose = self._num_probes % len(records)
+        return [min(PROBE_LENGTH, self._max_length) if i == whose else 0 for i in range(len(records))]
 
 
 def _level(record: Record, common: float) -> int:

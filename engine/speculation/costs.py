@@ -49,9 +49,11 @@ class CostTable:
             entry.add(seconds, self._num)
 
     def seconds(self, rows: int, sizes: list[int]) -> list[float]:
-        """Expected cost of each size; 0 while nothing is known."""
+        """Expected cost of each size; 0 while nothing is known. More rows do not cost less."""
         points = self._points(rows)
-        return [_between(points, size) for size in sizes]
+        found = [_between(points, size) for size in sizes]
+        fewer = self._points(max(1, rows // 2)) if self._from_nothing else []
+        return [max(one, _between(fewer, size)) for one, size in zip(found, sizes, strict=True)] if fewer else found
 
     def _points(self, rows: int) -> list[tuple[int, float]]:
         """What is known for such rows, or else for those most like them, by size; never falling."""

@@ -12,6 +12,7 @@ from services.detokenizer.output import Output
 from services.detokenizer.records import Records
 from services.messages import (
     Cancel,
+    Census,
     Envelope,
     Failed,
     Message,
@@ -86,6 +87,10 @@ class DetokenizerStage:
             case Cancel():
                 if message.output_index is None:  # the end of one output comes from the engine, like any other
                     self._end(message.envelope)
+            case Census():
+                for request in list(self._requests.values()):
+                    if message.has_ended(request.envelope):
+                        self._end(request.envelope)
             case Failed():
                 self._end(message.envelope)
                 self._emit(message)

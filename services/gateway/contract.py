@@ -104,13 +104,15 @@ BUILT = frozenset(
         "resume",
         "resume.generation_id",
         "resume.after_seq",
+        "resume.outputs",
+        "resume.outputs.output_index",
+        "resume.outputs.token_ids",
     ]
 )
 
 NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are accepted, as they ask for nothing
     "adapter": ("",),
     "chat.messages.parts.image": (),
-    "resume.outputs": (),
 }
 
 FEATURE_FIELDS = (  # what GetServerInfo calls a feature, and the field that asks for it

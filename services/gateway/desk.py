@@ -25,9 +25,9 @@ from services.gateway.registry import OpenRequests
 from services.gateway.replay import cancels, work_now
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
-from services.messages import Cancel, Change, Envelope, Failed, Message, Result, Submit, Text, Update
+from services.messages import Cancel, Census, Change, Envelope, Failed, Message, Result, Submit, Text, Update
 
-MAX_FUTILE_ATTEMPTS = 3
+MAX_FUTILE_ATTEMPTS = 10
 
 
 class Stream(Protocol):
@@ -59,6 +59,8 @@ class Desk:
         self.is_draining = False
         self.streams: set[Stream] = set()  # of many requests each
         self.on_empty: Callable[[], None] = lambda: None
+        self._num_opened = 0
+        self.new_id: Callable[[], str] = _random_id
         self._pace = Pace(lambda: len(self.requests), clock, _call_later)
         self._emit = emit
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
@@ -85,7 +87,8 @@ class Desk:
         if asked.idempotency_key:
             self._keys[tenant, asked.idempotency_key] = request.generation_id
         if asked.detach_ttl_s is not None:
-            request.history = History(self.settings.max_history_deltas, self.settings.max_history_bytes)
+            most = self.settings.max_history_deltas, self.settings.max_history_bytes
+            request.history = History(*most, after_seq=asked.after_seq)
         return request
 
     def open_own(self, call: Call, asked: Asked) -> OpenRequest:
@@ -100,7 +103,7 @@ class Desk:
         envelope = request.envelope
         if traceparent != envelope.traceparent:
             request.envelope = envelope = msgspec.structs.replace(envelope, traceparent=traceparent)
-        self._emit(Submit(envelope=envelope, work=request.asked.work))
+        self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume))
 
     def resubmit(self, request: OpenRequest) -> None:
         """Send it round the ring once more: it goes on where it is; what an earlier attempt still says is dropped."""
@@ -109,6 +112,11 @@ class Desk:
         self._emit(Submit(envelope=request.envelope, work=work_now(request), resume=resume))
         for cancel in cancels(request):
             self._emit(cancel)
+
+    def take_census(self) -> None:
+        """Tell the ring what is open: Cancels may have been lost on their way."""
+        serials = frozenset(request.envelope.serial for request in self.requests if request.outcome is None)
+        self._emit(Census(self.settings.gateway_id, self.settings.epoch, self._num_opened + 1, serials))
 
     def close(self, request: OpenRequest) -> None:
         """Forget it and tell the ring, unless the ring ended it. Never waits; a second time does nothing."""
@@ -144,6 +152,9 @@ class Desk:
 
     def change(self, request: OpenRequest, change: Change | Cancel) -> None:
         """Tell the ring what the client says of its request, and remember it."""
+        if not isinstance(change, Cancel):
+            change = msgspec.structs.replace(change, index=request.num_sent_changes)
+            request.num_sent_changes += 1
         request.record(change)
         if isinstance(change, Update) and change.time_left_s is not None:
             request.set_time_left(change.time_left_s, self.clock())
@@ -213,8 +224,9 @@ class Desk:
             raise duplicate(running)
 
     def _add(self, call: Call, asked: Asked, streams: bool) -> OpenRequest:
+        self._num_opened += 1
         envelope = Envelope(
-            request_id=secrets.token_hex(16),
+            request_id=self.new_id(),
             origin=self.settings.gateway_id,
             tenant=call.caller.tenant,
             model=self.settings.model.id,
@@ -223,6 +235,7 @@ class Desk:
             tracestate=call.tracestate,
             time_left_s=call.time_left_s,
             epoch=self.settings.epoch,
+            serial=self._num_opened,
         )
         request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None)
         self.requests.add(request)
@@ -232,6 +245,10 @@ class Desk:
         if not request.ring_knows_end:
             request.ring_knows_end = True
             self._emit(Cancel(envelope=request.envelope))
+
+
+def _random_id() -> str:
+    return secrets.token_hex(16)  # 128 bits
 
 
 def _call_later(delay_s: float, callback: Callable[[], None]) -> None:

@@ -6,11 +6,11 @@ blocks. Everything runs on one event loop.
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import grpc
 from grpc_health.v1 import health, health_pb2
 
 from services.gateway import server
@@ -21,6 +21,7 @@ from services.gateway.errors import draining
 from services.gateway.guard import Guard
 from services.gateway.identity import Access, read_access
 from services.gateway.inference import Inference
+from services.gateway.listener import Listener
 from services.gateway.neighbours import Neighbours
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
@@ -61,7 +62,7 @@ class Gateway:
         senses = Senses(lambda: self._control.loads.step_s, lost_frames, self._nudge.set)
         self._watch = RingWatch(self.desk, settings, emit, clock, senses)
         self._health = health.aio.HealthServicer()
-        self._server: grpc.aio.Server | None = None
+        self._listener: Listener | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._was_serving: bool | None = None
         self._has_said_so = False
@@ -78,18 +79,18 @@ class Gateway:
         inference = Inference(self.desk, self._parking, self._neighbours)
         adapter = OpenInference(self.desk, inference.stream_generate)
         handlers = server.Handlers(inference, Converse(self.desk, self._parking), self._control, adapter)
-        self._server = server.build(self._settings, self._guard, handlers, self._health)
-        self._port = server.listen(self._server, self._settings)
+        build = functools.partial(server.build, self._settings, self._guard, handlers, self._health)
+        self._listener = Listener(self._settings, build)
         await self._publish()
-        await self._server.start()
+        self._port = await self._listener.start()
         self._pulse = asyncio.create_task(self._beat(), name="gateway pulse")
         return self._port
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new work, wait up to `grace_s` for the running, then end."""
         await self.drain(grace_s)
-        if self._server is not None:
-            await self._server.stop(FLUSH_S)
+        if self._listener is not None:
+            await self._listener.stop(FLUSH_S)
         await self._neighbours.close()
         if self._pulse is not None:
             self._pulse.cancel()
@@ -128,6 +129,8 @@ class Gateway:
             self.desk.release_stuck(elapsed_s)
             self._watch.beat(elapsed_s)
             await self._publish()
+            if self._listener is not None and await self._listener.look_after():
+                self.desk.observer.count("listener_replaced")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._nudge.wait()

@@ -12,14 +12,15 @@ TOKEN_BYTES = 64  # what a token record weighs at most, without its log probabil
 class History:
     """Deltas by sequence number. An output's end that came without text lies behind the delta before it."""
 
-    def __init__(self, max_deltas: int, max_bytes: int) -> None:
+    def __init__(self, max_deltas: int, max_bytes: int, after_seq: int = 0) -> None:
+        """`after_seq`: deltas up to this one were told elsewhere."""
         self._max_deltas = max_deltas
         self._max_bytes = max_bytes
         self._told: deque[tuple[int, Sequence[Text], int]] = deque()  # sequence number, messages, bytes
         self._num_bytes = 0
         self._ends: list[tuple[int, Sequence[Text]]] = []  # last messages of outputs, whose deltas are gone
-        self._evicted_seq = 0  # of the last delta that is gone
-        self.last_seq = 0
+        self._evicted_seq = after_seq  # of the last delta that is gone
+        self.last_seq = after_seq
 
     def add(self, seq: int, texts: Sequence[Text]) -> None:
         """`texts`, of one output, were told as the delta `seq`, or behind it."""

@@ -77,16 +77,24 @@ class Inference:
         """ResumeGenerate: what the reader lacks of a generation that outlived its last one, and what comes."""
         point = request.spec.resume
         request_id, owner = self._neighbours.split(point.generation_id)
+        can_go_on = request.spec.WhichOneof("prompt") is not None  # with what its client has
         if self._neighbours.is_other(owner):
             try:
                 await self._neighbours.resume(owner, CALLER.get().tenant, request, context)
+                return
             except ServiceError as error:
-                await refuse(context, error)
-            return
+                if not can_go_on:
+                    await refuse(context, error)
 
         def take(call: Call) -> Followed:
             translate.check_resume(request.spec)
-            return self._parking.take(request_id, call.caller.tenant)
+            try:
+                return self._parking.take(request_id, call.caller.tenant)
+            except ServiceError:
+                if not can_go_on:
+                    raise
+            asked = translate.continuation(request.spec, call.priority, self._settings)
+            return Followed(self._desk, call, asked, streams=True)
 
         async def body(session: Session) -> None:
             tells_prompt = session.request.asked.tells_prompt and not point.after_seq

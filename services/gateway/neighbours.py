@@ -19,7 +19,7 @@ SOCKET_SUFFIX = ".grpc"  # of the Unix socket, behind the name of the gateway's 
 PEER_KEY = "x-sluice-peer"
 TENANT_KEY = "x-sluice-tenant"
 CANCEL_TIMEOUT_S = 5.0
-_GONE = "the gateway that owned it is gone: what was not kept by the client is lost"
+_GONE = "it is not known to its gateway, or that is gone: go on with the effective spec and the ids that you have"
 
 
 class Neighbours:
@@ -78,7 +78,8 @@ class Neighbours:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE and not _has_details(error):
+            is_unreachable = error.code() is grpc.StatusCode.UNAVAILABLE and not _has_details(error)
+            if is_unreachable or error.code() is grpc.StatusCode.NOT_FOUND:
                 raise not_found("generation", generation_id, _GONE) from None
             await _end_alike(error, context)
 

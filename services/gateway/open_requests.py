@@ -30,7 +30,7 @@ from services.messages import (
     Text,
     Tokenized,
 )
-from services.work import Generate, pack_ids
+from services.work import Generate, pack_ids, unpack_ids
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
 
@@ -86,13 +86,16 @@ class OpenRequest:
         self.prompt: Tokenized | Scored | None = None  # where it is to be told
         self.first_token_s: float | None = None
         self.outputs = [OutputState() for _ in range(asked.num_outputs)]
-        self.last_seq = 0
+        for output, received in zip(self.outputs, asked.resume, strict=False):
+            output.ids.extend(unpack_ids(received))
+        self.last_seq = asked.after_seq
         self.charged = 0  # tokens, against its tenant's quota
         self.is_cancelled = False
         self.is_own = False  # of the gateway itself
         self.losses: Counter[str] = Counter()  # of processes, by id, that ended while they worked on it
+        self.num_sent_changes = 0  # behind its present attempt
         self.num_futile = 0  # attempts in a row that brought nothing
-        self.num_sent_tokens = 0  # it had when it was last sent round the ring
+        self.num_sent_tokens = self.num_tokens  # it had when it was last sent round the ring
         self.history: History | None = None  # of one that outlives its reader
         self.is_broken_off = False  # its reader is being let go
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
@@ -139,6 +142,7 @@ class OpenRequest:
         """Begin another attempt: its envelope, and what it goes on behind."""
         left = None if self._deadline_s is None else self._deadline_s - now_s
         self.envelope = msgspec.structs.replace(self.envelope, attempt=self.envelope.attempt + 1, time_left_s=left)
+        self.num_sent_changes = 0
         self.num_futile = self.num_futile + 1 if self.is_unproven else 0
         self.num_sent_tokens = self.num_tokens
         if not self.num_tokens or self.asked.is_search:

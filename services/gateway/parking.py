@@ -12,7 +12,10 @@ from engine.errors import Code, ServiceError, cancelled
 from services.gateway.errors import not_found
 from services.gateway.followed import Followed
 
-HINT = "it ran here without DISCONNECT_ACTION_DETACH, ended long ago, or never ran here"
+HINT = (
+    "it ran here without DISCONNECT_ACTION_DETACH, ended long ago, or never ran here: "
+    "go on with the effective spec and the ids that you have"
+)
 
 
 class Timer(Protocol):

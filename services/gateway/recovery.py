@@ -99,5 +99,7 @@ class Recovery:
         if request.is_own or request.outcome is not None:
             return False
         tokenizer, engine, detokenizer = self._way_of(request.envelope.request_id)
-        # A tokenizer knows nothing any more of a request that has brought tokens.
-        return engine in ids or detokenizer in ids or (tokenizer in ids and request.is_unproven)
+        if engine in ids or detokenizer in ids:
+            return True
+        # A tokenizer knows nothing any more of a request that has brought tokens; what its client says passes there.
+        return tokenizer in ids and (request.is_unproven or bool(request.changes))

@@ -43,6 +43,8 @@ class Asked:
         tells_prompt: whether it wants the prompt's tokens.
         idempotency_key: names it while it is in flight, or "".
         detach_ttl_s: how long it is kept when its reader has gone; None lets it end with its reader.
+        resume: per output the ids that it goes on behind (int32); empty for a generation from its beginning.
+        after_seq: sequence number behind which its deltas are numbered.
         num_outputs: that it gets back.
     """
 
@@ -54,6 +56,8 @@ class Asked:
     tells_prompt: bool = False
     idempotency_key: str = ""
     detach_ttl_s: float | None = None
+    resume: tuple[bytes, ...] = ()
+    after_seq: int = 0
 
     @property
     def is_search(self) -> bool:
@@ -72,12 +76,42 @@ def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewayS
     """The work of StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
     if spec.HasField("credit_window"):
         raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
+    _check_no_resume(spec)
     return _generation(spec, priority, settings, is_open=False)
+
+
+def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+    """The work of ResumeGenerate where nobody knows the generation any more: from what its client has. Raises
+    `ServiceError`."""
+    for field, is_there in (("revision", spec.HasField("revision")), ("seed", spec.sampling.HasField("seed"))):
+        if not is_there:
+            raise invalid(field, "is needed, as Accepted named it: the owner of the generation is gone")
+    if spec.HasField("credit_window"):
+        raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
+    asked = _generation(spec, priority, settings, is_open=False)
+    if asked.is_search:
+        raise invalid("resume", "best_of and beam search answer at their end only: start the generation again")
+    received: list[bytes] = [b""] * asked.num_outputs
+    named: set[int] = set()
+    for at, one in enumerate(spec.resume.outputs):
+        if one.output_index >= asked.num_outputs or one.output_index in named:
+            limit = f"is not below {asked.num_outputs}, or there twice"
+            raise invalid(f"resume.outputs[{at}].output_index", f"{one.output_index} {limit}")
+        named.add(one.output_index)
+        received[one.output_index] = pack_checked(f"resume.outputs[{at}].token_ids", one.token_ids, settings)
+    resume = tuple(received) if any(received) else ()
+    return dataclasses.replace(asked, resume=resume, after_seq=spec.resume.after_seq)
+
+
+def _check_no_resume(spec: types_pb2.GenerationSpec) -> None:
+    if spec.HasField("resume"):
+        raise invalid("resume", "is for ResumeGenerate: leave it out")
 
 
 def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings) -> Asked:
     """The work of a generation of Converse. Raises `ServiceError`."""
     spec, is_open = frame.spec, frame.keep_input_open
+    _check_no_resume(spec)
     if spec.HasField("credit_window"):
         check_credit(spec.credit_window, settings.limits, "credit_window")
         if spec.sampling.best_of > max(spec.sampling.n, 1) or spec.sampling.HasField("beam"):
@@ -103,8 +137,6 @@ def check_resume(spec: types_pb2.GenerationSpec) -> None:
 
 
 def _generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool) -> Asked:
-    if spec.HasField("resume"):
-        raise invalid("resume", "is for ResumeGenerate: leave it out")
     _check_model(spec, settings.model)
     refuse_unbuilt(spec)
     limits = settings.limits

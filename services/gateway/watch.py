@@ -70,6 +70,7 @@ class RingWatch:
         if num_lost != self._num_lost_frames:  # what came to us was lost on its way: who it was for is unknown
             self._num_lost_frames = num_lost
             self._recovery.again([one for one in self._desk.requests if one.outcome is None and not one.is_own])
+            self._missed()
         self._warm()
         self._replay()
 
@@ -78,6 +79,7 @@ class RingWatch:
         changes = self._liveness.returned(probe)
         if changes.missed:
             self._recovery.missed(changes.missed, self._desk.requests)
+            self._missed()
         if changes.new:
             to_blame = self._recovery.replaced(changes.new, self._desk.requests)
             if to_blame is not None:
@@ -95,11 +97,19 @@ class RingWatch:
         self._recovery.lost(self._clock(), planned=planned)
         self._is_warm = False
         self._liveness.forget()
-        if self._warm_up is not None:
-            self._warm_up.end(stage_lost("serving"))
+        self._give_up_warm_up()
         if not self._desk.is_draining:
             self._desk.refusal = stage_lost("serving")
         self._senses.on_change()
+
+    def _missed(self) -> None:
+        """Frames were lost: the warm-up or a Cancel may have been in one."""
+        self._give_up_warm_up()
+        self._desk.take_census()
+
+    def _give_up_warm_up(self) -> None:
+        if self._warm_up is not None:
+            self._warm_up.end(stage_lost("serving"))
 
     def _way_of(self, request_id: str) -> tuple[str, str, str]:
         tokenizers, engines, detokenizers = self._settings.stages
@@ -124,6 +134,7 @@ class RingWatch:
         if not self._is_warm:
             return
         self._recovery.restored()
+        self._desk.take_census()
         if not self._desk.is_draining:
             self._desk.refusal = None
         self._senses.on_change()

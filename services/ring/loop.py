@@ -15,7 +15,7 @@ import msgspec
 import zmq
 
 from engine.errors import engine_fault, other_revision
-from services.messages import Cancel, Failed, Message, Probe, Prompt, Report, Role, Submit, Visit, failed
+from services.messages import Cancel, Census, Failed, Message, Probe, Prompt, Report, Role, Submit, Visit, failed
 from services.ring.keys import RingKeys
 from services.ring.leases import Leases
 from services.ring.peers import NextHop
@@ -166,7 +166,7 @@ class RingLoop:
             # A bug met by one message must cost that request only, and never leave it without an end.
             logger.exception("%s could not handle a %s", self.process_id, type(message).__name__)
             self.counts["handler_errors"] += 1
-            if not isinstance(message, Probe | Report) and self._role is not Role.GATEWAY:
+            if not isinstance(message, Probe | Report | Census) and self._role is not Role.GATEWAY:
                 self.emit(failed(message.envelope, engine_fault(f"the {self._role} failed on this request")))
 
     def _flush(self) -> int:
@@ -180,7 +180,7 @@ class RingLoop:
 
     def _refuse(self, message: Message) -> None:
         """A message too large to travel: its request fails instead of vanishing."""
-        if isinstance(message, Failed | Probe | Report):
+        if isinstance(message, Failed | Probe | Report | Census):
             self.counts["dropped"] += 1
             return
         error = engine_fault("a message of this request is larger than the ring carries")

@@ -10,6 +10,7 @@ from typing import assert_never
 from services.messages import (
     Append,
     Cancel,
+    Census,
     CloseInput,
     Failed,
     Grant,
@@ -70,6 +71,8 @@ class NextHop:
             case Probe():
                 wanted = (*message.route, message.origin)
                 return tuple(peer for peer in self.ids if peer in wanted)[:1]
+            case Census():
+                return () if self.role is Role.DETOKENIZER else self.ids
             case Report():
                 # One detokenizer passes an engine's report on to every gateway.
                 return self.ids if self.role is Role.DETOKENIZER else self.ids[:1]

@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from engine.errors import engine_fault
-from services.messages import Blob, Chunk, Frame, Message, Probe, Report, RequestMessage, failed
+from services.messages import Blob, Census, Chunk, Frame, Message, Probe, Report, RequestMessage, failed
 from services.ring.blobs import BLOB_BYTES, Blobs, directory_of, put
 from services.ring.keys import RingKeys
 from services.ring.receipts import Receipts
@@ -170,7 +170,7 @@ class Outbox:
             messages = messages[: len(messages) // 2]
             data = self._encode(messages)
         head = messages[0]
-        if len(data) > FRAME_BYTES and not isinstance(head, Probe | Report | Blob | Chunk):
+        if len(data) > FRAME_BYTES and not isinstance(head, Probe | Report | Census | Blob | Chunk):
             self._make_blob(head, refused)
             return True
         try:

@@ -25,7 +25,7 @@ Watch = Callable[[Submit | Append, Future[Message]], None]
 class _Lane:
     """One request of which something is being encoded, and what has come behind that."""
 
-    attempt: int
+    envelope: Envelope
     future: Future[Message]
     waiting: deque[tuple[Behind, float]]  # and when it came
 
@@ -57,12 +57,17 @@ class Lanes:
             self._encode(message, deque())
         elif lane is None:
             self._emit(message)
-        elif lane.attempt == message.envelope.attempt:
+        elif lane.envelope.attempt == message.envelope.attempt:
             lane.waiting.append((message, time.monotonic()))
 
     def cancel(self, envelope: Envelope) -> None:
         """Give up what is being encoded of a request, and what waits behind it."""
         if envelope.attempt >= self._attempt(envelope):
+            self._drop(envelope)
+
+    def drop(self, has_ended: Callable[[Envelope], bool]) -> None:
+        """Give up what is being encoded for requests that have ended."""
+        for envelope in [lane.envelope for lane in self._lanes.values() if has_ended(lane.envelope)]:
             self._drop(envelope)
 
     def is_current(self, envelope: Envelope, future: Future[Message]) -> bool:
@@ -85,11 +90,11 @@ class Lanes:
 
     def _attempt(self, envelope: Envelope) -> int:
         lane = self._lanes.get(envelope.request_id)
-        return -1 if lane is None else lane.attempt
+        return -1 if lane is None else lane.envelope.attempt
 
     def _encode(self, message: Submit | Append, behind: deque[tuple[Behind, float]]) -> None:
         future = self._start(message)
-        self._lanes[message.envelope.request_id] = _Lane(message.envelope.attempt, future, behind)
+        self._lanes[message.envelope.request_id] = _Lane(message.envelope, future, behind)
         self._watch(message, future)
 
     def _drop(self, envelope: Envelope) -> None:

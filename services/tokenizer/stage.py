@@ -17,6 +17,7 @@ from engine.request import Limits, SamplingParams, check_params, check_prompt
 from services.messages import (
     Append,
     Cancel,
+    Census,
     CloseInput,
     Detokenized,
     Envelope,
@@ -103,6 +104,9 @@ class TokenizerStage:
                 self._lanes.begin(message)
             case Cancel(output_index=None):
                 self._lanes.cancel(message.envelope)
+                self._emit(message)
+            case Census():
+                self._lanes.drop(message.has_ended)
                 self._emit(message)
             case Cancel() | Grant() | Append() | Update() | CloseInput():
                 self._lanes.follow(message)

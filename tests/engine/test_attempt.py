@@ -88,7 +88,6 @@ def test_a_lost_device_is_nobodys_fault(most: int, bad: int) -> None:
 def test_a_draft_that_is_too_much_is_dropped_and_its_request_goes_on(device: Fragile) -> None:
     plan = dataclasses.replace(PLAN, query_lens=[1, 2, 5], drafts={2: 3})
     result = Attempt(device, dataclasses.replace(plan, token_ids=[0, 1, 2, 5, 6, 3, 3, 3], samples=[True] * 3)).result()
-    told = {1: PromptScores(1, TOLD[1].scores[:2])}
-    assert result == StepResult([100, 102, 106], runs={2: Run((106,))}, prompts=told)
+    assert (result.token_ids, result.failed, result.runs) == ([100, 102, 106], frozenset(), {2: Run((106,))})
     assert num_accepted([3, 3, 3], result.runs[2].token_ids) == 0
     assert not any(plan.drafts for plan in device.computed)

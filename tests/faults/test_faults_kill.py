@@ -115,10 +115,23 @@ def all_replaced(service: Service, before: Mapping[str, object]) -> bool:
     return len(now) == len(before) and all(now[f"{role}-0"] != before[f"{role}-0"] for role in INNER)
 
 
+@pytest.mark.parametrize(
+    ("phase", "seed"),
+    [
+        ("decode", 0),
+        *(pytest.param(phase, seed, marks=pytest.mark.long) for phase in PHASES for seed in range(1, 20)),
+    ],
+)
+def test_clients_of_a_killed_gateway_resume_from_what_they_have(
+    service: Service, undisturbed: list[Received], phase: str, seed: int
+) -> None:
+    killing(service, "gateway", phase, seed, undisturbed)
+
+
 def test_a_killed_gateway_comes_back_and_what_it_asked_for_is_dropped(
     service: Service, undisturbed: list[Received]
 ) -> None:
-    answers = stream_all(service.address, SPECS, at_phase("decode", 3, kill(service, "gateway")))
+    answers = stream_all(service.address, SPECS, at_phase("decode", 3, kill(service, "gateway")), persists=False)
     assert {answer.error.split(":")[0] for answer in answers} <= {"", "UNAVAILABLE"}
     assert any(answer.error for answer in answers)
     wait_until(lambda: is_serving(service) and nothing_is_left(service), BACK_WITHIN_S, "the service did not recover")
@@ -139,7 +152,9 @@ def test_a_process_that_dies_too_often_ends_the_service_with_a_status() -> None:
     own = Path(tempfile.mkdtemp(dir="/tmp"))
     with serve("--max-restarts", "0", environment={"TMPDIR": str(own)}) as fragile:
         children = fragile.children()
-        answers = stream_all(fragile.address, SPECS[:2], at_phase("decode", 4, kill(fragile, "detokenizer")))
+        answers = stream_all(
+            fragile.address, SPECS[:2], at_phase("decode", 4, kill(fragile, "detokenizer")), persists=False
+        )
         assert [answer.error.split(":")[0] for answer in answers] == ["UNAVAILABLE"] * 2
         assert fragile.process.wait(30) == 1
         assert not any(child.is_running() for child in children.values())

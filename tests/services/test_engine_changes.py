@@ -1,5 +1,7 @@
 """The engine's place in the ring: what a client says of its running request, and how much of it is computed ahead."""
 
+import msgspec
+
 from engine.cache.cache import KVCache
 from engine.engine import Engine
 from engine.request import FinishReason, Limits, SamplingParams
@@ -7,6 +9,7 @@ from engine.scheduler.scheduler import Scheduler
 from services.engine_loop import EngineStage, Place
 from services.messages import (
     Append,
+    Cancel,
     CloseInput,
     Envelope,
     Failed,
@@ -29,6 +32,7 @@ class Rig:
 
     def __init__(self, **scheduling: object) -> None:
         self.sent: list[Message] = []
+        self.num_changes = 0
         scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
         self.stage = EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), self._emit, unrecorded)
         params = SamplingParams(max_tokens=80, temperature=0.0)
@@ -40,7 +44,11 @@ class Rig:
             self.sent.append(message)
 
     def run(self, *messages: Message) -> None:
+        """Changes are numbered as a gateway does."""
         for message in messages:
+            if isinstance(message, Grant | Append | Update | CloseInput) and message.envelope == ENVELOPE:
+                message = msgspec.structs.replace(message, index=self.num_changes)
+                self.num_changes += 1
             self.stage.handle(message)
         while self.stage.turn():
             pass
@@ -102,3 +110,21 @@ def test_changes_of_other_attempts_and_of_ended_requests_do_nothing() -> None:
     rig.run(Grant(ENVELOPE, 100))
     rig.run(Grant(ENVELOPE, 100), CloseInput(ENVELOPE))
     assert rig.num_tokens == 80 and not any(isinstance(message, Failed) for message in rig.sent)
+
+
+def test_a_change_that_was_lost_is_not_passed_over() -> None:
+    """What came behind it would be taken for the whole: a replay has all of it."""
+    rig = Rig(is_open=True)
+    rig.num_changes = 1  # an Append was on a frame that never came
+    rig.run(CloseInput(ENVELOPE))
+    assert rig.sent == [] and rig.stage.num_open == 0
+    rig.run(Append(ENVELOPE, TokenPrompt(pack_ids([8]))))
+    assert rig.sent == []
+
+
+def test_a_request_that_ends_before_its_change_took_effect_leaves_no_work() -> None:
+    rig = Rig()
+    rig.stage.turn()
+    rig.stage.handle(Update(ENVELOPE, max_tokens=1))
+    rig.stage.handle(Cancel(ENVELOPE))
+    assert not rig.stage.turn() and rig.stage.num_open == 0

@@ -15,7 +15,7 @@ from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from services.detokenizer.stage import DetokenizerStage
 from services.engine_loop import EngineStage, Place
-from services.messages import Admitted, Cancel, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
+from services.messages import Admitted, Cancel, Census, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
 from services.ring.leases import Leases
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import Threads, TokenizerStage
@@ -209,3 +209,24 @@ def test_stages_let_go_of_what_a_gateway_that_is_gone_asked_for(encoder: TextEnc
         stage.reap()
         assert stage.num_open == 0
     assert engine.scheduler.cache.pool.num_free == 20
+
+
+def test_stages_let_go_of_what_a_census_does_not_name(encoder: TextEncoder) -> None:
+    """A Cancel was lost on its way; what was asked for later is not known to the census."""
+    engine = Engine(Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40), Nines())
+    computes = EngineStage(engine, Place("engine-0", 1), unrecorded, unrecorded)
+    decodes = DetokenizerStage(encoder, unrecorded, unrecorded)
+    pool = Slow()
+    encodes = TokenizerStage(
+        encoder, idle_constraints(), LIMITS, Threads(pool, lambda call: call()), unrecorded, unrecorded
+    )
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    for serial in (1, 2, 3):
+        named = Envelope(str(serial), "g", epoch=5, serial=serial)
+        computes.handle(Prompt(named, pack_ids([5]), params, Stops(), Scheduling(), 0.0))
+        decodes.handle(Tokens(named, 0, (300,), admitted=Admitted(3, 0, 8, Stops())))
+        encodes.handle(Submit(named, Generate(TextPrompt("a"), params)))
+    for census in (Census("h", 5, 9, frozenset()), Census("g", 4, 9, frozenset()), Census("g", 5, 3, frozenset({2}))):
+        for stage in (computes, decodes, encodes):
+            stage.handle(census)
+    assert (computes.num_open, decodes.num_open, encodes.num_encoding) == (2, 2, 2)

@@ -84,3 +84,21 @@ def test_what_the_engine_refuses_fails_one_generation(service: Service) -> None:
         (failed,) = [frame.failed for frame in frames if frame.WhichOneof("frame") == "failed"]
         assert "context" in failed.message or "model allows" in failed.message
         assert [frame.tag for frame in frames if frame.WhichOneof("frame") == "finished"] == [2]
+
+
+def test_a_generation_goes_on_from_what_its_client_has(service: Service) -> None:
+    with service.stub() as stub:
+        asked = spec("Once upon a time", 40, temperature=1.0)
+        events = list(stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=asked), timeout=60))
+        accepted, deltas = events[0].accepted, [event.delta for event in events if event.HasField("delta")]
+        had, rest = deltas[:7], deltas[7:]
+        ids = [token.id for delta in had for token in delta.tokens]
+        again = types_pb2.GenerationSpec(text="Once upon a time", revision=accepted.revision)
+        again.sampling.CopyFrom(accepted.params.sampling)
+        again.stop.CopyFrom(accepted.params.stop)
+        again.resume.generation_id, again.resume.after_seq = "f" * 32 + ".gone", had[-1].seq
+        again.resume.outputs.add(output_index=0, token_ids=ids)
+        events_after = list(stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest(spec=again), timeout=60))
+        after = [event.delta for event in events_after if event.HasField("delta")]
+        assert "".join(delta.text for delta in after) == "".join(delta.text for delta in rest)
+        assert after[0].seq == had[-1].seq + 1

@@ -105,7 +105,7 @@ class Simulation:
                 self.scheduler.grant(request_id, 1000, self.now)
                 one.credit += 1000
         for _ in range(PATIENCE_STEPS):
-            if not self.ledger.open:
+            if not self.ledger.open and not self.scheduler.has_work:  # an update may be followed by a cancel
                 break
             self.step()
         assert not self.ledger.open, "a request never ends"

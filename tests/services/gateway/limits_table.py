@@ -264,6 +264,8 @@ SPEC: Mapping[str, Edge] = {
     "speculation.enabled": knob("speculation", "enabled", [False], []),
     "speculation.max_tokens": knob("speculation", "max_tokens", [1, 63, 64], [0, 65, 2**32 - 1]),
     "resume.after_seq": Edge([], [{"text": "a", "resume": {"after_seq": 1}}]),
+    "resume.outputs.output_index": Edge([], [{"text": "a", "resume": {"outputs": [{"output_index": 0}]}}]),
+    "resume.outputs.token_ids": Edge([], [{"text": "a", "resume": {"outputs": [{"token_ids": [1]}]}}]),
 }
 
 TOKENIZE: Mapping[str, Edge] = {

@@ -27,7 +27,6 @@ CASES = {
     "sampling.logit_bias": {"sampling": {"logit_bias": {3: 1.0}}},
     "cache.bypass": {"cache": {"bypass": True}},
     "scheduling.ttft_target": {"scheduling": {"ttft_target": {"seconds": 1}}},
-    "resume.outputs": {"resume": {"outputs": [{"output_index": 0}]}},
     "chat.messages.parts.image": {"chat": {"messages": [{"role": 2, "parts": [{"image": {"data": b"x"}}]}]}},
 }
 

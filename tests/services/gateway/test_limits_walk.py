@@ -75,14 +75,10 @@ def answer(rig: Rig, submit: Submit) -> None:
         case Detokenize():
             rig.gateway.deliver(Result(submit.envelope, Detokenized("")))
         case _:
-            outputs = len(_request(rig, submit).outputs)
+            request = rig.gateway.desk.requests.get(submit.envelope.request_id)
             for text in generation(submit, ["a"]):
-                for index in range(outputs):
+                for index in range(len(request.outputs) if request is not None else 0):
                     rig.ring.play(_of_output(text, index))
-
-
-def _request(rig: Rig, submit: Submit) -> Any:  # noqa: ANN401 # an open request
-    return rig.gateway.desk.requests.get(submit.envelope.request_id)
 
 
 def _of_output(text: Any, index: int) -> Any:  # noqa: ANN401 # a Text

@@ -765,8 +765,11 @@ class ResumeGenerateRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def spec(self) -> _types_pb2.GenerationSpec:
-        """`resume` is required. While the gateway that owned the generation lives, nothing else is read; after its death the
-        rest must be the effective spec (Accepted) with the original prompt.
+        """`resume` is required. While the gateway that owned the generation knows it, nothing else is read. Otherwise, and
+        only with the original prompt, the generation goes on from what the client has: the effective spec with the
+        revision and seed of Accepted, and the ids received of each output. It is then a generation of its own, with a new
+        id, whose deltas are numbered behind `after_seq` and whose usage counts the tokens received before; best_of and
+        beam search cannot. Without a prompt: NOT_FOUND.
         """
 
     def __init__(

@@ -1125,7 +1125,9 @@ class ResumePoint(_message.Message):
     """Sequence number of the last delta received; 0 when none was."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPrefix]:
-        """What was received of each output, needed when the gateway that owned the generation is gone. At most 128."""
+        """What was received of each output, needed when the gateway that owned the generation is gone. At most 128. An output
+        that is not here begins from nothing.
+        """
 
     def __init__(
         self,
@@ -1154,7 +1156,7 @@ class OutputPrefix(_message.Message):
     """Which output."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its token ids so far. At most 262,144."""
+        """Its token ids so far: of all deltas received, held-back ones included. At most 262,144."""
 
     def __init__(
         self,

@@ -1,0 +1,220 @@
+"""Speculation against plain decoding on the demo pair: speed-up by concurrency, how near it comes to the ideal, what it
+costs where it drafts nothing. Every pair of runs must give equal tokens.
+
+    python -m benchmarks.speculation [--pairs 7] [--tokens 96] [--most 64]
+
+One compute thread, and seconds of the process's own CPU time: what a machine does beside this does not count, and the
+controller learns from the same clock. Prompts: parts of the standard library, each followed by its own first lines, as
+an editor's are, to be gone on with; 2/3 at temperature 0.7, the rest greedy.
+"""
+
+import argparse
+import dataclasses
+import inspect
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module, resources
+from pathlib import Path
+from typing import TypeVar
+
+from tokenizers import Tokenizer
+
+from benchmarks.machine import write
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.limits import limits_of
+from engine.models.config import read_config
+from engine.request import EngineRequest, SamplingParams
+
+DEMO = Path(str(resources.files("demo")))
+MODULES = ("heapq", "bisect", "textwrap", "shlex", "fnmatch", "netrc", "stat", "reprlib", "queue", "sched")
+GIVEN, AGAIN = 900, 300  # characters of a text, and how many of them are begun again
+CONFIG = EngineConfig(device="cpu", dtype="float32", threads=1, kv_cache_tokens=1 << 16)
+KINDS = {
+    "none": CONFIG,
+    "ngram": dataclasses.replace(CONFIG, speculation="ngram"),
+    "draft": dataclasses.replace(CONFIG, speculation="draft", draft_model="demo"),
+}
+WARM_UPS = 3  # the controller learns costs at each concurrency
+Outputs = dict[str, list[int]]
+Key = TypeVar("Key")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one batch of requests took."""
+
+    seconds: float
+    outputs: Outputs
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of CPU."""
+        return sum(len(ids) for ids in self.outputs.values()) / self.seconds
+
+
+def make(config: EngineConfig) -> Engine:
+    """An engine of the demo pair that keeps CPU time."""
+    model = read_config(DEMO / "target")
+    draft = DEMO / "draft" if config.speculation == "draft" else None
+    engine = build_engine(config, model, DEMO / "target", limits_of(config, model, 1 << 20), draft).engine
+    return Engine(engine.scheduler, engine.runner, time.process_time, engine.proposer)
+
+
+def editing_prompts(num: int) -> list[list[int]]:
+    """Texts, each begun again."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
+    prompts = []
+    for i in range(num):
+        source = inspect.getsource(import_module(MODULES[i % len(MODULES)]))
+        first = 100 + 700 * (i // len(MODULES))
+        text = source[first : first + GIVEN]
+        prompts.append(tokenizer.encode(f"{text}\n\n\n{text[:AGAIN]}").ids)
+    return prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """Prompts of which `concurrency` are decoded at any time: whoever ends is followed by the next."""
+
+    prompts: Sequence[list[int]]
+    concurrency: int
+    num_tokens: int
+    temperature: float | None = None
+
+    def requests(self) -> Iterator[EngineRequest]:
+        """In order."""
+        for i, prompt in enumerate(self.prompts):
+            warmth = self.temperature if self.temperature is not None else 0.7 * (i % 3 > 0)
+            params = SamplingParams(max_tokens=self.num_tokens, temperature=warmth, seed=i, ignore_eos=True)
+            yield EngineRequest(f"{i:032x}", tuple(prompt), params)
+
+
+def decode(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
+    """All of a load by each engine, taking turns step by step: what slows the machine down slows all of them."""
+    waiting = {key: load.requests() for key in engines}
+    outputs: dict[Key, Outputs] = {key: {} for key in engines}
+    seconds = dict.fromkeys(engines, 0.0)
+    for key, engine in engines.items():
+        for request in itertools.islice(waiting[key], load.concurrency):
+            engine.add(request)
+    while going := [key for key, engine in engines.items() if engine.has_work]:
+        for key in going:
+            start = time.process_time()
+            events = engines[key].step()
+            seconds[key] += time.process_time() - start
+            for event in events.sampled:
+                outputs[key].setdefault(event.request_id, []).extend(event.token_ids)
+                following = next(waiting[key], None) if event.is_last else None
+                if following is not None:
+                    engines[key].add(following)
+    return {key: Run(seconds[key], outputs[key]) for key in engines}
+
+
+def paired(engines: Mapping[str, Engine], load: Load, pairs: int) -> dict[str, object]:
+    """Each kind beside plain decoding, after runs of each to learn from."""
+    for _ in range(WARM_UPS):
+        decode(engines, load)
+    before = {kind: _counts(engine) for kind, engine in engines.items()}
+    found = [decode(engines, load) for _ in range(pairs)]
+    assert all(run.outputs == runs["none"].outputs for runs in found for run in runs.values()), "other tokens"
+    return {
+        "plain_tokens_per_s": round(statistics.median(runs["none"].rate for runs in found)),
+        **{
+            kind: _summary(engine, before[kind], [runs[kind].rate / runs["none"].rate for runs in found])
+            for kind, engine in engines.items()
+            if kind != "none"
+        },
+    }
+
+
+def _counts(engine: Engine) -> tuple[int, int, int]:
+    stats = engine.scheduler.draft_stats
+    return stats.num_drafted, stats.num_accepted, sum(stats.drafted_at[:1])
+
+
+def _summary(engine: Engine, before: tuple[int, int, int], ratios: Sequence[float]) -> dict[str, object]:
+    drafted, accepted, drafts = (now - then for now, then in zip(_counts(engine), before, strict=True))
+    return {
+        "speed_up": round(statistics.median(ratios), 3),
+        "least": round(min(ratios), 3),
+        "drafted": drafted,
+        "accepted": accepted,
+        "mean_length": round(drafted / max(1, drafts), 2),
+    }
+
+
+def ideal(prompts: Sequence[list[int]], kind: str, num_tokens: int) -> dict[str, object]:
+    """One sequence: what the controller makes of it beside the best of all fixed lengths, none among them."""
+    lengths = (1, 2, 3, 4, 6, 8)
+    configs = {num: dataclasses.replace(KINDS[kind], draft_length="fixed", max_draft_tokens=num) for num in lengths}
+    engines = {num: make(config) for num, config in configs.items()}
+    both = {-1: make(KINDS["none"]), 0: make(KINDS[kind]), **engines}
+    gains: dict[int, list[float]] = {num: [] for num in (0, *lengths)}
+    loads = [Load([prompt], 1, num_tokens) for prompt in prompts]
+    for load in loads:
+        decode(both, load)
+    for load in loads:
+        runs = decode(both, load)
+        for num, found in gains.items():
+            found.append(runs[num].rate / runs[-1].rate)
+    means = {num: statistics.mean(found) for num, found in gains.items()}
+    best = max(1.0, *(means[num] for num in lengths))
+    return {
+        "by_fixed_length": {num: round(means[num], 3) for num in lengths},
+        "acceptance_of_first": {num: round(_chance(engine), 3) for num, engine in engines.items()},
+        "ideal": round(best, 3),
+        "adaptive": round(means[0], 3),
+        "share_of_ideal": round(means[0] / best, 3),
+    }
+
+
+def _chance(engine: Engine) -> float:
+    stats = engine.scheduler.draft_stats
+    return stats.accepted_at[0] / max(1, stats.drafted_at[0]) if stats.drafted_at else 0.0
+
+
+def distinct(outputs: Outputs) -> float:
+    """Share of 4-grams that differ within each output: loops have few."""
+    grams = [[tuple(ids[i : i + 4]) for i in range(len(ids) - 3)] for ids in outputs.values()]
+    return statistics.mean(len(set(found)) / len(found) for found in grams)
+
+
+def idle(load: Load, pairs: int) -> dict[str, object]:
+    """What the controller costs when it drafts nothing, as nobody can guess what comes."""
+    engines = {kind: make(KINDS[kind]) for kind in KINDS}
+    found = paired(engines, load, pairs)
+    return {kind: found[kind] for kind in KINDS if kind != "none"}
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/speculation.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--most", type=int, default=64)
+    options = parser.parse_args()
+    editing, num_tokens = editing_prompts(8), options.tokens
+    plain = decode({"none": make(KINDS["none"])}, Load(editing, 8, num_tokens))["none"]
+    figures: dict[str, object] = {
+        "distinct_4_grams": round(distinct(plain.outputs), 3),
+        "ngram_editing": ideal(editing, "ngram", num_tokens),
+        "draft_editing": ideal(editing, "draft", num_tokens),
+        "drafts_nothing": {
+            num: idle(Load(editing_prompts(2 * num + 4), num, num_tokens, 3.0), options.pairs) for num in (1, 16)
+        },
+    }
+    by_concurrency: dict[int, object] = {}
+    engines = {kind: make(config) for kind, config in KINDS.items()}
+    for num in (2**i for i in range(options.most.bit_length())):
+        load = Load(editing_prompts(max(6, num + num // 2)), num, num_tokens)
+        by_concurrency[num] = paired(engines, load, options.pairs)
+        print(num, by_concurrency[num], flush=True)
+    write("speculation", "make bench-speculation", {**figures, "by_concurrency": by_concurrency})
+
+
+if __name__ == "__main__":
+    main()

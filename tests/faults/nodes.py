@@ -1,0 +1,223 @@
+"""The processes of a ring in one: real stages and a real gateway's desk, a model that is a hash, links of frames.
+
+Each is up with a boot of its own, or down; what it has for peers that are down waits.
+"""
+
+import dataclasses
+import functools
+import random
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.cache.cache import KVCache
+from engine.engine import Engine
+from engine.plan import Plan, StepResult
+from engine.request import EngineRequest, Limits, SamplingParams
+from engine.scheduler.scheduler import Scheduler
+from services.detokenizer.stage import DetokenizerStage
+from services.engine_loop import EngineStage, Place
+from services.gateway.desk import Desk
+from services.gateway.observer import Unobserved
+from services.gateway.quota import Quotas, TenantLimits
+from services.gateway.settings import GatewaySettings, ModelInfo
+from services.gateway.watch import RingWatch, Senses
+from services.messages import Message, Probe, Report, Role, Visit
+from services.ring.leases import Leases
+from services.ring.loop import Stage
+from services.ring.peers import NEXT, NextHop
+from services.ring.receipts import Receipts
+from services.tokenizer.encoding import TextEncoder
+from services.tokenizer.stage import Threads, TokenizerStage
+from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, sample
+from tests.engine.scheduler.ledger import EOS
+from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.tokenizer.constrain import idle_constraints
+
+LIMITS = Limits(context_length=96, vocab_size=VOCAB)
+IDS = {
+    Role.GATEWAY: ("g0", "g1"),
+    Role.TOKENIZER: ("t0", "t1"),
+    Role.ENGINE: ("e0",),
+    Role.DETOKENIZER: ("d0", "d1"),
+}
+
+
+class World(Protocol):
+    """What a process sees of the world."""
+
+    rng: random.Random
+    nodes: "dict[str, Node]"
+
+    def clock(self) -> float:
+        """The time."""
+
+    def next_epoch(self) -> int:
+        """Of a boot."""
+
+    def link(self, sender: str, receiver: str) -> "Link":
+        """Frames on their way."""
+
+
+@functools.cache
+def encoder() -> TextEncoder:
+    """A tokenizer whose first ids are the model's."""
+    with tempfile.TemporaryDirectory() as directory:
+        byte_level_bpe(Path(directory))
+        return TextEncoder.load(Path(directory))
+
+
+class Later(Executor):
+    """Encodes when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(fn(*args, **kwargs))
+
+        self.waiting.append(run)
+        return future
+
+
+class Device(FakeRunner):
+    """The model as an engine's runner."""
+
+    progress = 0
+
+    def watch(self, on_layer: Callable[[], None]) -> None:
+        """It has no layers."""
+
+    def launch(self, plan: Plan) -> "Done":
+        return Done(self.compute(plan, frozenset()))
+
+
+@dataclasses.dataclass
+class Done:
+    result: StepResult
+
+    def collect(self) -> StepResult:
+        return self.result
+
+
+def new_engine(clock: Callable[[], float], rng: random.Random) -> Engine:
+    """Small enough that preemption is common."""
+    num_blocks, size, slots = 40, 4, 6
+    scheduler = Scheduler(KVCache(num_blocks, size, prefix_caching=True), LIMITS, (EOS,), slots, 16)
+    return Engine(scheduler, Device(slots, num_blocks, size, 0, rng), clock=clock)
+
+
+def unrecorded(*_: object) -> None:
+    """Nobody traces."""
+
+
+class Front:
+    """A gateway's place in the ring: its desk and its watch."""
+
+    def __init__(self, world: World, node: "Node") -> None:
+        self.progress = 0
+        settings = GatewaySettings(
+            gateway_id=node.id,
+            model=ModelInfo("toy", "", LIMITS.context_length, (EOS,)),
+            limits=LIMITS,
+            epoch=node.epoch,
+            stages=(IDS[Role.TOKENIZER], IDS[Role.ENGINE], IDS[Role.DETOKENIZER]),
+            recovery_timeout_s=1e9,
+        )
+        quotas = Quotas(lambda tenant: TenantLimits())
+        self.desk = Desk(settings, node.emit, Unobserved(), world.clock, quotas)
+        self.desk.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
+        senses = Senses(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda: None)
+        self.watch = RingWatch(self.desk, settings, node.emit, world.clock, senses)
+
+    def handle(self, message: Message) -> None:
+        if isinstance(message, Probe):
+            self.watch.returned(message)
+        elif not isinstance(message, Report):
+            self.desk.deliver(message)  # type: ignore[arg-type]  # what a ring brings home
+            self.watch.delivered()
+
+    def turn(self) -> bool:
+        return False
+
+    def reap(self) -> None:
+        """The requests are its own."""
+
+
+class Node:
+    """A process: up with a boot of its own, or down. Holds back what it has for peers that are down."""
+
+    def __init__(self, world: World, role: Role, name: str) -> None:
+        self.world, self.role, self.id = world, role, name
+        self.is_up = False
+        self.boot()
+
+    def boot(self) -> None:
+        world, self.is_up = self.world, True
+        self.epoch = world.next_epoch()
+        self.receipts, self.leases, self.pool = Receipts(), Leases(), Later()
+        self._hop = NextHop(self.role, IDS[NEXT[self.role]])
+        self._waiting: dict[str, list[Message]] = {}
+        self._seq: dict[str, int] = {}
+        self.stage = self._new_stage()
+
+    def _new_stage(self) -> Stage:
+        if self.role is Role.TOKENIZER:
+            threads = Threads(self.pool, lambda call: call())
+            return TokenizerStage(encoder(), idle_constraints(), LIMITS, threads, self.emit, unrecorded)
+        if self.role is Role.DETOKENIZER:
+            return DetokenizerStage(encoder(), self.emit, unrecorded, self.leases)
+        if self.role is Role.ENGINE:
+            place = Place(self.id, self.epoch, self.leases, self.world.clock)
+            return EngineStage(new_engine(self.world.clock, self.world.rng), place, self.emit, unrecorded)
+        return Front(self.world, self)
+
+    def emit(self, message: Message) -> None:
+        for peer in self._hop.targets(message):
+            self._waiting.setdefault(peer, []).append(message)
+
+    def receive(self, epoch: int, seq: int, messages: tuple[Message, ...], sender: str) -> None:
+        """What the ring's loop does with a frame."""
+        if not self.receipts.accept(sender, epoch, seq):
+            return
+        for message in messages:
+            if isinstance(message, Probe) and self.role is not Role.GATEWAY:
+                self.leases.seen(message.origin, message.epoch)
+                visit = Visit(self.role, self.id, self.epoch, self.stage.progress, self.receipts.counts["lost"])
+                self.emit(Probe(message.origin, message.nonce, message.route, (*message.visits, visit), message.epoch))
+            else:
+                self.stage.handle(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Frames for everybody who is up."""
+        for peer, messages in self._waiting.items():
+            if messages and self.world.nodes[peer].is_up:
+                self._seq[peer] = self._seq.get(peer, 0) + 1
+                self.world.link(self.id, peer).append((self.epoch, self._seq[peer], tuple(messages), self.id))
+                self._waiting[peer] = []
+
+
+Link = deque[tuple[int, int, tuple[Message, ...], str]]
+
+
+def independent(prompt: tuple[int, ...], params: SamplingParams) -> list[list[int]]:
+    """Each output by itself."""
+    return [sample(prompt, params, output, EOS) for output in range(params.n)]
+
+
+def search(prompt: tuple[int, ...], params: SamplingParams) -> list[list[int]]:
+    """What a search finds that nothing disturbs."""
+    engine, found = new_engine(lambda: 0.0, random.Random(0)), [list[int]() for _ in range(params.n)]
+    engine.add(EngineRequest("0" * 32, prompt, params))
+    while engine.has_work:
+        for event in engine.step().sampled:
+            found[event.output_index] += event.token_ids
+    return found

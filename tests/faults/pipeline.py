@@ -1,0 +1,315 @@
+"""The whole ring in one process on a clock of its own: real gateways' desks, real stages, a model that is a hash, links
+that lose, repeat and delay frames, processes that die and come back.
+
+    python -m tests.faults.pipeline --seed 1 --events 20000
+
+Every client must have exactly what it would have had alone: its tokens, in order, once, and one end. What is random
+comes from the seed, so that a history can be played again; the SHA-256 of its trace is printed last.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable
+
+from engine.errors import ServiceError
+from engine.request import SamplingParams
+from services.detokenizer.stage import DetokenizerStage
+from services.engine_loop import EngineStage
+from services.gateway.calls import Call
+from services.gateway.open_requests import OpenRequest, State
+from services.gateway.translate import Asked
+from services.messages import Append, CloseInput, Grant, Role
+from services.tokenizer.stage import TokenizerStage
+from services.work import Generate, Scheduling, TokenPrompt, pack_ids
+from tests.engine.scheduler.fake_model import VOCAB
+from tests.faults.nodes import IDS, Front, Link, Node, encoder, independent, search
+
+BEAT_S = 0.25
+MAX_CLIENTS = 16
+DRAIN_ROUNDS = 4000
+
+
+@dataclasses.dataclass
+class Client:
+    """One reader: what it must get, and what it has got."""
+
+    front: Front
+    request: OpenRequest
+    expected: list[list[int]]
+    ids: list[list[int]]
+    text: list[str]
+    pieces: list[tuple[int, ...]]  # of its prompt, still to be appended
+    is_cancelled: bool = False
+
+
+class World:
+    """One seed's history."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.trace = hashlib.sha256()
+        self.num_ended = self.num_crashes = self.num_blamed = self.num_replayed = 0
+        self._epoch = 0
+        self._links: dict[tuple[str, str], Link] = {}
+        self.clients: list[Client] = []
+        self._events: dict[Callable[[], None], float] = {  # and how often they happen
+            self.deliver: 62,
+            self.turn_engines: 18,
+            self.encode: 6,
+            self.beat: 3,
+            self.submit: 3,
+            self.read: 6.5,
+            self.cancel: 0.3,
+            self.crash: 0.2,
+            self.lose: 0.2,
+            self.repeat: 0.2,
+            self.revive: 0.6,
+        }
+        self.nodes: dict[str, Node] = {}
+        for role, names in IDS.items():
+            for name in names:
+                self.nodes[name] = Node(self, role, name)
+
+    def clock(self) -> float:
+        return self.now
+
+    def next_epoch(self) -> int:
+        self._epoch += 1
+        return self._epoch
+
+    def link(self, sender: str, receiver: str) -> Link:
+        return self._links.setdefault((sender, receiver), deque())
+
+    def run(self, events: int) -> str:
+        """Play, then let everything come to rest; the trace's hash."""
+        for _ in range(events):
+            self.event()
+        self.drain()
+        return self.trace.hexdigest()
+
+    def event(self) -> None:
+        """One random thing."""
+        self.now += 0.001
+        (happen,) = self.rng.choices(list(self._events), list(self._events.values()))
+        happen()
+
+    def deliver(self) -> None:
+        ready = [one for one, frames in self._links.items() if frames and self.nodes[one[1]].is_up]
+        if ready:
+            sender, receiver = self.rng.choice(ready)
+            self.nodes[receiver].receive(*self._links[sender, receiver].popleft())
+
+    def turn_engines(self) -> None:
+        for name in IDS[Role.ENGINE]:
+            node = self.nodes[name]
+            if node.is_up:
+                node.stage.turn()
+                node.flush()
+
+    def encode(self) -> None:
+        ready = [node for node in self.nodes.values() if node.is_up and node.pool.waiting]
+        if ready:
+            node = self.rng.choice(ready)
+            node.pool.waiting.pop(self.rng.randrange(len(node.pool.waiting)))()
+            node.flush()
+
+    def beat(self) -> None:
+        self.now += BEAT_S
+        for node in self.nodes.values():
+            if not node.is_up:
+                continue
+            if isinstance(node.stage, Front):
+                node.stage.watch.beat(BEAT_S)
+            node.leases.pass_time(BEAT_S)
+            node.stage.reap()
+            node.flush()
+
+    def submit(self) -> None:
+        node = self.nodes[self.rng.choice(IDS[Role.GATEWAY])]
+        if not node.is_up or len(self.clients) >= MAX_CLIENTS:
+            return
+        assert isinstance(node.stage, Front)
+        rng, desk = self.rng, node.stage.desk
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 4, 9, 30)))]
+        if rng.random() < 0.5:
+            prompt = [1, 2, 3, 4, 5, 6, 7, 8, *prompt]
+        params = SamplingParams(
+            max_tokens=rng.randint(1, 14),
+            seed=rng.getrandbits(32),
+            n=rng.choice((1, 1, 1, 2, 3)),
+            beam_width=3 if rng.random() < 0.08 else 0,
+            ignore_eos=rng.random() < 0.5,
+        )
+        pieces: list[tuple[int, ...]] = []
+        held = Scheduling()
+        if not params.beam_width and rng.random() < 0.3:
+            pieces = [tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(0, 3))]
+            held = Scheduling(credit=rng.choice((None, 0, 3)), is_open=True)
+        work = Generate(TokenPrompt(pack_ids(prompt)), params, scheduling=held)
+        try:
+            request = desk.open(Call("sim"), Asked(work, reserve=50, num_outputs=params.n), streams=False)
+        except ServiceError:
+            return
+        whole = [*prompt, *(token for piece in pieces for token in piece)]
+        expected = search(tuple(whole), params) if params.is_search else independent(tuple(whole), params)
+        desk.submit(request, "")
+        self.clients.append(
+            Client(node.stage, request, expected, [[] for _ in expected], [""] * params.n, pieces, False)
+        )
+        node.flush()
+
+    def read(self) -> None:
+        if not self.clients:
+            return
+        client = self.rng.choice(self.clients)
+        self.say(client)
+        self.take(client)
+        self.nodes[client.request.envelope.origin].flush()
+
+    def say(self, client: Client) -> None:
+        """What a client that converses has to say now."""
+        request, desk = client.request, client.front.desk
+        work = request.asked.work
+        if request.outcome is not None or not isinstance(work, Generate):
+            return
+        is_closed = any(isinstance(change, CloseInput) for change in request.changes)
+        if client.pieces:
+            desk.change(request, Append(request.envelope, TokenPrompt(pack_ids(client.pieces.pop(0)))))
+        elif work.scheduling.is_open and not is_closed:
+            desk.change(request, CloseInput(request.envelope))
+        if request.is_spent and request.allowed is not None:
+            request.allowed += 2
+            desk.change(request, Grant(request.envelope, 2))
+
+    def take(self, client: Client) -> None:
+        """What has come for a client, and its end."""
+        request = client.request
+        while texts := request.take():
+            for text in texts:
+                assert text.first_index == len(client.ids[text.output_index]), "a token was lost or came twice"
+                client.ids[text.output_index] += [token.id for token in text.tokens]
+                client.text[text.output_index] += text.text
+        if request.outcome is not None:
+            self.check_end(client)
+            client.front.desk.close(request)
+            self.clients.remove(client)
+
+    def check_end(self, client: Client) -> None:
+        request = client.request
+        self.num_ended += 1
+        self.num_replayed += bool(request.envelope.attempt)
+        for ids, expected in zip(client.ids, client.expected, strict=True):
+            assert ids == expected[: len(ids)], "somebody else's token"
+        self.trace.update(f"{request.envelope.request_id} {request.state.name} {client.ids}\n".encode())
+        if request.state is State.FAILED:
+            assert isinstance(request.outcome, ServiceError)
+            assert request.outcome.reason == "ENGINE_FAULT" and max(request.losses.values()) > 1, request.outcome
+            self.num_blamed += 1
+        elif not client.is_cancelled:
+            assert request.state is State.FINISHED, request.outcome
+            assert client.ids == client.expected
+            for ids, text in zip(client.ids, client.text, strict=True):
+                assert text == encoder().tokenizer.decode(ids), "the text is not that of the tokens"
+
+    def cancel(self) -> None:
+        if self.clients:
+            client = self.rng.choice(self.clients)
+            client.is_cancelled = True
+            client.front.desk.cancel(client.request.envelope.request_id, client.request.envelope.tenant)
+            self.nodes[client.request.envelope.origin].flush()
+
+    def crash(self) -> None:
+        """A process ends: what was on its way to it is lost, of what is on its way from it the end may be."""
+        node = self.rng.choice(list(self.nodes.values()))
+        if not node.is_up:
+            return
+        node.is_up = False
+        self.num_crashes += 1
+        for (sender, receiver), frames in self._links.items():
+            if receiver == node.id:
+                frames.clear()
+            elif sender == node.id:
+                for _ in range(self.rng.randrange(len(frames) + 1)):
+                    frames.pop()
+        if isinstance(node.stage, Front):
+            self.clients = [client for client in self.clients if client.front is not node.stage]
+            return
+        if self.rng.random() < 0.7:  # a supervisor tells
+            for other in self.nodes.values():
+                if other.is_up and isinstance(other.stage, Front):
+                    other.stage.watch.stage_lost(planned=self.rng.random() < 0.7)
+                    other.flush()
+
+    def revive(self) -> None:
+        down = [node for node in self.nodes.values() if not node.is_up]
+        if down:
+            self.rng.choice(down).boot()
+
+    def lose(self) -> None:
+        """A connection breaks: the last frames on it are gone."""
+        loaded = [frames for frames in self._links.values() if frames]
+        if loaded:
+            frames = self.rng.choice(loaded)
+            for _ in range(self.rng.randint(1, len(frames))):
+                frames.pop()
+
+    def repeat(self) -> None:
+        """A frame comes twice."""
+        loaded = [frames for frames in self._links.values() if frames]
+        if loaded:
+            frames = self.rng.choice(loaded)
+            at = self.rng.randrange(len(frames))
+            frames.insert(self.rng.randint(at, len(frames)), frames[at])
+
+    def drain(self) -> None:
+        """Nothing breaks any more: everybody gets their answer, and nothing is left anywhere."""
+        for node in self.nodes.values():
+            if not node.is_up:
+                node.boot()
+        for _ in range(DRAIN_ROUNDS):
+            self.beat()
+            for _ in range(60):
+                self.now += 0.001
+                self.deliver()
+                self.encode()
+                self.turn_engines()
+            for client in list(self.clients):
+                self.say(client)
+                self.take(client)
+            for node in self.nodes.values():
+                node.flush()
+            if not self.clients and self.is_empty():
+                return
+        raise AssertionError(f"{len(self.clients)} clients wait for ever, or something is left")
+
+    def is_empty(self) -> bool:
+        """Whether no process holds anything of a request."""
+        for node in self.nodes.values():
+            stage = node.stage
+            if isinstance(stage, TokenizerStage) and stage.num_encoding:
+                return False
+            if isinstance(stage, DetokenizerStage | EngineStage) and stage.num_open:
+                return False
+            if isinstance(stage, EngineStage) and stage.engine.scheduler.cache.pool.num_held:
+                return False
+        return True
+
+
+def main() -> None:
+    """Play one history."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--events", type=int, default=20_000)
+    options = parser.parse_args()
+    world = World(options.seed)
+    digest = world.run(options.events)
+    print(f"{world.num_ended} ended, {world.num_replayed} of them replayed, {world.num_crashes} crashes")
+    print(digest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The ring on a clock of its own, through crashes, lost and repeated frames: nobody notices. S2."""
+
+import concurrent.futures
+import os
+
+import pytest
+
+from services.gateway.recovery import Recovery
+from services.messages import Census
+from tests.faults.pipeline import World
+
+EVENTS = 10_000
+JOBS = len(os.sched_getaffinity(0))
+
+
+def play(seed: int) -> tuple[int, int, int]:
+    """Ended, replayed, crashes."""
+    world = World(seed)
+    try:
+        world.run(EVENTS)
+    except AssertionError as error:
+        raise AssertionError(f"replay with: python -m tests.faults.pipeline --seed {seed} --events {EVENTS}") from error
+    return world.num_ended, world.num_replayed, world.num_crashes
+
+
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 112), marks=pytest.mark.long)], ids=str)
+def test_every_client_has_what_it_would_have_had_alone(seeds: range) -> None:
+    with concurrent.futures.ProcessPoolExecutor(JOBS) as pool:
+        results = list(pool.map(play, seeds))
+    ended, replayed, crashes = (sum(column) for column in zip(*results, strict=True))
+    assert ended > 30 * len(seeds) and replayed > 5 * len(seeds) and crashes > 5 * len(seeds)
+
+
+def test_a_history_can_be_played_again() -> None:
+    assert World(3).run(3000) == World(3).run(3000) != World(4).run(3000)
+
+
+def fails(seeds: range) -> bool:
+    """Whether one of these histories breaks."""
+    for seed in seeds:
+        try:
+            World(seed).run(EVENTS)
+        except AssertionError:
+            return True
+    return False
+
+
+def test_a_ring_that_takes_no_census_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation can fail: planted bugs do not pass it."""
+    monkeypatch.setattr(Census, "has_ended", lambda self, envelope: False)
+    assert fails(range(12, 40))
+
+
+def test_a_gateway_that_forgets_whom_a_loss_concerns_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recovery, "missed", lambda self, ids, requests: None)
+    assert fails(range(40))

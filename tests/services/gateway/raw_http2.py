@@ -1,0 +1,56 @@
+"""HTTP/2 by hand, as no client library would send it: frames as bytes, headers without compression."""
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import Sequence
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
+END_STREAM, END_HEADERS = 1, 4
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One frame."""
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def headers(stream: int, method: str, extra: Sequence[tuple[str, str]] = ()) -> bytes:
+    """The HEADERS of a gRPC call: literals, neither indexed nor Huffman-coded."""
+    fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", f"/sluice.v1.InferenceService/{method}"),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        *extra,
+    ]
+    return frame(HEADERS, END_HEADERS, stream, b"".join(_literal(name, value) for name, value in fields))
+
+
+def message(stream: int, data: bytes, claims: int | None = None) -> bytes:
+    """DATA with one gRPC message, which may claim another length than it has."""
+    prefix = struct.pack(">BI", 0, len(data) if claims is None else claims)
+    return frame(DATA, END_STREAM if claims is None else 0, stream, prefix + data)
+
+
+def _literal(name: str, value: str) -> bytes:
+    return b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+
+
+async def send(port: int, data: bytes, wait_s: float = 0.02) -> bytes:
+    """Send bytes on a connection of their own and hang up; what came back until then."""
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(data)
+            await writer.drain()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while chunk := await reader.read(1 << 16):
+                        answer += chunk
+        finally:
+            writer.transport.abort()
+    return answer
