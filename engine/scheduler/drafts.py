@@ -16,7 +16,8 @@ from engine.scheduler.outputs import Kept, Outputs
 from engine.scheduler.sequence import Drafting, Sequence, State
 from engine.speculation.controller import Controller
 
-MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which its time is no measure
+PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
+MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which it has to read
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,6 +74,8 @@ class Drafts:
         spare = self._num_spare() if grow and any(wishes) else 0
         for one, wish in zip(able, wishes, strict=True):
             num = min(wish, _limit(one), room) if wish else 0
+            if grow and _is_too_late(one):  # it would have to be read first
+                num = 0
             if grow and num > 0:
                 num, taken = self._grow_ahead(one, num, spare)
                 spare -= taken
@@ -85,7 +88,7 @@ class Drafts:
         """Answers to the last `asks`, in their order, and how long it took to find them."""
         if self._controller is not None and asks:
             num = sum(len(ids) for ids in proposals)
-            self._controller.drafted(len(asks), [ask.num for ask in asks], num, seconds if self._is_usual() else None)
+            self._controller.drafted([ask.num for ask in asks], num, seconds, had_to_read=self._has_news())
         for one, ids in zip(self._asked, proposals, strict=True):
             assert one.drafting is not None
             one.drafting.num_seen = len(one.tokens)
@@ -145,9 +148,9 @@ class Drafts:
         self._outputs.advance_run(sequence, Kept(kept, run.logprobs[:kept], num, min(kept, right)), now, events)
         self._give_back(sequence, num + 1 - kept)
 
-    def _is_usual(self) -> bool:
-        """Whether nobody was new to the proposer: reading a prompt takes time that the next draft does not."""
-        return all(len(one.tokens) - one.drafting.num_seen <= MAX_NEWS for one in self._asked if one.drafting)
+    def _has_news(self) -> bool:
+        """Whether somebody is new to the proposer: reading a prompt takes time that the next draft does not."""
+        return any(len(one.tokens) - one.drafting.num_seen > MAX_NEWS for one in self._asked if one.drafting)
 
     def _wishes(self, able: Several[Sequence], num_rows: int) -> list[int]:
         """How many drafts each is worth in a step of so many decoding rows."""
@@ -198,6 +201,14 @@ def _is_due(sequence: Sequence) -> bool:
     if sequence.drafting is None or sequence.group.holds_back:
         return False
     return len(sequence.tokens) - sequence.num_computed == 1 and sequence.state is State.RUNNING
+
+
+def _is_too_late(sequence: Sequence) -> bool:
+    """Whether so little is still to come that reading what there is would not pay."""
+    group, drafting = sequence.group, sequence.drafting
+    assert drafting is not None
+    news = len(sequence.tokens) - drafting.num_seen
+    return news > max(MAX_NEWS, PAYBACK * (group.max_tokens - sequence.num_output))
 
 
 def _limit(sequence: Sequence) -> int:

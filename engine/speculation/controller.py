@@ -28,6 +28,7 @@ PROBE_EVERY = 32  # such choices: then one sequence is drafted for all the same;
 PROBE_MOST = 1024
 PROBE_LENGTH = 2
 YIELD_WEIGHT = 0.1  # of the newest share of what was asked for that was drafted
+READING_WEIGHT = 0.02  # of the newest time that reading took
 PROBE_WEIGHT = 0.5  # the same of a probe
 
 
@@ -48,6 +49,7 @@ class Controller:
         self._steps = CostTable(from_nothing=False)
         self._drafting = CostTable(from_nothing=True)
         self._common = Record(PRIOR_ACCEPTANCE * 10, 10.0)
+        self._reading_s = 0.0  # of a step, on average
         self._yield = 1.0  # of what was asked for, the share that was drafted
         chances = [(level + 0.5) / LEVELS for level in range(LEVELS)]
         self._lengths = [[_length(floor, chance, max_length) for chance in chances] for floor in FLOORS]
@@ -66,6 +68,7 @@ class Controller:
                 return self._probe(records)
             if self._num_idle % PATIENCE:
                 return [0] * len(records)
+            self._reading_s *= 1 - READING_WEIGHT
         common = self._common.right / self._common.tried
         levels = [_level(record, common) for record in records]
         self._num_choices += 1
@@ -79,12 +82,18 @@ class Controller:
                 record.tried *= FADE
         return chosen
 
-    def drafted(self, num_rows: int, asked: Sequence[int], num_drafted: int, seconds: float | None) -> None:
-        """Drafting for `num_rows` sequences, of lengths `asked`, took so long, if that tells anything, and gave so many
-        tokens."""
+    def drafted(self, asked: Sequence[int], num_drafted: int, seconds: float, *, had_to_read: bool) -> None:
+        """Drafting for sequences, of lengths `asked`, took so long and gave so many tokens. Some of them may have been
+        read first: that comes once a sequence, and is paid by all steps."""
         self._is_new = False
-        if seconds is not None:
-            self._drafting.record(num_rows, max(asked), seconds)
+        num_rows, longest = len(asked), max(asked)
+        reading_s = 0.0
+        if had_to_read:
+            reading_s = max(0.0, seconds - self._drafting.seconds(num_rows, [longest])[0])
+        else:
+            self._drafting.record(num_rows, longest, seconds)
+        if self.floor:
+            self._reading_s += READING_WEIGHT * (reading_s - self._reading_s)
         weight = YIELD_WEIGHT if self.floor else PROBE_WEIGHT
         self._yield += weight * (num_drafted / max(1, sum(asked)) - self._yield)
 
@@ -121,6 +130,7 @@ class Controller:
         longest = [max(lengths[level] for level, _ in present) for lengths in self._lengths]
         step_s = self._steps.seconds(num_rows, [num_rows + math.ceil(self._yield * num) for num in asked])
         draft_s = self._drafting.seconds(sum(num for _, num in present), longest)
+        draft_s = [one + self._reading_s * (num > 0) for one, num in zip(draft_s, longest, strict=True)]
         return [
             (num_rows + self._yield * more) / max(step + draft, 1e-9)
             for more, step, draft in zip(gained, step_s, draft_s, strict=True)

@@ -83,6 +83,12 @@ class Conversation:
             self._is_leaving = True
             self._reply(inference_pb2.ConverseResponse(going_away=inference_pb2.GoingAway(message=message)))
 
+    def pause(self) -> None:
+        """A process of the service is coming back: who runs is told that it waits."""
+        for tag, generation in self._generations.items():
+            generation.pause()
+            self._wake(tag)
+
     def next(self) -> inference_pb2.ConverseResponse | None:
         """The next frame for the client; None while there is none."""
         if self._replies:

@@ -25,7 +25,19 @@ from services.gateway.registry import OpenRequests
 from services.gateway.replay import cancels, work_now
 from services.gateway.settings import GatewaySettings
 from services.gateway.translate import Asked
-from services.messages import Cancel, Census, Change, Envelope, Failed, Message, Result, Submit, Text, Update
+from services.messages import (
+    Cancel,
+    Census,
+    Change,
+    Envelope,
+    Failed,
+    Grant,
+    Message,
+    Result,
+    Submit,
+    Text,
+    Update,
+)
 
 MAX_FUTILE_ATTEMPTS = 10
 
@@ -35,6 +47,9 @@ class Stream(Protocol):
 
     def go_away(self, message: str) -> None:
         """Open nothing more."""
+
+    def pause(self) -> None:
+        """What runs waits for a process that is coming back."""
 
 
 class Desk:
@@ -160,6 +175,15 @@ class Desk:
             request.set_time_left(change.time_left_s, self.clock())
         self._emit(change)
 
+    def lift_credit(self, request: OpenRequest) -> None:
+        """Its reader has no way to grant more: let it have all that may be had."""
+        if request.allowed is None or request.outcome is not None:
+            return
+        more = self.settings.limits.max_credit - (request.allowed - request.num_tokens)
+        if more > 0:
+            request.allowed += more
+            self.change(request, Grant(request.envelope, more))
+
     def reserve_more(self, request: OpenRequest, num_tokens: int) -> None:
         """Its prompt or its bound has grown. Raises `ServiceError` QUEUE_FULL."""
         self.admission.grow(num_tokens)
@@ -195,6 +219,11 @@ class Desk:
         self.is_draining = True
         for stream in tuple(self.streams):
             stream.go_away(self.refusal.message)
+
+    def pause_streams(self) -> None:
+        """A process is gone, and will be back: tell the streams on which requests run."""
+        for stream in tuple(self.streams):
+            stream.pause()
 
     def release_stuck(self, elapsed_s: float) -> None:
         """Let go of readers that take nothing; called every `elapsed_s`."""

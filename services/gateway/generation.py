@@ -33,6 +33,7 @@ class Generation:
         self._changes = Changes(desk, followed.request)
         self._story = Story(followed.request, self._new, Manner(is_eager=True, tells_prompt=True))
         self._told_allowed: int | None = None  # tokens allowed when its client was last told that they are spent
+        self._is_paused = False  # its client is to be told that a process is coming back
         self._lost: ServiceError | None = None
         parking.enter(followed, self)
 
@@ -65,6 +66,10 @@ class Generation:
         self._lost = error
         self.on_news()
 
+    def pause(self) -> None:
+        """A process that it needs is coming back."""
+        self._is_paused = True
+
     def half_close(self) -> None:
         """Nothing more will come from its client."""
         self._changes.close_input()
@@ -85,15 +90,21 @@ class Generation:
             return self._fail(request.outcome)
         if request.outcome is None and request.is_spent and self._told_allowed != request.allowed:
             self._told_allowed = request.allowed
-            event = self._new()
-            event.throttled.generation_id = request.generation_id
-            event.throttled.reason = inference_pb2.THROTTLE_REASON_CREDIT
-        return event
+            return self._throttled(inference_pb2.THROTTLE_REASON_CREDIT)
+        if request.outcome is None and self._is_paused:
+            self._is_paused = False
+            return self._throttled(inference_pb2.THROTTLE_REASON_RECOVERY)
+        return None
 
     def close(self, error: ServiceError | None) -> None:
         """Leave it; `error` is what ended it early: its own, if it has one, counts."""
         outcome = self.request.outcome
         self._parking.leave(self._followed, self, outcome if isinstance(outcome, ServiceError) else error)
+
+    def _throttled(self, reason: "inference_pb2.ThrottleReason.ValueType") -> inference_pb2.ConverseResponse:
+        event = self._new()
+        event.throttled.generation_id, event.throttled.reason = self.request.generation_id, reason
+        return event
 
     def _fail(self, error: ServiceError) -> inference_pb2.ConverseResponse:
         self.is_over = True

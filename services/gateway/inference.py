@@ -89,10 +89,13 @@ class Inference:
         def take(call: Call) -> Followed:
             translate.check_resume(request.spec)
             try:
-                return self._parking.take(request_id, call.caller.tenant)
+                followed = self._parking.take(request_id, call.caller.tenant)
             except ServiceError:
                 if not can_go_on:
                     raise
+            else:
+                self._desk.lift_credit(followed.request)
+                return followed
             asked = translate.continuation(request.spec, call.priority, self._settings)
             return Followed(self._desk, call, asked, streams=True)
 

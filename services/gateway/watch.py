@@ -94,6 +94,7 @@ class RingWatch:
 
     def stage_lost(self, *, planned: bool = False) -> None:
         """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
+        self._desk.pause_streams()
         self._recovery.lost(self._clock(), planned=planned)
         self._is_warm = False
         self._liveness.forget()

@@ -193,3 +193,10 @@ def test_blocks_can_be_had_before_drafts_are_made_and_go_back_unused() -> None:
     scheduler.cancel(f"{1:032x}")
     assert scheduler.plan(0.0) is None
     assert scheduler.cache.pool.num_held == 0
+
+
+def test_a_model_is_not_asked_to_read_a_long_prompt_for_a_few_tokens() -> None:
+    scheduler = make(budget=64)
+    begin(scheduler, request(1, num_prompt=40, max_tokens=5), request(2, num_prompt=10, max_tokens=5))
+    assert [len(ask.tokens) for ask in scheduler.asks()] == [41, 11]
+    assert [len(ask.tokens) for ask in scheduler.asks(grow=True)] == [11]

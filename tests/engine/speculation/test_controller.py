@@ -39,7 +39,7 @@ class World:
             step = self.step(rows, rows + sum(asked)) * self._jitter()
             if controller is not None:
                 if drafting:
-                    controller.drafted(len(drafting), drafting, sum(drafting), took)
+                    controller.drafted(drafting, sum(drafting), took, had_to_read=False)
                 controller.stepped(rows, rows + sum(asked), step)
             for i, num in enumerate(asked):
                 right = self._right(i, num)
@@ -231,3 +231,17 @@ def test_what_was_not_seen_for_long_is_forgotten() -> None:
 def test_nearby_numbers_share_an_entry() -> None:
     assert [coarse(number, 1) for number in (1, 2, 3, 5, 7, 12, 100)] == [1, 2, 3, 4, 6, 12, 96]
     assert coarse(15, 3) == 15 and coarse(35, 3) == 32
+
+
+def test_reading_that_never_pays_is_given_up() -> None:
+    """Short outputs behind long prompts: drafts are right, but every few steps a new sequence must be read."""
+    world = World(affine(10e-3, 0.5e-3), free, [0.5] * 8)
+    controller = Controller(MOST)
+    world.run(controller, 100)
+    assert controller.floor > 0
+    for _ in range(200):
+        chosen = controller.choose(world.records, 8)
+        if asked := [num for num in chosen if num]:
+            controller.drafted(asked, sum(asked), 30e-3, had_to_read=True)
+        controller.stepped(8, 8 + sum(chosen), world.step(8, 8 + sum(chosen)))
+    assert controller.floor == 0

@@ -61,6 +61,17 @@ def device_lost(module: Any, marker: str) -> None:  # noqa: ANN401
     _before_launch(module, lose)
 
 
+def leak(module: Any, num_bytes: int) -> None:  # noqa: ANN401
+    """A gateway keeps so many bytes of every request for ever."""
+    close, kept = module.Desk.close, []
+
+    def leaking(self: object, request: object) -> None:
+        kept.append(bytearray(num_bytes))
+        close(self, request)
+
+    module.Desk.close = leaking
+
+
 def slow(module: Any, place: str) -> None:  # noqa: ANN401
     """Named point "module:Class.function" takes 50 ms more, before its work."""
     owner_name, _, name = place.partition(":")[2].rpartition(".")
@@ -95,6 +106,7 @@ KNOWN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
     "row_error": (RUNNER, row_error),
     "out_of_memory": (RUNNER, out_of_memory),
     "device_lost": (RUNNER, device_lost),
+    "leak": ("services.gateway.desk", leak),
     "slow": (str(WANTED.get("slow", "")).partition(":")[0], slow),
 }
 

@@ -169,11 +169,11 @@ async def test_changes_reach_the_ring_in_order_and_are_remembered() -> None:
         request = rig.gateway.desk.requests.get(envelope.request_id)
         expected = [
             Append(envelope, TextPrompt(" more")),
-            Append(envelope, TokenPrompt(pack_ids([7, 8]))),
-            Update(envelope, 9, 3, 5.0),
-            CloseInput(envelope),
+            Append(envelope, TokenPrompt(pack_ids([7, 8])), index=1),
+            Update(envelope, 9, 3, 5.0, index=2),
+            CloseInput(envelope, index=3),
             Cancel(envelope, output_index=1),
-            Grant(envelope, 10),
+            Grant(envelope, 10, index=4),
         ]
         kinds = (Append, Update, CloseInput, Cancel, Grant)
         assert [one for one in rig.ring.emitted if isinstance(one, kinds)] == expected
@@ -373,6 +373,22 @@ async def test_a_server_that_drains_says_so_and_lets_the_running_end() -> None:
         assert [frame.WhichOneof("frame") for frame in await talk.rest()][-1] == "finished"
         assert await talk.call.code() == grpc.StatusCode.OK == await idle.end()
         await stopping
+
+
+async def test_a_process_that_is_coming_back_is_told_of_and_the_generation_goes_on() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1)
+        await talk.kinds(1)
+        rig.ring.play(text_of(submit, 0, "a", first=True))
+        await talk.kinds(2)
+        rig.ring.epoch = 2
+        frame = await talk.read()
+        assert frame.throttled.reason == inference_pb2.THROTTLE_REASON_RECOVERY
+        await rig.ring.until(lambda: rig.ring.submits[-1].envelope.attempt == 1)
+        rig.ring.play(text_of(rig.ring.submits[-1], 1, "b", last=True))
+        kinds = [frame.WhichOneof("frame") for frame in await talk.rest()]
+        assert kinds[-3:] == ["delta", "output_finished", "finished"] and rig.ring.cancels == []
 
 
 async def test_a_reader_that_takes_nothing_ends_the_stream_and_all_on_it() -> None:

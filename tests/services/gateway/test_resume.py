@@ -8,7 +8,7 @@ import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import Code
-from services.messages import Submit
+from services.messages import Grant, Submit
 from tests.services.gateway.fake_ring import (
     Rig,
     generation,
@@ -167,6 +167,19 @@ async def test_a_take_over_from_converse_fails_its_tag_only() -> None:
         rig.ring.play(*generation(submit, ["a"]))
         assert [kind for kind, _ in await told(call)] == ["accepted", "delta", "output_finished", "finished"]
         assert await talk.end() == grpc.StatusCode.OK and rig.ring.cancels == []
+
+
+async def test_a_resumed_generation_needs_no_grants() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1, credit_window=1, **detached())
+        rig.ring.play(text_of(submit, 0, "a", first=True))
+        await talk.kinds(4)
+        call = resume(rig, public(submit), 1)
+        assert await talk.emitted(Grant) == [Grant(submit.envelope, 1 << 20)]
+        rig.ring.play(text_of(submit, 1, "b", last=True))
+        assert [kind for kind, _ in await told(call)] == ["accepted", "delta", "output_finished", "finished"]
+        talk.call.cancel()
 
 
 async def test_a_slow_reader_of_a_detachable_generation_may_resume() -> None:

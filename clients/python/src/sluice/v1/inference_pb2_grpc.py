@@ -130,7 +130,8 @@ class InferenceServiceServicer:
         accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
         that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
         `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
-        frame). How this call ends is for the generation like the end of the one before.
+        frame). How this call ends is for the generation like the end of the one before. There are no grants
+        here: a generation of Converse that had a credit_window has no limit any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -76,7 +76,8 @@ class InferenceServiceStub:
     accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
     that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
     `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
-    frame). How this call ends is for the generation like the end of the one before.
+    frame). How this call ends is for the generation like the end of the one before. There are no grants
+    here: a generation of Converse that had a credit_window has no limit any more.
     """
     CancelGeneration: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerationRequest, _inference_pb2.CancelGenerationResponse]
     """Ends a generation. Idempotent: it says what it found."""
@@ -127,7 +128,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
     that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
     `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
-    frame). How this call ends is for the generation like the end of the one before.
+    frame). How this call ends is for the generation like the end of the one before. There are no grants
+    here: a generation of Converse that had a credit_window has no limit any more.
     """
     CancelGeneration: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerationRequest, _inference_pb2.CancelGenerationResponse]  # type: ignore[assignment]
     """Ends a generation. Idempotent: it says what it found."""
@@ -199,7 +201,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         accepted, then every delta after that one with its own sequence number, and so on to the end. The end of an output
         that lay right behind that delta is told again. What is no longer kept is OUT_OF_RANGE, whose ErrorInfo has the
         `oldest_seq`. A call that still reads the generation loses it, and ends with ABORTED (on Converse: its failed
-        frame). How this call ends is for the generation like the end of the one before.
+        frame). How this call ends is for the generation like the end of the one before. There are no grants
+        here: a generation of Converse that had a credit_window has no limit any more.
         """
 
     @_abc_1.abstractmethod
