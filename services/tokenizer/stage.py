@@ -137,7 +137,7 @@ class TokenizerStage:
         """In a thread: do the work."""
         try:
             if isinstance(message, Append):
-                return Append(message.envelope, TokenPrompt(pack_ids(self._encode_more(message.piece))))
+                return Append(message.envelope, TokenPrompt(pack_ids(self._encode_more(message.piece))), message.index)
             return self._do(message, message.work, start)
         except ServiceError as error:
             return failed(message.envelope, error)

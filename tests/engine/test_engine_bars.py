@@ -18,7 +18,7 @@ PROMPT = (3, 4, 5, 4, 5)
 TIGHT = dataclasses.replace(
     ROOMY, max_num_seqs=6, max_num_batched_tokens=4, block_size=4, kv_cache_tokens=180, admission_watermark=-3.0
 )
-DRAFTING = dataclasses.replace(ROOMY, speculation="ngram")
+DRAFTING = dataclasses.replace(ROOMY, speculation="ngram", draft_length="fixed")
 
 
 @pytest.fixture(scope="module")

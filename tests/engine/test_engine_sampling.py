@@ -26,7 +26,7 @@ WAYS = {
     "preempted": dataclasses.replace(
         ROOMY, max_num_seqs=24, max_num_batched_tokens=31, kv_cache_tokens=320, admission_watermark=-3.0
     ),
-    "drafted": dataclasses.replace(LARGE, speculation="ngram"),
+    "drafted": dataclasses.replace(LARGE, speculation="ngram", draft_length="fixed"),
 }
 KNOBS: list[dict[str, Any]] = [
     {"temperature": 0.0},

@@ -73,6 +73,19 @@ def test_a_prompt_that_comes_in_pieces_answers_as_a_whole_one(service: Service) 
         assert frames[1].prompt_info.prompt_tokens == len(ids)
 
 
+def test_pieces_of_text_answer_as_their_tokens_do(service: Service) -> None:
+    with service.stub() as stub:
+        pieces = ["Once upon", " a time", " there was"]
+        tokens = [stub.Tokenize(inference_pb2.TokenizeRequest(text=piece)).tokens for piece in pieces]
+        expected = generate(stub, spec([token.id for of_piece in tokens for token in of_piece], 24)).text
+        talk = Talk(stub)
+        talk.send(1, open=inference_pb2.Open(spec=spec(pieces[0], 24), keep_input_open=True))
+        for piece in pieces[1:]:
+            talk.send(1, append=inference_pb2.Append(text=piece))
+        talk.half_close()
+        assert text_of(list(talk.answers)) == expected
+
+
 def test_what_the_engine_refuses_fails_one_generation(service: Service) -> None:
     with service.stub() as stub:
         talk = Talk(stub)

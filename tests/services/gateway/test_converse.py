@@ -169,11 +169,11 @@ async def test_changes_reach_the_ring_in_order_and_are_remembered() -> None:
         request = rig.gateway.desk.requests.get(envelope.request_id)
         expected = [
             Append(envelope, TextPrompt(" more")),
-            Append(envelope, TokenPrompt(pack_ids([7, 8]))),
-            Update(envelope, 9, 3, 5.0),
-            CloseInput(envelope),
+            Append(envelope, TokenPrompt(pack_ids([7, 8])), index=1),
+            Update(envelope, 9, 3, 5.0, index=2),
+            CloseInput(envelope, index=3),
             Cancel(envelope, output_index=1),
-            Grant(envelope, 10),
+            Grant(envelope, 10, index=4),
         ]
         kinds = (Append, Update, CloseInput, Cancel, Grant)
         assert [one for one in rig.ring.emitted if isinstance(one, kinds)] == expected

@@ -91,6 +91,13 @@ def test_what_follows_waits_for_the_prompt_and_for_each_text_before_it(rig: Rig)
     assert rig.kinds[8:] == [Append, Cancel]
 
 
+def test_a_piece_keeps_its_place_among_the_changes(rig: Rig) -> None:
+    rig.send(submit(), Append(ENVELOPE, TextPrompt("a"), 3), Grant(ENVELOPE, 1, 4))
+    rig.pool.step()
+    rig.pool.step()
+    assert [message.index for message in rig.out if isinstance(message, Append | Grant)] == [3, 4]
+
+
 def test_other_requests_pass_meanwhile(rig: Rig) -> None:
     other = Envelope("b", "g")
     rig.send(submit(), Grant(ENVELOPE, 1), Grant(other, 1))
