@@ -257,6 +257,7 @@ class Simulation:
             self.check_idle()
             return
         self.check_preemptions(plan)
+        self.check_writes(plan)
         self.compute(plan)
 
     def draft(self) -> None:
@@ -276,6 +277,12 @@ class Simulation:
             self.ledger.take(event, self.now)
         for request_id, _ in failures:
             self.ledger.end(request_id, "failed")
+
+    def check_writes(self, plan: Plan) -> None:
+        """I3: nobody writes into a block that has its name: others may read it at any time."""
+        named = {one.slot: one.table.num_named for one in self.scheduler._floor.running}
+        for slot, start in zip(plan.slots, plan.starts, strict=True):
+            assert start // SIZE >= named[slot], "writes into a block that was named"
 
     def check_preemptions(self, plan: Plan) -> None:
         """I6: nobody is preempted once more than the bound while another row could go on."""
