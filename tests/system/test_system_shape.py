@@ -45,7 +45,7 @@ def test_what_a_user_gets_wrong_and_the_next_request_is_served() -> None:
             "id outside": (spec([model.vocab_size]), grpc.StatusCode.INVALID_ARGUMENT, str(model.vocab_size)),
             "not a number": (spec("x", temperature=float("nan")), grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
             "negative": (spec("x", top_p=-1.0), grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
-            "not built": (types_pb2.GenerationSpec(text="x", credit_window=1), grpc.StatusCode.UNIMPLEMENTED, "credit"),
+            "not built": (types_pb2.GenerationSpec(text="x", adapter="a"), grpc.StatusCode.UNIMPLEMENTED, "adapter"),
             "model": (types_pb2.GenerationSpec(text="x", model="other"), grpc.StatusCode.NOT_FOUND, "other"),
         }
         for name, (request, code, said) in wrong.items():
