@@ -46,11 +46,12 @@ class Watch(threading.Thread):
         with grpc.insecure_channel(self._address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while True:
+                serving = False  # also while nobody answers
                 with contextlib.suppress(grpc.RpcError):
                     answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
                     serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-                    if serving is not self.changes[-1][1]:
-                        self.changes.append((time.monotonic(), serving))
+                if serving is not self.changes[-1][1]:
+                    self.changes.append((time.monotonic(), serving))
                 time.sleep(POLL_S)
 
     def after(self, at_s: float, serving: bool) -> float | None:
