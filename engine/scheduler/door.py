@@ -7,11 +7,7 @@ import dataclasses
 import math
 
 from engine.cache.cache import BlockTable, KVCache
-from engine.errors import Code, ServiceError, invalid, never_fits
-from engine.request import (
-    EngineRequest,
-    Limits,
-    SamplingParams,
+from engine.checks import (
     check_credit,
     check_draft_tokens,
     check_ids,
@@ -20,6 +16,8 @@ from engine.request import (
     check_prompt,
     effective_max_tokens,
 )
+from engine.errors import Code, ServiceError, invalid, never_fits
+from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler.beam import BeamSearch
 from engine.scheduler.group import Group
 from engine.scheduler.sequence import Drafting, Sequence

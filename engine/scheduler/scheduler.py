@@ -9,9 +9,10 @@ import math
 from collections.abc import Sequence as Ids
 
 from engine.cache.cache import KVCache
+from engine.checks import check_credit, check_ids, check_priority
 from engine.errors import Code, ServiceError, deadline_exceeded, engine_fault, invalid, not_open
 from engine.plan import Ask, Plan, StepResult
-from engine.request import EngineRequest, FinishReason, Limits, check_credit, check_ids, check_priority
+from engine.request import EngineRequest, FinishReason, Limits
 from engine.scheduler.admission import Admission
 from engine.scheduler.door import Door
 from engine.scheduler.drafts import Drafts, DraftStats

@@ -5,8 +5,9 @@ Frames of Converse in, messages behind the request out. Knows no stream; the eng
 
 from sluice.v1 import inference_pb2
 
+from engine.checks import check_credit, check_priority
 from engine.errors import Code, ServiceError, invalid, unsupported
-from engine.request import SamplingParams, check_credit, check_priority
+from engine.request import SamplingParams
 from services.gateway import knobs, translate
 from services.gateway.admission import BYTES_PER_TOKEN
 from services.gateway.desk import Desk

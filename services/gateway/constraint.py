@@ -5,8 +5,9 @@ Knows no grammar.
 
 from sluice.v1 import types_pb2
 
+from engine.checks import check_constrained
 from engine.errors import invalid
-from engine.request import SamplingParams, check_constrained
+from engine.request import SamplingParams
 from services.work import ChatPrompt, Constraint, ConstraintForm, PromptInput
 
 MAX_SCHEMA_BYTES = 64 << 10

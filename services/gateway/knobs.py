@@ -8,8 +8,9 @@ import secrets
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import types_pb2
 
+from engine.checks import check_draft_tokens, check_num, check_priority
 from engine.errors import invalid, unsupported
-from engine.request import Limits, SamplingParams, check_draft_tokens, check_num, check_priority
+from engine.request import Limits, SamplingParams
 from services.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from sluice.v1 import inference_pb2, types_pb2
 
+from engine.checks import check_credit, check_ids, check_params, check_prompt
 from engine.errors import invalid, unsupported
-from engine.request import Limits, SamplingParams, check_credit, check_ids, check_params, check_prompt
+from engine.request import Limits, SamplingParams
 from services.gateway import knobs
 from services.gateway.admission import BYTES_PER_TOKEN
 from services.gateway.chat import chat_prompt, num_bytes

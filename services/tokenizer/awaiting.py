@@ -9,7 +9,8 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
-from engine.request import Limits, check_params
+from engine.checks import check_params
+from engine.request import Limits
 from services.messages import Envelope, Message, Prompt
 from services.tokenizer.grammar_frames import Job
 

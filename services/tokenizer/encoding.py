@@ -11,8 +11,9 @@ from typing import assert_never
 
 from tokenizers import Tokenizer
 
+from engine.checks import check_ids
 from engine.errors import Code, ServiceError, invalid
-from engine.request import Limits, check_ids
+from engine.request import Limits
 from services.tokenizer.chat import ChatTemplate
 from services.tokenizer.pieces import Pieces
 from services.work import (

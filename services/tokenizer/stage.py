@@ -12,8 +12,9 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
+from engine.checks import check_params, check_prompt
 from engine.errors import ServiceError, engine_fault
-from engine.request import Limits, SamplingParams, check_params, check_prompt
+from engine.request import Limits, SamplingParams
 from services.messages import (
     Append,
     Cancel,

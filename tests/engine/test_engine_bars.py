@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from engine.checks import check_params, check_prompt
 from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
-from engine.request import EngineRequest, Limits, SamplingParams, check_params, check_prompt
+from engine.request import EngineRequest, Limits, SamplingParams
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle.checkpoints import Shape, make_checkpoint
 

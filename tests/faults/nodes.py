@@ -9,9 +9,8 @@ import random
 import tempfile
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from engine.cache.cache import KVCache
 from engine.engine import Engine
@@ -35,6 +34,7 @@ from services.tokenizer.stage import Threads, TokenizerStage
 from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, sample
 from tests.engine.scheduler.ledger import EOS
 from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints
 
 LIMITS = Limits(context_length=96, vocab_size=VOCAB)
@@ -68,23 +68,6 @@ def encoder() -> TextEncoder:
     with tempfile.TemporaryDirectory() as directory:
         byte_level_bpe(Path(directory))
         return TextEncoder.load(Path(directory))
-
-
-class Later(Executor):
-    """Encodes when it is told to."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], None]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                future.set_result(fn(*args, **kwargs))
-
-        self.waiting.append(run)
-        return future
 
 
 class Device(FakeRunner):
@@ -162,7 +145,7 @@ class Node:
     def boot(self) -> None:
         world, self.is_up = self.world, True
         self.epoch = world.next_epoch()
-        self.receipts, self.leases, self.pool = Receipts(), Leases(), Later()
+        self.receipts, self.leases, self.pool = Receipts(), Leases(), OnDemand()
         self._hop = NextHop(self.role, IDS[NEXT[self.role]])
         self._waiting: dict[str, list[Message]] = {}
         self._seq: dict[str, int] = {}

@@ -19,7 +19,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.internal import api_implementation
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
-from tests.system.service import Service, generate, serve, spec
+from tests.faults.test_faults_kill import nothing_is_left
+from tests.system.service import Service, generate, serve, spec, wait_until
 
 ROOT = Path(__file__).parents[2]
 OURS = ("engine", "kernels", "services", "clients", "demo")
@@ -94,7 +95,7 @@ def test_cve_2025_23319_sockets_of_the_ring_are_private(service: Service) -> Non
 
 def test_cve_2026_41523_checks_hold_in_optimised_python() -> None:
     code = (
-        "from engine.request import Limits, SamplingParams, check_params\n"
+        "from engine.checks import check_params\nfrom engine.request import Limits, SamplingParams\n"
         "from engine.errors import ServiceError\n"
         "try:\n    check_params(SamplingParams(temperature=float('nan')), Limits(10, 10))\n"
         "except ServiceError as error:\n    print(error.field)\n"
@@ -258,7 +259,8 @@ def test_cve_2025_4565_protobuf_is_not_the_recursive_one(service: Service, stub:
     assert caught.value.code() in {grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT}
 
 
-def test_cve_2023_44487_rapid_reset(stub: Stub) -> None:
+def test_cve_2023_44487_rapid_reset(service: Service, stub: Stub) -> None:
     request = inference_pb2.StreamGenerateRequest(spec=spec("import", 64))
     for _ in range(2000):
         stub.StreamGenerate(request).cancel()
+    wait_until(lambda: nothing_is_left(service), 30, "what was reset at once is still held")

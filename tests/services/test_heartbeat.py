@@ -35,10 +35,12 @@ def test_a_new_life_begins_without_a_sign(tmp_path: Path) -> None:
     assert read(tmp_path, "a") is None
 
 
-def test_without_a_directory_nothing_is_written() -> None:
+def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     heart = Heartbeat("", "a")
     heart.beat()
     heart.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Each inner stage lets only the newest attempt of a request speak."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +19,7 @@ from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import Threads, TokenizerStage
 from services.work import Generate, Scheduling, Stops, TextPrompt, pack_ids
 from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints
 
 LIMITS = Limits(context_length=100, vocab_size=400)
@@ -40,30 +39,13 @@ def encoder(tmp_path: Path) -> TextEncoder:
     return TextEncoder.load(tmp_path)
 
 
-class Slow(Executor):
-    """Does what it is given when the test says so."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], None]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                future.set_result(fn(*args, **kwargs))
-
-        self.waiting.append(run)
-        return future
-
-
 def submit(attempt: int, text: str) -> Submit:
     return Submit(envelope(attempt), Generate(TextPrompt(text), SamplingParams(max_tokens=4)))
 
 
 def test_the_tokenizer_answers_the_newest_attempt_once(encoder: TextEncoder) -> None:
     sent: list[Message] = []
-    pool = Slow()
+    pool = OnDemand()
     stage = TokenizerStage(
         encoder, idle_constraints(), LIMITS, Threads(pool, lambda call: call()), sent.append, unrecorded
     )
@@ -216,7 +198,7 @@ def test_stages_let_go_of_what_a_census_does_not_name(encoder: TextEncoder) -> N
     engine = Engine(Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40), Nines())
     computes = EngineStage(engine, Place("engine-0", 1), unrecorded, unrecorded)
     decodes = DetokenizerStage(encoder, unrecorded, unrecorded)
-    pool = Slow()
+    pool = OnDemand()
     encodes = TokenizerStage(
         encoder, idle_constraints(), LIMITS, Threads(pool, lambda call: call()), unrecorded, unrecorded
     )

@@ -1,9 +1,6 @@
 """What follows a request through the tokenizer keeps its order, however long the encoding takes."""
 
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,36 +10,17 @@ from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import Threads, TokenizerStage
 from services.work import Generate, TextPrompt, TokenPrompt, pack_ids
 from tests.oracle.tokenizers import byte_level_bpe
+from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints
 
 ENVELOPE = Envelope("a", "g")
-
-
-class OneByOne(Executor):
-    """Does one piece of work when told to."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Callable[[], None]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401 # as Executor has it
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                future.set_result(fn(*args, **kwargs))
-
-        self.waiting.append(run)
-        return future
-
-    def step(self) -> None:
-        self.waiting.pop(0)()
 
 
 class Rig:
     def __init__(self, directory: Path) -> None:
         byte_level_bpe(directory)
         self.out: list[Message] = []
-        self.pool = OneByOne()
+        self.pool = OnDemand()
         self.encoder = TextEncoder.load(directory)
         limits = Limits(context_length=100, vocab_size=404, max_prompt_bytes=60)
         self.stage = TokenizerStage(
@@ -77,12 +55,12 @@ def test_what_follows_waits_for_the_prompt_and_for_each_text_before_it(rig: Rig)
     rig.send(submit(), Grant(ENVELOPE, 1), Append(ENVELOPE, TextPrompt(" world")), Append(ENVELOPE, ids))
     rig.send(Update(ENVELOPE, priority=3), Append(ENVELOPE, TextPrompt("!")), CloseInput(ENVELOPE))
     assert rig.out == []
-    rig.pool.step()
+    rig.pool.waiting.pop(0)()
     assert rig.kinds == [Prompt, Grant]
     rig.send(Grant(ENVELOPE, 2))
-    rig.pool.step()
+    rig.pool.waiting.pop(0)()
     assert rig.kinds == [Prompt, Grant, Append, Append, Update]
-    rig.pool.step()
+    rig.pool.waiting.pop(0)()
     assert rig.kinds[5:] == [Append, CloseInput, Grant] and rig.stage.num_encoding == 0
     pieces = [message.piece for message in rig.out if isinstance(message, Append)]
     assert pieces[1] == ids and all(isinstance(piece, TokenPrompt) for piece in pieces)
@@ -93,8 +71,8 @@ def test_what_follows_waits_for_the_prompt_and_for_each_text_before_it(rig: Rig)
 
 def test_a_piece_keeps_its_place_among_the_changes(rig: Rig) -> None:
     rig.send(submit(), Append(ENVELOPE, TextPrompt("a"), 3), Grant(ENVELOPE, 1, 4))
-    rig.pool.step()
-    rig.pool.step()
+    rig.pool.waiting.pop(0)()
+    rig.pool.waiting.pop(0)()
     assert [message.index for message in rig.out if isinstance(message, Append | Grant)] == [3, 4]
 
 
@@ -106,15 +84,15 @@ def test_other_requests_pass_meanwhile(rig: Rig) -> None:
 
 def test_time_to_a_deadline_runs_while_it_waits(rig: Rig) -> None:
     rig.send(submit(), Update(ENVELOPE, time_left_s=10.0))
-    rig.pool.step()
+    rig.pool.waiting.pop(0)()
     (update,) = [message for message in rig.out if isinstance(message, Update)]
     assert update.time_left_s is not None and update.time_left_s < 10.0
 
 
 def test_a_piece_that_cannot_be_encoded_ends_its_request_and_what_waits(rig: Rig) -> None:
     rig.send(submit(), Append(ENVELOPE, TextPrompt("x" * 61)), Grant(ENVELOPE, 1))
-    rig.pool.step()
-    rig.pool.step()
+    rig.pool.waiting.pop(0)()
+    rig.pool.waiting.pop(0)()
     assert rig.kinds == [Prompt, Failed] and rig.stage.num_encoding == 0
     error = rig.out[-1]
     assert isinstance(error, Failed) and error.field == "append.text"
@@ -122,7 +100,7 @@ def test_a_piece_that_cannot_be_encoded_ends_its_request_and_what_waits(rig: Rig
 
 def test_a_cancel_drops_what_waits(rig: Rig) -> None:
     rig.send(submit(), Append(ENVELOPE, TextPrompt("x")), Grant(ENVELOPE, 1), Cancel(ENVELOPE))
-    rig.pool.step()
+    rig.pool.waiting.pop(0)()
     assert rig.kinds == [Cancel] and rig.stage.num_encoding == 0
 
 
@@ -131,6 +109,6 @@ def test_a_later_attempt_takes_the_place_of_all_that_waits(rig: Rig) -> None:
         submit(), Grant(ENVELOPE, 1), submit(attempt=1), Grant(ENVELOPE, 2), Grant(Envelope("a", "g", attempt=1), 3)
     )
     while rig.pool.waiting:
-        rig.pool.step()
+        rig.pool.waiting.pop(0)()
     assert rig.kinds == [Prompt, Grant]
     assert [message.envelope.attempt for message in rig.out if isinstance(message, Prompt | Grant)] == [1, 1]
