@@ -8,7 +8,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from services.detokenizer.output import Output
+from services.detokenizer.output import Advance, Output
 from services.detokenizer.records import Records
 from services.messages import (
     Cancel,
@@ -39,6 +39,7 @@ class _Output:
     next_index: int = 0
     busy_s: float = 0.0
     ended: bool = False  # by a stop string: what still comes is dropped
+    resumed_at_end: Advance | None = None  # what came before it was resumed had ended it
 
 
 @dataclasses.dataclass(slots=True)
@@ -107,7 +108,7 @@ class DetokenizerStage:
             return
         if message.prompt is not None:
             self._emit(Result(message.envelope, Scored(self._records.of_prompt(message.prompt))))
-        advance = output.output.push(message.ids, message.finish)
+        advance = output.resumed_at_end or output.output.push(message.ids, message.finish)
         output.next_index += advance.num_consumed
         output.ended = advance.finish is not None
         now = time.monotonic()
@@ -152,8 +153,10 @@ class DetokenizerStage:
         output = _Output(Output(self._encoder, name, admitted.stops, admitted.text), now)
         if admitted.resumed:  # its text was emitted before: go on behind it
             resumed = unpack_ids(admitted.resumed)
-            output.output.push(resumed, None)
+            before = output.output.push(resumed, None)
             output.next_index = len(resumed)
+            if before.finish is not None:
+                output.resumed_at_end = Advance("", 0, before.finish, before.stop_match)
         request.outputs[message.output_index] = output
         return output
 

@@ -212,3 +212,16 @@ def test_stages_let_go_of_what_a_census_does_not_name(encoder: TextEncoder) -> N
         for stage in (computes, decodes, encodes):
             stage.handle(census)
     assert (computes.num_open, decodes.num_open, encodes.num_encoding) == (2, 2, 2)
+
+
+def test_an_output_that_had_ended_by_a_stop_string_ends_again_without_a_token(encoder: TextEncoder) -> None:
+    """A client goes on from what it has: one output was over, others were not."""
+    ids = encoder.tokenizer.encode("one stop").ids
+    sent: list[Message] = []
+    stage = DetokenizerStage(encoder, sent.append, unrecorded)
+    admitted = Admitted(3, 0, 8, Stops(("stop",)), resumed=pack_ids(ids))
+    stage.handle(Tokens(envelope(1), len(ids), (300,), admitted=admitted))
+    stage.handle(Tokens(envelope(1), len(ids) + 1, (300,)))
+    (text,) = [one for one in sent if isinstance(one, Text)]
+    assert (text.first_index, text.tokens, text.text) == (len(ids), (), "")
+    assert (text.finish, text.stop_match) == (FinishReason.STOP_STRING, "stop")
