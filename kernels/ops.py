@@ -10,11 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import attention, elementwise, native, sampling
+from kernels import adjust, attention, elementwise, native, native_sampling, sampling, scores
 from kernels import linear as packed_linear
+from kernels.adjust import Changes
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import Rows
+from kernels.scores import Asked, Scores
 
 
 def is_batch_invariant(dtype: torch.dtype, device: torch.device) -> dict[str, bool]:
@@ -94,7 +96,22 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """One id per row of logits [R, V], and which rows are bad; see `kernels.sampling.sample`."""
-    if native.samples(logits):
-        ids = native.sample(logits, rows)
+    if native_sampling.takes(logits):
+        ids = native_sampling.sample(logits, rows)
         return ids, ids < 0
     return sampling.sample(logits, rows)
+
+
+def adjust_(logits: Tensor, changes: Changes) -> None:
+    """Change single logits of [R, V] in place before sampling; see `kernels.adjust.adjust_`."""
+    if native_sampling.takes(logits):
+        native_sampling.adjust_(logits, changes)
+    else:
+        adjust.adjust_(logits, changes)
+
+
+def score(logits: Tensor, asked: Asked) -> Scores:
+    """Log probabilities and ranks under logits [L, V]; see `kernels.scores.score`."""
+    if native_sampling.takes(logits):
+        return native_sampling.score(logits, asked)
+    return scores.score(logits, asked)
