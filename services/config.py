@@ -8,7 +8,7 @@ import dataclasses
 import math
 from pathlib import Path
 
-from engine.config import EngineConfig, option
+from engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig, option
 from engine.disk import check_directory
 from engine.errors import Code, ServiceError
 from engine.request import MAX_DRAFT_TOKENS
@@ -109,6 +109,8 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _check_speculation(engine)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
+    _one_of("quantization", engine.quantization, QUANTIZATIONS)
+    _one_of("kv_cache_dtype", engine.kv_cache_dtype, ("auto", *CACHE_DTYPES))
     _one_of("role", service.role, ("", *Role))
     _one_of("log_level", service.log_level, ("debug", "info", "warning", "error"))
     _one_of("log_format", service.log_format, ("console", "json"))
