@@ -11,18 +11,20 @@ from torch import Tensor
 
 
 class Asked(NamedTuple):
-    """What L rows want to know. All int64.
+    """What L rows want to know; the tensors int64 and contiguous.
 
     Attributes:
         ids: [L], the token of each.
         nums: [L], how many of the most likely ids besides.
-        rows, others: [N], pairs of a row and an id that it asks for.
+        rows, others: [N], pairs of a row and an id that it asks for, in the order of the rows.
+        width: the greatest of `nums`.
     """
 
     ids: Tensor
     nums: Tensor
     rows: Tensor
     others: Tensor
+    width: int
 
 
 class Scores(NamedTuple):
@@ -30,7 +32,7 @@ class Scores(NamedTuple):
 
     Attributes:
         logprobs, ranks: [L], float32 and int64, of the tokens.
-        top_ids, top_logprobs: [L, max(nums)], likeliest first; what is beyond a row's own number means nothing.
+        top_ids, top_logprobs: [L, width], likeliest first; what is beyond a row's own number means nothing.
         other_logprobs, other_ranks: [N], of the pairs.
     """
 
@@ -46,7 +48,7 @@ def score(logits: Tensor, asked: Asked) -> Scores:
     """Of rows of logits float32 [L, V], finite but for -inf. `nums` are V at most."""
     norms = logits.logsumexp(1)
     own = logits.gather(1, asked.ids[:, None])[:, 0]
-    top_ids, tops = _tops(logits, asked.nums)
+    top_ids, tops = _tops(logits, asked.nums, asked.width)
     others = logits[asked.rows, asked.others]
     return Scores(
         own - norms,
@@ -58,9 +60,8 @@ def score(logits: Tensor, asked: Asked) -> Scores:
     )
 
 
-def _tops(logits: Tensor, nums: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and logits [L, K], K the greatest of `nums`; rows that want as many are ranked together."""
-    width = int(nums.max()) if len(nums) else 0
+def _tops(logits: Tensor, nums: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Ids and logits [L, width]; rows that want as many are ranked together."""
     ids = torch.zeros(len(logits), width, dtype=torch.int64, device=logits.device)
     values = torch.zeros(len(logits), width, device=logits.device)
     for num in sorted(set(nums.tolist()) - {0}):
