@@ -49,4 +49,10 @@ PYTHON_DRIVER = (sys.executable, str(CLIENTS / "python" / "conformance" / "drive
 SDKS = (
     Sdk("python", PYTHON_DRIVER),
     Sdk("python asyncio", (*PYTHON_DRIVER, "--aio")),
+    Sdk(
+        "typescript",
+        ("node", str(CLIENTS / "typescript" / "build" / "driver.js")),
+        ("node", "npm"),
+        "conformance/prepare.sh",
+    ),
 )
