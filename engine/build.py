@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.disk import names_on_disk
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
-from engine.models.config import ModelConfig, read_config
+from engine.models.config import ModelConfig
 from engine.models.model import Model, load_model
 from engine.request import Limits
 from engine.runner.rates import measure_costs
@@ -26,7 +26,8 @@ from engine.runner.store import BlockStore
 from engine.sampling.grammars import Grammars, load_tokenizer
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
-from engine.speculation.draft import DraftProposer, check_draft
+from engine.speculation.draft import DraftProposer
+from engine.speculation.drafters import Drafter, load_drafter
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import Proposer
 from kernels import native
@@ -67,10 +68,10 @@ def build_engine(
         torch.set_num_threads(threads)
         native.set_threads(threads)
     model = load_model(directory, model_config, dtype, device, limits.context_length)
-    draft_model = load_draft(draft, model, limits) if draft is not None else None
-    both = [model_config] if draft_model is None else [model_config, draft_model.config]
-    num_blocks = cache_blocks(config, both, limits, dtype, device)
-    beside = [] if draft_model is None else draft_model.new_cache(num_blocks, config.block_size)
+    drafter = load_drafter(config.speculation, draft, model, limits) if draft is not None else None
+    elements = model.cache_elements + (drafter.cache_elements if drafter is not None else 0)
+    num_blocks = cache_blocks(config, elements, limits, dtype, device)
+    beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size)
     store, tiers = make_store(config, model, num_blocks, beside)
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
     window = sliding_window(model_config, config.max_num_batched_tokens)
@@ -86,7 +87,7 @@ def build_engine(
     runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
     own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
     return Built(
-        engine=Engine(scheduler, runner, proposer=make_proposer(config, draft_model, beside)),
+        engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside)),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
@@ -96,19 +97,10 @@ def build_engine(
     )
 
 
-def load_draft(directory: Path, target: Model, limits: Limits) -> Model:
-    """A model that drafts for `target`. Raises ServiceError when it cannot."""
-    config = read_config(directory)
-    num_positions = min(limits.context_length, config.context_length)
-    draft = load_model(directory, config, target.dtype, target.device, num_positions)
-    check_draft(draft, target)
-    return draft
-
-
-def make_proposer(config: EngineConfig, draft: Model | None, cache: list[Tensor]) -> Proposer | None:
+def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:
     """Who drafts, if anybody does."""
-    if draft is not None:
-        return DraftProposer(draft, cache, config.block_size, config.max_num_batched_tokens)
+    if drafter is not None:
+        return DraftProposer(drafter, cache, config.block_size, config.max_num_batched_tokens)
     return NgramProposer() if config.speculation == "ngram" else None
 
 
@@ -156,11 +148,10 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
 
 
-def cache_blocks(
-    config: EngineConfig, models: Sequence[ModelConfig], limits: Limits, dtype: torch.dtype, device: torch.device
-) -> int:
-    """Blocks of the cache: as many tokens as asked for, else all sequences at full length as far as memory goes."""
-    token_bytes = sum(model.kv_elements_per_token for model in models) * dtype.itemsize
+def cache_blocks(config: EngineConfig, elements: int, limits: Limits, dtype: torch.dtype, device: torch.device) -> int:
+    """Blocks of the cache, which keeps so many `elements` of a token: as many tokens as asked for, else all sequences
+    at full length as far as memory goes."""
+    token_bytes = elements * dtype.itemsize
     if device.type == "cuda":
         room = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE) // token_bytes
     else:

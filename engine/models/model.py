@@ -32,10 +32,11 @@ class Model:
         self.num_parameters = 0  # set by `load_model`
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
+        self.taps: dict[int, Tensor] = {}  # layers done → where a step's hidden states go, [slots, hidden]
         style = style_of(config)
         packer = Packer(source, dtype)
         hidden, vocab = config.hidden_size, config.vocab_size
-        self._embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
+        self.embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
         self._layers = [DecoderLayer(config, style, i, packer) for i in range(config.num_layers)]
         norm = packer.norm("model.norm", hidden)
         self._norm = packer.kept(norm)
@@ -43,6 +44,11 @@ class Model:
         tied = config.tied_embeddings or not source.has("lm_head.weight")
         self._head = packer.linear([("model.embed_tokens" if tied else "lm_head", vocab)], hidden, norm=norm)
         self._cis = rope_table(config, num_positions, device).unsqueeze(1)
+
+    @property
+    def cache_elements(self) -> int:
+        """Numbers that `new_cache` keeps of one token."""
+        return self.config.kv_elements_per_token
 
     def new_cache(self, num_blocks: int, block_size: int) -> list[Tensor]:
         """A cache layer per layer: [num_blocks + 1, block_size, 2, kv_heads, head_dim], zero: garbage could be NaN, and
@@ -56,10 +62,12 @@ class Model:
         padding = max(0, self._head.min_rows - len(ids))
         if padding:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
-        h = ops.embedding(ids, self._embeddings).float()
+        h = ops.embedding(ids, self.embeddings).float()
         cis = self._cis[positions]
-        for layer, layer_cache in zip(self._layers, cache, strict=True):
+        for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             layer.forward(h, cis, layer_cache, meta)
+            if num in self.taps:
+                self.taps[num].index_copy_(0, meta.write_slots, h[: meta.num_tokens].to(self.taps[num].dtype))
             self.layers_done += 1
             self.on_layer()
         return h[: meta.num_tokens]
