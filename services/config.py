@@ -8,7 +8,7 @@ import dataclasses
 import math
 from pathlib import Path
 
-from engine.config import EngineConfig, option
+from engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig, option
 from engine.disk import check_directory
 from engine.errors import Code, ServiceError
 from engine.request import MAX_DRAFT_TOKENS
@@ -57,6 +57,8 @@ class ServiceConfig:
     max_restarts: int = option(8, "restarts of one process within a minute; at one more the service ends")
     metrics_port: int = option(0, "first port of the Prometheus endpoints, one for each process; 0 is off")
     otlp_endpoint: str = option("", "OTLP/gRPC collector for traces, http://host:port; empty is off")
+    trace_sample_ratio: float = option(1.0, "share of requests traced, of those whose caller does not say; 0 to 1")
+    trace_slow_s: float = option(10.0, "seconds after which a request counts as slow: its spans are kept in any case")
     log_level: str = option("info", "debug, info, warning or error")
     log_format: str = option("console", "console or json")
 
@@ -91,6 +93,9 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         _at_least(name, getattr(engine, name), 0)
     for name in ("probe_interval_s", "probe_timeout_s", "recovery_timeout_s", "grace_s", "max_connection_age_s"):
         _seconds(name, getattr(service, name))
+    _seconds("trace_slow_s", service.trace_slow_s)
+    if not 0.0 <= service.trace_sample_ratio <= 1.0:
+        raise bad_setting("trace_sample_ratio", f"{service.trace_sample_ratio} is not in [0, 1]")
     for name in ("priority_ageing_s", "starvation_bound_s", "pause_hold_s"):
         _seconds(name, getattr(engine, name))
     if not -10.0 <= engine.admission_watermark <= 0.9:
@@ -104,6 +109,8 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _check_speculation(engine)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
+    _one_of("quantization", engine.quantization, QUANTIZATIONS)
+    _one_of("kv_cache_dtype", engine.kv_cache_dtype, ("auto", *CACHE_DTYPES))
     _one_of("role", service.role, ("", *Role))
     _one_of("log_level", service.log_level, ("debug", "info", "warning", "error"))
     _one_of("log_format", service.log_format, ("console", "json"))

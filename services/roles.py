@@ -7,7 +7,6 @@ import asyncio
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Mapping
 from typing import assert_never
 
@@ -26,9 +25,9 @@ from services.process import Process
 from services.ring.keys import load_keys
 from services.ring.loop import RingLoop
 from services.ring.peers import NEXT
-from services.telemetry import logs
+from services.telemetry import logs, names
 from services.telemetry.metrics import Metrics
-from services.telemetry.tracing import Tracer
+from services.telemetry.tracing import Sampling, Tracer
 
 SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor: its death must be this process's too
 PR_SET_PDEATHSIG = 1
@@ -58,6 +57,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
     model = read_config(source.directory)
     ring = join_ring(config, role, process_id)
     ring.revision = source.revision
+    resource = {"service.name": names.SERVICE_NAME, "service.instance.id": process_id, names.ROLE: str(role)}
     process = Process(
         engine_config=engine_config,
         config=config,
@@ -66,14 +66,14 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         model=model,
         limits=limits_of(engine_config, model, config.max_prompt_bytes),
         ring=ring,
-        tracer=Tracer.create("sluice", role, process_id, config.otlp_endpoint),
+        tracer=Tracer.create(resource, config.otlp_endpoint, Sampling(config.trace_sample_ratio, config.trace_slow_s)),
         metrics=Metrics(role, process_id),
         heart=open_heart(config, process_id),
         stopping=stopping,
-        clock_offset_ns=time.time_ns() - time.monotonic_ns(),
     )
     try:
         process.metrics.collect_from(lambda: ring_figures(process.ring))
+        process.ring.on_keep = process.tracer.keep
         if config.metrics_port:
             process.metrics.serve(config.metrics_port)
         return await _body(process)

@@ -67,11 +67,6 @@ class ModelConfig:
     dtype: str
     defaults: GenerationDefaults
 
-    @property
-    def kv_elements_per_token(self) -> int:
-        """Numbers that the cache keeps of one token, all layers together."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeadConfig:

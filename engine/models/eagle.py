@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from engine.models.config import HeadConfig, read_head_config
-from engine.models.layers import Packer
-from engine.models.model import Model, zeros
+from engine.models.layers import Pack, Packer
+from engine.models.model import Model, token_bytes, zeros
 from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint
 from kernels import ops
 from kernels.metadata import AttentionMetadata
+from kernels.slots import slot_width
 
 NUM_STATES = 3  # hidden states of the target that are read: low, middle, high
 
@@ -28,19 +29,18 @@ class Head:
         behind: numbers of the target's layers behind which its hidden states are read.
     """
 
-    def __init__(self, head: HeadConfig, source: Checkpoint, target: Model, num_positions: int) -> None:
+    def __init__(self, head: HeadConfig, source: Checkpoint, target: Model, num_positions: int, pack: Pack) -> None:
         config = self.config = head.layer
         self.dtype, self.device = target.dtype, target.device
         self.behind = head.behind or default_behind(target.config.num_layers)
         self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, size = config.hidden_size, config.intermediate_size
-        packer = Packer(source, target.dtype)
+        packer = Packer(source, target.dtype, pack)
         self._fuse = packer.linear([("fc", hidden)], NUM_STATES * hidden)
-        # Embeddings are normed before anything else: that depends on the token alone.
         own = source.has("embed_tokens.weight")
-        table = source.get("embed_tokens.weight", (config.vocab_size, hidden)) if own else target.embeddings
-        self._tokens = ops.rms_norm(table.float(), packer.norm("midlayer.input_layernorm", hidden), config.norm_eps)
-        self._hidden_norm = packer.norm("midlayer.hidden_norm", hidden)
+        self._embeddings = source.get("embed_tokens.weight", (config.vocab_size, hidden)) if own else target.embeddings
+        self._token_norm = packer.norm("midlayer.input_layernorm", hidden).float()
+        self._hidden_norm = packer.norm("midlayer.hidden_norm", hidden).float()
         q, k, v = (f"midlayer.self_attn.{name}_proj" for name in "qkv")
         queries, keys = self._heads * self._dim, self._kv_heads * self._dim
         parts = [(q, queries), (k, keys), (v, keys)]
@@ -53,21 +53,21 @@ class Head:
         self._down = packer.linear([("midlayer.mlp.down_proj", hidden)], size)
         norm = packer.norm("norm", hidden)
         self._norm = packer.kept(norm)
-        self._head = packer.linear([("lm_head", head.draft_vocab_size)], hidden, norm=norm)
+        self._head = packer.head("lm_head", (head.draft_vocab_size, hidden), norm)
         self._ids = _ids_of(source, head)
         self._cis = rope_table(config, num_positions, self.device).unsqueeze(1)
         self.num_parameters = source.num_parameters
 
-    @property
-    def cache_elements(self) -> int:
-        """Numbers that `new_cache` keeps of one token."""
-        return self.config.kv_elements_per_token + NUM_STATES * self.config.hidden_size
+    def token_bytes(self, cache: torch.dtype) -> int:
+        """Bytes that `new_cache` of that dtype keeps of one token."""
+        return token_bytes(self.config, cache) + NUM_STATES * self.config.hidden_size * self.dtype.itemsize
 
-    def new_cache(self, num_blocks: int, block_size: int) -> list[Tensor]:
-        """Keys and values as `Model.new_cache`, then each hidden state [num_blocks + 1, block_size, hidden]."""
+    def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
+        """Keys and values as `Model.new_cache`; then each hidden state, [num_blocks + 1, block_size, hidden] of the
+        model's dtype."""
         shape = (num_blocks + 1, block_size)
         return [
-            zeros((*shape, 2, self._kv_heads, self._dim), self.dtype, self.device),
+            zeros((*shape, 2, self._kv_heads, slot_width(self._dim, dtype)), dtype, self.device),
             *(zeros((*shape, self.config.hidden_size), self.dtype, self.device) for _ in range(NUM_STATES)),
         ]
 
@@ -82,10 +82,11 @@ class Head:
         """
         if states is None:
             seen = torch.cat([one.flatten(0, 1)[meta.write_slots] for one in cache[1:]], dim=1)
-            states = ops.linear(seen, self._fuse).float()
+            states = ops.linear(seen.float(), self._fuse).float()
         eps, h = self.config.norm_eps, states
-        both = torch.cat((self._tokens[ids], ops.rms_norm(h, self._hidden_norm, eps)), dim=1)
-        heads = ops.linear(both.to(self.dtype), self._qkv).view(len(h), self._heads + 2 * self._kv_heads, self._dim)
+        tokens = ops.rms_norm(ops.embedding(ids, self._embeddings).float(), self._token_norm, eps)
+        both = torch.cat((tokens, ops.rms_norm(h, self._hidden_norm, eps)), dim=1)
+        heads = ops.linear(both, self._qkv).view(len(h), self._heads + 2 * self._kv_heads, self._dim)
         ops.rotate_and_write(heads, self._cis[meta.positions], cache[0], meta)
         mixed = ops.paged_attention(heads[:, : self._heads], cache[0], meta, self._dim**-0.5, self.config.windows[0])
         ops.linear_add_(h, mixed, self._output)
@@ -101,10 +102,10 @@ class Head:
         return own.new_full((len(own), self.config.vocab_size), float("-inf")).index_copy_(1, self._ids, own)
 
 
-def load_head(directory: Path, target: Model, num_positions: int) -> Head:
+def load_head(directory: Path, target: Model, num_positions: int, pack: Pack) -> Head:
     """Read a head's directory. Raises ServiceError MODEL_INVALID naming file and tensor."""
     config = read_head_config(directory)
-    return Head(config, Checkpoint(directory, target.dtype, target.device), target, num_positions)
+    return Head(config, Checkpoint(directory, target.dtype, target.device), target, num_positions, pack)
 
 
 def default_behind(num_layers: int) -> tuple[int, ...]:

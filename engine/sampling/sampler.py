@@ -13,8 +13,9 @@ from torch import Tensor
 from engine.errors import ServiceError, constraint_lost, nothing_left
 from engine.plan import TokenLogprob
 from engine.sampling.logprobs import score
-from engine.sampling.rows import Floats, Ints, SamplingRows
-from kernels import adjust, ops
+from engine.sampling.rows import Bits, Floats, Ints, SamplingRows
+from kernels import ops
+from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
 from kernels.sampling import Rows, greedy
 
 
@@ -42,7 +43,7 @@ class Sampler:
         asked = rows.logprobs
         raw = None if asked is None else _take(logits, asked.rows, keeps=rows.is_adjusted)
         if rows.is_adjusted:
-            _adjust(logits, rows)
+            ops.adjust_(logits, _changes(rows, logits.device))
         if not rows.temperature.any():
             chosen, best = greedy(logits)
             bad = [row for row, value in enumerate(best.tolist()) if not math.isfinite(value)]
@@ -78,23 +79,23 @@ def _errors(logits: Tensor, rows: SamplingRows, bad: list[int]) -> dict[int, Ser
     return {row: nothing_left() for row in empty} | {row: constraint_lost() for row in lost}
 
 
-def _adjust(logits: Tensor, rows: SamplingRows) -> None:
-    """Grammars and bars first, then biases, then penalties, in place."""
+def _changes(rows: SamplingRows, device: torch.device) -> Changes:
+    """As tensors: grammars and what is allowed first."""
 
-    def on(values: "Ints | Floats") -> Tensor:
-        return torch.from_numpy(values).to(logits.device)
+    def on(values: "Ints | Floats | Bits") -> Tensor:
+        return torch.from_numpy(values).to(device)
 
-    for allowed in (rows.masks, rows.allowed):
-        if allowed is not None and len(allowed.rows):
-            adjust.mask_(logits, on(allowed.rows), torch.from_numpy(allowed.bits).to(logits.device))
-    if rows.barred is not None:
-        adjust.bar_(logits, on(rows.barred.rows), on(rows.barred.ids))
-    if rows.biases is not None:
-        adjust.add_(logits, on(rows.biases.rows), on(rows.biases.ids), on(rows.biases.values))
-    if rows.penalties is not None:
-        found = rows.penalties
-        columns = (found.rows, found.ids, found.counts, found.repetition, found.presence, found.frequency)
-        adjust.penalise_(logits, *(on(column) for column in columns))
+    masks = tuple([Mask(on(one.rows), on(one.bits)) for one in (rows.masks, rows.allowed) if one is not None])
+    barred, biases, found, penalties = rows.barred, rows.biases, rows.penalties, None
+    if found is not None:
+        strengths = (on(found.repetition), on(found.presence), on(found.frequency))
+        penalties = Penalties(on(found.rows), on(found.sizes), on(found.ids), on(found.counts), *strengths)
+    return Changes(
+        masks,
+        None if barred is None else Bars(on(barred.rows), on(barred.ids)),
+        None if biases is None else Biases(on(biases.rows), on(biases.ids), on(biases.values)),
+        penalties,
+    )
 
 
 def _tensors(rows: SamplingRows, device: torch.device) -> Rows:

@@ -28,6 +28,7 @@ from engine.scheduler.sequence import State
 from engine.scheduler.settings import SchedulerSettings
 from engine.scheduler.waiting import Waiting
 from engine.speculation.controller import Controller
+from engine.trail import Kind
 
 DEFAULTS = SchedulerSettings()
 
@@ -263,6 +264,8 @@ class Scheduler:
                 sequence.group.learn(prompts[i])
             if num > 1 or not sequence.num_computed % size:
                 fill(sequence)
+                if num > 1:
+                    sequence.group.note(Kind.CHUNK, now, num, sequence.index)
             if samples:
                 advance(sequence, token, logprobs.get(i), now, events)
             elif sequence.group.can_fork:

@@ -13,7 +13,8 @@ from torch import Tensor
 from engine.errors import Code, ServiceError
 from engine.models.config import read_config, read_head_config
 from engine.models.eagle import Head, default_behind, load_head
-from engine.models.model import Model, load_model
+from engine.models.layers import Pack
+from engine.models.model import Model, load_model, token_bytes
 from engine.request import Limits
 from kernels.metadata import AttentionMetadata
 
@@ -30,11 +31,10 @@ class Drafter(Protocol):
     vocab_size: int
     device: torch.device
 
-    @property
-    def cache_elements(self) -> int:
-        """Numbers that `new_cache` keeps of one token."""
+    def token_bytes(self, cache: torch.dtype) -> int:
+        """Bytes that `new_cache` of that dtype keeps of one token."""
 
-    def new_cache(self, num_blocks: int, block_size: int) -> list[Tensor]:
+    def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
         """Tensors [num_blocks + 1, …], to be moved with the target's."""
 
     def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
@@ -54,7 +54,11 @@ class ModelDrafter:
         self._model = model
         self.device = model.device
         self.context_length, self.vocab_size = model.config.context_length, model.config.vocab_size
-        self.cache_elements, self.new_cache, self.logits = model.cache_elements, model.new_cache, model.logits
+        self.new_cache, self.logits = model.new_cache, model.logits
+
+    def token_bytes(self, cache: torch.dtype) -> int:
+        """See `Drafter`."""
+        return token_bytes(self._model.config, cache)
 
     def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
         """See `Drafter`."""
@@ -71,29 +75,29 @@ class HeadDrafter:
         self._target = target
         self.device = head.device
         self.context_length, self.vocab_size = head.config.context_length, head.config.vocab_size
-        self.cache_elements, self.forward, self.logits = head.cache_elements, head.forward, head.logits
+        self.token_bytes, self.forward, self.logits = head.token_bytes, head.forward, head.logits
 
-    def new_cache(self, num_blocks: int, block_size: int) -> list[Tensor]:
+    def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
         """See `Drafter`: from now on the target writes to it."""
-        cache = self._head.new_cache(num_blocks, block_size)
+        cache = self._head.new_cache(num_blocks, block_size, dtype)
         states = [one.flatten(0, 1) for one in cache[1:]]
         self._target.taps = dict(zip(self._head.behind, states, strict=True))
         return cache
 
 
-def load_drafter(kind: str, directory: Path, target: Model, limits: Limits) -> Drafter:
+def load_drafter(kind: str, directory: Path, target: Model, limits: Limits, pack: Pack) -> Drafter:
     """What drafts for `target`: `kind` draft or eagle. Raises ServiceError when it cannot, with both numbers."""
     if kind == "eagle":
-        return _load_head(directory, target, limits)
+        return _load_head(directory, target, limits, pack)
     config = read_config(directory)
     num_positions = min(limits.context_length, config.context_length)
-    draft = load_model(directory, config, target.dtype, target.device, num_positions)
+    draft = load_model(directory, config, target.dtype, target.device, num_positions, pack)
     _check_vocabulary(draft.config.vocab_size, target)
     _check_size(draft.num_parameters, target)
     return ModelDrafter(draft)
 
 
-def _load_head(directory: Path, target: Model, limits: Limits) -> Drafter:
+def _load_head(directory: Path, target: Model, limits: Limits, pack: Pack) -> Drafter:
     config = read_head_config(directory)
     _check_vocabulary(config.layer.vocab_size, target)
     ours, theirs = config.layer.hidden_size, target.config.hidden_size
@@ -108,7 +112,7 @@ def _load_head(directory: Path, target: Model, limits: Limits) -> Drafter:
         raise _unfit(
             f"reads behind the layers {', '.join(map(str, behind))}; it takes three in 1 to {num}, all different"
         )
-    head = load_head(directory, target, min(limits.context_length, config.layer.context_length))
+    head = load_head(directory, target, min(limits.context_length, config.layer.context_length), pack)
     _check_size(head.num_parameters, target)
     return HeadDrafter(head, target)
 

@@ -124,6 +124,7 @@ class Desk:
         """Send it round the ring once more: it goes on where it is; what an earlier attempt still says is dropped."""
         resume = request.send_again(self.clock())
         self.observer.count("replayed")
+        request.on_replay(request.envelope.attempt)
         self._emit(Submit(envelope=request.envelope, work=work_now(request), resume=resume))
         for cancel in cancels(request):
             self._emit(cancel)

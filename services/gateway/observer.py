@@ -4,20 +4,18 @@ import dataclasses
 from typing import Protocol
 
 from engine.request import SamplingParams
-from services.messages import Timings
+from services.messages import Envelope, Timings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Started:
     """A request that was admitted. `params` is None for Tokenize and Detokenize."""
 
-    request_id: str
+    envelope: Envelope  # its trace context is the caller's
     method: str  # the RPC's own name, without its service
-    model: str
-    traceparent: str  # of the caller, or ""
-    tracestate: str
     params: SamplingParams | None
     is_chat: bool = False
+    is_streamed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +43,9 @@ class RequestTrace(Protocol):
     def first_token(self) -> None:
         """Its first token has come."""
 
+    def happened(self, name: str, **attributes: int) -> None:
+        """Something worth telling of: it was `replayed`, `reattached`."""
+
     def ended(self, status_code: int, reason: str, used: Used) -> None:
         """It is over; `status_code` is gRPC's (0 is OK), `reason` that of ErrorInfo or ""."""
 
@@ -67,12 +68,15 @@ class Unobserved:
 
     def request_started(self, started: Started) -> RequestTrace:
         """Pass the caller's context on."""
-        return Unobserved(started.traceparent)
+        return Unobserved(started.envelope.traceparent)
 
     def count(self, name: str, **labels: str) -> None:
         """Nothing."""
 
     def first_token(self) -> None:
+        """Nothing."""
+
+    def happened(self, name: str, **attributes: int) -> None:
         """Nothing."""
 
     def ended(self, status_code: int, reason: str, used: Used) -> None:

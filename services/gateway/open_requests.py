@@ -43,6 +43,10 @@ def _ignore(error: ServiceError) -> None:
     """Nobody is told."""
 
 
+def _unwatched(attempt: int) -> None:
+    """Nobody follows it."""
+
+
 class State(enum.Enum):
     """Where a request stands."""
 
@@ -80,6 +84,7 @@ class OpenRequest:
         self._deadline_s = None if envelope.time_left_s is None else started_s + envelope.time_left_s
         self.on_news: Callable[[], None] = _nothing
         self._on_text = on_text
+        self.on_replay: Callable[[int], None] = _unwatched  # told the attempt
         self.interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None

@@ -15,7 +15,7 @@ from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
 from services.gateway.tls import files_of
 from services.listening import bound
-from services.messages import Role
+from services.messages import Keep, Role
 from services.process import Process
 from services.telemetry.observer import GatewayObserver
 
@@ -27,8 +27,8 @@ IPC = "ipc://"
 
 async def run(process: Process) -> int:
     """Serve until told to stop, then drain; the exit status. Raises ServiceError LISTEN_FAILED."""
-    observer = GatewayObserver(process.tracer, process.metrics)
     config, ring = process.config, process.ring
+    observer = GatewayObserver(process.tracer, process.metrics, lambda envelope: ring.emit(Keep(envelope)))
     gateway = Gateway(settings_of(process), ring.emit, observer, lost_frames=lambda: ring.inbox.counts["lost"])
     gateway.on_serving = lambda port: say_ready(ring.process_id, bound(config.listen, port))
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, gateway.stage_lost)

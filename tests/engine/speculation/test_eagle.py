@@ -100,6 +100,19 @@ def test_drafts_are_those_of_the_plain_head(models: tuple[Path, Path], config: E
     assert (engine.scheduler.num_preemptions > 0) == (config.kv_cache_tokens == TIGHT.kv_cache_tokens)
 
 
+@pytest.mark.parametrize(
+    "formats",
+    [{"dtype": "bfloat16"}, {"quantization": "int8", "kv_cache_dtype": "int8"}],
+    ids=["bfloat16", "int8"],
+)
+def test_it_drafts_in_every_number_format(models: tuple[Path, Path], formats: dict[str, Any]) -> None:
+    target, head = models
+    prompts = some_prompts(TARGET.vocab, 3)
+    engine = drafting(target, head, dataclasses.replace(ROOMY, **formats))
+    assert len(run(engine, prompts, **SAMPLED)) == len(prompts)
+    assert engine.scheduler.draft_stats.num_drafted > 0
+
+
 @pytest.mark.parametrize("params", [SAMPLED, {**SAMPLED, "n": 3}, {"allowed_token_ids": (1,)}], ids=str)
 def test_it_changes_no_token(
     models: tuple[Path, Path], tmp_path: Path, params: dict[str, Any], caplog: pytest.LogCaptureFixture
