@@ -129,11 +129,11 @@ def _check_telemetry(service: ServiceConfig) -> None:
 
 def _check_speculation(engine: EngineConfig) -> None:
     _one_of("draft_length", engine.draft_length, ("adaptive", "fixed"))
-    _one_of("speculation", engine.speculation, ("none", "ngram", "draft"))
+    _one_of("speculation", engine.speculation, ("none", "ngram", "draft", "eagle"))
     if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
         raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")
-    if bool(engine.draft_model) != (engine.speculation == "draft"):
-        raise bad_setting("draft_model", "and --speculation draft need each other")
+    if bool(engine.draft_model) != (engine.speculation in ("draft", "eagle")):
+        raise bad_setting("draft_model", "and --speculation draft or eagle need each other")
 
 
 def _check_disk_cache(engine: EngineConfig) -> None:

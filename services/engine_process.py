@@ -25,7 +25,7 @@ async def run(process: Process) -> int:
     """Run until told to stop; the exit status. Raises ServiceError when the checkpoint cannot be served."""
     start = time.monotonic()
     config = process.engine_config
-    draft = resolve_draft(config.draft_model) if config.draft_model else None
+    draft = resolve_draft(config.draft_model, config.speculation) if config.draft_model else None
     built = build_engine(config, process.model, process.source.directory, process.limits, draft)
     took = time.monotonic() - start
     about = (process.source.name, built.device, built.quantization or built.dtype, built.kernels)

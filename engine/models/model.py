@@ -39,10 +39,11 @@ class Model:
         self.num_parameters = 0  # set by `load_model`
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
+        self.taps: dict[int, Tensor] = {}  # layers done → where a step's hidden states go, [slots, hidden]
         style = style_of(config)
         packer = Packer(source, dtype, pack)
         hidden, vocab = config.hidden_size, config.vocab_size
-        self._embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
+        self.embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
         self._layers = [DecoderLayer(config, style, i, packer) for i in range(config.num_layers)]
         norm = packer.norm("model.norm", hidden)
         self._norm = packer.kept(norm)
@@ -67,10 +68,12 @@ class Model:
         padding = max(0, self._head.min_rows - len(ids))
         if padding:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
-        h = ops.embedding(ids, self._embeddings).float()
+        h = ops.embedding(ids, self.embeddings).float()
         cis = self._cis[positions]
-        for layer, layer_cache in zip(self._layers, cache, strict=True):
+        for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             layer.forward(h, cis, layer_cache, meta)
+            if num in self.taps:
+                self.taps[num].index_copy_(0, meta.write_slots, h[: meta.num_tokens].to(self.taps[num].dtype))
             self.layers_done += 1
             self.on_layer()
         return h[: meta.num_tokens]
@@ -86,6 +89,11 @@ class Model:
 
 def _nothing() -> None:
     """Nobody watches."""
+
+
+def token_bytes(config: ModelConfig, cache: torch.dtype) -> int:
+    """Bytes that `Model.new_cache` of that dtype keeps of one token."""
+    return 2 * config.num_layers * config.num_kv_heads * slot_width(config.head_dim, cache) * cache.itemsize
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

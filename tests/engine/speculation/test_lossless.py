@@ -22,10 +22,11 @@ from services.work import Constraint, ConstraintForm
 from tests.engine.speculation.test_verification import Prophet
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle.checkpoints import Shape, make_checkpoint
+from tests.oracle.heads import make_head
 from tests.oracle.schemas import SCHEMAS
 from tests.oracle.tokenizers import byte_level_bpe
 
-SHAPE = Shape(vocab=404, context=1024)
+SHAPE = Shape(vocab=404, layers=3, context=1024)
 WIDE = dataclasses.replace(ROOMY, max_num_seqs=24, kv_cache_tokens=16 * 1024)
 # Nine tokens a step, and blocks for two or three of the outputs below: chunks and preemption are the rule.
 NARROW = dataclasses.replace(WIDE, max_num_batched_tokens=9, kv_cache_tokens=240, admission_watermark=-3.0)
@@ -99,6 +100,8 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[Key, Output]:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = make_checkpoint(tmp_path_factory.mktemp("everything"), SHAPE, seed=1)
     byte_level_bpe(made)
+    (made / "head").mkdir()
+    make_head(made / "head", SHAPE)
     yield made
 
 
@@ -117,10 +120,10 @@ def plain(directory: Path) -> dict[Key, Output]:
 
 def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, Output]) -> Engine:
     """An engine whose drafts are as `who` makes them."""
-    draft = directory if who == "draft" else None
+    draft = {"draft": directory, "eagle": directory / "head"}.get(who)
     config = dataclasses.replace(
         config,
-        speculation="draft" if draft else "ngram",
+        speculation=who if draft else "ngram",
         draft_model="x" if draft else "",
         draft_length="adaptive" if who == "adaptive" else "fixed",
         max_draft_tokens=5,
@@ -135,7 +138,7 @@ def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, O
 
 WAYS = [
     *(("prophet", WIDE), ("prophet", NARROW), ("ngram", NARROW)),
-    *(("draft", WIDE), ("draft", NARROW), ("adaptive", WIDE)),
+    *(("draft", WIDE), ("draft", NARROW), ("eagle", NARROW), ("adaptive", WIDE)),
 ]
 
 
