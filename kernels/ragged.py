@@ -5,13 +5,14 @@ no request and no plan.
 """
 
 import dataclasses
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.metadata import Longs, Tables
-
+Longs: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+Tables: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 MAX_TREE = 64  # nodes of a tree of drafts: bits of its masks
 
 

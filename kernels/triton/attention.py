@@ -5,6 +5,7 @@ it is looked at once. Grids follow from bounds that the host knows: nothing is w
 """
 
 import dataclasses
+import functools
 
 import torch
 import triton
@@ -31,8 +32,22 @@ class Gpu:
     num_multiprocessors: int
 
 
+@functools.cache
+def gpu_of(device: torch.device) -> Gpu:
+    """A device's; where the interpreter runs, some."""
+    if device.type != "cuda":
+        return Gpu("", 90, 2)
+    found = torch.cuda.get_device_properties(device)
+    return Gpu(found.name, 10 * found.major + found.minor, found.multi_processor_count)
+
+
 def paged_attention(
-    q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, gpu: Gpu, scales: Tensor | None = None
+    q: Tensor,
+    cache: Tensor,
+    batch: Ragged,
+    options: AttentionOptions,
+    scales: Tensor | None = None,
+    gpu: Gpu | None = None,
 ) -> Tensor:
     """Attention of every query over its own row's cached keys, itself included.
 
@@ -40,6 +55,7 @@ def paged_attention(
         q: [T or more, heads, D], the last dimension contiguous.
         cache: [num_blocks, block_size, 2, kv_heads, D], any strides but the last; this step's keys already written.
         scales: float32 [num_blocks, block_size, 2, kv_heads] of a quantised cache, any strides.
+        gpu: what schedules are chosen for; by itself the one that computes.
 
     Returns:
         [q's rows, heads * D] in q's dtype; rows beyond the batch's are not written.
@@ -47,7 +63,7 @@ def paged_attention(
     if batch.tree is not None and (options.window is not None or batch.shared is not None):
         raise ValueError("a tree of drafts has no sliding window and no shared prefix: its keys are not in their order")
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    call = _Call(q, cache, batch, options, gpu, scales, out)
+    call = _Call(q, cache, batch, options, gpu or gpu_of(q.device), scales, out)
     if options.is_batch_invariant or batch.tree is not None or batch.max_query <= SHORT:
         call.split(batch.num_rows, batch.num_tokens, batch.max_query)
     else:
@@ -55,6 +71,11 @@ def paged_attention(
             call.split(batch.num_singles, batch.num_singles, 1)
         call.prefill()
     return out.view(len(q), -1)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Of products: in float32 three in TF32, nearly as exact; in narrower formats there is nothing to choose."""
+    return "tf32x3" if dtype is torch.float32 else "tf32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +254,7 @@ class _Call:
             "HAS_WINDOW": self.options.window is not None,
             "HAS_CAP": self.options.cap > 0,
             "QUANTISED": self.scales is not None,
-            "PRECISION": "ieee" if self.q.dtype is torch.float32 else "tf32",
+            "PRECISION": precision(self.q.dtype),
             "num_warps": tiles.num_warps,
             "num_stages": tiles.num_stages,
         }

@@ -4,7 +4,7 @@ import torch
 
 from kernels.triton import configs
 from kernels.triton.aot import SHARED_BYTES, Case
-from kernels.triton.attention import MERGED
+from kernels.triton.attention import MERGED, precision
 from kernels.triton.attention_merge import attention_merge_kernel
 from kernels.triton.attention_prefill import attention_prefill_kernel
 from kernels.triton.attention_split import attention_split_kernel
@@ -16,11 +16,17 @@ LOOSE = ("scales_block", "scales_offset", "scales_kind", "scales_head", "window"
 FLOATS = ("scale", "cap")
 
 
+def _computed(kept: torch.dtype) -> torch.dtype:
+    """What queries are where keys are kept so."""
+    return torch.bfloat16 if kept.itemsize == 1 else kept
+
+
 def _types(kept: torch.dtype) -> dict[str, str]:
     """What both schedules take."""
     scales = "*fp32" if kept.itemsize == 1 else pointer(kept)
     types = dict.fromkeys((*INTS, *LOOSE), "i32") | dict.fromkeys(FLOATS, "fp32")
-    types |= {"q": "*bf16", "cache": pointer(kept), "scales": scales, "out": "*bf16"}
+    computed = pointer(_computed(kept))
+    types |= {"q": computed, "cache": pointer(kept), "scales": scales, "out": computed}
     return types | dict.fromkeys(("tables", "starts", "contexts"), "*i32")
 
 
@@ -36,7 +42,7 @@ def _constants(shape: Shape, tiles: Tiles, kept: torch.dtype, flags: set[str]) -
         "HAS_CAP": "cap" in flags,
         "HAS_SINKS": "sinks" in flags,
         "QUANTISED": kept.itemsize == 1,
-        "PRECISION": "tf32",
+        "PRECISION": precision(_computed(kept)),
     }
 
 
@@ -55,9 +61,9 @@ def _split(
     is_fixed = "fixed" in given
     tiles = configs.split_tiles(shape, configs.FIXED_ROWS if is_fixed else max_query)
     types = _types(kept) | dict.fromkeys(("num_slots", "first_slot", "blocks_per_row"), "i32")
-    types |= {"prefixes": "*i32", "sinks": "*fp32" if "sinks" in given else "*bf16"}
+    types |= {"prefixes": "*i32", "sinks": "*fp32" if "sinks" in given else types["q"]}
     types |= {"tree": "*i64" if "tree" in given else "*i32"}
-    types |= dict.fromkeys(("parts", "sums"), "*bf16" if "whole" in given else "*fp32")
+    types |= dict.fromkeys(("parts", "sums"), types["out"] if "whole" in given else "*fp32")
     constants = _constants(shape, tiles, kept, given) | {
         "KEYS": 8,
         "SPLIT": configs.FIXED_SPLIT if is_fixed else configs.LEAST_SPLIT,
@@ -82,7 +88,8 @@ def _prefill(
 ) -> Case:
     shape, given = Shape(dim, group, kept.itemsize, capability), set(flags.split())
     tiles = configs.prefill_tiles(shape)
-    types = _types(kept) | {"first_row": "i32", "num_rows": "i32", "sinks": "*fp32" if "sinks" in given else "*bf16"}
+    types = _types(kept) | {"first_row": "i32", "num_rows": "i32"}
+    types |= {"sinks": "*fp32" if "sinks" in given else types["q"]}
     constants = _constants(shape, tiles, kept, given)
     return _case(f"prefill/{name}", attention_prefill_kernel, types, constants, tiles, "wgmma", capability, is_quick)
 
@@ -124,8 +131,9 @@ def _merge(dim: int, *, is_quick: bool = False) -> Case:
 
 def _of(capability: int) -> tuple[Case, ...]:
     is_new = capability >= 90
-    kept = [torch.int8, torch.float8_e4m3fn] if is_new else [torch.int8]
-    names = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+    names = {torch.float16: "fp16", torch.int8: "int8"}
+    if is_new:
+        names |= {torch.float8_e4m3fn: "fp8"}
     variants = {
         "whole": "whole",
         "window": "window",
@@ -139,14 +147,14 @@ def _of(capability: int) -> tuple[Case, ...]:
         _split("d128-g4", capability, 128, 4, is_quick=True),
         *(_split(f"d{dim}-g4", capability, dim, 4) for dim in (64, 80, 96, 192, 256)),
         *(_split(f"d128-g{group}", capability, 128, group) for group in (1, 5, 8, 32)),
-        *(_split(f"d128-g4-{names[one]}", capability, 128, 4, one, is_quick=is_new) for one in kept),
+        *(_split(f"d128-g4-{name}", capability, 128, 4, one, is_quick=name == "fp8") for one, name in names.items()),
         *(_split(f"d128-g4-{name}", capability, 128, 4, flags=flags) for name, flags in variants.items()),
         _split("d128-g4-drafts", capability, 128, 4, max_query=5),
         _split("d128-g4-tree", capability, 128, 4, max_query=32, flags="tree"),
         _prefill("d128-g4", capability, 128, 4, is_quick=True),
         *(_prefill(f"d{dim}-g4", capability, dim, 4) for dim in (64, 80, 96, 192, 256)),
         *(_prefill(f"d128-g{group}", capability, 128, group) for group in (1, 5, 8, 32)),
-        *(_prefill(f"d128-g4-{names[one]}", capability, 128, 4, one) for one in kept),
+        *(_prefill(f"d128-g4-{name}", capability, 128, 4, one) for one, name in names.items()),
         *(_prefill(f"d128-g4-{name}", capability, 128, 4, flags=name) for name in ("window", "cap", "sinks")),
     )
 

@@ -59,7 +59,7 @@ def split_tiles(shape: Shape, max_query: int, gpu: str = "") -> Tiles:
     """Of attention with splits, for rows of `max_query` tokens at most."""
     rows = min(64, max(LEAST_TILE_M, next_power_of_two(max_query * shape.group)), 8192 // shape.width)
     block_m = max(rows, next_power_of_two(shape.group), LEAST_TILE_M)
-    tile = 32 if shape.width > 128 else 64
+    tile = 64 if shape.width * shape.bytes <= 256 else 32
     num_warps = 8 if shape.capability < 90 and block_m * shape.width > 4096 else 4  # else registers spill
     rule = Tiles(block_m, tile, num_warps, 2 if shape.width > 128 else 3)
     tuned = _table(gpu).get(shape.key("split"))

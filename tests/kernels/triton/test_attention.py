@@ -32,7 +32,7 @@ def step(
 
 
 def check(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None) -> Tensor:
-    got = paged_attention(q, cache, batch, options, GPU, scales)
+    got = paged_attention(q, cache, batch, options, scales, GPU)
     assert_close(got, twins.ragged_attention(q, cache, batch, options, scales), q.dtype)
     return got
 
@@ -116,7 +116,7 @@ def test_a_tree_has_no_window() -> None:
     q, pages, batch = step([(2, 20)], 4, 2, 64, 16)
     with pytest.raises(ValueError, match="no sliding window"):
         paged_attention(
-            q, pages.cache, dataclasses.replace(batch, tree=torch.ones(2).long()), AttentionOptions(0.125, 4), GPU
+            q, pages.cache, dataclasses.replace(batch, tree=torch.ones(2).long()), AttentionOptions(0.125, 4), None, GPU
         )
 
 
@@ -144,12 +144,14 @@ def test_bits_depend_neither_on_company_nor_on_chunks() -> None:
     """Batch-invariant: a sequence alone, beside others of any length, and in chunks of any size."""
     options = AttentionOptions(0.125, is_batch_invariant=True)
     q, pages, batch = step([(1, 20), (40, 1100)], 2, 1, 64, 16)
-    whole = paged_attention(q, pages.cache, batch, options, GPU)
+    whole = paged_attention(q, pages.cache, batch, options, None, GPU)
     tables = pages.tables[1:].numpy()
     for size in (1, 7):
         for at in (0, 40 - size):
             rows = np.array([size], dtype=np.int64), np.array([1060 + at + size], dtype=np.int64)
-            alone = paged_attention(q[1 + at : 1 + at + size], pages.cache, Ragged.of(*rows, tables, CPU), options, GPU)
+            alone = paged_attention(
+                q[1 + at : 1 + at + size], pages.cache, Ragged.of(*rows, tables, CPU), options, None, GPU
+            )
             assert torch.equal(alone, whole[1 + at : 1 + at + size]), (size, at)
 
 
