@@ -6,6 +6,10 @@ the other rows, of the chunking and of the thread count (a test compares them): 
 Where it is not so, a near tie may flip, nothing else.
 """
 
+import functools
+import importlib
+from types import ModuleType
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,9 +31,20 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device) -> dict[str, bo
         "rms_norm": True,
         "embedding": True,
         "rotate_and_write": True,
-        "sample": device.type == "cpu",  # elsewhere the running sum behind top-p may round differently by shape
+        "sample": True,
         "paged_attention": on_cpu and native.is_available(),  # torch's decode and prefill sum in different orders
     }
+
+
+def on_gpu(x: Tensor) -> bool:
+    """Whether our Triton kernels are to take it."""
+    return x.device.type == "cuda"
+
+
+@functools.cache
+def _kernels(family: str) -> ModuleType:
+    """A module of `kernels.triton`, imported when a GPU is first used: a CPU needs no Triton."""
+    return importlib.import_module(f"kernels.triton.{family}")
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
@@ -94,6 +109,9 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """One id per row of logits [R, V], and which rows are bad; see `kernels.sampling.sample`."""
+    if on_gpu(logits):
+        drawn: tuple[Tensor, Tensor] = _kernels("sampling").sample(logits, rows)
+        return drawn
     if native.samples(logits):
         ids = native.sample(logits, rows)
         return ids, ids < 0
