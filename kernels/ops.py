@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import attention, elementwise, native, sampling
+from kernels import adjust, attention, elementwise, native, sampling, speculation
 from kernels import linear as packed_linear
+from kernels import log_probs as scores
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import Rows
@@ -116,3 +117,49 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         ids = native.sample(logits, rows)
         return ids, ids < 0
     return sampling.sample(logits, rows)
+
+
+def penalise_(
+    logits: Tensor,
+    rows: Tensor,
+    ids: Tensor,
+    counts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Make ids that a sequence has less likely, in place; see `kernels.adjust.penalise_`."""
+    chosen = _kernels("adjust") if on_gpu(logits) else adjust
+    chosen.penalise_(logits, rows, ids, counts, repetition, presence, frequency)
+
+
+def bias_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
+    """logits [R, V] += values [N] at the pairs, in place."""
+    chosen = _kernels("adjust") if on_gpu(logits) else adjust
+    chosen.bias_(logits, rows, ids, values)
+
+
+def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Bar the ids of `rows` whose bit is not set, in place; see `kernels.adjust.mask_`."""
+    chosen = _kernels("adjust") if on_gpu(logits) else adjust
+    chosen.mask_(logits, rows, bits)
+
+
+def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
+    """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
+    chosen = _kernels("adjust") if on_gpu(logits) else adjust
+    chosen.bar_(logits, rows, ids)
+
+
+def log_probs(logits: Tensor, ids: Tensor, num_ranked: int) -> tuple[Tensor, Tensor]:
+    """Log probabilities of ids [L, K], and ranks of the first columns; see `kernels.log_probs`."""
+    chosen = _kernels("log_probs") if on_gpu(logits) else scores
+    found: tuple[Tensor, Tensor] = chosen.log_probs(logits, ids, num_ranked)
+    return found
+
+
+def accept(sampled: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens that rows with drafts go on with, and how many drafts stand; see `kernels.speculation.accept`."""
+    chosen = _kernels("speculation") if on_gpu(sampled) else speculation
+    found: tuple[Tensor, Tensor] = chosen.accept(sampled, drafts)
+    return found
