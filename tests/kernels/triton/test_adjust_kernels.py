@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from kernels import adjust as twin
+from kernels import gpu, ops, speculation
 from kernels import log_probs as scores
-from kernels import ops, speculation
 from kernels.triton import adjust, log_probs
 from kernels.triton import speculation as drafts_kernel
 from tests.kernels.triton.harness import Guarded, is_poison
@@ -116,7 +116,7 @@ def test_logits_on_a_gpu_come_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return *ops.log_probs(on[:1], ids[None], 2), *ops.accept(ids[None], ids[None, :-1])
 
     wanted = change(expected)
-    monkeypatch.setattr(ops, "on_gpu", lambda x: True)
+    monkeypatch.setattr(gpu, "takes", lambda x: True)
     for found, want in zip(change(logits.tensor), wanted, strict=True):
         assert torch.allclose(found, want)
     assert torch.equal(logits.tensor, expected) and not is_poison(logits.tensor).any()

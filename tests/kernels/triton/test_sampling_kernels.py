@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import ops, philox
+from kernels import gpu, ops, philox
 from kernels import sampling as twin
 from kernels.sampling import Rows
 from kernels.triton import sampling
@@ -144,7 +144,7 @@ def test_draws_follow_the_kept_set(params: Params) -> None:
 
 
 def test_logits_on_a_gpu_come_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "on_gpu", lambda x: True)
+    monkeypatch.setattr(gpu, "takes", lambda x: True)
     called: list[tuple[int, ...]] = []
     monkeypatch.setattr(sampling, "sample", lambda logits, rows: called.append(tuple(logits.shape)))
     ops.sample(torch.zeros(3, 20), mixed_rows(3))
