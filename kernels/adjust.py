@@ -34,7 +34,7 @@ def penalise_(
     logits[rows, ids] = found
 
 
-def add_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
+def bias_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
     """logits [R, V] += values [N] at the pairs, in place."""
     logits[rows, ids] += values
 

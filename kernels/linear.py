@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import native
+from kernels import gpu, native
 from kernels.elementwise import rms_norm, silu_mul
 
 
@@ -45,6 +45,17 @@ class PackedLinear:
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         """silu(first half) · second half of the layer of RMSNorm(x [M, K]): [M, N / 2]."""
         return silu_mul(self.apply_normed(x, norm, eps))
+
+
+class OnGpu(PackedLinear):
+    """On a CUDA device: cuBLAS, with norm and activation in kernels of our own."""
+
+    def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        return self.apply(gpu.family("norm").rms_norm(x, norm, eps, self.dtype))
+
+    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        y: Tensor = gpu.family("activation").silu_mul(self.apply_normed(x, norm, eps))
+        return y
 
 
 class Transposed(PackedLinear):
@@ -119,6 +130,8 @@ class Panels(PackedLinear):
 
 def pack(weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
     """Pack a weight [N, K] (and bias [N]) for its device and dtype; `gated` if only `apply_gated` will be used."""
+    if gpu.takes(weight):
+        return OnGpu(weight, bias)
     if weight.device.type == "cpu" and weight.dtype is torch.float32:
         if native.is_available():
             return Panels(weight, bias, gated)

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import attention, elementwise, gpu, native, sampling
+from kernels import adjust, attention, blocks, elementwise, gpu, inputs, native, sampling, speculation
 from kernels import linear as packed_linear
+from kernels import log_probs as scores
+from kernels.inputs import Inputs
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.ragged import AttentionOptions
@@ -28,7 +30,7 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device) -> dict[str, bo
         "rms_norm": True,
         "embedding": True,
         "rotate_and_write": True,
-        "sample": device.type == "cpu",  # elsewhere the running sum behind top-p may round differently by shape
+        "sample": True,
         "paged_attention": on_cpu and native.is_available(),  # torch's decode and prefill sum in different orders
     }
 
@@ -60,12 +62,17 @@ def linear_add_(residual: Tensor, x: Tensor, weight: PackedLinear) -> Tensor:
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """Rows of table [V, H] for ids [T] → [T, H]."""
+    if gpu.takes(table):
+        found: Tensor = gpu.family("embedding").embedding(ids, table)
+        return found
     return F.embedding(ids, table)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """RMSNorm over the last dimension, returned in `dtype`; see `kernels.elementwise`."""
-    return elementwise.rms_norm(x, weight, eps, dtype)
+    chosen = gpu.family("norm") if gpu.takes(x) else elementwise
+    normed: Tensor = chosen.rms_norm(x, weight, eps, dtype)
+    return normed
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
@@ -101,7 +108,77 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """One id per row of logits [R, V], and which rows are bad; see `kernels.sampling.sample`."""
+    if gpu.takes(logits):
+        drawn: tuple[Tensor, Tensor] = gpu.family("sampling").sample(logits, rows)
+        return drawn
     if native.samples(logits):
         ids = native.sample(logits, rows)
         return ids, ids < 0
     return sampling.sample(logits, rows)
+
+
+def penalise_(
+    logits: Tensor,
+    rows: Tensor,
+    ids: Tensor,
+    counts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Make ids that a sequence has less likely, in place; see `kernels.adjust.penalise_`."""
+    chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
+    chosen.penalise_(logits, rows, ids, counts, repetition, presence, frequency)
+
+
+def bias_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
+    """logits [R, V] += values [N] at the pairs, in place."""
+    chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
+    chosen.bias_(logits, rows, ids, values)
+
+
+def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Bar the ids of `rows` whose bit is not set, in place; see `kernels.adjust.mask_`."""
+    chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
+    chosen.mask_(logits, rows, bits)
+
+
+def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
+    """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
+    chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
+    chosen.bar_(logits, rows, ids)
+
+
+def log_probs(logits: Tensor, ids: Tensor, num_ranked: int) -> tuple[Tensor, Tensor]:
+    """Log probabilities of ids [L, K], and ranks of the first columns; see `kernels.log_probs`."""
+    chosen = gpu.family("log_probs") if gpu.takes(logits) else scores
+    found: tuple[Tensor, Tensor] = chosen.log_probs(logits, ids, num_ranked)
+    return found
+
+
+def accept(sampled: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens that rows with drafts go on with, and how many drafts stand; see `kernels.speculation.accept`."""
+    chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
+    found: tuple[Tensor, Tensor] = chosen.accept(sampled, drafts)
+    return found
+
+
+def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
+    """Copy cache blocks of all layers; see `kernels.blocks.copy_blocks`."""
+    chosen = gpu.family("copy_blocks") if gpu.takes(pairs) else blocks
+    chosen.copy_blocks(sources, targets, pairs)
+
+
+def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, values: Tensor) -> None:
+    """Change a table by short runs of numbers, in place; see `kernels.inputs.write_runs_`."""
+    chosen = gpu.family("inputs") if gpu.takes(table) else inputs
+    chosen.write_runs_(table, rows, firsts, offsets, values)
+
+
+def build_inputs(
+    tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
+) -> Inputs:
+    """A step's inputs from the state of its slots; see `kernels.inputs.build_inputs`."""
+    chosen = gpu.family("inputs") if gpu.takes(tokens) else inputs
+    found: Inputs = chosen.build_inputs(tokens, tables, slots, starts, ends, block_size, num_tokens)
+    return found

@@ -14,7 +14,7 @@ from engine.errors import ServiceError, constraint_lost, nothing_left
 from engine.plan import TokenLogprob
 from engine.sampling.logprobs import score
 from engine.sampling.rows import Floats, Ints, SamplingRows
-from kernels import adjust, ops
+from kernels import ops
 from kernels.sampling import Rows, greedy
 
 
@@ -86,15 +86,15 @@ def _adjust(logits: Tensor, rows: SamplingRows) -> None:
 
     for allowed in (rows.masks, rows.allowed):
         if allowed is not None and len(allowed.rows):
-            adjust.mask_(logits, on(allowed.rows), torch.from_numpy(allowed.bits).to(logits.device))
+            ops.mask_(logits, on(allowed.rows), torch.from_numpy(allowed.bits).to(logits.device))
     if rows.barred is not None:
-        adjust.bar_(logits, on(rows.barred.rows), on(rows.barred.ids))
+        ops.bar_(logits, on(rows.barred.rows), on(rows.barred.ids))
     if rows.biases is not None:
-        adjust.add_(logits, on(rows.biases.rows), on(rows.biases.ids), on(rows.biases.values))
+        ops.bias_(logits, on(rows.biases.rows), on(rows.biases.ids), on(rows.biases.values))
     if rows.penalties is not None:
         found = rows.penalties
         columns = (found.rows, found.ids, found.counts, found.repetition, found.presence, found.frequency)
-        adjust.penalise_(logits, *(on(column) for column in columns))
+        ops.penalise_(logits, *(on(column) for column in columns))
 
 
 def _tensors(rows: SamplingRows, device: torch.device) -> Rows:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from kernels.adjust import add_, bar_, mask_, penalise_
+from kernels.adjust import bar_, bias_, mask_, penalise_
 
 VOCAB = 40
 
@@ -39,7 +39,7 @@ def test_barred_ids_stay_barred() -> None:
     logits = torch.zeros(2, VOCAB)
     mask_(logits, torch.tensor([0]), torch.tensor([[0b110, 0]], dtype=torch.int32))
     bar_(logits, torch.tensor([0, 0]), torch.tensor([2, 2]))
-    add_(logits, torch.tensor([0, 0, 1]), torch.tensor([2, 1, 7]), torch.tensor([100.0, 5.0, 1.0]))
+    bias_(logits, torch.tensor([0, 0, 1]), torch.tensor([2, 1, 7]), torch.tensor([100.0, 5.0, 1.0]))
     assert logits[0].isneginf().sum() == VOCAB - 1 and logits[0, 1] == 5.0
     assert logits[1, 7] == 1.0 and logits[1].sum() == 1.0
 
