@@ -108,5 +108,12 @@ bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what they cost where they do not help
 	$(BIN)/python -m benchmarks.speculation
 
+.PHONY: bench-cpu
+bench-cpu: $(VENV)/.run ## what rounding costs, memory, and this engine beside llama.cpp and vLLM (benchmarks/cpu/README.md)
+	$(BIN)/python -m benchmarks.cpu.quality
+	$(BIN)/python -m benchmarks.cpu.memory 474M
+	$(BIN)/python -m benchmarks.cpu.decode 6.5M
+	$(BIN)/python -m benchmarks.cpu.decode 474M
+
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
