@@ -116,5 +116,12 @@ kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and a
 test-compose: $(VENV)/.dev ## the compose stack on this machine's Docker: built, streamed through, a container killed
 	$(BIN)/python -m tools.compose_check
 
+.PHONY: bench-cpu
+bench-cpu: $(VENV)/.run ## what rounding costs, memory, and this engine beside llama.cpp and vLLM (benchmarks/cpu/README.md)
+	$(BIN)/python -m benchmarks.cpu.quality
+	$(BIN)/python -m benchmarks.cpu.memory 474M
+	$(BIN)/python -m benchmarks.cpu.decode 6.5M
+	$(BIN)/python -m benchmarks.cpu.decode 474M
+
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.cache.cache import KVCache, Window
 from engine.cache.tiers import Tiers
 from engine.config import EngineConfig
+from engine.cores import find_cores
 from engine.disk import names_on_disk
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
@@ -48,6 +49,7 @@ class Built:
         quantization: int8 or int4 if weights are rounded, else empty.
         cache_dtype: number format of keys and values.
         notes: what an operator should know of these choices.
+        threads: how many threads compute and why; empty on CUDA.
         grammars: those that outputs follow; for whoever compiles them ahead.
     """
 
@@ -60,6 +62,7 @@ class Built:
     quantization: str
     cache_dtype: str
     notes: tuple[str, ...]
+    threads: str
     grammars: Grammars
 
 
@@ -73,10 +76,7 @@ def build_engine(
     device = choose_device(config.device)
     formats = choose_formats(config, device)
     check_gpu(model_config, formats.dtype, config.block_size, device)
-    if device.type == "cpu":
-        threads = config.threads or usable_cores()
-        torch.set_num_threads(threads)
-        native.set_threads(threads)
+    threads = set_threads(config) if device.type == "cpu" else ""
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
     drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
@@ -107,8 +107,18 @@ def build_engine(
         quantization=formats.weights,
         cache_dtype=name_of(formats.cache),
         notes=formats.notes,
+        threads=threads,
         grammars=grammars,
     )
+
+
+def set_threads(config: EngineConfig) -> str:
+    """Compute with as many threads as asked for, else with those that `engine.cores` allows; says how many, and why."""
+    cores = find_cores()
+    threads = config.threads or cores.usable
+    torch.set_num_threads(threads)
+    native.set_threads(threads)
+    return f"{threads} threads ({'--threads' if config.threads else cores})"
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -169,16 +179,6 @@ def cache_blocks(config: EngineConfig, size: int, limits: Limits, device: torch.
     if tokens < config.block_size:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
     return tokens // config.block_size
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, and the CPU quota of its control group if that is less."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def _free_memory() -> int:
