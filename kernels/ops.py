@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import adjust, attention, blocks, elementwise, gpu, inputs, native, sampling, speculation
+from kernels import adjust, attention, blocks, elementwise, gpu, inputs, moe, native, quantised, sampling, speculation
 from kernels import linear as packed_linear
 from kernels import log_probs as scores
 from kernels.inputs import Inputs
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.quantised import Int4Weight, Int8Weight
 from kernels.sampling import Rows
 
 
@@ -175,3 +176,31 @@ def build_inputs(
     chosen = gpu.family("inputs") if gpu.takes(tokens) else inputs
     found: Inputs = chosen.build_inputs(tokens, tables, slots, starts, ends, block_size, num_tokens)
     return found
+
+
+def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] over 8-bit weights; see `kernels.quantised.linear_w8a16`."""
+    chosen = gpu.family("linear8") if gpu.takes(x) else quantised
+    y: Tensor = chosen.linear_w8a16(x, packed, bias)
+    return y
+
+
+def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] over 8-bit weights, x being quantised too; see `kernels.quantised.linear_w8a8`."""
+    chosen = gpu.family("linear8") if gpu.takes(x) else quantised
+    y: Tensor = chosen.linear_w8a8(x, packed, bias)
+    return y
+
+
+def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] over 4-bit weights; see `kernels.quantised.linear_w4a16`."""
+    chosen = gpu.family("linear4") if gpu.takes(x) else quantised
+    y: Tensor = chosen.linear_w4a16(x, packed, bias)
+    return y
+
+
+def experts_mlp(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
+    """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
+    chosen = gpu.family("moe") if gpu.takes(x) else moe
+    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares)
+    return y

@@ -27,20 +27,24 @@ def penalise_(
 ) -> None:
     """Make ids that a sequence has less likely, in place; see `kernels.adjust.penalise_`."""
     if len(ids):
-        columns = (rows, ids, counts, repetition, presence, frequency)
+        columns = [column.contiguous() for column in (rows, ids, counts, repetition, presence, frequency)]
         penalise_kernel[triton.cdiv(len(ids), PAIRS),](logits, logits.stride(0), len(ids), *columns, PAIRS)
 
 
 def bias_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
     """logits [R, V] += values [N] at the pairs, in place."""
     if len(ids):
-        bias_kernel[triton.cdiv(len(ids), PAIRS),](logits, logits.stride(0), len(ids), rows, ids, values, PAIRS)
+        bias_kernel[triton.cdiv(len(ids), PAIRS),](
+            logits, logits.stride(0), len(ids), rows.contiguous(), ids.contiguous(), values.contiguous(), PAIRS
+        )
 
 
 def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
     """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
     if len(ids):
-        bar_kernel[triton.cdiv(len(ids), PAIRS),](logits, logits.stride(0), len(ids), rows, ids, PAIRS)
+        bar_kernel[triton.cdiv(len(ids), PAIRS),](
+            logits, logits.stride(0), len(ids), rows.contiguous(), ids.contiguous(), PAIRS
+        )
 
 
 def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
