@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.disk import names_on_disk
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
+from engine.gpu import check_gpu
 from engine.models.config import ModelConfig, read_config
 from engine.models.model import Model, load_model
 from engine.request import Limits
@@ -62,6 +63,7 @@ def build_engine(
     """
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
+    check_gpu(model_config, dtype, config.block_size, device)
     if device.type == "cpu":
         threads = config.threads or usable_cores()
         torch.set_num_threads(threads)

@@ -17,6 +17,7 @@ from kernels.inputs import Inputs
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.quantised import Int4Weight, Int8Weight
+from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
 
 
@@ -76,14 +77,17 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """Rotate queries and keys in place, then put keys and values into the cache.
+    """Rotate queries in place, put rotated keys and values into the cache. `heads` may keep its keys as they were.
 
     Args:
         heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values; rows beyond `meta.num_tokens` are padding.
         cis: complex64 [T or more, 1, D/2]. Checkpoints rotate (i, i + D/2); loading permutes the rows of the
             projections so that pairs are neighbours.
-        cache: [num_blocks, block_size, 2, kv_heads, D].
+        cache: [num_blocks, block_size, 2, kv_heads, D], in an order of bytes that `kernels.layout` chooses.
     """
+    if gpu.takes(cache):
+        gpu.family("kv_write").rotate_and_write(heads, cis, cache, meta.write_slots)
+        return
     if native.takes(cache):
         native.rotate_and_write(heads, cis, cache, meta)
         return
@@ -95,6 +99,9 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
 
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
     """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all."""
+    if gpu.takes(cache):
+        found: Tensor = gpu.family("attention").paged_attention(q, cache, meta.ragged, AttentionOptions(scale, window))
+        return found
     if native.takes(cache):
         return native.paged_attention(q, cache, meta, scale, window)
     return attention.paged_attention(q, cache, meta, scale, window)

@@ -16,7 +16,8 @@ from engine.models.layers import DecoderLayer, Packer
 from engine.models.registry import style_of
 from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint, Plan, WeightSource
-from kernels import ops
+from kernels import gpu, ops
+from kernels.layout import new_layers
 from kernels.metadata import AttentionMetadata
 
 
@@ -47,8 +48,16 @@ class Model:
     def new_cache(self, num_blocks: int, block_size: int) -> list[Tensor]:
         """A cache layer per layer: [num_blocks + 1, block_size, 2, kv_heads, head_dim], zero: garbage could be NaN, and
         a masked NaN is still NaN. The last block is never written: it stands for those that were given back."""
-        shape = (num_blocks + 1, block_size, 2, self.config.num_kv_heads, self.config.head_dim)
-        return [zeros(shape, self.dtype, self.device) for _ in range(self.config.num_layers)]
+        config = self.config
+        return new_layers(
+            num_blocks + 1,
+            config.num_layers,
+            block_size,
+            config.num_kv_heads,
+            config.head_dim,
+            lambda shape: zeros(shape, self.dtype, self.device),
+            is_whole=gpu.takes(self._embeddings),
+        )
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata) -> Tensor:

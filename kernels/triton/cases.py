@@ -3,6 +3,7 @@
 from kernels.triton import (
     activation,
     adjust,
+    attention_cases,
     copy_blocks,
     embedding,
     gemm,
@@ -22,6 +23,7 @@ CASES: tuple[Case, ...] = (
     *kv_write.CASES,
     *activation.CASES,
     *adjust.CASES,
+    *attention_cases.CASES,
     *copy_blocks.CASES,
     *embedding.CASES,
     *gemm.CASES,
