@@ -1,123 +1,144 @@
-"""Linear layers over quantised weights: forms of weights and the torch twins of the kernels.
+"""Weights of 8 or 4 bits: how they are rounded, and linears over them with activations of 8 bits (W8A8, W4A8).
 
-Symmetric 8-bit weights (int8 or float8_e4m3fn) have one scale a row; 4-bit ones a scale and a zero point for each group
-of inputs. Twins compute in float32 from what the numbers mean. Knows no checkpoint's names.
+In comes a weight in float32, with whatever norm precedes it folded in; out come levels, scales, and the columns left
+out of both. `Integers` multiplies in torch operators and is oracle and fallback of `NativeIntegers`. Activations
+are rounded row by row as they come, so that no row depends on another; the products are exact integers.
 """
 
-from typing import NamedTuple
+import dataclasses
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-UNIT = 64  # inputs whose nibbles share bytes: byte j of a unit holds input j below and input j + 32 above
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each nibble of a word, from the lowest
-GROUPS = (32, 64, 128)  # sizes that checkpoints have, beside one group for all
-LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+from kernels import native
+from kernels.linear import Fused, PackedLinear
+
+LEVELS = 127  # of an activation, and of a weight of 8 bits, to either side
+GROUP = 128  # inputs that share a scale in 4 bits
+# An input column whose weights' root mean square is so many times that of the whole weight is kept in float32: folded
+# norms have such columns, and one of them would spoil the scale of every row. At most K / 36 columns can be.
+OUTLIER = 6.0
+CLIPS = (1.0, 0.93, 0.86, 0.8)  # of a group's greatest weight, in 4 bits: the one with the least squared error is taken
+EXACT_INPUTS = 1024  # products of 8 bits by 8 of which float32 sums so many exactly
+ROWS_AT_ONCE = 1024  # of a weight while it is rounded: bounds what that takes of memory
 
 
-class Int8Weight(NamedTuple):
-    """weight [N, K] int8 or float8_e4m3fn · scales float32 [N]."""
-
-    weight: Tensor
-    scales: Tensor
-
-
-class Int4Weight(NamedTuple):
-    """(nibble - zero) · scale of each group of inputs.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rounded:
+    """A weight [N, K] ≈ (levels - 2^(bits - 1)) · scales, with outlier columns beside it.
 
     Attributes:
-        nibbles: uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT.
-        scales, zeros: [⌈K / group⌉, N], zeros in the dtype of scales.
-        inputs: K.
-        group: inputs that share a scale, one of GROUPS or K.
+        levels: uint8 [N, K]; in outlier columns 2^(bits - 1), which is zero.
+        scales: float32 [N, groups]: of all K in 8 bits, of `GROUP` each in 4.
+        outliers: int64 [num], input columns, ascending.
+        outlier_weights: float32 [N, num].
     """
 
-    nibbles: Tensor
+    bits: int
+    levels: Tensor
     scales: Tensor
-    zeros: Tensor
-    inputs: int
-    group: int
+    outliers: Tensor
+    outlier_weights: Tensor
+
+    def dequantise(self) -> Tensor:
+        """The weight that it stands for: float32 [N, K]."""
+        size = self.levels.shape[1] if self.bits == 8 else GROUP
+        scales = self.scales.repeat_interleave(size, dim=1)[:, : self.levels.shape[1]]
+        weight = (self.levels.float() - (1 << self.bits - 1)) * scales
+        weight[:, self.outliers] = self.outlier_weights
+        return weight
 
 
-def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
-    """x [M, K] as numbers of `dtype` and a scale for each row: its largest number becomes the dtype's largest."""
-    wide = x.float()
-    scales = (wide.abs().amax(1) / LARGEST[dtype]).clamp_(min=1e-30)
-    scaled = (wide / scales[:, None]).clamp_(-LARGEST[dtype], LARGEST[dtype])
-    return Int8Weight((scaled.round() if dtype is torch.int8 else scaled).to(dtype), scales)
+def round_weight(weight: Tensor, bits: int) -> Rounded:
+    """Round a weight float32 [N, K] to the nearest level."""
+    squares = weight.square().mean(0)
+    outliers = torch.nonzero(squares > OUTLIER**2 * squares.mean()).view(-1)
+    rest = weight.index_fill(1, outliers, 0.0)
+    pieces = [_round_rows(piece, bits) for piece in torch.split(rest, ROWS_AT_ONCE)]
+    levels, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return Rounded(bits, levels, scales, outliers, weight[:, outliers].contiguous())
 
 
-def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype: weights are widened, x is not rounded."""
-    return _biased((x.float() @ packed.weight.float().t()) * packed.scales, bias, x.dtype)
+def _round_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Levels and scales of some rows."""
+    rows, inputs = weight.shape
+    if bits == 8:
+        scales = weight.abs().amax(1, keepdim=True) / LEVELS
+        return _levels(weight, scales, bits), scales
+    groups = -(-inputs // GROUP)
+    grouped = F.pad(weight, (0, groups * GROUP - inputs)).view(rows, groups, GROUP)
+    # One more level below zero than above: the greatest weight's sign decides which side it is put on.
+    extreme = grouped.gather(2, grouped.abs().argmax(2, keepdim=True)) / -8
+    best, error = extreme, torch.full_like(extreme, float("inf"))
+    for clip in CLIPS:
+        scales = extreme * clip
+        off = ((_levels(grouped, scales, bits).float() - 8) * scales - grouped).square().sum(2, keepdim=True)
+        best, error = torch.where(off < error, scales, best), torch.minimum(off, error)
+    return _levels(grouped, best, bits).view(rows, -1)[:, :inputs], best.squeeze(2)
 
 
-def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype: x is quantised row by row to the weights' dtype first."""
-    rows = quantise_rows(x, packed.weight.dtype)
-    product = rows.weight.double() @ packed.weight.double().t()
-    return _biased(product.float() * packed.scales * rows.scales[:, None], bias, x.dtype)
+def _levels(weight: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """uint8 levels of weights; of scale 0, where all weights are, the zero level."""
+    zero = 1 << bits - 1
+    least = 1 if bits == 8 else 0  # symmetric in 8 bits, to the last level in 4
+    scaled = torch.where(scales == 0, 0.0, weight / scales)
+    return scaled.round_().add_(zero).clamp_(least, 2 * zero - 1).to(torch.uint8)
 
 
-def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype."""
-    return _biased(x.float() @ dequantise(packed).t(), bias, x.dtype)
+class Integers(PackedLinear):
+    """In torch's public operators: correct anywhere, slow, as levels are widened at every use."""
+
+    def __init__(self, weight: Rounded, bias: Tensor | None) -> None:
+        super().__init__(weight.scales, bias)
+        self._weight = weight
+
+    def apply(self, x: Tensor) -> Tensor:
+        weight = self._weight
+        rest = x.index_fill(1, weight.outliers, 0.0)
+        peak = rest.abs().amax(1, keepdim=True)
+        broken = (rest * 0.0).sum(1, keepdim=True) != 0.0
+        by = torch.where(peak > torch.finfo(torch.float32).tiny * LEVELS, LEVELS / peak, 0.0)
+        levels = torch.where(broken, 0.0, (rest * by).round_())
+        size = EXACT_INPUTS if weight.bits == 8 else GROUP
+        y = x.new_zeros(len(x), self.features)
+        total = torch.zeros(len(x), self.features, dtype=torch.float64)
+        parts = (torch.split(levels, size, 1), torch.split(weight.levels, size, 1))
+        for at, (one, other) in enumerate(zip(*parts, strict=True)):
+            product = one @ (other.float() - (1 << weight.bits - 1)).t()
+            if weight.bits == 8:
+                total += product
+            else:
+                y += product * weight.scales[:, at]
+        if weight.bits == 8:
+            y = total.float() * weight.scales.view(-1)
+        y *= torch.where(broken, float("nan"), peak / LEVELS)
+        y += x[:, weight.outliers] @ weight.outlier_weights.t()
+        return y if self.bias is None else y + self.bias
 
 
-def _biased(y: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    return (y if bias is None else y + bias.float()).to(dtype)
+class NativeIntegers(Fused):
+    """With our own kernels, on VNNI where the machine has it."""
 
+    def __init__(self, weight: Rounded, bias: Tensor | None, gated: bool) -> None:
+        super().__init__(weight.levels, bias, gated)
+        self._bits, self._outliers = weight.bits, weight.outliers
+        self.weight = native.pack_levels(weight.levels, weight.bits, gated)
+        self._scales = native.pack(weight.scales, gated)
+        self._outlier_weights = native.pack(weight.outlier_weights, gated)
 
-def dequantise(packed: Int4Weight) -> Tensor:
-    """What the weights are: float32 [N, K]."""
-    units = packed.nibbles.view(len(packed.nibbles), -1, UNIT // 2)
-    values = torch.cat((units & 15, units >> 4), dim=2).flatten(1)[:, : packed.inputs].float()
-    groups = torch.arange(packed.inputs, device=values.device) // packed.group
-    return (values - packed.zeros.float()[groups].t()) * packed.scales.float()[groups].t()
-
-
-def pack_nibbles(values: Tensor) -> Tensor:
-    """Numbers 0 … 15 [N, K] → uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT."""
-    padding = -values.shape[1] % UNIT
-    units = torch.nn.functional.pad(values.to(torch.uint8), (0, padding)).view(len(values), -1, 2, UNIT // 2)
-    return (units[:, :, 0] | units[:, :, 1] << 4).flatten(1)
-
-
-def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
-    """AutoAWQ's layout: qweight int32 [K, N / 8], qzeros int32 [K / group, N / 8], scales [K / group, N]."""
-    inputs, group = len(qweight), _group(len(qweight), len(scales))
-    values, zeros = (_nibbles(words, AWQ_ORDER) for words in (qweight, qzeros))
-    return Int4Weight(pack_nibbles(values.t()), scales, zeros.to(scales.dtype), inputs, group)
-
-
-def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None) -> Int4Weight:
-    """AutoGPTQ's layout: qweight int32 [K / 8, N], qzeros int32 [K / group, N / 8] less one, scales [K / group, N].
-
-    Raises ValueError for inputs in another order than that of their groups (`desc_act`).
-    """
-    inputs = len(qweight) * 8
-    group = _group(inputs, len(scales))
-    in_order = torch.arange(inputs, device=qweight.device) // group
-    if g_idx is not None and not torch.equal(g_idx.long(), in_order):
-        raise ValueError("GPTQ weights with desc_act are not supported: quantise with desc_act=False")
-    values = _nibbles(qweight.t().contiguous(), range(8))  # [N, K]
-    zeros = _nibbles(qzeros, range(8)) + 1
-    return Int4Weight(pack_nibbles(values), scales, zeros.to(scales.dtype), inputs, group)
-
-
-def _group(inputs: int, num: int) -> int:
-    group = inputs if num == 1 else -(-inputs // num)
-    if group != inputs and (group not in GROUPS or inputs % group):
-        sizes = ", ".join(map(str, GROUPS))
-        raise ValueError(f"{num} groups of {inputs} inputs are not supported: groups of {sizes}, or one for all")
-    return group
-
-
-def _nibbles(words: Tensor, order: tuple[int, ...] | range) -> Tensor:
-    """int32 [A, B] → 0 … 15 [A, 8 B], nibble i of a word being number order[i] of eight."""
-    shifts = torch.tensor([4 * place for place in _inverse(order)], dtype=torch.int32, device=words.device)
-    return ((words[:, :, None] >> shifts) & 15).flatten(1)
-
-
-def _inverse(order: tuple[int, ...] | range) -> list[int]:
-    return [list(order).index(number) for number in range(len(order))]
+    def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
+        assert norm is None, "the norm is folded into weights that are rounded"
+        native.integer_linear(
+            x,
+            self.weight,
+            self._scales,
+            self._outliers,
+            self._outlier_weights,
+            self._bits,
+            self.bias,
+            y,
+            self._inputs,
+            eps,
+            finish,
+        )

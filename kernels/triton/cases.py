@@ -11,10 +11,10 @@ from kernels.triton import (
     kv_write,
     linear4,
     linear8,
-    log_probs,
     moe,
     norm,
     sampling,
+    scores,
     speculation,
 )
 from kernels.triton.aot import Case
@@ -30,9 +30,9 @@ CASES: tuple[Case, ...] = (
     *inputs.CASES,
     *linear4.CASES,
     *linear8.CASES,
-    *log_probs.CASES,
     *moe.CASES,
     *norm.CASES,
     *sampling.CASES,
+    *scores.CASES,
     *speculation.CASES,
 )

@@ -1,4 +1,4 @@
-"""Linear layers with 4-bit weights on a CUDA device; the twin is `kernels.quantised.linear_w4a16`.
+"""Linear layers with 4-bit weights on a CUDA device; the twin is `kernels.packed_weights.linear_w4a16`.
 
 Nibbles less their zero points are small integers, exact in every format: tensor cores multiply these, and scales are
 applied to the sums of a group. A byte holds inputs of two halves of a unit, so that nothing is interleaved.
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.quantised import UNIT, Int4Weight
+from kernels.packed_weights import UNIT, Int4Weight
 from kernels.triton.aot import Case
 from kernels.triton.gemm import EVERY, Tiles, splits_of, sum_parts, tiles_of
 from kernels.triton.numbers import pointer
@@ -18,7 +18,7 @@ HALF = tl.constexpr(UNIT // 2)
 
 
 def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.quantised.linear_w4a16`."""
+    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w4a16`."""
     (num, inputs), outputs = x.shape, len(packed.nibbles)
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if inputs != packed.inputs or x.stride(1) != 1:

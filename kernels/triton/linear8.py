@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit weights on a CUDA device; twins in `kernels.quantised`.
+"""Linear layers with 8-bit weights on a CUDA device; twins in `kernels.packed_weights`.
 
 W8A16 widens int8 weights to the inputs' format in registers. W8A8 quantises inputs row by row first and multiplies int8
 exactly, or float8 with sums carried to float32 at every tile. Scales are applied to sums.
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.quantised import LARGEST, Int8Weight
+from kernels.packed_weights import LARGEST, Int8Weight
 from kernels.triton.aot import Case
 from kernels.triton.gemm import EVERY, Tiles, splits_of, sum_parts, tiles_of
 from kernels.triton.numbers import next_power_of_two, pointer
@@ -18,18 +18,18 @@ MAX_INPUTS = 32_768  # of a row that is quantised: a program keeps it in registe
 
 
 def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.quantised.linear_w8a16`."""
+    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a16`."""
     return _multiply(x, None, packed, bias, x.dtype)
 
 
 def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.quantised.linear_w8a8`."""
+    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a8`."""
     rows = quantise_rows(x, packed.weight.dtype)
     return _multiply(rows.weight, rows.scales, packed, bias, x.dtype)
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
-    """x [M, K] as numbers of `dtype` and a scale for each row; see `kernels.quantised.quantise_rows`."""
+    """x [M, K] as numbers of `dtype` and a scale for each row; see `kernels.packed_weights.quantise_rows`."""
     num, width = x.shape
     if width > MAX_INPUTS or x.stride(1) != 1:
         raise ValueError(f"rows of {width} numbers {list(x.stride())}: contiguous ones of up to {MAX_INPUTS} wanted")

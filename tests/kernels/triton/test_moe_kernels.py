@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import gpu, moe, ops, quantised
+from kernels import gpu, moe, ops, packed_weights
 from kernels.triton import activation
 from kernels.triton import moe as kernels
 from tests.kernels.triton.harness import assert_close, caught
@@ -55,7 +55,7 @@ def test_each_choice_meets_its_experts_weights(
 
 def test_weights_of_8_bits() -> None:
     experts, x = chosen(9, 4, 2).flatten(), torch.randn(9, 96).half()
-    packed = quantised.quantise_rows(torch.randn(4 * 20, 96), torch.int8)
+    packed = packed_weights.quantise_rows(torch.randn(4 * 20, 96), torch.int8)
     weight, scales = packed.weight.view(4, 20, 96), packed.scales.view(4, 20)
     groups = kernels.group(experts, 4, 16)
     wanted = moe.grouped_linear(x.double(), weight, scales, groups, 18, 2)
