@@ -15,14 +15,18 @@ from engine.cache.cache import KVCache, Window
 from engine.cache.tiers import Tiers
 from engine.config import EngineConfig
 from engine.disk import names_on_disk
-from engine.engine import Engine
+from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
 from engine.gpu import check_gpu
 from engine.models.config import ModelConfig, read_config
 from engine.models.model import Model, load_model
 from engine.request import Limits
+from engine.runner.device import CudaDevice
+from engine.runner.memory import cuda_room
+from engine.runner.overlapped import overlap
 from engine.runner.rates import measure_costs
 from engine.runner.runner import Runner
+from engine.runner.state import Slots
 from engine.runner.store import BlockStore
 from engine.sampling.grammars import Grammars, load_tokenizer
 from engine.scheduler.scheduler import Scheduler
@@ -33,7 +37,6 @@ from engine.speculation.proposer import Proposer
 from kernels import native
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
-CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def build_engine(
     model = load_model(directory, model_config, dtype, device, limits.context_length)
     draft_model = load_draft(draft, model, limits) if draft is not None else None
     both = [model_config] if draft_model is None else [model_config, draft_model.config]
-    num_blocks = cache_blocks(config, both, limits, dtype, device)
+    num_blocks = cache_blocks(config, both, limits, dtype, cache_room(config, model))
     beside = [] if draft_model is None else draft_model.new_cache(num_blocks, config.block_size)
     store, tiers = make_store(config, model, num_blocks, beside)
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
@@ -85,10 +88,14 @@ def build_engine(
         settings_of(config, costs),
     )
     grammars = Grammars(load_tokenizer(directory / "tokenizer.json", limits.vocab_size, model_config.eos_ids))
-    runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
+    plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
     own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
     return Built(
-        engine=Engine(scheduler, runner, proposer=make_proposer(config, draft_model, beside)),
+        engine=Engine(
+            scheduler,
+            runner_for(config, plain, model, store, limits),
+            proposer=make_proposer(config, draft_model, beside),
+        ),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_blocks=num_blocks,
@@ -159,20 +166,40 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def cache_blocks(
-    config: EngineConfig, models: Sequence[ModelConfig], limits: Limits, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, models: Sequence[ModelConfig], limits: Limits, dtype: torch.dtype, room_bytes: int | None
 ) -> int:
-    """Blocks of the cache: as many tokens as asked for, else all sequences at full length as far as memory goes."""
+    """Blocks of the cache: as many tokens as asked for, else all sequences at full length as far as memory goes;
+    `room_bytes` is what a GPU has for it, None without one."""
     token_bytes = sum(model.kv_elements_per_token for model in models) * dtype.itemsize
-    if device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE) // token_bytes
-    else:
-        room = int(_free_memory() * CPU_CACHE_SHARE) // token_bytes
+    room = (int(_free_memory() * CPU_CACHE_SHARE) if room_bytes is None else room_bytes) // token_bytes
     tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, room)
-    if tokens > room and device.type == "cuda":
+    if tokens > room and room_bytes is not None:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * token_bytes >> 20} MiB; {room} tokens fit")
     if tokens < config.block_size:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
     return tokens // config.block_size
+
+
+def cache_room(config: EngineConfig, model: Model) -> int | None:
+    """Bytes that a GPU has for the cache; None without one."""
+    if model.device.type != "cuda":
+        return None
+    sizes = config.max_num_batched_tokens, config.max_num_seqs, config.block_size
+    return cuda_room(model, *sizes, config.gpu_memory_utilization)
+
+
+def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockStore, limits: Limits) -> StepRunner:
+    """The runner itself, or, on a GPU, with recorded steps before it."""
+    if model.device.type != "cuda":
+        return plain
+    slots = Slots(config.max_num_seqs, limits.context_length, config.block_size)
+    return overlap(plain, model, store.cache, CudaDevice(model.device), slots, recorded_drafts(config))
+
+
+def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:
+    """Drafts a row of which there are recorded steps: those that a fixed length asks for."""
+    is_fixed = config.speculation != "none" and config.draft_length == "fixed"
+    return (config.max_draft_tokens,) if is_fixed else ()
 
 
 def usable_cores() -> int:
