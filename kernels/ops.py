@@ -10,23 +10,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import adjust, attention, blocks, elementwise, gpu, inputs, native, sampling, speculation
-from kernels import linear as packed_linear
-from kernels import log_probs as scores
+from kernels import (
+    adjust,
+    attention,
+    blocks,
+    elementwise,
+    gpu,
+    inputs,
+    kinds,
+    native,
+    native_sampling,
+    sampling,
+    scores,
+    speculation,
+)
+from kernels.adjust import Changes
 from kernels.inputs import Inputs
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
+from kernels.scores import Asked, Scores
 
 
-def is_batch_invariant(dtype: torch.dtype, device: torch.device) -> dict[str, bool]:
-    """Of each op on `device` with weights and cache of `dtype`."""
-    on_cpu = dtype is torch.float32 and device.type == "cpu"
+def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = "") -> dict[str, bool]:
+    """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given."""
+    on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
+    # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
+    linear = bool(weights) or (on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16()))
     return {
-        "linear": on_cpu,  # with the weight's `min_rows`; without our own kernels for K up to about 700
-        "linear_normed": on_cpu,
-        "linear_gated": on_cpu,
+        "linear": linear,
+        "linear_normed": linear,
+        "linear_gated": linear,
         "rms_norm": True,
         "embedding": True,
         "rotate_and_write": True,
@@ -35,9 +50,12 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device) -> dict[str, bo
     }
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
-    """Pack a weight [N, K] and bias [N] for the device they are on; `gated` if only `linear_gated` will use it."""
-    return packed_linear.pack(weight, bias, gated=gated)
+def pack_linear(
+    weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False, weights: str = ""
+) -> PackedLinear:
+    """Pack a weight [N, K] and bias [N] for the device they are on; `gated` if only `linear_gated` will use it. See
+    `kernels.kinds.pack`."""
+    return kinds.pack(weight, bias, gated=gated, precise=precise, weights=weights)
 
 
 def linear(x: Tensor, weight: PackedLinear) -> Tensor:
@@ -82,12 +100,13 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
         heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values; rows beyond `meta.num_tokens` are padding.
         cis: complex64 [T or more, 1, D/2]. Checkpoints rotate (i, i + D/2); loading permutes the rows of the
             projections so that pairs are neighbours.
-        cache: [num_blocks, block_size, 2, kv_heads, D], in an order of bytes that `kernels.layout` chooses.
+        cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], in an order of bytes that `kernels.layout` chooses;
+            see `kernels.slots`.
     """
     if gpu.takes(cache):
         gpu.family("kv_write").rotate_and_write(heads, cis, cache, meta.write_slots)
         return
-    if native.takes(cache):
+    if native.takes(heads, cache):
         native.rotate_and_write(heads, cis, cache, meta)
         return
     kv_heads = cache.shape[3]
@@ -101,7 +120,7 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
     if gpu.takes(cache):
         found: Tensor = gpu.family("attention").paged_attention(q, cache, meta.ragged, AttentionOptions(scale, window))
         return found
-    if native.takes(cache):
+    if native.takes(q, cache):
         return native.paged_attention(q, cache, meta, scale, window)
     return attention.paged_attention(q, cache, meta, scale, window)
 
@@ -111,49 +130,29 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     if gpu.takes(logits):
         drawn: tuple[Tensor, Tensor] = gpu.family("sampling").sample(logits, rows)
         return drawn
-    if native.samples(logits):
-        ids = native.sample(logits, rows)
+    if native_sampling.takes(logits):
+        ids = native_sampling.sample(logits, rows)
         return ids, ids < 0
     return sampling.sample(logits, rows)
 
 
-def penalise_(
-    logits: Tensor,
-    rows: Tensor,
-    ids: Tensor,
-    counts: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
-) -> None:
-    """Make ids that a sequence has less likely, in place; see `kernels.adjust.penalise_`."""
-    chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
-    chosen.penalise_(logits, rows, ids, counts, repetition, presence, frequency)
+def adjust_(logits: Tensor, changes: Changes) -> None:
+    """Change single logits of [R, V] in place before sampling; see `kernels.adjust.adjust_`."""
+    if gpu.takes(logits):
+        adjust.adjust_(logits, changes, gpu.family("adjust"))
+    elif native_sampling.takes(logits):
+        native_sampling.adjust_(logits, changes)
+    else:
+        adjust.adjust_(logits, changes)
 
 
-def bias_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
-    """logits [R, V] += values [N] at the pairs, in place."""
-    chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
-    chosen.bias_(logits, rows, ids, values)
-
-
-def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Bar the ids of `rows` whose bit is not set, in place; see `kernels.adjust.mask_`."""
-    chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
-    chosen.mask_(logits, rows, bits)
-
-
-def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
-    chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
-    chosen.bar_(logits, rows, ids)
-
-
-def log_probs(logits: Tensor, ids: Tensor, num_ranked: int) -> tuple[Tensor, Tensor]:
-    """Log probabilities of ids [L, K], and ranks of the first columns; see `kernels.log_probs`."""
-    chosen = gpu.family("log_probs") if gpu.takes(logits) else scores
-    found: tuple[Tensor, Tensor] = chosen.log_probs(logits, ids, num_ranked)
-    return found
+def score(logits: Tensor, asked: Asked) -> Scores:
+    """Log probabilities and ranks under logits [L, V]; see `kernels.scores.score`."""
+    if gpu.takes(logits):
+        return scores.score(logits, asked, gpu.family("log_probs").log_probs)
+    if native_sampling.takes(logits):
+        return native_sampling.score(logits, asked)
+    return scores.score(logits, asked)
 
 
 def accept(sampled: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:

@@ -61,7 +61,7 @@ def prompt_of(i: int) -> tuple[int, ...]:
 @torch.inference_mode()
 def test_tokens_are_the_likeliest_of_transformers(engine: Engine, checkpoint: Path) -> None:
     found = run(engine, 6)
-    model = reference(checkpoint)
+    model: torch.nn.Module = reference(checkpoint)
     model.cuda()
     for i, (_, tokens) in enumerate(found.items()):
         whole = torch.tensor([[*prompt_of(i), *tokens]], device="cuda")

@@ -7,6 +7,8 @@ from torch import Tensor
 from kernels import adjust as twin
 from kernels import gpu, ops, speculation
 from kernels import log_probs as scores
+from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
+from kernels.scores import Asked
 from kernels.triton import adjust, log_probs
 from kernels.triton import speculation as drafts_kernel
 from tests.kernels.triton.harness import Guarded, is_poison
@@ -109,11 +111,11 @@ def test_logits_on_a_gpu_come_here(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, one = logits.tensor.clone(), torch.ones(4)
 
     def change(on: Tensor) -> tuple[Tensor, ...]:
-        ops.mask_(on, torch.tensor([1]), torch.tensor([[-2, -1]], dtype=torch.int32))
-        ops.bar_(on, rows, ids)
-        ops.bias_(on, rows, (ids + 1) % 50, one)
-        ops.penalise_(on, rows, (ids + 2) % 50, one, one + 1, one, one)
-        return *ops.log_probs(on[:1], ids[None], 2), *ops.accept(ids[None], ids[None, :-1])
+        mask = Mask(torch.tensor([1]), torch.tensor([[-2, -1]], dtype=torch.int32))
+        penalties = Penalties(rows[:1], torch.tensor([4]), (ids + 2) % 50, one, one[:1] + 1, one[:1], one[:1])
+        ops.adjust_(on, Changes((mask,), Bars(rows, ids), Biases(rows, (ids + 1) % 50, one), penalties))
+        asked = Asked(ids[:1], torch.tensor([2]), torch.tensor([0]), ids[1:2], 2)
+        return *ops.score(on[:1], asked), *ops.accept(ids[None], ids[None, :-1])
 
     wanted = change(expected)
     monkeypatch.setattr(gpu, "takes", lambda x: True)

@@ -171,7 +171,7 @@ def test_what_is_on_a_gpu_comes_here(monkeypatch: pytest.MonkeyPatch) -> None:
     projection = torch.randn(32, 64)
 
     def use() -> list[Tensor]:
-        packed = linear.PackedLinear(projection, None) if not gpu.takes(x) else linear.pack(projection)
+        packed = linear.PackedLinear(projection, None) if not gpu.takes(x) else linear.OnGpu(projection, None)
         return [ops.rms_norm(x, weight, 1e-6), ops.embedding(ids, x), packed.apply_gated(x, weight, 1e-6)]
 
     wanted = use()
