@@ -108,6 +108,17 @@ bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what they cost where they do not help
 	$(BIN)/python -m benchmarks.speculation
 
+# On a machine with a GPU, with whatever Python has torch for CUDA and the `dev` extra there: GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+
+.PHONY: test-gpu bench-gpu
+test-gpu: ## the kernels' whole grid and whole engines on a GPU
+	TRITON_INTERPRET=0 $(GPU_PYTHON) -m pytest --timeout 3600 tests/gpu
+
+bench-gpu: ## tune for this GPU, then measure attention and the engine against their rooflines
+	$(GPU_PYTHON) -m benchmarks.gpu_attention --tune
+	$(GPU_PYTHON) -m benchmarks.gpu_engine
+
 .PHONY: kernel-resources
 kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and accept what they take (no GPU needed)
 	$(BIN)/python -m tools.kernel_resources --update --jobs 2
