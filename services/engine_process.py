@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from engine.build import build_engine
 from engine.cache.tiers import Tiers
-from engine.scheduler.drafts import DraftStats
+from engine.scheduler.draft_stats import DraftStats
 from services.engine_loop import About, EngineStage, Place, load_of
 from services.grammar_gate import GrammarGate
 from services.model_source import resolve_draft

@@ -65,6 +65,7 @@ NUM_CACHED = "sluice.cached_tokens"
 NUM_PREEMPTIONS = "sluice.preemptions"
 NUM_DRAFTED = "sluice.drafted_tokens"
 NUM_ACCEPTED = "sluice.accepted_tokens"
+ACCEPTED_AT = "sluice.accepted_tokens_by_position"
 NUM_EVENTS_DROPPED = "sluice.events_dropped"
 NUM_ROWS = "sluice.requests"
 
