@@ -15,7 +15,7 @@ from engine.errors import ServiceError
 from engine.plan import TokenLogprob
 from engine.request import EngineRequest
 from engine.scheduler.events import Sampled, Times
-from services.engine_trace import End, EngineTrace, Traced
+from services.engine_trace import End, EngineTrace, Traced, by_position
 from services.messages import (
     Admitted,
     Append,
@@ -261,6 +261,8 @@ class EngineStage:
         if has_spans:
             attributes: dict[str, Value] = {names.NUM_TOKENS: num_tokens, names.NUM_PREEMPTIONS: times.num_preemptions}
             attributes |= {names.NUM_DRAFTED: times.num_drafted, names.NUM_ACCEPTED: times.num_accepted}
+            if times.drafted_at:
+                attributes[names.ACCEPTED_AT] = by_position(times)
             self.on_scheduled(prompt.envelope.tenant, times.queue_s)
             self._trace.end(opened.traced, End(times.end_s, attributes=attributes))
         return Timings(

@@ -15,7 +15,8 @@ from engine.plan import Ask, Plan, StepResult
 from engine.request import EngineRequest, FinishReason, Limits
 from engine.scheduler.admission import Admission
 from engine.scheduler.door import Door
-from engine.scheduler.drafts import Drafts, DraftStats
+from engine.scheduler.draft_stats import DraftStats
+from engine.scheduler.drafts import Drafts
 from engine.scheduler.events import Failure, Sampled
 from engine.scheduler.floor import Floor
 from engine.scheduler.group import Group
