@@ -108,6 +108,14 @@ bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what they cost where they do not help
 	$(BIN)/python -m benchmarks.speculation
 
+.PHONY: bench-telemetry
+bench-telemetry: $(VENV)/.run ## what traces, metrics and a dead collector cost
+	$(BIN)/python -m benchmarks.telemetry
+
+.PHONY: dashboards
+dashboards: $(VENV)/.run ## write Grafana's dashboards from their table
+	$(BIN)/python -m tools.dashboards
+
 .PHONY: test-compose
 test-compose: $(VENV)/.dev ## the compose stack on this machine's Docker: built, streamed through, a container killed
 	$(BIN)/python -m tools.compose_check
