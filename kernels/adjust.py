@@ -1,62 +1,102 @@
-"""Changes of single logits before sampling: penalties, biases, bars. Sparse, in place, for all rows at once.
+"""Changes of single logits before sampling: masks, bars, biases, penalties. Sparse, in place, for all rows at once.
 
-Takes flat lists of (row, id) with one value each; a pair appears once in a list. Knows no request.
+The torch twin of the adjusting kernel, oracle and fallback. Takes flat lists; a pair appears once in a list, but for
+bars. Knows no request.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
-def penalise_(
-    logits: Tensor,
-    rows: Tensor,
-    ids: Tensor,
-    counts: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
-) -> None:
-    """Make ids that a sequence has less likely, in place.
+class Mask(NamedTuple):
+    """Rows that may have some ids only.
 
-    Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of ids in prompt or output;
-    frequency is taken off once for each occurrence in the output, presence once if there is any.
-
-    Args:
-        logits: float32 [R, V].
-        rows, ids: int64 [N], the pairs.
-        counts: float32 [N], occurrences in the output.
-        repetition, presence, frequency: float32 [N], of each pair's row; 1, 0 and 0 change nothing.
-    """
-    found = logits[rows, ids]
-    found = torch.where(found > 0, found / repetition, found * repetition)
-    found -= frequency * counts + presence * (counts > 0)
-    logits[rows, ids] = found
-
-
-def add_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
-    """logits [R, V] += values [N] at the pairs, in place."""
-    logits[rows, ids] += values
-
-
-def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Bar the ids of `rows` whose bit is not set, in place.
-
-    Args:
-        logits: float32 [R, V].
+    Attributes:
         rows: int64 [M], ascending, each once.
-        bits: int32 [M, ceil(V / 32)]: bit b of word w is that of id 32 w + b.
+        bits: int32 [M, ceil(V / 32)]: bit b of word w says whether id 32 w + b stays.
     """
-    unset = _unpacked(bits, logits.shape[1]) == 0
-    if len(rows) == len(logits):
+
+    rows: Tensor
+    bits: Tensor
+
+
+class Bars(NamedTuple):
+    """Pairs of a row and an id that it may not have. Both int64 [N]."""
+
+    rows: Tensor
+    ids: Tensor
+
+
+class Biases(NamedTuple):
+    """What is added to single logits. rows, ids int64 [N], values float32 [N]."""
+
+    rows: Tensor
+    ids: Tensor
+    values: Tensor
+
+
+class Penalties(NamedTuple):
+    """How much less likely rows make the ids that they have.
+
+    Attributes:
+        rows: int64 [P], each once.
+        sizes: int64 [P], how many of the N ids are of the row; in order.
+        ids: int64 [N].
+        counts: float32 [N], occurrences in the output.
+        repetition, presence, frequency: float32 [P]; 1, 0 and 0 change nothing.
+    """
+
+    rows: Tensor
+    sizes: Tensor
+    ids: Tensor
+    counts: Tensor
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+
+class Changes(NamedTuple):
+    """All that is changed in one step's logits, in this order."""
+
+    masks: tuple[Mask, ...] = ()
+    bars: Bars | None = None
+    biases: Biases | None = None
+    penalties: Penalties | None = None
+
+
+def adjust_(logits: Tensor, changes: Changes) -> None:
+    """Change logits float32 [R, V] in place. Barred logits are -inf, and stay so."""
+    for mask in changes.masks:
+        _mask(logits, mask)
+    if changes.bars is not None:
+        logits[changes.bars.rows, changes.bars.ids] = -torch.inf
+    if changes.biases is not None:
+        logits[changes.biases.rows, changes.biases.ids] += changes.biases.values
+    if changes.penalties is not None:
+        _penalise(logits, changes.penalties)
+
+
+def _penalise(logits: Tensor, found: Penalties) -> None:
+    """Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of ids in prompt or output;
+    frequency is taken off once for each occurrence in the output, presence once if there is any."""
+    rows, repetition, presence, frequency = (
+        one.repeat_interleave(found.sizes) for one in (found.rows, found.repetition, found.presence, found.frequency)
+    )
+    values = logits[rows, found.ids]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= frequency * found.counts + presence * (found.counts > 0)
+    logits[rows, found.ids] = values
+
+
+def _mask(logits: Tensor, mask: Mask) -> None:
+    unset = _unpacked(mask.bits, logits.shape[1]) == 0
+    if len(mask.rows) == len(logits):
         logits.masked_fill_(unset, -torch.inf)
     else:
-        logits[rows] = logits[rows].masked_fill_(unset, -torch.inf)
-
-
-def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
-    logits[rows, ids] = -torch.inf
+        logits[mask.rows] = logits[mask.rows].masked_fill_(unset, -torch.inf)
 
 
 def _unpacked(bits: Tensor, num: int) -> Tensor:

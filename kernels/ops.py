@@ -10,20 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import attention, elementwise, native, sampling
-from kernels import linear as packed_linear
+from kernels import adjust, attention, elementwise, kinds, native, native_sampling, sampling, scores
+from kernels.adjust import Changes
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.sampling import Rows
+from kernels.scores import Asked, Scores
 
 
-def is_batch_invariant(dtype: torch.dtype, device: torch.device) -> dict[str, bool]:
-    """Of each op on `device` with weights and cache of `dtype`."""
-    on_cpu = dtype is torch.float32 and device.type == "cpu"
+def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = "") -> dict[str, bool]:
+    """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given."""
+    on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
+    # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
+    linear = bool(weights) or (on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16()))
     return {
-        "linear": on_cpu,  # with the weight's `min_rows`; without our own kernels for K up to about 700
-        "linear_normed": on_cpu,
-        "linear_gated": on_cpu,
+        "linear": linear,
+        "linear_normed": linear,
+        "linear_gated": linear,
         "rms_norm": True,
         "embedding": True,
         "rotate_and_write": True,
@@ -32,9 +35,12 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device) -> dict[str, bo
     }
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
-    """Pack a weight [N, K] and bias [N] for the device they are on; `gated` if only `linear_gated` will use it."""
-    return packed_linear.pack(weight, bias, gated=gated)
+def pack_linear(
+    weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False, weights: str = ""
+) -> PackedLinear:
+    """Pack a weight [N, K] and bias [N] for the device they are on; `gated` if only `linear_gated` will use it. See
+    `kernels.kinds.pack`."""
+    return kinds.pack(weight, bias, gated=gated, precise=precise, weights=weights)
 
 
 def linear(x: Tensor, weight: PackedLinear) -> Tensor:
@@ -74,9 +80,9 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
         heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values; rows beyond `meta.num_tokens` are padding.
         cis: complex64 [T or more, 1, D/2]. Checkpoints rotate (i, i + D/2); loading permutes the rows of the
             projections so that pairs are neighbours.
-        cache: [num_blocks, block_size, 2, kv_heads, D].
+        cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)]; see `kernels.slots`.
     """
-    if native.takes(cache):
+    if native.takes(heads, cache):
         native.rotate_and_write(heads, cis, cache, meta)
         return
     kv_heads = cache.shape[3]
@@ -87,14 +93,29 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
 
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
     """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all."""
-    if native.takes(cache):
+    if native.takes(q, cache):
         return native.paged_attention(q, cache, meta, scale, window)
     return attention.paged_attention(q, cache, meta, scale, window)
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """One id per row of logits [R, V], and which rows are bad; see `kernels.sampling.sample`."""
-    if native.samples(logits):
-        ids = native.sample(logits, rows)
+    if native_sampling.takes(logits):
+        ids = native_sampling.sample(logits, rows)
         return ids, ids < 0
     return sampling.sample(logits, rows)
+
+
+def adjust_(logits: Tensor, changes: Changes) -> None:
+    """Change single logits of [R, V] in place before sampling; see `kernels.adjust.adjust_`."""
+    if native_sampling.takes(logits):
+        native_sampling.adjust_(logits, changes)
+    else:
+        adjust.adjust_(logits, changes)
+
+
+def score(logits: Tensor, asked: Asked) -> Scores:
+    """Log probabilities and ranks under logits [L, V]; see `kernels.scores.score`."""
+    if native_sampling.takes(logits):
+        return native_sampling.score(logits, asked)
+    return scores.score(logits, asked)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.metadata import AttentionMetadata
+from kernels.slots import decode
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -37,11 +38,15 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
         table = group.slots.view(group.num, group.length)
         for i in range(group.num):
             keys = table[i, : int(group.contexts[i])]
-            out[group.first + i] = _attend(q[group.first + i], slots[keys], scale, window)
+            out[group.first + i] = _attend(
+                q[group.first + i], decode(slots[keys], q.shape[2], torch.float32), scale, window
+            )
     for chunk in meta.chunks:
         for i in range(chunk.num):
             keys = chunk.slots[: chunk.start + i + 1]
-            out[chunk.first + i] = _attend(q[chunk.first + i], slots[keys], scale, window)
+            out[chunk.first + i] = _attend(
+                q[chunk.first + i], decode(slots[keys], q.shape[2], torch.float32), scale, window
+            )
     return out.view(len(q), -1)
 
 

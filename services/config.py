@@ -8,7 +8,7 @@ import dataclasses
 import math
 from pathlib import Path
 
-from engine.config import EngineConfig, option
+from engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig, option
 from engine.disk import check_directory
 from engine.errors import Code, ServiceError
 from engine.request import MAX_DRAFT_TOKENS
@@ -109,6 +109,8 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _check_speculation(engine)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
+    _one_of("quantization", engine.quantization, QUANTIZATIONS)
+    _one_of("kv_cache_dtype", engine.kv_cache_dtype, ("auto", *CACHE_DTYPES))
     _one_of("role", service.role, ("", *Role))
     _check_telemetry(service)
 
@@ -127,11 +129,11 @@ def _check_telemetry(service: ServiceConfig) -> None:
 
 def _check_speculation(engine: EngineConfig) -> None:
     _one_of("draft_length", engine.draft_length, ("adaptive", "fixed"))
-    _one_of("speculation", engine.speculation, ("none", "ngram", "draft"))
+    _one_of("speculation", engine.speculation, ("none", "ngram", "draft", "eagle"))
     if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
         raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")
-    if bool(engine.draft_model) != (engine.speculation == "draft"):
-        raise bad_setting("draft_model", "and --speculation draft need each other")
+    if bool(engine.draft_model) != (engine.speculation in ("draft", "eagle")):
+        raise bad_setting("draft_model", "and --speculation draft or eagle need each other")
 
 
 def _check_disk_cache(engine: EngineConfig) -> None:

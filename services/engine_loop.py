@@ -62,6 +62,9 @@ class About:
 
     dtype: str = ""
     num_parameters: int = 0
+    quantization: str = ""
+    cache_dtype: str = ""
+    kernels: str = ""
 
 
 UNKNOWN = About()
@@ -282,7 +285,7 @@ class EngineStage:
             return
         self._reported_at = now
         load, about, place = load_of(self.engine), self._about, self._place
-        self._emit(Report(place.id, place.epoch, load, self._served_token, about.dtype, about.num_parameters))
+        self._emit(Report(place.id, place.epoch, load, self._served_token, *dataclasses.astuple(about)))
 
 
 def _apply(engine: Engine, message: Change, now: float) -> None:

@@ -25,17 +25,18 @@ async def run(process: Process) -> int:
     """Run until told to stop; the exit status. Raises ServiceError when the checkpoint cannot be served."""
     start = time.monotonic()
     config = process.engine_config
-    draft = resolve_draft(config.draft_model) if config.draft_model else None
+    draft = resolve_draft(config.draft_model, config.speculation) if config.draft_model else None
     built = build_engine(config, process.model, process.source.directory, process.limits, draft)
     took = time.monotonic() - start
-    about = (process.source.name, built.device, built.dtype, built.kernels, built.num_blocks, took)
-    logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %.2f s", *about)
-    if built.device == "cpu" and built.dtype == "float32" and built.kernels == "torch":
-        logger.warning("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again")
+    about = (process.source.name, built.device, built.quantization or built.dtype, built.kernels)
+    cache = (built.num_blocks, built.cache_dtype, took)
+    logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %s in %.2f s", *about, *cache)
+    for note in built.notes:
+        logger.warning(note)
     ring = process.ring
-    loaded = About(built.dtype, built.num_parameters)
+    formats = (built.dtype, built.num_parameters, built.quantization, built.cache_dtype, built.kernels)
     place = Place(ring.process_id, ring.epoch, ring.leases)
-    stage = EngineStage(built.engine, place, ring.emit, process.record, loaded)
+    stage = EngineStage(built.engine, place, ring.emit, process.record, About(*formats))
     tenants = Labelled()
 
     def queued(tenant: str, seconds: float) -> None:

@@ -303,6 +303,9 @@ class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     served_token: bool  # a real token has been made since start
     dtype: str = ""  # number format that it computes in
     num_parameters: int = 0
+    quantization: str = ""  # of its weights, such as int8; empty: none
+    cache_dtype: str = ""  # number format of its keys and values
+    kernels: str = ""  # what multiplies its weights
 
 
 class Blob(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

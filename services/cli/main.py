@@ -8,6 +8,7 @@ import typer
 from engine.config import EngineConfig
 from engine.errors import ServiceError
 from services.cli.bench import bench
+from services.cli.chat import chat
 from services.cli.demo import demo
 from services.cli.edge import edge
 from services.cli.generate import generate
@@ -51,6 +52,7 @@ def version() -> None:
 
 app.command()(generate)
 app.command()(bench)
+app.command()(chat)
 app.command()(demo)
 app.command()(edge)
 app.command()(healthcheck)

@@ -57,9 +57,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         ("SluiceRingLoses", "15m", [{"exp_labels": {"severity": "warning", "process": "engine-0"}}]),
         ("SluiceFirstTokenSlow", "15m", []),
     ]
-    alerts = {
-        rule["alert"]: rule for rule in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
-    }
+    alerts = {rule["alert"]: rule for rule in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]}
     summaries = {
         "SluiceProcessDown": "engine:9464 does not answer; open streams wait for it",
         "SluiceErrors": "50% of requests fail through no fault of their clients",

@@ -83,7 +83,7 @@ def test_wrong_usage_ends_with_two_and_says_why(arguments: tuple[str, ...], said
     assert said in result.stderr and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "bench", "demo", "keys"])
+@pytest.mark.parametrize("command", ["serve", "generate", "bench", "chat", "demo", "keys"])
 def test_every_command_has_help(command: str) -> None:
     result = sluice(command, "--help")
     assert result.returncode == 0 and "Usage" in result.stdout

@@ -281,6 +281,9 @@ class Model(_message.Message):
     DEFAULTS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """What requests name. At most 256 bytes."""
     revision: _builtins.str
@@ -297,6 +300,14 @@ class Model(_message.Message):
     """Width of the logits: token ids are below it."""
     state: Global___ModelState.ValueType
     """Where it stands."""
+    quantization: _builtins.str
+    """How its weights are rounded, such as "int8" or "int4"; empty when they are not. At most 32 bytes."""
+    kv_cache_dtype: _builtins.str
+    """Number format of cached keys and values, such as "bfloat16" or "int8". At most 32 bytes."""
+    kernels: _builtins.str
+    """What multiplies its weights: the instruction set of the server's own kernels, such as "v4_vnni", "oneDNN" or
+    "torch". At most 32 bytes.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end an output unless ignore_eos. At most 64."""
@@ -323,10 +334,13 @@ class Model(_message.Message):
         defaults: _types_pb2.SamplingParams | None = ...,
         state: Global___ModelState.ValueType = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        quantization: _builtins.str = ...,
+        kv_cache_dtype: _builtins.str = ...,
+        kernels: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "context_length", b"context_length", "defaults", b"defaults", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "id", b"id", "parameter_count", b"parameter_count", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "context_length", b"context_length", "defaults", b"defaults", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "id", b"id", "kernels", b"kernels", "kv_cache_dtype", b"kv_cache_dtype", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
