@@ -119,6 +119,14 @@ bench-gpu: ## tune for this GPU, then measure attention and the engine against t
 	$(GPU_PYTHON) -m benchmarks.gpu_attention --tune
 	$(GPU_PYTHON) -m benchmarks.gpu_engine
 
+
+.PHONY: bench-telemetry
+bench-telemetry: $(VENV)/.run ## what traces, metrics and a dead collector cost
+	$(BIN)/python -m benchmarks.telemetry
+
+.PHONY: dashboards
+dashboards: $(VENV)/.run ## write Grafana's dashboards from their table
+	$(BIN)/python -m tools.dashboards
 .PHONY: kernel-resources
 kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and accept what they take (no GPU needed)
 	$(BIN)/python -m tools.kernel_resources --update --jobs 2

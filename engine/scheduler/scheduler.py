@@ -219,8 +219,7 @@ class Scheduler:
         self._due.append(group)
 
     def expire(self, now: float) -> tuple[list[Sampled], list[Failure]]:
-        """What ends without a step: requests whose deadline has passed; outputs that were cancelled, or are complete
-        since their limit was lowered."""
+        """What ends without a step: requests past their deadline; outputs cancelled, or complete by a lowered limit."""
         events, self._ended = self._ended, []
         due, self._due = self._due, []
         for group in due:

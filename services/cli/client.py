@@ -45,6 +45,15 @@ def aio_channel(address: str, access: Access) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(address, tls.credentials(), options=channel_options(0))
 
 
+def bare_channel(address: str, access: Access) -> grpc.Channel:
+    """A bare blocking channel, for methods that the SDK leaves to its stubs."""
+    tls = _tls(access)
+    if tls is None:
+        return grpc.insecure_channel(address, options=channel_options(0))
+    with _readable(access):
+        return grpc.secure_channel(address, tls.credentials(), options=channel_options(0))
+
+
 def _tls(access: Access) -> sluice.Tls | None:
     return sluice.Tls(access.ca, access.certificate, access.key) if access.has_tls else None
 

@@ -38,13 +38,13 @@ def top(  # noqa: PLR0913 # a command line lists its options
     from sluice.errors import from_rpc
     from sluice.v1 import control_pb2, control_pb2_grpc
 
-    from services.cli.client import channel, describe
+    from services.cli.client import bare_channel, describe
 
     console = Console()
     access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
     every = Duration()
     every.FromNanoseconds(int(interval * 1e9))
-    with channel(address, access) as opened:
+    with bare_channel(address, access) as opened:
         stub = control_pb2_grpc.ControlServiceStub(opened)
         answers = stub.WatchLoad(control_pb2.WatchLoadRequest(interval=every), metadata=access.metadata)
         try:
