@@ -10,7 +10,13 @@ from setuptools import Extension, setup
 
 SOURCES = Path("kernels/cpu")
 MODULES = {"": "module.cpp", "sampling_": "sampling.cpp"}  # by the prefix of the name
-LEVELS = {"x86_64": {"v4": "-march=x86-64-v4", "v3": "-march=x86-64-v3"}}
+LEVELS = {
+    "x86_64": {
+        "v4_vnni": ["-march=x86-64-v4", "-mavx512vnni"],
+        "v4": ["-march=x86-64-v4"],
+        "v3": ["-march=x86-64-v3"],
+    }
+}
 FLAGS = ["-std=c++20", "-O3", "-fno-math-errno", "-fvisibility=hidden", "-mprefer-vector-width=512", "-pthread"]
 
 
@@ -22,12 +28,13 @@ def kernels() -> list[Extension]:
             sources=[str(SOURCES / source)],
             depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
             define_macros=[("SLUICE_MODULE", prefix + name)],
-            extra_compile_args=[*FLAGS, level],
+            extra_compile_args=[*FLAGS, *level],
             extra_link_args=["-pthread"],
             optional=True,
         )
         for prefix, source in MODULES.items()
         for name, level in LEVELS.get(platform.machine(), {}).items()
+        if not (prefix and name == "v4_vnni")  # sampling has no integer products
     ]
 
 

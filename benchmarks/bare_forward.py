@@ -27,8 +27,10 @@ class BareLayer:
     down: Tensor
 
 
-def transposed(weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
-    """The fastest form that torch's own operators take in float32; gated or not."""
+def transposed(
+    weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False
+) -> PackedLinear:
+    """The fastest form that torch's own operators take in float32, whatever it is for."""
     return Transposed(weight, bias)
 
 

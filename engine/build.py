@@ -1,9 +1,10 @@
-"""Makes an engine from settings and a checkpoint directory: device, dtype, weights, cache size.
+"""Makes an engine from settings and a checkpoint directory: device, number formats, weights, cache size.
 
 What is computed here (dtype, block count) is returned in `Built`, never written back into the settings.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +18,10 @@ from engine.config import EngineConfig
 from engine.disk import names_on_disk
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
-from engine.models.config import ModelConfig, read_config
-from engine.models.model import Model, load_model
+from engine.formats import choose_formats
+from engine.gpu import check_gpu
+from engine.models.config import ModelConfig
+from engine.models.model import load_model, token_bytes
 from engine.request import Limits
 from engine.runner.rates import measure_costs
 from engine.runner.runner import Runner
@@ -26,10 +29,11 @@ from engine.runner.store import BlockStore
 from engine.sampling.grammars import Grammars, load_tokenizer
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
-from engine.speculation.draft import DraftProposer, check_draft
+from engine.speculation.draft import DraftProposer
+from engine.speculation.drafters import Drafter, load_drafter
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import Proposer
-from kernels import native
+from kernels import native, ops
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
 CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
@@ -40,7 +44,10 @@ class Built:
     """An engine and what was decided while building it.
 
     Attributes:
-        kernels: what computes: the instruction set of our own CPU kernels, or "torch".
+        kernels: what multiplies weights: the instruction set of our own CPU kernels, "oneDNN", or "torch".
+        quantization: int8 or int4 if weights are rounded, else empty.
+        cache_dtype: number format of keys and values.
+        notes: what an operator should know of these choices.
         grammars: those that outputs follow; for whoever compiles them ahead.
     """
 
@@ -50,6 +57,9 @@ class Built:
     num_blocks: int
     num_parameters: int
     kernels: str
+    quantization: str
+    cache_dtype: str
+    notes: tuple[str, ...]
     grammars: Grammars
 
 
@@ -61,17 +71,20 @@ def build_engine(
     Raises ServiceError naming what is wrong and what to do.
     """
     device = choose_device(config.device)
-    dtype = choose_dtype(config.dtype, device)
+    formats = choose_formats(config, device)
+    check_gpu(model_config, formats.dtype, config.block_size, device)
     if device.type == "cpu":
         threads = config.threads or usable_cores()
         torch.set_num_threads(threads)
         native.set_threads(threads)
-    model = load_model(directory, model_config, dtype, device, limits.context_length)
-    draft_model = load_draft(draft, model, limits) if draft is not None else None
-    both = [model_config] if draft_model is None else [model_config, draft_model.config]
-    num_blocks = cache_blocks(config, both, limits, dtype, device)
-    beside = [] if draft_model is None else draft_model.new_cache(num_blocks, config.block_size)
-    store, tiers = make_store(config, model, num_blocks, beside)
+    pack = functools.partial(ops.pack_linear, weights=formats.weights)
+    model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
+    drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
+    size = token_bytes(model_config, formats.cache) + (drafter.token_bytes(formats.cache) if drafter is not None else 0)
+    num_blocks = cache_blocks(config, size, limits, device)
+    beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
+    cache = model.new_cache(num_blocks, config.block_size, formats.cache)
+    store, tiers = make_store(config, cache, beside)
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
     window = sliding_window(model_config, config.max_num_batched_tokens)
     scheduler = Scheduler(
@@ -84,39 +97,36 @@ def build_engine(
     )
     grammars = Grammars(load_tokenizer(directory / "tokenizer.json", limits.vocab_size, model_config.eos_ids))
     runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
-    own = device.type == "cpu" and dtype is torch.float32 and native.is_available()
     return Built(
-        engine=Engine(scheduler, runner, proposer=make_proposer(config, draft_model, beside)),
+        engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside)),
         device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=name_of(formats.dtype),
         num_blocks=num_blocks,
         num_parameters=model.num_parameters,
-        kernels=native.instruction_set() if own else "torch",
+        kernels=model.kernel,
+        quantization=formats.weights,
+        cache_dtype=name_of(formats.cache),
+        notes=formats.notes,
         grammars=grammars,
     )
 
 
-def load_draft(directory: Path, target: Model, limits: Limits) -> Model:
-    """A model that drafts for `target`. Raises ServiceError when it cannot."""
-    config = read_config(directory)
-    num_positions = min(limits.context_length, config.context_length)
-    draft = load_model(directory, config, target.dtype, target.device, num_positions)
-    check_draft(draft, target)
-    return draft
+def name_of(dtype: torch.dtype) -> str:
+    """As settings and clients write it."""
+    return str(dtype).removeprefix("torch.")
 
 
-def make_proposer(config: EngineConfig, draft: Model | None, cache: list[Tensor]) -> Proposer | None:
+def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:
     """Who drafts, if anybody does."""
-    if draft is not None:
-        return DraftProposer(draft, cache, config.block_size, config.max_num_batched_tokens)
+    if drafter is not None:
+        return DraftProposer(drafter, cache, config.block_size, config.max_num_batched_tokens)
     return NgramProposer() if config.speculation == "ngram" else None
 
 
 def make_store(
-    config: EngineConfig, model: Model, num_blocks: int, beside: Sequence[Tensor] = ()
+    config: EngineConfig, cache: list[Tensor], beside: Sequence[Tensor] = ()
 ) -> tuple[BlockStore, Tiers | None]:
     """The cache's memory, with that of a draft beside it, and the books of the tiers below it if there are any."""
-    cache = model.new_cache(num_blocks, config.block_size)
     bare = BlockStore(cache, beside=beside)
     if not config.host_cache_bytes:
         return bare, None
@@ -146,28 +156,16 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda")
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of that name; auto takes bfloat16 only where the device computes in it: emulated, it is slower."""
-    if name != "auto":
-        return torch.float32 if name == "float32" else torch.bfloat16
+def cache_blocks(config: EngineConfig, size: int, limits: Limits, device: torch.device) -> int:
+    """Blocks of the cache, which keeps `size` bytes of a token: as many tokens as asked for, else all sequences at
+    full length as far as memory goes."""
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    able = torch.cpu.get_capabilities()
-    return torch.bfloat16 if able.get("avx512_bf16") or able.get("amx_bf16") else torch.float32
-
-
-def cache_blocks(
-    config: EngineConfig, models: Sequence[ModelConfig], limits: Limits, dtype: torch.dtype, device: torch.device
-) -> int:
-    """Blocks of the cache: as many tokens as asked for, else all sequences at full length as far as memory goes."""
-    token_bytes = sum(model.kv_elements_per_token for model in models) * dtype.itemsize
-    if device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE) // token_bytes
+        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE) // size
     else:
-        room = int(_free_memory() * CPU_CACHE_SHARE) // token_bytes
+        room = int(_free_memory() * CPU_CACHE_SHARE) // size
     tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, room)
     if tokens > room and device.type == "cuda":
-        raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * token_bytes >> 20} MiB; {room} tokens fit")
+        raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {room} tokens fit")
     if tokens < config.block_size:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
     return tokens // config.block_size

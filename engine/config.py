@@ -5,6 +5,8 @@ import dataclasses
 from typing import TypeVar
 
 _T = TypeVar("_T")
+QUANTIZATIONS = ("none", "int8", "int4")
+CACHE_DTYPES = ("float32", "bfloat16", "int8")
 
 
 def option(default: _T, text: str) -> _T:
@@ -19,6 +21,8 @@ class EngineConfig:
 
     device: str = option("auto", "auto, cpu or cuda; auto takes CUDA where there is one")
     dtype: str = option("auto", "auto, float32 or bfloat16; auto takes bfloat16 where the device computes in it")
+    quantization: str = option("none", "none, int8 or int4: weights rounded when they are loaded (cpu)")
+    kv_cache_dtype: str = option("auto", "auto, float32, bfloat16 or int8; auto is --dtype")
     max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
     max_num_seqs: int = option(64, "sequences that run at once at most")
     max_num_batched_tokens: int = option(512, "tokens computed in one step at most (chunked prefill)")
@@ -40,8 +44,11 @@ class EngineConfig:
     max_queued_tokens: int = option(1 << 24, "prompt tokens waiting in the engine at most; more are refused")
     pause_hold_s: float = option(5.0, "seconds that a paused generation keeps its cache blocks when nobody needs them")
     speculation: str = option(
-        "none", "who drafts tokens to be verified: none, ngram (prompt look-up) or draft (a model)"
+        "none",
+        "who drafts tokens to be verified: none, ngram (prompt look-up), draft (a model) or eagle (a head)",
     )
-    draft_model: str = option("", "speculation draft: a smaller model of the same vocabulary, named as in --model")
+    draft_model: str = option(
+        "", "speculation draft: a smaller model of the same vocabulary; eagle: an EAGLE-3 head; named as in --model"
+    )
     draft_length: str = option("adaptive", "adaptive: as many drafts as pay, none included; fixed: always the most")
     max_draft_tokens: int = option(8, "tokens drafted for one sequence in one step at most, 1 to 64")

@@ -8,13 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import slots as formats
 from kernels.metadata import MAX_SCORES, AttentionMetadata, Chunk, chunk_mask
 
 
 def write_kv(kv: Tensor, cache: Tensor, write_slots: Tensor) -> None:
     """Put keys and values kv [T, 2, kv_heads, head_dim] into their slots of a cache layer."""
     num_tokens = len(write_slots)
-    cache.view(-1, *cache.shape[2:]).index_copy_(0, write_slots, kv[:num_tokens])
+    cache.view(-1, *cache.shape[2:]).index_copy_(0, write_slots, formats.encode(kv[:num_tokens], cache.dtype))
 
 
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
@@ -22,7 +23,7 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
 
     Args:
         q: [T or more, heads, head_dim]; rows beyond `meta.num_tokens` are padding.
-        cache: [num_blocks, block_size, 2, kv_heads, head_dim], this step's keys already written.
+        cache: [num_blocks, block_size, 2, kv_heads, slot_width(head_dim)], this step's keys already written.
         window: keys visible to a query, itself included; None for all.
 
     Returns:
@@ -45,7 +46,8 @@ def _decode_group(
 ) -> Tensor:
     """Decode group `index`: its queries q [n, heads, D] over their gathered keys → [n, heads, D]."""
     group = meta.decodes[index]
-    kv = slots.index_select(0, group.slots).view(group.num, group.length, *slots.shape[1:])
+    kv = formats.decode(slots.index_select(0, group.slots), q.shape[2], q.dtype)
+    kv = kv.view(group.num, group.length, *kv.shape[1:])
     return _decode(q, kv, meta.decode_mask(index, window, q.dtype), scale)
 
 
@@ -60,7 +62,7 @@ def _decode(q: Tensor, kv: Tensor, mask: Tensor | None, scale: float) -> Tensor:
 
 def _prefill(q: Tensor, slots: Tensor, chunk: Chunk, scale: float, window: int | None) -> Tensor:
     """One sequence's queries [num, heads, D], a bounded piece at a time so that no mask is larger than MAX_SCORES."""
-    kv = slots.index_select(0, chunk.slots)
+    kv = formats.decode(slots.index_select(0, chunk.slots), q.shape[2], q.dtype)
     step = max(1, MAX_SCORES // len(chunk.slots))
     pieces = []
     for done in range(0, chunk.num, step):

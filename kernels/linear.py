@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import native
+from kernels import gpu, native
 from kernels.elementwise import rms_norm, silu_mul
 
 
@@ -16,11 +16,13 @@ class PackedLinear:
     """A weight [N, K] and a bias [N], ready to use. Knows how to apply itself and what surrounds it in a decoder.
 
     Attributes:
+        kernel: what multiplies, as logs and clients are told.
         features: N.
         min_rows: fewer rows of x take another path and differ in the last bits: pad to this.
         batch_invariant: whether a row's bits depend on that row alone, given `min_rows`.
     """
 
+    kernel: str = "torch"
     min_rows = 1
     batch_invariant = True
 
@@ -31,8 +33,8 @@ class PackedLinear:
         self.dtype = weight.dtype
 
     def apply(self, x: Tensor) -> Tensor:
-        """x [M, K] → [M, N] in x's dtype."""
-        return F.linear(x, self.weight, self.bias)
+        """x [M, K] → [M, N]."""
+        return F.linear(x.to(self.dtype), self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual [M, N] += layer(x [M, K]) in place; the residual may be of a wider dtype."""
@@ -45,6 +47,17 @@ class PackedLinear:
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         """silu(first half) · second half of the layer of RMSNorm(x [M, K]): [M, N / 2]."""
         return silu_mul(self.apply_normed(x, norm, eps))
+
+
+class OnGpu(PackedLinear):
+    """On a CUDA device: cuBLAS, with norm and activation in kernels of our own."""
+
+    def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        return self.apply(gpu.family("norm").rms_norm(x, norm, eps, self.dtype))
+
+    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        y: Tensor = gpu.family("activation").silu_mul(self.apply_normed(x, norm, eps))
+        return y
 
 
 class Transposed(PackedLinear):
@@ -71,61 +84,68 @@ class Transposed(PackedLinear):
 
 
 class OneDNN(PackedLinear):
-    """bfloat16 on CPU: oneDNN's own layout, through operators that are not part of torch's public interface."""
+    """bfloat16 on CPU: oneDNN's own layout, through operators that are not part of torch's public interface. Gives
+    float32, as what comes between linears on a CPU computes in it."""
 
+    kernel = "oneDNN"
     min_rows = 4
+    batch_invariant = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
 
     def apply(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return y
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, "none", [], "")
+        return y.float()
 
 
-class Panels(PackedLinear):
-    """float32 on CPU with our own kernels, norm and activation fused in. Batch-invariant for every M and K."""
+class Fused(PackedLinear):
+    """On CPU with our own kernels, norm and activation fused in: x and products in float32. Batch-invariant for every M
+    and K. A subclass says how its weight is multiplied."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
-        super().__init__(weight, bias)
+        super().__init__(weight, None if bias is None else bias.float())
+        self.kernel = native.instruction_set()
         self._gated = gated
         self._inputs = weight.shape[1]
-        self.weight = native.pack(weight, gated)
+
+    def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
+        """y = or += what `finish` makes of x, normed if `eps` is not NO_NORM, times the weight."""
+        raise NotImplementedError
 
     def apply(self, x: Tensor) -> Tensor:
-        return self._store(x, native.NO_NORM)
+        return self._store(x, None, native.NO_NORM)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        native.linear(x, self.weight, self.bias, residual, self._inputs, native.NO_NORM, native.ADD)
+        self.multiply(x, residual, None, native.NO_NORM, native.ADD)
         return residual
 
     def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-        return self._store(x, eps) if norm is None else super().apply_normed(x, norm, eps)
+        return self._store(x, norm, eps)
 
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-        if norm is not None:
-            x, eps = rms_norm(x, norm, eps), native.NO_NORM
         y = x.new_empty(len(x), self.features // 2)
-        native.linear(x, self.weight, self.bias, y, self._inputs, eps, native.GATE)
+        self.multiply(x, y, norm, eps, native.GATE)
         return y
 
-    def _store(self, x: Tensor, eps: float) -> Tensor:
+    def _store(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         assert not self._gated, "a gated layer's halves are interleaved"
         y = x.new_empty(len(x), self.features)
-        native.linear(x, self.weight, self.bias, y, self._inputs, eps, native.STORE)
+        self.multiply(x, y, norm, eps, native.STORE)
         return y
 
 
-def pack(weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
-    """Pack a weight [N, K] (and bias [N]) for its device and dtype; `gated` if only `apply_gated` will be used."""
-    if weight.device.type == "cpu" and weight.dtype is torch.float32:
-        if native.is_available():
-            return Panels(weight, bias, gated)
-        return Transposed(weight, bias)
-    if weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and onednn_works():
-        return OneDNN(weight, bias)
-    return PackedLinear(weight, bias)
+class Panels(Fused):
+    """A weight of float32, or of bfloat16 and widened as it is read: half the bytes, and no other rounding."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
+        super().__init__(weight, bias, gated)
+        self.weight = native.pack(weight, gated)
+
+    def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
+        norm = None if norm is None else norm.float()
+        native.linear(x, self.weight, self.bias, y, self._inputs, eps, finish, norm)
 
 
 def onednn_works() -> bool:

@@ -1,23 +1,26 @@
-"""Our own CPU kernels (kernels/cpu, C++), as functions of tensors: float32, contiguous where it is said.
+"""Our own CPU kernels (kernels/cpu, C++), as functions of tensors: activations in float32, contiguous where it is said;
+weights and cache in the formats that a function names.
 
 Built with the package, once for each instruction set; the best that this machine can run is taken. Without a compiler
 at installation, or on another machine, there are none: `is_available` says so and torch's operators serve instead.
 """
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from kernels.metadata import AttentionMetadata
-from kernels.sampling import Rows
 
 NO_NORM = -1.0
 STORE, ADD, GATE = 0, 1, 2  # what becomes of a product; as in kernels/cpu/linear.h
 LANES = 16  # head sizes must be multiples of it
 MAX_HEAD_DIM = 256
+SCALE_BYTES = 4  # behind the levels of one head's key or value in a cache of 8 bits: their scale, float32
 BY_CAPABILITY = {"AVX512": ("v4", "v3"), "AVX2": ("v3",)}  # what torch calls the machine's best → modules, best first
+VNNI = "v4_vnni"  # the best of all, where the machine has AVX-512 VNNI
 
 
 def load(name: str) -> ModuleType | None:
@@ -30,22 +33,12 @@ def load(name: str) -> ModuleType | None:
 
 def runnable() -> tuple[str, ...]:
     """Instruction sets of this machine that there may be kernels for, best first."""
-    return BY_CAPABILITY.get(torch.backends.cpu.get_cpu_capability(), ())
+    capability = torch.backends.cpu.get_cpu_capability()
+    has_vnni = capability == "AVX512" and bool(torch.cpu.get_capabilities().get("avx512_vnni"))
+    return ((VNNI,) if has_vnni else ()) + BY_CAPABILITY.get(capability, ())
 
 
 MODULE = next(filter(None, map(load, runnable())), None)
-SAMPLER = next(filter(None, (load(f"sampling_{name}") for name in runnable())), None)
-
-
-def samples(logits: Tensor) -> bool:
-    """Whether logits [R, V] may be sampled here."""
-    return (
-        SAMPLER is not None
-        and logits.dtype is torch.float32
-        and logits.device.type == "cpu"
-        and logits.is_contiguous()
-        and logits.shape[1] > 0
-    )
 
 
 def is_available() -> bool:
@@ -64,12 +57,13 @@ def set_threads(num: int) -> None:
         MODULE.set_threads(num)
 
 
-def takes(cache: Tensor) -> bool:
-    """Whether attention over a cache layer [num_blocks, block_size, 2, kv_heads, D] may run here."""
-    dim = cache.shape[-1]
+def takes(q: Tensor, cache: Tensor) -> bool:
+    """Whether attention of q [.., D] over a cache layer may run here: float32, bfloat16 or int8 (`SCALE_BYTES`)."""
+    dim = q.shape[-1]
     return (
         MODULE is not None
-        and cache.dtype is torch.float32
+        and q.dtype is torch.float32
+        and cache.dtype in (torch.float32, torch.bfloat16, torch.int8)
         and cache.device.type == "cpu"
         and dim % LANES == 0
         and dim <= MAX_HEAD_DIM
@@ -77,41 +71,113 @@ def takes(cache: Tensor) -> bool:
 
 
 def pack(weight: Tensor, gated: bool) -> Tensor:
-    """weight [N, K] in panels: float32 [packed size]. Gated: row i of the first half beside row i of the second."""
+    """weight [N, K], float32 or bfloat16, in panels: [packed size]. Gated: row i of the first half beside row i of the
+    second."""
     assert MODULE is not None
     weight = weight.contiguous()
     rows, inputs = weight.shape
-    packed = torch.empty(MODULE.packed_size(rows, inputs, int(gated)))
-    MODULE.pack(weight.data_ptr(), packed.data_ptr(), rows, inputs, int(gated))
+    packed = torch.empty(MODULE.packed_size(rows, inputs, int(gated)), dtype=weight.dtype)
+    call = MODULE.pack_bfloat16 if weight.dtype is torch.bfloat16 else MODULE.pack_float32
+    call(weight.data_ptr(), packed.data_ptr(), rows, inputs, int(gated))
     return packed
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, inputs: int, eps: float, finish: int) -> None:
-    """y [M, N] = or += x [M, inputs] · packed weight + bias, x's rows first divided by their root mean square if
-    `eps` is not NO_NORM; with GATE y [M, N / 2] = silu(first half) · second half."""
+def pack_levels(levels: Tensor, bits: int, gated: bool) -> Tensor:
+    """levels uint8 [N, K] below 2^bits in panels: uint8 [packed size]."""
     assert MODULE is not None
-    if x.stride(1) != 1 or x.shape[1] != inputs or x.dtype is not torch.float32 or not y.is_contiguous():
-        raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not fit a layer of {inputs} inputs in float32")
-    MODULE.linear(
+    levels = levels.contiguous()
+    rows, inputs = levels.shape
+    size, call = {8: (MODULE.integer_size_8, MODULE.pack_levels_8), 4: (MODULE.integer_size_4, MODULE.pack_levels_4)}[
+        bits
+    ]
+    packed = torch.empty(size(rows, inputs, int(gated)), dtype=torch.uint8)
+    call(levels.data_ptr(), packed.data_ptr(), rows, inputs, int(gated))
+    return packed
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    inputs: int,
+    eps: float,
+    finish: int,
+    norm: Tensor | None = None,
+) -> None:
+    """y [M, N] = or += x [M, inputs] · packed weight + bias, x's rows first divided by their root mean square, and
+    multiplied by `norm` [inputs] float32, if `eps` is not NO_NORM; with GATE y [M, N / 2] = silu(first half) · second
+    half."""
+    assert MODULE is not None
+    _check(x, y, inputs)
+    call = MODULE.linear_bfloat16 if weight.dtype is torch.bfloat16 else MODULE.linear_float32
+    call(
         x.data_ptr(),
         x.stride(0),
+        inputs,
+        eps,
+        0 if norm is None else norm.data_ptr(),
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         y.data_ptr(),
         len(x),
         y.shape[1],
-        inputs,
-        eps,
         finish,
     )
+
+
+def integer_linear(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    outliers: Tensor,
+    outlier_weights: Tensor,
+    bits: int,
+    bias: Tensor | None,
+    y: Tensor,
+    inputs: int,
+    eps: float,
+    finish: int,
+) -> None:
+    """The same with a weight of `pack_levels`, scales [N, groups] packed by `pack`, outliers int64 and their weights
+    [N, outliers] packed by `pack`; see `kernels.quantised`."""
+    assert MODULE is not None
+    _check(x, y, inputs)
+    call = MODULE.integer_4 if bits == 4 else MODULE.integer_8
+    call(
+        x.data_ptr(),
+        x.stride(0),
+        inputs,
+        eps,
+        weight.data_ptr(),
+        scales.data_ptr(),
+        outliers.data_ptr(),
+        len(outliers),
+        outlier_weights.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        len(x),
+        y.shape[1],
+        finish,
+    )
+
+
+def _check(x: Tensor, y: Tensor, inputs: int) -> None:
+    if x.stride(1) != 1 or x.shape[1] != inputs or x.dtype is not torch.float32 or not y.is_contiguous():
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not fit a layer of {inputs} inputs in float32")
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
     """Rotate queries and keys of heads [T, heads + 2 kv_heads, D] in place by cis (complex64 [T, 1, D/2]) and put
     keys and values into their slots of a cache layer."""
     assert MODULE is not None and heads.is_contiguous() and cis.is_contiguous()
-    kv_heads, dim = cache.shape[3:]
-    MODULE.rotate_and_write(
+    kv_heads, dim = cache.shape[3], heads.shape[2]
+    calls: dict[torch.dtype, Callable[..., None]] = {
+        torch.float32: MODULE.rotate_and_write_float32,
+        torch.bfloat16: MODULE.rotate_and_write_bfloat16,
+        torch.int8: MODULE.rotate_and_write_int8,
+    }
+    calls[cache.dtype](
         heads.data_ptr(),
         cis.data_ptr(),
         meta.num_tokens,
@@ -126,11 +192,16 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
     """See `kernels.ops.paged_attention`. q [T or more, heads, D] with heads contiguous; padding rows become zero."""
     assert MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1
-    _, block_size, _, kv_heads, dim = cache.shape
+    block_size, kv_heads, dim = cache.shape[1], cache.shape[3], q.shape[2]
     make = torch.empty if len(q) == meta.num_tokens else torch.zeros
     out = make(len(q), q.shape[1] * dim)
     tables, width, firsts, counts, contexts, rows = meta.addresses
-    MODULE.attention(
+    calls: dict[torch.dtype, Callable[..., None]] = {
+        torch.float32: MODULE.attention_float32,
+        torch.bfloat16: MODULE.attention_bfloat16,
+        torch.int8: MODULE.attention_int8,
+    }
+    calls[cache.dtype](
         q.data_ptr(),
         q.stride(0),
         cache.data_ptr(),
@@ -149,18 +220,3 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
         out.data_ptr(),
     )
     return out
-
-
-def sample(logits: Tensor, rows: Rows) -> Tensor:
-    """Ids int64 [R], -1 for rows of no usable number; see `kernels.sampling.sample`."""
-    assert SAMPLER is not None
-    ids = torch.empty(len(logits), dtype=torch.int64)
-    columns = [column.contiguous() for column in rows]
-    SAMPLER.sample(
-        logits.data_ptr(),
-        len(logits),
-        logits.shape[1],
-        *(column.data_ptr() for column in columns),
-        ids.data_ptr(),
-    )
-    return ids

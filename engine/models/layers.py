@@ -20,8 +20,10 @@ from kernels.metadata import AttentionMetadata
 class Pack(Protocol):
     """How a weight [N, K] and bias [N] are made ready for use."""
 
-    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedLinear:
-        """The packed layer; `gated` if only `ops.linear_gated` will use it."""
+    def __call__(
+        self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False
+    ) -> PackedLinear:
+        """The packed layer; `gated` if only `ops.linear_gated` will use it, `precise` if it should be rounded less."""
 
 
 class Packer:
@@ -70,6 +72,11 @@ class Packer:
         if norm is not None and self._folds:
             weight = weight * norm
         return self._pack(weight, torch.cat(biases) if biases else None, gated=gated)
+
+    def head(self, name: str, shape: tuple[int, int], norm: Tensor) -> PackedLinear:
+        """The projection [vocabulary, hidden] to logits, which its errors reach undiluted."""
+        weight = self._source.get(f"{name}.weight", shape)
+        return self._pack(weight * norm if self._folds else weight, precise=True)
 
 
 def pair_order(rows: int, head_dim: int, device: torch.device) -> Tensor:

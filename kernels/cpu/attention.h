@@ -1,4 +1,4 @@
-// Attention of ragged queries over a paged cache, and the rotation and write that come before it, in float32.
+// Attention of ragged queries over a paged cache, in float32 over keys and values of any of the cache's number formats.
 //
 // A query meets its keys in blocks of KEYS that start at multiples of KEYS, with a running maximum (Milakov &
 // Gimelshein 2018; FlashAttention). What one query computes is the same in decode, in any chunk and in any batch, to
@@ -9,8 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "pool.h"
-#include "vector.h"
+#include "slots.h"
 
 namespace sluice {
 
@@ -20,10 +19,11 @@ constexpr int QUERIES = 16;  // query rows that share a look-up of keys and valu
 constexpr int SHARING = 4;   // of these, rows that share a load of values
 constexpr int PAIR = 2;      // and rows that share a load of keys
 
+template <typename Element>
 struct Attention {
   const float* q;  // [T, heads, dim], tokens q_stride apart
   int64_t q_stride;
-  const float* cache;  // [blocks, block_size, 2, kv_heads, dim]
+  const Element* cache;  // [blocks, block_size, 2, kv_heads, width<Element>(dim)]
   int64_t block_size, kv_heads, heads, dim;
   const int32_t* tables;  // [rows, table_width]
   int64_t table_width;
@@ -45,31 +45,38 @@ struct QueryTile {
 };
 
 // Where the keys and values of one head lie, KEYS of them at a time.
+template <typename Element>
 struct KeyBlock {
-  const float* keys[KEYS];
-  const float* values[KEYS];
+  const Element* keys[KEYS];
+  const Element* values[KEYS];
+  float key_scales[KEYS], value_scales[KEYS];  // of formats that have them
   int num;
 
   // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
   // before a window may lie in blocks that were given back, and none of these is to be looked at.
-  void find(const Attention& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin, int64_t end) {
-    const int64_t slot = 2 * job.kv_heads * job.dim;
+  void find(const Attention<Element>& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin, int64_t end) {
+    const int64_t one = width<Element>(job.dim), slot = 2 * job.kv_heads * one;
     num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
     int64_t block = -1, within = 0;
     for (int j = 0; j < KEYS; ++j) {
       const int64_t position = std::min(std::max(from + j, begin), end - 1);
       if (block < 0 || position >= (block + 1) * job.block_size) block = position / job.block_size;
       within = position - block * job.block_size;
-      keys[j] = job.cache + (table[block] * job.block_size + within) * slot + kv_head * job.dim;
-      values[j] = keys[j] + job.kv_heads * job.dim;
+      keys[j] = job.cache + (table[block] * job.block_size + within) * slot + kv_head * one;
+      values[j] = keys[j] + job.kv_heads * one;
+      if constexpr (IS_SCALED<Element>) {
+        key_scales[j] = scale_of(keys[j], job.dim);
+        value_scales[j] = scale_of(values[j], job.dim);
+      }
     }
   }
 };
 
 // Scores of ROWS queries, a power of two. Each is a dot product in LANES chains whose ends are added by `sums`, whether
 // the vectors of one call belong to LANES keys of one query or to fewer keys of several.
-template <int ROWS>
-inline void score_keys(const float* const* q, const KeyBlock& block, int64_t dim, float scale, float (*scores)[KEYS]) {
+template <int ROWS, typename Element>
+inline void score_keys(const float* const* q, const KeyBlock<Element>& block, int64_t dim, float scale,
+                       float (*scores)[KEYS]) {
   constexpr int WIDTH = LANES / ROWS;
   for (int from = 0; from < KEYS; from += WIDTH) {
     Vec acc[LANES] = {};
@@ -89,8 +96,8 @@ inline void score_keys(const float* const* q, const KeyBlock& block, int64_t dim
 }
 
 // acc += weights · values, for COUNT rows. The order of keys is the same for each row, however many there are.
-template <int COUNT>
-inline void add_values(const KeyBlock& block, int64_t dim, const float (*weights)[KEYS], float (*acc)[MAX_DIM]) {
+template <int COUNT, typename Element>
+inline void add_values(const KeyBlock<Element>& block, int64_t dim, const float (*weights)[KEYS], float (*acc)[MAX_DIM]) {
   for (int64_t d = 0; d < dim; d += LANES) {
     Vec sums[COUNT];
     for (int r = 0; r < COUNT; ++r) sums[r] = load(acc[r] + d);
@@ -102,7 +109,8 @@ inline void add_values(const KeyBlock& block, int64_t dim, const float (*weights
   }
 }
 
-inline void add_values(int count, const KeyBlock& block, int64_t dim, const float (*weights)[KEYS],
+template <typename Element>
+inline void add_values(int count, const KeyBlock<Element>& block, int64_t dim, const float (*weights)[KEYS],
                        float (*acc)[MAX_DIM]) {
   for (int r = 0; r < count; r += SHARING) switch (count - r) {
       case 1: add_values<1>(block, dim, weights + r, acc + r); break;
@@ -142,7 +150,12 @@ inline void weigh(float* scores, int64_t from, int64_t begin, int64_t end, float
   total += sum(added);
 }
 
-inline void attend(const Attention& job, const QueryTile& tile, const int32_t* table, int64_t kv_head) {
+inline void multiply(float* scores, const float* by) {
+  for (int j = 0; j < KEYS; j += LANES) store(scores + j, load(scores + j) * load(by + j));
+}
+
+template <typename Element>
+inline void attend(const Attention<Element>& job, const QueryTile& tile, const int32_t* table, int64_t kv_head) {
   float acc[QUERIES][MAX_DIM];
   float scores[QUERIES][KEYS];
   float peak[QUERIES], total[QUERIES] = {};
@@ -152,15 +165,18 @@ inline void attend(const Attention& job, const QueryTile& tile, const int32_t* t
     peak[r] = -std::numeric_limits<float>::infinity();
     begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
   }
-  KeyBlock block;
+  KeyBlock<Element> block;
   for (int64_t from = begin / KEYS * KEYS; from < end; from += KEYS) {
     block.find(job, table, kv_head, from, begin, end);
     int scored = 0;
     for (; scored + PAIR <= tile.count; scored += PAIR)
       score_keys<PAIR>(tile.q + scored, block, job.dim, job.scale, scores + scored);
     for (; scored < tile.count; ++scored) score_keys<1>(tile.q + scored, block, job.dim, job.scale, scores + scored);
-    for (int r = 0; r < tile.count; ++r)
+    for (int r = 0; r < tile.count; ++r) {
+      if constexpr (IS_SCALED<Element>) multiply(scores[r], block.key_scales);
       weigh(scores[r], from, tile.begin[r], tile.end[r], peak[r], total[r], acc[r], job.dim);
+      if constexpr (IS_SCALED<Element>) multiply(scores[r], block.value_scales);
+    }
     add_values(tile.count, block, job.dim, scores, acc);
   }
   for (int r = 0; r < tile.count; ++r)
@@ -168,7 +184,8 @@ inline void attend(const Attention& job, const QueryTile& tile, const int32_t* t
 }
 
 // Piece `at` of one row: a tile of its query heads that share a head of keys.
-inline void attend(const Attention& job, int64_t row, int64_t at) {
+template <typename Element>
+inline void attend(const Attention<Element>& job, int64_t row, int64_t at) {
   const int64_t group = job.heads / job.kv_heads, kv_head = at % job.kv_heads, first = at / job.kv_heads * QUERIES;
   const int64_t num = job.counts[row] * group, start = job.contexts[row] - job.counts[row];
   QueryTile tile;
@@ -183,7 +200,8 @@ inline void attend(const Attention& job, int64_t row, int64_t at) {
   attend(job, tile, job.tables + row * job.table_width, kv_head);
 }
 
-inline void run(const Attention& job) {
+template <typename Element>
+inline void run(const Attention<Element>& job) {
   std::vector<int64_t> ends(job.rows);  // pieces of the rows up to and including each
   int64_t pieces = 0;
   const int64_t group = job.heads / job.kv_heads;
@@ -192,35 +210,6 @@ inline void run(const Attention& job) {
   Pool::instance().run(static_cast<int>(pieces), [&](int64_t piece) {
     const int64_t row = std::upper_bound(ends.begin(), ends.end(), piece) - ends.begin();
     attend(job, row, piece - (row == 0 ? 0 : ends[row - 1]));
-  });
-}
-
-struct RotateAndWrite {
-  float* heads;  // [T, num_heads + kv_heads (keys) + kv_heads (values), dim]: queries and keys rotated in place
-  const float* cis;  // [T, dim / 2] complex
-  int64_t tokens, num_heads, kv_heads, dim;
-  float* cache;  // [slots, 2, kv_heads, dim]
-  const int64_t* slots;  // [T] where each token's keys and values go
-};
-
-inline void run(const RotateAndWrite& job) {
-  const int64_t rotated = job.num_heads + job.kv_heads, width = (rotated + job.kv_heads) * job.dim;
-  const int64_t kept = 2 * job.kv_heads * job.dim;
-  const auto one = [&](int64_t t) {
-    float* x = job.heads + t * width;
-    const float* cis = job.cis + t * job.dim;
-    for (int64_t h = 0; h < rotated; ++h)
-      for (int64_t d = 0; d < job.dim; d += 2) {
-        float* pair = x + h * job.dim + d;
-        const float a = pair[0], b = pair[1], c = cis[d], s = cis[d + 1];
-        pair[0] = a * c - b * s;
-        pair[1] = a * s + b * c;
-      }
-    std::memcpy(job.cache + job.slots[t] * kept, x + job.num_heads * job.dim, kept * sizeof(float));
-  };
-  const int64_t pieces = std::min<int64_t>(job.tokens * width <= SMALL ? 1 : 64, job.tokens);
-  Pool::instance().run(static_cast<int>(pieces), [&](int64_t piece) {
-    for (int64_t t = job.tokens * piece / pieces; t < job.tokens * (piece + 1) / pieces; ++t) one(t);
   });
 }
 

@@ -3,8 +3,9 @@
 #include "call.h"
 
 #include "attention.h"
+#include "integer.h"
 #include "linear.h"
-#include "pool.h"
+#include "slots.h"
 
 namespace {
 
@@ -12,8 +13,10 @@ using sluice::Arguments;
 using sluice::Attention;
 using sluice::compute;
 using sluice::Finish;
+using sluice::Integer;
 using sluice::Linear;
 using sluice::method;
+using sluice::Output;
 using sluice::Pool;
 using sluice::RotateAndWrite;
 
@@ -33,41 +36,77 @@ PyObject* packed_size(PyObject*, PyObject* const* values, Py_ssize_t num) {
   return PyLong_FromLongLong(sluice::packed_size(rows, k, gated));
 }
 
+template <int BITS>
+PyObject* integer_size(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  const int64_t rows = arguments.integer(), k = arguments.integer();
+  const bool gated = arguments.integer() != 0;
+  if (!arguments.ok()) return nullptr;
+  return PyLong_FromLongLong(sluice::integer_size<BITS>(rows, k, gated));
+}
+
+template <typename Element, void (*PACK)(const Element*, Element*, int64_t, int64_t, bool)>
 PyObject* pack(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
-  const float* weight = arguments.address<const float>();
-  float* packed = arguments.address<float>();
+  const Element* weight = arguments.address<const Element>();
+  Element* packed = arguments.address<Element>();
   const int64_t rows = arguments.integer(), k = arguments.integer();
   const bool gated = arguments.integer() != 0;
   if (!arguments.ok()) return nullptr;
   Py_BEGIN_ALLOW_THREADS;
-  sluice::pack(weight, packed, rows, k, gated);
+  PACK(weight, packed, rows, k, gated);
   Py_END_ALLOW_THREADS;
   Py_RETURN_NONE;
 }
 
+Output output(Arguments& arguments) {
+  Output to;
+  to.bias = arguments.address<const float>();
+  to.y = arguments.address<float>();
+  to.m = arguments.integer();
+  to.n = arguments.integer();
+  to.finish = static_cast<Finish>(arguments.integer());
+  return to;
+}
+
+template <typename Weight>
 PyObject* linear(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
-  Linear job;
+  Linear<Weight> job;
   job.x = arguments.address<const float>();
   job.x_stride = arguments.integer();
-  job.weight = arguments.address<const float>();
-  job.bias = arguments.address<const float>();
-  job.y = arguments.address<float>();
-  job.m = arguments.integer();
-  job.n = arguments.integer();
   job.k = arguments.integer();
   job.norm_eps = arguments.real();
-  job.finish = static_cast<Finish>(arguments.integer());
+  job.norm = arguments.address<const float>();
+  job.weight = arguments.address<const Weight>();
+  job.to = output(arguments);
   return arguments.ok() ? compute(job) : nullptr;
 }
 
+template <int BITS>
+PyObject* integer(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  Integer<BITS> job;
+  job.x = arguments.address<const float>();
+  job.x_stride = arguments.integer();
+  job.k = arguments.integer();
+  job.norm_eps = arguments.real();
+  job.weight = arguments.address<const uint8_t>();
+  job.scales = arguments.address<const float>();
+  job.outliers = arguments.address<const int64_t>();
+  job.num_outliers = arguments.integer();
+  job.outlier_weights = arguments.address<const float>();
+  job.to = output(arguments);
+  return arguments.ok() ? compute(job) : nullptr;
+}
+
+template <typename Element>
 PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
-  Attention job;
+  Attention<Element> job;
   job.q = arguments.address<const float>();
   job.q_stride = arguments.integer();
-  job.cache = arguments.address<const float>();
+  job.cache = arguments.address<const Element>();
   job.block_size = arguments.integer();
   job.kv_heads = arguments.integer();
   job.heads = arguments.integer();
@@ -84,27 +123,41 @@ PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   return arguments.ok() ? compute(job) : nullptr;
 }
 
+template <typename Element>
 PyObject* rotate_and_write(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
-  RotateAndWrite job;
+  RotateAndWrite<Element> job;
   job.heads = arguments.address<float>();
   job.cis = arguments.address<const float>();
   job.tokens = arguments.integer();
   job.num_heads = arguments.integer();
   job.kv_heads = arguments.integer();
   job.dim = arguments.integer();
-  job.cache = arguments.address<float>();
+  job.cache = arguments.address<Element>();
   job.slots = arguments.address<const int64_t>();
   return arguments.ok() ? compute(job) : nullptr;
 }
 
+// By the element's name in kernels/native.py.
 PyMethodDef methods[] = {
     method<set_threads>("set_threads"),
     method<packed_size>("packed_size"),
-    method<pack>("pack"),
-    method<linear>("linear"),
-    method<attention>("attention"),
-    method<rotate_and_write>("rotate_and_write"),
+    method<integer_size<8>>("integer_size_8"),
+    method<integer_size<4>>("integer_size_4"),
+    method<pack<float, sluice::pack<float>>>("pack_float32"),
+    method<pack<uint16_t, sluice::pack<uint16_t>>>("pack_bfloat16"),
+    method<pack<uint8_t, sluice::pack_levels<8>>>("pack_levels_8"),
+    method<pack<uint8_t, sluice::pack_levels<4>>>("pack_levels_4"),
+    method<linear<float>>("linear_float32"),
+    method<linear<uint16_t>>("linear_bfloat16"),
+    method<integer<8>>("integer_8"),
+    method<integer<4>>("integer_4"),
+    method<attention<float>>("attention_float32"),
+    method<attention<uint16_t>>("attention_bfloat16"),
+    method<attention<int8_t>>("attention_int8"),
+    method<rotate_and_write<float>>("rotate_and_write_float32"),
+    method<rotate_and_write<uint16_t>>("rotate_and_write_bfloat16"),
+    method<rotate_and_write<int8_t>>("rotate_and_write_int8"),
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -26,6 +26,24 @@ inline Vec load(const float* from) {
   return v;
 }
 
+// bfloat16: the upper half of a float32.
+inline Vec load(const uint16_t* from) {
+  typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+  Halves halves;
+  std::memcpy(&halves, from, sizeof halves);
+  const IntVec bits = __builtin_convertvector(halves, IntVec) << 16;
+  Vec v;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+inline Vec load(const int8_t* from) {
+  typedef int8_t Levels __attribute__((vector_size(LANES)));
+  Levels levels;
+  std::memcpy(&levels, from, sizeof levels);
+  return __builtin_convertvector(__builtin_convertvector(levels, IntVec), Vec);
+}
+
 inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
 inline Vec broadcast(float x) { return Vec{} + x; }
@@ -59,6 +77,8 @@ inline float sum(Vec v) {
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
 }
+
+inline Vec absolute(Vec x) { return x > -x ? x : -x; }
 
 inline Vec greater(Vec a, Vec b) { return a > b ? a : b; }
 

@@ -16,6 +16,7 @@ from services.cli.healthcheck import healthcheck
 from services.cli.keys import keys
 from services.cli.options import takes_settings
 from services.cli.token import token
+from services.cli.top import top
 from services.config import ServiceConfig
 
 EXIT_USAGE = 2
@@ -56,6 +57,7 @@ app.command()(demo)
 app.command()(edge)
 app.command()(healthcheck)
 app.command()(keys)
+app.command()(top)
 app.add_typer(token, name="token")
 
 

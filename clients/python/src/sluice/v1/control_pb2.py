@@ -27,17 +27,17 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from sluice.v1 import types_pb2 as sluice_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sluice/v1/control.proto\x12\tsluice.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15sluice/v1/types.proto\"M\n\x11ListModelsRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\npage_token\x18\x02 \x01(\tB\x0c\n\n_page_size\"O\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.sluice.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"3\n\x10GetModelResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Model\"\x8b\x02\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x17\n\x0fparameter_count\x18\x05 \x01(\x04\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12+\n\x08\x64\x65\x66\x61ults\x18\t \x01(\x0b\x32\x19.sluice.v1.SamplingParams\x12$\n\x05state\x18\n \x01(\x0e\x32\x15.sluice.v1.ModelState\x12\x10\n\x08\x61\x64\x61pters\x18\x0b \x03(\t\"W\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\x08revision\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08\x61\x64\x61pters\x18\x03 \x03(\tB\x0b\n\t_revision\"4\n\x11LoadModelResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Model\"M\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13UnloadModelResponse\"\x16\n\x14GetServerInfoRequest\"\xd4\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x17\n\x0fschema_revision\x18\x02 \x01(\r\x12\x12\n\ngateway_id\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x06limits\x18\x05 \x01(\x0b\x32\x17.sluice.v1.ServerLimits\x12$\n\x08\x66\x65\x61tures\x18\x06 \x03(\x0e\x32\x12.sluice.v1.Feature\"\xdd\x03\n\x0cServerLimits\x12!\n\x19max_receive_message_bytes\x18\x01 \x01(\r\x12\x1e\n\x16max_send_message_bytes\x18\x02 \x01(\r\x12\x18\n\x10max_prompt_bytes\x18\x03 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x04 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x05 \x01(\r\x12\x16\n\x0emax_stop_bytes\x18\x06 \x01(\r\x12\x1a\n\x12max_stop_token_ids\x18\x07 \x01(\r\x12\x14\n\x0cmax_priority\x18\x08 \x01(\r\x12\x17\n\x0fmax_temperature\x18\t \x01(\x01\x12\x19\n\x11max_open_requests\x18\n \x01(\r\x12\x1b\n\x13max_reserved_tokens\x18\x0b \x01(\x04\x12\x19\n\x11max_chat_messages\x18\x0c \x01(\r\x12\x30\n\rstall_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x16max_stream_generations\x18\x0e \x01(\r\x12$\n\x1cmax_stream_frames_per_second\x18\x0f \x01(\r\x12\x12\n\nmax_credit\x18\x10 \x01(\r\"\x10\n\x0eGetLoadRequest\"0\n\x0fGetLoadResponse\x12\x1d\n\x04load\x18\x01 \x01(\x0b\x32\x0f.sluice.v1.Load\"\x96\x01\n\x04Load\x12\x15\n\ropen_requests\x18\x01 \x01(\r\x12\x19\n\x11max_open_requests\x18\x02 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13max_reserved_tokens\x18\x04 \x01(\x04\x12&\n\x07\x65ngines\x18\x05 \x03(\x0b\x32\x15.sluice.v1.EngineLoad\"\xd0\x02\n\nEngineLoad\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x18\n\x10running_requests\x18\x03 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12,\n\tstep_time\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11tokens_per_second\x18\x08 \x01(\x01\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\n \x01(\x04\x12\x1b\n\x13prefix_query_tokens\x18\x0b \x01(\x04\x12&\n\x03\x61ge\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\"?\n\x10WatchLoadRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"2\n\x11WatchLoadResponse\x12\x1d\n\x04load\x18\x01 \x01(\x0b\x32\x0f.sluice.v1.Load\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\rDrainResponse\x12\x15\n\ropen_requests\x18\x01 \x01(\r\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08*\x8c\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x15\n\x11MODEL_STATE_READY\x10\x02\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04*\xa5\x04\n\x07\x46\x65\x61ture\x12\x17\n\x13\x46\x45\x41TURE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x46\x45\x41TURE_STREAM\x10\x01\x12\x14\n\x10\x46\x45\x41TURE_CONVERSE\x10\x02\x12\x12\n\x0e\x46\x45\x41TURE_RESUME\x10\x03\x12\x14\n\x10\x46\x45\x41TURE_TOKENIZE\x10\x04\x12\x11\n\rFEATURE_EMBED\x10\x05\x12\x10\n\x0c\x46\x45\x41TURE_CHAT\x10\x06\x12\x12\n\x0e\x46\x45\x41TURE_IMAGES\x10\x07\x12\x14\n\x10\x46\x45\x41TURE_LOGPROBS\x10\x08\x12\x1b\n\x17\x46\x45\x41TURE_PROMPT_LOGPROBS\x10\t\x12\x18\n\x14\x46\x45\x41TURE_MANY_OUTPUTS\x10\n\x12\x17\n\x13\x46\x45\x41TURE_BEAM_SEARCH\x10\x0b\x12\x15\n\x11\x46\x45\x41TURE_PENALTIES\x10\x0c\x12\x17\n\x13\x46\x45\x41TURE_CONSTRAINTS\x10\r\x12\x14\n\x10\x46\x45\x41TURE_ADAPTERS\x10\x0e\x12\x17\n\x13\x46\x45\x41TURE_SPECULATION\x10\x0f\x12\x12\n\x0e\x46\x45\x41TURE_CREDIT\x10\x10\x12\x12\n\x0e\x46\x45\x41TURE_DETACH\x10\x11\x12\x17\n\x13\x46\x45\x41TURE_IDEMPOTENCY\x10\x12\x12\x19\n\x15\x46\x45\x41TURE_MODEL_LOADING\x10\x13\x12\x16\n\x12\x46\x45\x41TURE_WATCH_LOAD\x10\x14\x12\x11\n\rFEATURE_DRAIN\x10\x15\x12\x11\n\rFEATURE_TOOLS\x10\x16\x12\x15\n\x11\x46\x45\x41TURE_REASONING\x10\x17\x32\xd4\x04\n\x0e\x43ontrolService\x12I\n\nListModels\x12\x1c.sluice.v1.ListModelsRequest\x1a\x1d.sluice.v1.ListModelsResponse\x12\x43\n\x08GetModel\x12\x1a.sluice.v1.GetModelRequest\x1a\x1b.sluice.v1.GetModelResponse\x12\x46\n\tLoadModel\x12\x1b.sluice.v1.LoadModelRequest\x1a\x1c.sluice.v1.LoadModelResponse\x12L\n\x0bUnloadModel\x12\x1d.sluice.v1.UnloadModelRequest\x1a\x1e.sluice.v1.UnloadModelResponse\x12R\n\rGetServerInfo\x12\x1f.sluice.v1.GetServerInfoRequest\x1a .sluice.v1.GetServerInfoResponse\x12@\n\x07GetLoad\x12\x19.sluice.v1.GetLoadRequest\x1a\x1a.sluice.v1.GetLoadResponse\x12H\n\tWatchLoad\x12\x1b.sluice.v1.WatchLoadRequest\x1a\x1c.sluice.v1.WatchLoadResponse0\x01\x12<\n\x05\x44rain\x12\x17.sluice.v1.DrainRequest\x1a\x18.sluice.v1.DrainResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17sluice/v1/control.proto\x12\tsluice.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15sluice/v1/types.proto\"M\n\x11ListModelsRequest\x12\x16\n\tpage_size\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x12\n\npage_token\x18\x02 \x01(\tB\x0c\n\n_page_size\"O\n\x12ListModelsResponse\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.sluice.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"3\n\x10GetModelResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Model\"\xca\x02\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x17\n\x0fparameter_count\x18\x05 \x01(\x04\x12\x16\n\x0e\x63ontext_length\x18\x06 \x01(\r\x12\x12\n\nvocab_size\x18\x07 \x01(\r\x12\x15\n\reos_token_ids\x18\x08 \x03(\r\x12+\n\x08\x64\x65\x66\x61ults\x18\t \x01(\x0b\x32\x19.sluice.v1.SamplingParams\x12$\n\x05state\x18\n \x01(\x0e\x32\x15.sluice.v1.ModelState\x12\x10\n\x08\x61\x64\x61pters\x18\x0b \x03(\t\x12\x14\n\x0cquantization\x18\x0c \x01(\t\x12\x16\n\x0ekv_cache_dtype\x18\r \x01(\t\x12\x0f\n\x07kernels\x18\x0e \x01(\t\"W\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\x08revision\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08\x61\x64\x61pters\x18\x03 \x03(\tB\x0b\n\t_revision\"4\n\x11LoadModelResponse\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.sluice.v1.Model\"M\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x15\n\x13UnloadModelResponse\"\x16\n\x14GetServerInfoRequest\"\xd4\x01\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x17\n\x0fschema_revision\x18\x02 \x01(\r\x12\x12\n\ngateway_id\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x06limits\x18\x05 \x01(\x0b\x32\x17.sluice.v1.ServerLimits\x12$\n\x08\x66\x65\x61tures\x18\x06 \x03(\x0e\x32\x12.sluice.v1.Feature\"\xdd\x03\n\x0cServerLimits\x12!\n\x19max_receive_message_bytes\x18\x01 \x01(\r\x12\x1e\n\x16max_send_message_bytes\x18\x02 \x01(\r\x12\x18\n\x10max_prompt_bytes\x18\x03 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x04 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x05 \x01(\r\x12\x16\n\x0emax_stop_bytes\x18\x06 \x01(\r\x12\x1a\n\x12max_stop_token_ids\x18\x07 \x01(\r\x12\x14\n\x0cmax_priority\x18\x08 \x01(\r\x12\x17\n\x0fmax_temperature\x18\t \x01(\x01\x12\x19\n\x11max_open_requests\x18\n \x01(\r\x12\x1b\n\x13max_reserved_tokens\x18\x0b \x01(\x04\x12\x19\n\x11max_chat_messages\x18\x0c \x01(\r\x12\x30\n\rstall_timeout\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1e\n\x16max_stream_generations\x18\x0e \x01(\r\x12$\n\x1cmax_stream_frames_per_second\x18\x0f \x01(\r\x12\x12\n\nmax_credit\x18\x10 \x01(\r\"\x10\n\x0eGetLoadRequest\"0\n\x0fGetLoadResponse\x12\x1d\n\x04load\x18\x01 \x01(\x0b\x32\x0f.sluice.v1.Load\"\xbe\x01\n\x04Load\x12\x15\n\ropen_requests\x18\x01 \x01(\r\x12\x19\n\x11max_open_requests\x18\x02 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13max_reserved_tokens\x18\x04 \x01(\x04\x12&\n\x07\x65ngines\x18\x05 \x03(\x0b\x32\x15.sluice.v1.EngineLoad\x12&\n\x07tenants\x18\x06 \x03(\x0b\x32\x15.sluice.v1.TenantLoad\"L\n\nTenantLoad\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x15\n\ropen_requests\x18\x02 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x03 \x01(\x04\"\xd0\x02\n\nEngineLoad\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x18\n\x10running_requests\x18\x03 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12,\n\tstep_time\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11tokens_per_second\x18\x08 \x01(\x01\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\x12\x19\n\x11prefix_hit_tokens\x18\n \x01(\x04\x12\x1b\n\x13prefix_query_tokens\x18\x0b \x01(\x04\x12&\n\x03\x61ge\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\"?\n\x10WatchLoadRequest\x12+\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"2\n\x11WatchLoadResponse\x12\x1d\n\x04load\x18\x01 \x01(\x0b\x32\x0f.sluice.v1.Load\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\rDrainResponse\x12\x15\n\ropen_requests\x18\x01 \x01(\r\x12\x0f\n\x07\x64rained\x18\x02 \x01(\x08*\x8c\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_LOADING\x10\x01\x12\x15\n\x11MODEL_STATE_READY\x10\x02\x12\x19\n\x15MODEL_STATE_UNLOADING\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04*\xa5\x04\n\x07\x46\x65\x61ture\x12\x17\n\x13\x46\x45\x41TURE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x46\x45\x41TURE_STREAM\x10\x01\x12\x14\n\x10\x46\x45\x41TURE_CONVERSE\x10\x02\x12\x12\n\x0e\x46\x45\x41TURE_RESUME\x10\x03\x12\x14\n\x10\x46\x45\x41TURE_TOKENIZE\x10\x04\x12\x11\n\rFEATURE_EMBED\x10\x05\x12\x10\n\x0c\x46\x45\x41TURE_CHAT\x10\x06\x12\x12\n\x0e\x46\x45\x41TURE_IMAGES\x10\x07\x12\x14\n\x10\x46\x45\x41TURE_LOGPROBS\x10\x08\x12\x1b\n\x17\x46\x45\x41TURE_PROMPT_LOGPROBS\x10\t\x12\x18\n\x14\x46\x45\x41TURE_MANY_OUTPUTS\x10\n\x12\x17\n\x13\x46\x45\x41TURE_BEAM_SEARCH\x10\x0b\x12\x15\n\x11\x46\x45\x41TURE_PENALTIES\x10\x0c\x12\x17\n\x13\x46\x45\x41TURE_CONSTRAINTS\x10\r\x12\x14\n\x10\x46\x45\x41TURE_ADAPTERS\x10\x0e\x12\x17\n\x13\x46\x45\x41TURE_SPECULATION\x10\x0f\x12\x12\n\x0e\x46\x45\x41TURE_CREDIT\x10\x10\x12\x12\n\x0e\x46\x45\x41TURE_DETACH\x10\x11\x12\x17\n\x13\x46\x45\x41TURE_IDEMPOTENCY\x10\x12\x12\x19\n\x15\x46\x45\x41TURE_MODEL_LOADING\x10\x13\x12\x16\n\x12\x46\x45\x41TURE_WATCH_LOAD\x10\x14\x12\x11\n\rFEATURE_DRAIN\x10\x15\x12\x11\n\rFEATURE_TOOLS\x10\x16\x12\x15\n\x11\x46\x45\x41TURE_REASONING\x10\x17\x32\xd4\x04\n\x0e\x43ontrolService\x12I\n\nListModels\x12\x1c.sluice.v1.ListModelsRequest\x1a\x1d.sluice.v1.ListModelsResponse\x12\x43\n\x08GetModel\x12\x1a.sluice.v1.GetModelRequest\x1a\x1b.sluice.v1.GetModelResponse\x12\x46\n\tLoadModel\x12\x1b.sluice.v1.LoadModelRequest\x1a\x1c.sluice.v1.LoadModelResponse\x12L\n\x0bUnloadModel\x12\x1d.sluice.v1.UnloadModelRequest\x1a\x1e.sluice.v1.UnloadModelResponse\x12R\n\rGetServerInfo\x12\x1f.sluice.v1.GetServerInfoRequest\x1a .sluice.v1.GetServerInfoResponse\x12@\n\x07GetLoad\x12\x19.sluice.v1.GetLoadRequest\x1a\x1a.sluice.v1.GetLoadResponse\x12H\n\tWatchLoad\x12\x1b.sluice.v1.WatchLoadRequest\x1a\x1c.sluice.v1.WatchLoadResponse0\x01\x12<\n\x05\x44rain\x12\x17.sluice.v1.DrainRequest\x1a\x18.sluice.v1.DrainResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sluice.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELSTATE']._serialized_start=2400
-  _globals['_MODELSTATE']._serialized_end=2540
-  _globals['_FEATURE']._serialized_start=2543
-  _globals['_FEATURE']._serialized_end=3092
+  _globals['_MODELSTATE']._serialized_start=2581
+  _globals['_MODELSTATE']._serialized_end=2721
+  _globals['_FEATURE']._serialized_start=2724
+  _globals['_FEATURE']._serialized_end=3273
   _globals['_LISTMODELSREQUEST']._serialized_start=126
   _globals['_LISTMODELSREQUEST']._serialized_end=203
   _globals['_LISTMODELSRESPONSE']._serialized_start=205
@@ -47,37 +47,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELRESPONSE']._serialized_start=320
   _globals['_GETMODELRESPONSE']._serialized_end=371
   _globals['_MODEL']._serialized_start=374
-  _globals['_MODEL']._serialized_end=641
-  _globals['_LOADMODELREQUEST']._serialized_start=643
-  _globals['_LOADMODELREQUEST']._serialized_end=730
-  _globals['_LOADMODELRESPONSE']._serialized_start=732
-  _globals['_LOADMODELRESPONSE']._serialized_end=784
-  _globals['_UNLOADMODELREQUEST']._serialized_start=786
-  _globals['_UNLOADMODELREQUEST']._serialized_end=863
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=865
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=886
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=888
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=910
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=913
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=1125
-  _globals['_SERVERLIMITS']._serialized_start=1128
-  _globals['_SERVERLIMITS']._serialized_end=1605
-  _globals['_GETLOADREQUEST']._serialized_start=1607
-  _globals['_GETLOADREQUEST']._serialized_end=1623
-  _globals['_GETLOADRESPONSE']._serialized_start=1625
-  _globals['_GETLOADRESPONSE']._serialized_end=1673
-  _globals['_LOAD']._serialized_start=1676
-  _globals['_LOAD']._serialized_end=1826
-  _globals['_ENGINELOAD']._serialized_start=1829
-  _globals['_ENGINELOAD']._serialized_end=2165
-  _globals['_WATCHLOADREQUEST']._serialized_start=2167
-  _globals['_WATCHLOADREQUEST']._serialized_end=2230
-  _globals['_WATCHLOADRESPONSE']._serialized_start=2232
-  _globals['_WATCHLOADRESPONSE']._serialized_end=2282
-  _globals['_DRAINREQUEST']._serialized_start=2284
-  _globals['_DRAINREQUEST']._serialized_end=2340
-  _globals['_DRAINRESPONSE']._serialized_start=2342
-  _globals['_DRAINRESPONSE']._serialized_end=2397
-  _globals['_CONTROLSERVICE']._serialized_start=3095
-  _globals['_CONTROLSERVICE']._serialized_end=3691
+  _globals['_MODEL']._serialized_end=704
+  _globals['_LOADMODELREQUEST']._serialized_start=706
+  _globals['_LOADMODELREQUEST']._serialized_end=793
+  _globals['_LOADMODELRESPONSE']._serialized_start=795
+  _globals['_LOADMODELRESPONSE']._serialized_end=847
+  _globals['_UNLOADMODELREQUEST']._serialized_start=849
+  _globals['_UNLOADMODELREQUEST']._serialized_end=926
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=928
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=949
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=951
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=973
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=976
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1188
+  _globals['_SERVERLIMITS']._serialized_start=1191
+  _globals['_SERVERLIMITS']._serialized_end=1668
+  _globals['_GETLOADREQUEST']._serialized_start=1670
+  _globals['_GETLOADREQUEST']._serialized_end=1686
+  _globals['_GETLOADRESPONSE']._serialized_start=1688
+  _globals['_GETLOADRESPONSE']._serialized_end=1736
+  _globals['_LOAD']._serialized_start=1739
+  _globals['_LOAD']._serialized_end=1929
+  _globals['_TENANTLOAD']._serialized_start=1931
+  _globals['_TENANTLOAD']._serialized_end=2007
+  _globals['_ENGINELOAD']._serialized_start=2010
+  _globals['_ENGINELOAD']._serialized_end=2346
+  _globals['_WATCHLOADREQUEST']._serialized_start=2348
+  _globals['_WATCHLOADREQUEST']._serialized_end=2411
+  _globals['_WATCHLOADRESPONSE']._serialized_start=2413
+  _globals['_WATCHLOADRESPONSE']._serialized_end=2463
+  _globals['_DRAINREQUEST']._serialized_start=2465
+  _globals['_DRAINREQUEST']._serialized_end=2521
+  _globals['_DRAINRESPONSE']._serialized_start=2523
+  _globals['_DRAINRESPONSE']._serialized_end=2578
+  _globals['_CONTROLSERVICE']._serialized_start=3276
+  _globals['_CONTROLSERVICE']._serialized_end=3872
 # @@protoc_insertion_point(module_scope)

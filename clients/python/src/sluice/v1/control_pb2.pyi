@@ -281,6 +281,9 @@ class Model(_message.Message):
     DEFAULTS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """What requests name. At most 256 bytes."""
     revision: _builtins.str
@@ -297,6 +300,14 @@ class Model(_message.Message):
     """Width of the logits: token ids are below it."""
     state: Global___ModelState.ValueType
     """Where it stands."""
+    quantization: _builtins.str
+    """How its weights are rounded, such as "int8" or "int4"; empty when they are not. At most 32 bytes."""
+    kv_cache_dtype: _builtins.str
+    """Number format of cached keys and values, such as "bfloat16" or "int8". At most 32 bytes."""
+    kernels: _builtins.str
+    """What multiplies its weights: the instruction set of the server's own kernels, such as "v4_vnni", "oneDNN" or
+    "torch". At most 32 bytes.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end an output unless ignore_eos. At most 64."""
@@ -323,10 +334,13 @@ class Model(_message.Message):
         defaults: _types_pb2.SamplingParams | None = ...,
         state: Global___ModelState.ValueType = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        quantization: _builtins.str = ...,
+        kv_cache_dtype: _builtins.str = ...,
+        kernels: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "context_length", b"context_length", "defaults", b"defaults", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "id", b"id", "parameter_count", b"parameter_count", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "architecture", b"architecture", "context_length", b"context_length", "defaults", b"defaults", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "id", b"id", "kernels", b"kernels", "kv_cache_dtype", b"kv_cache_dtype", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "state", b"state", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -636,6 +650,7 @@ class Load(_message.Message):
     RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     open_requests: _builtins.int
     """Requests open at this gateway."""
     max_open_requests: _builtins.int
@@ -648,6 +663,10 @@ class Load(_message.Message):
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineLoad]:
         """The engines behind it. At most 1,024."""
 
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantLoad]:
+        """Whose the open requests are, most first; those of further tenants are together in one without a name. At most 64."""
+
     def __init__(
         self,
         *,
@@ -656,14 +675,45 @@ class Load(_message.Message):
         reserved_tokens: _builtins.int = ...,
         max_reserved_tokens: _builtins.int = ...,
         engines: _abc.Iterable[Global___EngineLoad] | None = ...,
+        tenants: _abc.Iterable[Global___TenantLoad] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "max_open_requests", b"max_open_requests", "max_reserved_tokens", b"max_reserved_tokens", "open_requests", b"open_requests", "reserved_tokens", b"reserved_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "max_open_requests", b"max_open_requests", "max_reserved_tokens", b"max_reserved_tokens", "open_requests", b"open_requests", "reserved_tokens", b"reserved_tokens", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class TenantLoad(_message.Message):
+    """What one tenant has open at a gateway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Its name. At most 256 bytes."""
+    open_requests: _builtins.int
+    """Requests that are open."""
+    reserved_tokens: _builtins.int
+    """Tokens reserved by them."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        open_requests: _builtins.int = ...,
+        reserved_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["open_requests", b"open_requests", "reserved_tokens", b"reserved_tokens", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantLoad: _TypeAlias = TenantLoad  # noqa: Y015
 
 @_typing.final
 class EngineLoad(_message.Message):

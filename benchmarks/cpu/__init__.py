@@ -1,0 +1,1 @@
+"""How fast the engine is on a CPU, how good its rounded weights are, and how peers do beside it."""

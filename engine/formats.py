@@ -1,0 +1,79 @@
+"""In which number formats an engine keeps weights and cache: what was asked for, checked against the device.
+
+Takes settings, gives one value and notes for the log; refuses at start what cannot be, saying what to do instead.
+"""
+
+import dataclasses
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import Code, ServiceError
+from kernels import native
+from kernels.kinds import computes_bfloat16
+from kernels.linear import onednn_works
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Formats:
+    """Attributes:
+    dtype: of weights that are not rounded, and on CUDA of activations; on CPU these are float32 with our own kernels.
+    weights: int8 or int4 if matrices are rounded, else empty.
+    cache: of keys and values.
+    notes: what an operator should know: why something is slower than it could be.
+    """
+
+    dtype: torch.dtype
+    weights: str
+    cache: torch.dtype
+    notes: tuple[str, ...] = ()
+
+
+def choose_formats(config: EngineConfig, device: torch.device) -> Formats:
+    """Raises ServiceError naming the flag, its value and what to do."""
+    weights = "" if config.quantization == "none" else config.quantization
+    if weights and device.type != "cpu":
+        raise unusable(
+            "quantization", f"{weights} is built for --device cpu only; leave it out to serve on {device.type}"
+        )
+    if weights and config.dtype == "bfloat16":
+        raise unusable(
+            "quantization", f"{weights} computes in float32 between its integers: leave out --dtype bfloat16"
+        )
+    dtype = torch.float32 if weights else choose_dtype(config.dtype, device)
+    cache = dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
+    if cache is not dtype and device.type != "cpu":
+        name = str(dtype).removeprefix("torch.")
+        raise unusable("kv_cache_dtype", f"{config.kv_cache_dtype} is built for --device cpu only; leave it at {name}")
+    return Formats(dtype, weights, cache, notes_of(dtype, weights) if device.type == "cpu" else ())
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of that name; auto takes bfloat16 only where the device computes in it: emulated, it is slower."""
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if computes_bfloat16() else torch.float32
+
+
+def notes_of(dtype: torch.dtype, weights: str) -> tuple[str, ...]:
+    """What is slower on this CPU than it could be, and why."""
+    if not native.is_available():
+        return ("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again",)
+    notes = []
+    if weights and native.instruction_set() != native.VNNI:
+        notes.append(f"this CPU has no AVX-512 VNNI: products of {weights} weights are exact but not faster in batches")
+    if dtype is torch.bfloat16 and not computes_bfloat16():
+        notes.append("this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read")
+    if dtype is torch.bfloat16 and computes_bfloat16() and not onednn_works():
+        notes.append("this torch has no packed bfloat16 linear that agrees with its plain one: our own is used instead")
+    return tuple(notes)
+
+
+def unusable(name: str, message: str) -> ServiceError:
+    """A setting that this machine or model cannot follow; names the flag."""
+    text = f"--{name.replace('_', '-')}: {message}"
+    return ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", text, field=name)

@@ -1,0 +1,190 @@
+// x [M, K] times a weight [N, K] of 8 or 4 bits. Rows of x are quantised here to 8 bits with a scale each; the products
+// are exact integers, so a row's bits depend on nothing but the row.
+//
+// Weights are unsigned with their zero at 2^(BITS - 1): what that adds is the zero times the sum of the row's integers,
+// one number a row and group, taken off at the end. A scale belongs to a column and a group of inputs. Input columns
+// named as outliers are left out of the integers (their weights there are zero) and multiplied in float32.
+// Layout: [panel][DOT_VECS columns' part][quads, two to a byte with 4 bits][column][4].
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "dot.h"
+#include "panels.h"
+
+namespace sluice {
+
+constexpr int LEVELS = 127;       // of a quantised activation, to either side
+constexpr int GROUP_QUADS = 32;   // with 4 bits: 128 inputs share a scale
+constexpr int PART = DOT_VECS * LANES;  // columns at once
+
+template <int BITS>
+struct Integer {
+  const float* x;  // [M, K], rows x_stride apart
+  int64_t x_stride, k;
+  const uint8_t* weight;         // packed
+  const float* scales;           // packed [panel][group][column]
+  const int64_t* outliers;       // [num_outliers] input columns, ascending
+  int64_t num_outliers;
+  const float* outlier_weights;  // packed [panel][outlier][column]
+  float norm_eps;                // negative: none; else rows of x are divided by their root mean square
+  Output to;
+};
+
+// Quads of a row: K rounded up; with 4 bits to two quads, which share a byte.
+template <int BITS>
+inline int64_t num_quads(int64_t k) {
+  return BITS == 8 ? (k + 3) / 4 : (k + 7) / 8 * 2;
+}
+
+template <int BITS>
+inline int64_t num_groups(int64_t k) {
+  return BITS == 8 ? 1 : (num_quads<4>(k) + GROUP_QUADS - 1) / GROUP_QUADS;
+}
+
+template <int BITS>
+inline int64_t integer_size(int64_t rows, int64_t k, bool gated) {
+  return panels_of(rows, gated) * PANEL * num_quads<BITS>(k) * BITS / 2;
+}
+
+// levels: uint8 [rows, k].
+template <int BITS>
+inline void pack_levels(const uint8_t* levels, uint8_t* packed, int64_t rows, int64_t k, bool gated) {
+  const int64_t quads = num_quads<BITS>(k), part_size = PART * quads * BITS / 2;
+  Pool::instance().run(static_cast<int>(panels_of(rows, gated) * PANEL / PART), [&](int64_t part) {
+    uint8_t* to = packed + part * part_size;
+    std::memset(to, 0, part_size);
+    for (int64_t column = 0; column < PART; ++column) {
+      const int64_t row = source_row(part * PART + column, rows, gated);
+      for (int64_t i = 0; row >= 0 && i < k; ++i) {
+        const int64_t quad = i / 4, within = column * 4 + i % 4;
+        if (BITS == 8) to[quad * PART * 4 + within] = levels[row * k + i];
+        else to[quad / 2 * PART * 4 + within] |= static_cast<uint8_t>(levels[row * k + i] << quad % 2 * 4);
+      }
+    }
+  });
+}
+
+// A step's activations as integers.
+struct Activations {
+  std::vector<Quad> quads;           // [M, quads]
+  std::vector<int32_t> zeros;        // [M, groups] sums of the integers times the weights' zero
+  std::vector<float> scales, norms;  // [M]: x = scale · integer; NaN for a row that holds one
+};
+
+template <int BITS>
+inline void quantise_row(const Integer<BITS>& job, int64_t row, Activations& to) {
+  const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k);
+  std::vector<float> x(quads * 4, 0.0f);
+  std::copy_n(job.x + row * job.x_stride, job.k, x.data());
+  to.norms[row] = job.norm_eps < 0.0f ? 1.0f : norm_scale(x.data(), job.k, job.norm_eps);
+  for (int64_t i = 0; i < job.num_outliers; ++i) x[job.outliers[i]] = 0.0f;
+  Vec most{}, odd{};
+  int64_t i = 0;
+  for (; i + LANES <= quads * 4; i += LANES) {
+    const Vec v = load(x.data() + i);
+    most = greater(most, absolute(v));
+    odd += v * 0.0f;  // not 0 if there is an infinity or a NaN
+  }
+  float peak = greatest(most), broken = sum(odd);
+  for (; i < quads * 4; ++i) peak = std::max(peak, std::fabs(x[i])), broken += x[i] * 0.0f;
+  const float by = peak > std::numeric_limits<float>::min() * LEVELS ? LEVELS / peak : 0.0f;
+  to.scales[row] = broken == 0.0f ? peak / LEVELS : std::numeric_limits<float>::quiet_NaN();
+  Quad* quad = to.quads.data() + row * quads;
+  for (int64_t group = 0; group < groups; ++group) {
+    const int64_t from = group * (BITS == 8 ? quads : GROUP_QUADS);
+    const int64_t end = std::min(quads, from + (BITS == 8 ? quads : GROUP_QUADS));
+    int32_t total = 0;
+    for (int64_t q = from; q < end; ++q)
+      for (int j = 0; j < 4; ++j) {
+        const float scaled = x[q * 4 + j] * by;
+        const int level = broken == 0.0f ? static_cast<int>(std::nearbyint(scaled)) : 0;
+        quad[q].set(j, level);
+        total += level;
+      }
+    to.zeros[row * groups + group] = total * (1 << (BITS - 1));
+  }
+}
+
+// sums [ROWS, PANEL] += ROWS rows × DOT_VECS vectors of columns over one group of `quads` quads.
+template <int BITS, int ROWS>
+inline void multiply_group(const Quad* x, int64_t x_stride, const uint8_t* weight, int64_t quads, const int32_t* zeros,
+                           int64_t zeros_stride, const float* scales, float* sums) {
+  IntVec acc[ROWS][DOT_VECS] = {};
+  for (int64_t q = 0; q < quads; q += 8 / BITS) {
+    for (int v = 0; v < DOT_VECS; ++v) {
+      const Bytes bytes = load_bytes(weight + (v * LANES) * 4);
+      const Weights first(BITS == 8 ? bytes : bytes & 0x0f);
+      for (int r = 0; r < ROWS; ++r) acc[r][v] = dot(acc[r][v], first, x[r * x_stride + q]);
+      if constexpr (BITS == 4) {
+        const Weights second((Bytes)((Words)bytes >> 4) & 0x0f);
+        for (int r = 0; r < ROWS; ++r) acc[r][v] = dot(acc[r][v], second, x[r * x_stride + q + 1]);
+      }
+    }
+    weight += PART * 4;
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < DOT_VECS; ++v) {
+      const Vec product = __builtin_convertvector(acc[r][v] - zeros[r * zeros_stride], Vec);
+      float* sum = sums + r * PANEL + v * LANES;
+      store(sum, load(sum) + product * load(scales + v * LANES));
+    }
+}
+
+template <int BITS, int ROWS>
+inline void multiply_integers(int rows, const Quad* x, int64_t x_stride, const uint8_t* weight, int64_t quads,
+                              const int32_t* zeros, int64_t zeros_stride, const float* scales, float* sums) {
+  if (rows == ROWS)
+    return multiply_group<BITS, ROWS>(x, x_stride, weight, quads, zeros, zeros_stride, scales, sums);
+  if constexpr (ROWS > 1)
+    multiply_integers<BITS, ROWS - 1>(rows, x, x_stride, weight, quads, zeros, zeros_stride, scales, sums);
+}
+
+// Scales one row's integers' sums of a panel and adds its outliers.
+template <int BITS>
+inline void add_outliers(const Integer<BITS>& job, int64_t row, int64_t panel, float scale, float* sums) {
+  const float* x = job.x + row * job.x_stride;
+  const float* weight = job.outlier_weights + panel * job.num_outliers * PANEL;
+  for (int v = 0; v < PANEL; v += LANES) {
+    Vec total = load(sums + v) * scale;
+    for (int64_t i = 0; i < job.num_outliers; ++i) total += x[job.outliers[i]] * load(weight + i * PANEL + v);
+    store(sums + v, total);
+  }
+}
+
+// Rows [begin, end) of one panel.
+template <int BITS>
+inline void compute_piece(const Integer<BITS>& job, const Activations& x, int64_t panel, int64_t begin, int64_t end) {
+  alignas(64) float sums[ROWS_A_PIECE * PANEL] = {};
+  const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k);
+  const int64_t each = BITS == 8 ? quads : GROUP_QUADS, tiles = (end - begin + DOT_ROWS - 1) / DOT_ROWS;
+  for (int64_t part = 0; part < PANEL / PART; ++part) {
+    const uint8_t* weight = job.weight + (panel * PANEL / PART + part) * PART * quads * BITS / 2;
+    for (int64_t group = 0; group < groups; ++group)
+      for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t first = begin + (end - begin) * t / tiles, last = begin + (end - begin) * (t + 1) / tiles;
+        multiply_integers<BITS, DOT_ROWS>(
+            static_cast<int>(last - first), x.quads.data() + first * quads + group * each, quads,
+            weight + group * each * PART * BITS / 2, std::min(each, quads - group * each),
+            x.zeros.data() + first * groups + group, groups, job.scales + (panel * groups + group) * PANEL + part * PART,
+            sums + (first - begin) * PANEL + part * PART);
+      }
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    add_outliers(job, row, panel, x.scales[row], sums + (row - begin) * PANEL);
+    finish_row(job.to, row, panel, sums + (row - begin) * PANEL, x.norms[row]);
+  }
+}
+
+template <int BITS>
+inline void run(const Integer<BITS>& job) {
+  const int64_t m = job.to.m;
+  Activations x{std::vector<Quad>(m * num_quads<BITS>(job.k)), std::vector<int32_t>(m * num_groups<BITS>(job.k)),
+                std::vector<float>(m), std::vector<float>(m)};
+  each_row(m, job.k, [&](int64_t row) { quantise_row<BITS>(job, row, x); });
+  each_piece(job.to, job.k,
+             [&](int64_t panel, int64_t begin, int64_t end) { compute_piece<BITS>(job, x, panel, begin, end); });
+}
+
+}  // namespace sluice

@@ -1,0 +1,112 @@
+// How packed weights [N, K] lie in memory and what becomes of a product: shared by the linears of every number format.
+//
+// A weight lies in panels of PANEL columns (outputs), so that it is read once, in order; rows of x meet one panel at a
+// time. Gated: a gate and its partner share a panel.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "pool.h"
+#include "vector.h"
+
+namespace sluice {
+
+#if defined(__AVX512F__)
+constexpr int VECS = 4;  // vectors in a panel's row
+constexpr int TILE = 6;  // rows of x at once: TILE * VECS accumulators, and the registers that remain for loads
+#else
+constexpr int VECS = 2;
+constexpr int TILE = 4;
+#endif
+constexpr int PANEL = VECS * LANES;
+constexpr int GATES = PANEL / 2;  // of a gated panel: as many columns of the gate, then as many of the other half
+constexpr int ROWS_A_PIECE = 16 * TILE;
+
+enum class Finish { STORE, ADD, GATE };
+
+// Where products go.
+struct Output {
+  const float* bias;  // [N] or null; with GATE [2 N], the gates' first
+  float* y;           // [M, N], contiguous; with ADD it is added to
+  int64_t m, n;       // with GATE, n counts outputs: the packed weight has 2 n columns
+  Finish finish;
+};
+
+inline int64_t num_panels(int64_t outputs, bool gated) {
+  const int64_t width = gated ? GATES : PANEL;
+  return (outputs + width - 1) / width;
+}
+
+// Panels of a weight of that many rows.
+inline int64_t panels_of(int64_t rows, bool gated) { return num_panels(gated ? rows / 2 : rows, gated); }
+
+// Source row of a packed column, or -1 for padding.
+inline int64_t source_row(int64_t column, int64_t rows, bool gated) {
+  if (!gated) return column < rows ? column : -1;
+  const int64_t half = rows / 2, gate = column / PANEL * GATES + column % GATES;
+  if (gate >= half) return -1;
+  return column % PANEL < GATES ? gate : half + gate;
+}
+
+// Writes one row's sums of one panel to where they belong.
+inline void finish_row(const Output& to, int64_t row, int64_t panel, const float* sums, float scale) {
+  if (to.finish == Finish::GATE) {
+    const int64_t first = panel * GATES, count = std::min<int64_t>(GATES, to.n - first);
+    float out[GATES];
+    for (int i = 0; i < GATES; i += LANES) {
+      Vec gate = load(sums + i) * scale, up = load(sums + GATES + i) * scale;
+      for (int j = 0; to.bias != nullptr && j < LANES && first + i + j < to.n; ++j) {
+        gate[j] += to.bias[first + i + j];
+        up[j] += to.bias[to.n + first + i + j];
+      }
+      store(out + i, gate / (1.0f + exp(-gate)) * up);
+    }
+    std::memcpy(to.y + row * to.n + first, out, count * sizeof(float));
+    return;
+  }
+  const int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, to.n - first);
+  float* y = to.y + row * to.n + first;
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = sums[i] * scale + (to.bias == nullptr ? 0.0f : to.bias[first + i]);
+    y[i] = to.finish == Finish::ADD ? y[i] + value : value;
+  }
+}
+
+// 1 / root mean square of a row.
+inline float norm_scale(const float* x, int64_t k, float eps) {
+  Vec squares{};
+  int64_t i = 0;
+  for (; i + LANES <= k; i += LANES) squares += load(x + i) * load(x + i);
+  float total = sum(squares);
+  for (; i < k; ++i) total += x[i] * x[i];
+  return 1.0f / std::sqrt(total / static_cast<float>(k) + eps);
+}
+
+// Calls work(row) for each of `m` rows of `k` numbers, on several threads if that pays.
+template <typename Work>
+inline void each_row(int64_t m, int64_t k, const Work& work) {
+  Pool& pool = Pool::instance();
+  const int64_t pieces = m * k <= SMALL ? 1 : std::min<int64_t>(m, 2 * pool.threads());
+  pool.run(static_cast<int>(pieces), [&](int64_t piece) {
+    for (int64_t row = m * piece / pieces; row < m * (piece + 1) / pieces; ++row) work(row);
+  });
+}
+
+// Calls work(panel, begin, end) for every panel of `to` and for rows [begin, end), ROWS_A_PIECE of them at most.
+template <typename Work>
+inline void each_piece(const Output& to, int64_t k, const Work& work) {
+  const int64_t panels = num_panels(to.n, to.finish == Finish::GATE);
+  const int64_t groups = (to.m + ROWS_A_PIECE - 1) / ROWS_A_PIECE;
+  const auto piece = [&](int64_t at) {
+    const int64_t group = at % groups;
+    work(at / groups, to.m * group / groups, to.m * (group + 1) / groups);
+  };
+  if (to.m * k * panels * PANEL <= SMALL) {
+    for (int64_t at = 0; at < panels * groups; ++at) piece(at);
+  } else {
+    Pool::instance().run(static_cast<int>(panels * groups), piece);
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,89 @@
+"""Number formats that an engine takes: what goes together, and what is refused at start by flag, value and remedy."""
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ServiceError
+from engine.formats import choose_formats
+from kernels import kinds, native
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def asked(settings: dict[str, str]) -> EngineConfig:
+    config = EngineConfig()
+    known: dict[str, Any] = dict(settings)
+    return dataclasses.replace(config, **known)
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "text"),
+    [
+        (CUDA, {"quantization": "int8"}, "--quantization: int8 is built for --device cpu only; leave it out"),
+        (CPU, {"quantization": "int4", "dtype": "bfloat16"}, "--quantization: int4 .* leave out --dtype bfloat16"),
+        (CUDA, {"dtype": "bfloat16", "kv_cache_dtype": "int8"}, "--kv-cache-dtype: int8 .* leave it at bfloat16"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(device: torch.device, settings: dict[str, str], text: str) -> None:
+    with pytest.raises(ServiceError, match=text) as refused:
+        choose_formats(asked(settings), device)
+    assert refused.value.field in settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype", "cache"),
+    [
+        ({"dtype": "float32"}, torch.float32, torch.float32),
+        ({"dtype": "bfloat16"}, torch.bfloat16, torch.bfloat16),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, torch.bfloat16, torch.float32),
+        ({"quantization": "int8"}, torch.float32, torch.float32),
+        ({"quantization": "int4", "kv_cache_dtype": "int8"}, torch.float32, torch.int8),
+    ],
+)
+def test_formats_follow_the_settings(settings: dict[str, str], dtype: torch.dtype, cache: torch.dtype) -> None:
+    formats = choose_formats(asked(settings), CPU)
+    assert (formats.dtype, formats.cache) == (dtype, cache)
+    assert formats.weights == settings.get("quantization", "")
+
+
+def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine with own kernels but neither VNNI nor bfloat16, and of one without any."""
+    monkeypatch.setattr("engine.formats.computes_bfloat16", lambda: False)
+    monkeypatch.setattr(native, "is_available", lambda: True)
+    monkeypatch.setattr(native, "instruction_set", lambda: "v4")
+
+    def notes(**settings: str) -> str:
+        return " ".join(choose_formats(asked(settings), CPU).notes)
+
+    assert re.search("no AVX-512 VNNI.*int8", notes(quantization="int8"))
+    assert "widened as they are read" in notes(dtype="bfloat16")
+    assert notes(dtype="float32") == ""
+    monkeypatch.setattr(native, "instruction_set", lambda: native.VNNI)
+    assert notes(quantization="int8") == ""
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    assert "install a C++ compiler" in notes(dtype="float32")
+
+
+def test_a_private_operator_is_used_only_when_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN's packed linear gone, or giving something else: another kind serves."""
+    weight, x = torch.randn(16, 32).bfloat16(), torch.randn(5, 32)
+    want = x @ weight.float().t()
+    monkeypatch.setattr(kinds, "computes_bfloat16", lambda: True)
+    for lost in (RuntimeError("gone"), torch.zeros(5, 16, dtype=torch.bfloat16)):
+
+        def linear(*arguments: object, lost: object = lost) -> torch.Tensor:
+            if isinstance(lost, torch.Tensor):
+                return lost
+            raise RuntimeError("gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.ops.mkldnn, "_linear_pointwise", linear)
+            packed = kinds.pack(weight)
+            assert packed.kernel != "oneDNN"
+            assert torch.allclose(packed.apply(x).float(), want, atol=0.2)
+    assert kinds.pack(weight).kernel == "oneDNN"
