@@ -85,6 +85,14 @@ bench-start: $(VENV)/.run ## cold start to first token, and memory
 bench-service: $(VENV)/.run ## whole service against the engine alone
 	$(BIN)/python -m benchmarks.whole_service
 
+.PHONY: conformance
+conformance: $(VENV)/.dev ## one suite of behaviour for the clients of every language whose tools are here
+	$(BIN)/python -m tests.conformance.report
+
+.PHONY: bench-client
+bench-client: $(VENV)/.run ## what the Python client adds to a message and to a first call
+	$(BIN)/python -m benchmarks.python_client
+
 SEED ?= 0
 EVENTS ?= 100000
 
