@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import elementwise, inputs, log_probs, sampling, twins
+from kernels import adjust, elementwise, inputs, sampling, scores, twins
 from kernels.ragged import AttentionOptions, Ragged
 
 
@@ -74,7 +74,8 @@ def twin_family(name: str) -> object:
         "activation": elementwise,
         "inputs": inputs,
         "sampling": sampling,
-        "log_probs": log_probs,
+        "scores": scores,
+        "adjust": adjust,
     }
     return families[name]
 
