@@ -112,5 +112,9 @@ bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what t
 kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and accept what they take (no GPU needed)
 	$(BIN)/python -m tools.kernel_resources --update --jobs 2
 
+.PHONY: test-compose
+test-compose: $(VENV)/.dev ## the compose stack on this machine's Docker: built, streamed through, a container killed
+	$(BIN)/python -m tools.compose_check
+
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

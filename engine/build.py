@@ -19,6 +19,7 @@ from engine.disk import names_on_disk
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
 from engine.formats import choose_formats
+from engine.gpu import check_gpu
 from engine.models.config import ModelConfig
 from engine.models.model import load_model, token_bytes
 from engine.request import Limits
@@ -71,6 +72,7 @@ def build_engine(
     """
     device = choose_device(config.device)
     formats = choose_formats(config, device)
+    check_gpu(model_config, formats.dtype, config.block_size, device)
     if device.type == "cpu":
         threads = config.threads or usable_cores()
         torch.set_num_threads(threads)

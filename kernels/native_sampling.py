@@ -41,10 +41,9 @@ def sample(logits: Tensor, rows: Rows) -> Tensor:
 
 
 def score(logits: Tensor, asked: Asked) -> Scores:
-    """See `kernels.scores.score`; pairs must come in the order of their rows."""
+    """See `kernels.scores.score`."""
     assert MODULE is not None
-    num, pairs = len(logits), len(asked.rows)
-    width = int(asked.nums.max()) if num else 0
+    num, pairs, width = len(logits), len(asked.rows), asked.width
     found = Scores(
         torch.empty(num),
         torch.empty(num, dtype=torch.int64),
@@ -53,16 +52,15 @@ def score(logits: Tensor, asked: Asked) -> Scores:
         torch.empty(pairs),
         torch.empty(pairs, dtype=torch.int64),
     )
-    ids, nums, rows, others = (one.contiguous() for one in asked)
     MODULE.score(
         logits.data_ptr(),
         num,
         logits.shape[1],
-        ids.data_ptr(),
-        nums.data_ptr(),
+        asked.ids.data_ptr(),
+        asked.nums.data_ptr(),
         width,
-        rows.data_ptr(),
-        others.data_ptr(),
+        asked.rows.data_ptr(),
+        asked.others.data_ptr(),
         pairs,
         *(one.data_ptr() for one in found),
     )

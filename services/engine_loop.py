@@ -5,6 +5,7 @@ The only file that knows both ring and engine.
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import assert_never
 
@@ -79,12 +80,18 @@ class Place:
     clock: Callable[[], float] = time.monotonic
 
 
+def _unheard(tenant: str, seconds: float) -> None:
+    """Nobody counts."""
+
+
 class EngineStage:
     """Drives one engine."""
 
     def __init__(self, engine: Engine, place: Place, emit: Emit, record: Record, about: About = UNKNOWN) -> None:
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
+        self.errors: Counter[str] = Counter()  # those that failed, by reason
+        self.on_scheduled: Callable[[str, float], None] = _unheard  # told tenant and seconds in the queue
         self._place = place
         self._emit = emit
         self._trace = EngineTrace(record)
@@ -210,7 +217,7 @@ class EngineStage:
         try:
             self.engine.add(request)
         except ServiceError as error:
-            self._count("failed")
+            self._count("failed", error.reason)
             self._trace.end(traced, End(self._place.clock(), error.reason))
             self._emit(failed(envelope, error))
             return
@@ -256,6 +263,7 @@ class EngineStage:
             attributes |= {names.NUM_DRAFTED: times.num_drafted, names.NUM_ACCEPTED: times.num_accepted}
             if times.drafted_at:
                 attributes[names.ACCEPTED_AT] = by_position(times)
+            self.on_scheduled(prompt.envelope.tenant, times.queue_s)
             self._trace.end(opened.traced, End(times.end_s, attributes=attributes))
         return Timings(
             prompt.tokenize_s, times.queue_s, times.prefill_s, times.decode_s, num_preemptions=times.num_preemptions
@@ -263,12 +271,14 @@ class EngineStage:
 
     def _fail(self, request_id: str, error: ServiceError) -> None:
         opened = self._open.pop(request_id)
-        self._count("failed")
+        self._count("failed", error.reason)
         self._trace.end(opened.traced, End(self._place.clock(), error.reason))
         self._emit(failed(opened.prompt.envelope, error))
 
-    def _count(self, end: str) -> None:
+    def _count(self, end: str, error: str = "") -> None:
         self.ended[end] = self.ended.get(end, 0) + 1
+        if error:
+            self.errors[error] += 1
 
     def _report(self) -> None:
         """Tell the load, now and then."""

@@ -337,6 +337,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     seq: int  # counts frames of this sender to this peer from 1: gaps are loss
     messages: tuple[Message | Blob | Chunk, ...]
     schema: int = SCHEMA_VERSION
+    host: int = 0  # boot of the sender's machine: clocks of two machines are not compared
+    sent_s: float = 0.0  # monotonic clock when it left
 
 
 def failed(envelope: Envelope, error: ServiceError) -> Failed:

@@ -52,25 +52,29 @@ def main() -> int:
 
 def compile_all(cases: Sequence[Case], jobs: int) -> tuple[dict[str, Resources], list[str]]:
     """Each case for each architecture: its resources, by name and architecture, and what is wrong."""
-    asked = [(case.name, capability) for case in cases for capability in SHARED_BYTES if capability >= case.since]
+    asked = [
+        (CASES.index(case), capability)
+        for case in cases
+        for capability in SHARED_BYTES
+        if case.since <= capability <= case.until
+    ]
     if jobs == 1:
         compiled = list(map(_compile, asked))
     else:
         with ProcessPoolExecutor(jobs) as pool:
             compiled = list(pool.map(_compile, asked))
     found, wrong = {}, []
-    for (name, capability), (resources, complaints) in zip(asked, compiled, strict=True):
-        key = f"{name} sm_{capability}"
+    for (index, capability), (resources, complaints) in zip(asked, compiled, strict=True):
+        key = f"{CASES[index].name} sm_{capability}"
         found[key] = resources
         wrong += [f"{key}: {complaint}" for complaint in complaints]
     return found, wrong
 
 
-def _compile(asked: tuple[str, int]) -> tuple[Resources, list[str]]:
-    name, capability = asked
-    (case,) = (case for case in CASES if case.name == name)
-    resources = compile_case(case, capability)
-    return resources, faults(case, capability, resources)
+def _compile(asked: tuple[int, int]) -> tuple[Resources, list[str]]:
+    index, capability = asked  # a case by its place: kernels do not travel between processes
+    resources = compile_case(CASES[index], capability)
+    return resources, faults(CASES[index], capability, resources)
 
 
 def differences(golden: dict[str, dict[str, int]], found: dict[str, Resources]) -> list[str]:

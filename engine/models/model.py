@@ -17,7 +17,8 @@ from engine.models.layers import DecoderLayer, Pack, Packer
 from engine.models.registry import style_of
 from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint, Plan, WeightSource
-from kernels import ops
+from kernels import gpu, ops
+from kernels.layout import new_layers
 from kernels.metadata import AttentionMetadata
 from kernels.slots import slot_width
 
@@ -71,10 +72,16 @@ class Model:
         """A cache layer per layer: [num_blocks + 1, block_size, 2, kv_heads, slot_width(head_dim)] of `dtype` (None:
         the model's), zero: garbage could be NaN, and a masked NaN is still NaN. The last block is never written: it
         stands for those that were given back."""
-        dtype = dtype or self.dtype
-        width = slot_width(self.config.head_dim, dtype)
-        shape = (num_blocks + 1, block_size, 2, self.config.num_kv_heads, width)
-        return [zeros(shape, dtype, self.device) for _ in range(self.config.num_layers)]
+        config, own = self.config, dtype or self.dtype
+        return new_layers(
+            num_blocks + 1,
+            config.num_layers,
+            block_size,
+            config.num_kv_heads,
+            slot_width(config.head_dim, own),
+            lambda shape: zeros(shape, own, self.device),
+            is_whole=gpu.takes(self.embeddings),
+        )
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata) -> Tensor:

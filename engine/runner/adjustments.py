@@ -37,10 +37,9 @@ class SlotAdjustments:
         if params.allowed_token_ids:
             self._allowed[slot] = bits_of(params.allowed_token_ids, self._vocab_size)
 
-    @property
-    def has_history(self) -> bool:
-        """Whether any slot wants to know its tokens."""
-        return bool(self._history)
+    def listens(self, slot: int) -> bool:
+        """Whether the slot wants to know its tokens."""
+        return slot in self._history
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
         """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""

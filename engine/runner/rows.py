@@ -36,7 +36,8 @@ class SlotRows:
         self._typical_p = np.ones(num_slots, dtype=np.float32)
         self.prompts = SlotPrompts()
         self._adjustments = SlotAdjustments(vocab_size)
-        self._bars = SlotBars(num_slots)
+        self._bars = SlotBars()
+        self.listening: set[int] = set()  # slots that want to know their tokens
         self._fixed: SamplingRows | None = None  # of the slots that sampled last, while none of them is reset
         self._fixed_slots: list[int] = []
 
@@ -60,15 +61,13 @@ class SlotRows:
         self._bars.reset(placement)
         self.prompts.reset(placement)
         self.matchers.reset(placement)
+        self.listening.discard(slot)
+        if any(one.listens(slot) for one in (self._adjustments, self._bars, self.matchers)):
+            self.listening.add(slot)
 
     def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """The slot's block table goes on with `blocks` at index `first`."""
         self.block_tables[slot, first : first + len(blocks)] = blocks
-
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether `note` would do anything."""
-        return self._adjustments.has_history or self._bars.has_words or bool(self.matchers)
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
         """The slot samples the token at `position`, having just computed `computed`, which end right before it."""
@@ -94,7 +93,7 @@ class SlotRows:
             self._fixed,
             position=at,
             penalties=self._adjustments.penalties(slots, ahead),
-            barred=self._bars.of(slots, at, ahead, at_end),
+            barred=self._bars.of(slots, positions, ahead, at_end),
             masks=masks,
         )
 

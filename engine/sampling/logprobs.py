@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +20,14 @@ def score(logits: Tensor, ids: Sequence[int], asked: LogprobRows) -> list[TokenL
         ids: the L tokens.
         asked: of the L rows; its `rows` are not looked at.
     """
-    nums = np.minimum(asked.nums, logits.shape[1])
-    pairs = np.array([(row, other) for row, others in asked.ids.items() for other in others], dtype=np.int64)
-    rows, others = pairs.reshape(-1, 2).T
-    columns = (np.array(ids, dtype=np.int64), nums, rows, others)
-    found = ops.score(logits, Asked(*(torch.from_numpy(one.copy()).to(logits.device) for one in columns)))
-    return _read(found, nums.tolist(), asked.ids)
+    nums = [min(num, logits.shape[1]) for num in asked.nums.tolist()]
+    rows = [row for row, others in asked.ids.items() for _ in others]
+    others = [other for others in asked.ids.values() for other in others]
+    device = logits.device
+    own = torch.tensor([ids, nums], dtype=torch.int64, device=device)
+    pairs = torch.tensor([rows, others], dtype=torch.int64, device=device)
+    found = ops.score(logits, Asked(own[0], own[1], pairs[0], pairs[1], max(nums, default=0)))
+    return _read(found, nums, asked.ids)
 
 
 def _read(found: Scores, nums: list[int], wanted: dict[int, tuple[int, ...]]) -> list[TokenLogprob]:

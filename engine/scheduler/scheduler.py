@@ -71,6 +71,10 @@ class Scheduler:
         """Sequences without a slot that want one."""
         return len(self._floor.waiting)
 
+    def waiting_tenants(self) -> list[str]:
+        """Whose the sequences are that wait for a slot."""
+        return [sequence.group.request.tenant for sequence in list(self._floor.waiting)]
+
     @property
     def num_running(self) -> int:
         """Sequences with a slot."""

@@ -109,13 +109,18 @@ inline float peak_of(const float* logits, int64_t num) {
 inline void scale(const float* logits, int64_t num, float peak, float temperature, bool weighs, Scratch& s) {
   s.scaled.resize(padded(num, GROUP));
   float* scaled = s.scaled.data();
-  int64_t i = 0;
-  for (; i + LANES <= num; i += LANES) store(scaled + i, (load(logits + i) - peak) / temperature);
-  for (; i < num; ++i) scaled[i] = (logits[i] - peak) / temperature;
+  const float by = 1.0f / temperature;
+  if (by < INFINITE) {  // a product is ten times as fast as a quotient
+    int64_t i = 0;
+    for (; i + LANES <= num; i += LANES) store(scaled + i, (load(logits + i) - peak) * by);
+    for (; i < num; ++i) scaled[i] = (logits[i] - peak) * by;
+  } else {
+    for (int64_t i = 0; i < num; ++i) scaled[i] = (logits[i] - peak) / temperature;
+  }
   std::fill(s.scaled.begin() + num, s.scaled.end(), -INFINITE);
   if (!weighs) return;
   s.weights.resize(s.scaled.size());
-  for (i = 0; i < static_cast<int64_t>(s.scaled.size()); i += LANES)
+  for (int64_t i = 0; i < static_cast<int64_t>(s.scaled.size()); i += LANES)
     store(s.weights.data() + i, exp(load(scaled + i)));
 }
 

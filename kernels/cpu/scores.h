@@ -26,10 +26,13 @@ struct Scoring {
 
 // log of the sum of e^logit: its largest part, and what comes on top of that.
 inline std::pair<float, float> norm_of(const float* logits, int64_t num) {
-  float peak = -std::numeric_limits<float>::infinity();
-  for (int64_t i = 0; i < num; ++i) peak = logits[i] > peak ? logits[i] : peak;
-  DoubleVec sums = {};
+  Vec peaks = broadcast(-std::numeric_limits<float>::infinity());
   int64_t i = 0;
+  for (; i + LANES <= num; i += LANES) peaks = greater(load(logits + i), peaks);
+  float peak = greatest(peaks);
+  for (; i < num; ++i) peak = logits[i] > peak ? logits[i] : peak;
+  DoubleVec sums = {};
+  i = 0;
   for (; i + LANES <= num; i += LANES) sums += __builtin_convertvector(exp(load(logits + i) - peak), DoubleVec);
   double mass = 0.0;
   for (int lane = 0; lane < LANES; ++lane) mass += sums[lane];

@@ -16,6 +16,7 @@ namespace sluice {
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr int64_t FEW = 64;          // are sorted
+constexpr float NEAR = 16.0f;       // where nearly all of the mass is
 constexpr float FARTHEST = 104.0f;  // e to the power of what is lower is 0
 constexpr int64_t HEAP = 128;       // up to so many are found by one pass with a heap
 
@@ -69,9 +70,12 @@ inline std::pair<double, int64_t> within(const Scratch& s, float reach) {
 // it that are kept too are left in `band`, nearest first, the lowest id of equals first. Bisection leaves few to sort.
 inline float nearest(Scratch& s, double share) {
   const double enough = share * total(s.weights.data(), static_cast<int64_t>(s.weights.size()));
-  float low = -1.0f, high = FARTHEST;
+  float low = -1.0f, high = NEAR;
   double before = 0.0;
-  int64_t num_low = 0, num_high = within(s, high).second;
+  auto [mass_high, num_high] = within(s, high);
+  int64_t num_low = 0;
+  if (mass_high < enough) low = NEAR, before = mass_high, num_low = num_high;
+  if (mass_high < enough) high = FARTHEST, num_high = within(s, high).second;
   while (num_high - num_low > FEW) {
     const float middle = 0.5f * (low + high);
     if (!(low < middle && middle < high)) break;  // as many equals

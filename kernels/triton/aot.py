@@ -40,7 +40,7 @@ class Case:
         unaligned: arguments that are not known to be divisible by 16; every other pointer and integer is.
         tensor_cores: products that must be there: "mma", "wgmma" (mma where there is none) or none.
         vectors: "loads" and "stores" that must be vectorised.
-        since: least compute capability.
+        since, until: least and greatest compute capability.
         is_quick: compiled at each test run, not only at the long one.
     """
 
@@ -55,6 +55,7 @@ class Case:
     vectors: frozenset[str] = frozenset({"loads"})
     since: int = 80
     is_quick: bool = False
+    until: int = 90
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

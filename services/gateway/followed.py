@@ -7,7 +7,6 @@ from services.gateway.desk import Desk
 from services.gateway.observer import RequestTrace, Started
 from services.gateway.translate import Asked
 from services.messages import Envelope
-from services.work import ChatPrompt, Generate
 
 
 class Followed:
@@ -57,7 +56,4 @@ class Followed:
 
 
 def _observe(desk: Desk, call: Call, asked: Asked, envelope: Envelope, streams: bool) -> RequestTrace:
-    params, is_chat = None, False
-    if isinstance(asked.work, Generate):
-        params, is_chat = asked.work.params, isinstance(asked.work.prompt, ChatPrompt)
-    return desk.observer.request_started(Started(envelope, call.method, params, is_chat, streams))
+    return desk.observer.request_started(Started(envelope, call.method, asked.work, streams))

@@ -5,17 +5,27 @@ from typing import Protocol
 
 from engine.request import SamplingParams
 from services.messages import Envelope, Timings
+from services.work import ChatPrompt, Generate, Work
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Started:
-    """A request that was admitted. `params` is None for Tokenize and Detokenize."""
+    """A request that was admitted."""
 
     envelope: Envelope  # its trace context is the caller's
     method: str  # the RPC's own name, without its service
-    params: SamplingParams | None
-    is_chat: bool = False
+    work: Work
     is_streamed: bool = False
+
+    @property
+    def params(self) -> SamplingParams | None:
+        """None where nothing is generated."""
+        return self.work.params if isinstance(self.work, Generate) else None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether its prompt is a conversation."""
+        return isinstance(self.work, Generate) and isinstance(self.work.prompt, ChatPrompt)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from services.ring.keys import RingKeys
 from services.ring.leases import Leases
 from services.ring.peers import NextHop
 from services.ring.sockets import Inbox, Outbox, Peer
+from services.telemetry.logs import about
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +174,8 @@ class RingLoop:
             stage.handle(message)
         except Exception:
             # A bug met by one message must cost that request only, and never leave it without an end.
-            logger.exception("%s could not handle a %s", self.process_id, type(message).__name__)
+            extra = None if isinstance(message, Probe | Report | Census) else about(message.envelope)
+            logger.exception("%s could not handle a %s", self.process_id, type(message).__name__, extra=extra)
             self.counts["handler_errors"] += 1
             if not isinstance(message, Probe | Report | Census) and self._role is not Role.GATEWAY:
                 self.emit(failed(message.envelope, engine_fault(f"the {self._role} failed on this request")))

@@ -58,9 +58,9 @@ class ReceivedPoint:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Listens on a free port of 127.0.0.1 from construction until `stop`."""
+    """Listens on a free port of `host` from construction until `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._spans: list[ReceivedSpan] = []
         self._points: dict[tuple[object, ...], ReceivedPoint] = {}
         self._changed = Condition()
@@ -68,7 +68,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call] # generated
         receiver = _Metrics(self._take_metrics)
         metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(receiver, self._server)  # type: ignore[no-untyped-call] # generated
-        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.port = self._server.add_insecure_port(f"{host}:0")
+        self.endpoint = f"http://127.0.0.1:{self.port}"
         self._server.start()
 
     def Export(  # the protocol's name

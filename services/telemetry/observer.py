@@ -7,8 +7,9 @@ import grpc
 
 from services.gateway.observer import RequestTrace, Started, Used
 from services.messages import Envelope
-from services.telemetry import names
+from services.telemetry import catalogue, names
 from services.telemetry.metrics import Metrics
+from services.telemetry.request_log import RequestLog
 from services.telemetry.tracing import (
     SAMPLED,
     Attributes,
@@ -19,6 +20,7 @@ from services.telemetry.tracing import (
     traceparent_of,
 )
 
+SILENT = RequestLog(is_on=False, shows_prompts=False)
 _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 _HARMLESS = frozenset({"OK", "CANCELLED"})  # ends for which nobody looks at a trace that was not sampled
 _EVENTS = {"replayed": names.EVENT_REPLAYED, "reattached": names.EVENT_REATTACHED}
@@ -27,27 +29,42 @@ _EVENTS = {"replayed": names.EVENT_REPLAYED, "reattached": names.EVENT_REATTACHE
 class GatewayObserver:
     """Follows a gateway. `keep` tells the ring that a request's spans are wanted, though it was not sampled."""
 
-    def __init__(self, tracer: Tracer, metrics: Metrics, keep: Callable[[Envelope], None]) -> None:
+    def __init__(
+        self, tracer: Tracer, metrics: Metrics, keep: Callable[[Envelope], None], log: RequestLog = SILENT
+    ) -> None:
+        self._log = log
         self._tracer = tracer
         self._metrics = metrics
         self._keep = keep
 
     def request_started(self, started: Started) -> RequestTrace:
         """Open the RPC span and, inside it, the span of the generation, under which later stages hang theirs."""
-        return _Trace(self._tracer, self._metrics, started, self._keep)
+        return _Trace(self._tracer, self._metrics, started, self._keep, self._log)
 
     def count(self, name: str, **labels: str) -> None:
         """Count an event that belongs to no request."""
-        self._metrics.event(name, labels.get("reason", ""))
+        if name == "refused":
+            self._metrics.count(catalogue.REFUSALS, labels["reason"])
+        else:
+            self._metrics.count(catalogue.EVENTS, name, labels.get("reason", ""))
 
 
 class _Trace:
     """Follows one request."""
 
-    def __init__(self, tracer: Tracer, metrics: Metrics, started: Started, keep: Callable[[Envelope], None]) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        metrics: Metrics,
+        started: Started,
+        keep: Callable[[Envelope], None],
+        log: RequestLog,
+    ) -> None:
         self._tracer = tracer
         self._metrics = metrics
         self._keep = keep
+        self._log = log
+        self._started = started
         self._envelope = envelope = started.envelope
         self._start = time.monotonic()
         self._ttft_s = 0.0
@@ -56,9 +73,9 @@ class _Trace:
         method = f"{names.RPC_SERVICE}/{started.method}"
         rpc: Attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method}
         self._rpc = tracer.begin(method, parent, "server", rpc)
-        operation = _operation(started)
-        name = f"{operation} {envelope.model}"
-        self._work = tracer.begin(name, self._rpc, "internal", _asked(operation, started))
+        self._operation = _operation(started)
+        name = f"{self._operation} {envelope.model}"
+        self._work = tracer.begin(name, self._rpc, "internal", _asked(self._operation, started))
         self._is_sampled = caller.endswith(SAMPLED) if caller else self._is_chosen()
         self.traceparent = traceparent_of(self._work, caller, is_sampled=self._is_sampled)
 
@@ -76,18 +93,23 @@ class _Trace:
         took = time.monotonic() - self._start
         code = _CODE_NAMES.get(status_code, "UNKNOWN")
         self._finish(code, reason, used, took)
-        self._metrics.request_ended(code, reason)
-        self._metrics.observe(names.METRIC_DURATION, took)
+        self._log.ended(self._started, self.traceparent, (code, reason), used, took)
+        metrics = self._metrics
+        metrics.count(catalogue.REQUESTS, self._operation, code, reason)
+        metrics.observe(catalogue.DURATION, took, self._operation, code)
         for kind, num in (
             ("prompt", used.num_prompt),
             ("cached", used.num_cached),
             ("completion", used.num_completion),
+            ("reasoning", used.num_reasoning),
+            ("drafted", used.num_drafted),
+            ("accepted", used.num_accepted),
         ):
-            self._metrics.tokens(kind, num)
+            metrics.count(catalogue.TOKENS, kind, num=num)
         if self._ttft_s:
-            self._metrics.observe(names.METRIC_TTFT, self._ttft_s)
+            metrics.observe(catalogue.TTFT, self._ttft_s)
         if self._ttft_s and used.num_completion > 1:
-            self._metrics.observe(names.METRIC_TPOT, (took - self._ttft_s) / (used.num_completion - 1))
+            metrics.observe(catalogue.TPOT, (took - self._ttft_s) / (used.num_completion - 1))
 
     def _is_chosen(self) -> bool:
         return self._work is None or self._tracer.sampling.takes(trace_id_of(self._work))

@@ -11,8 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from services.telemetry import names
+from services.telemetry import catalogue, names
 from services.telemetry.held import Held, Parent
+from services.telemetry.metrics import Sample
 from services.telemetry.phases import Happening, Phase, Value
 
 if TYPE_CHECKING:
@@ -101,6 +102,13 @@ class Tracer:
 
         context = set_span_in_context(parent) if isinstance(parent, Span) else parent
         return self._tracer.start_span(name, context=context, kind=SpanKind[kind.upper()], attributes=attributes)
+
+    def figures(self) -> list[Sample]:
+        """What became of spans; nothing where there are none."""
+        if self._tracer is None:
+            return []
+        counts = {**self.counts, "held_dropped": self.held.num_dropped}
+        return [Sample(catalogue.SPANS, num, (outcome,)) for outcome, num in counts.items()]
 
     def shutdown(self) -> None:
         """Send what is queued, for two seconds at most."""

@@ -104,3 +104,13 @@ def test_it_knows_what_it_waits_for() -> None:
     assert progress.throttled == waits
     told(progress, delta(1, 5))
     assert progress.throttled is None
+
+
+def test_a_bound_that_accepted_left_open_is_the_one_that_was_asked() -> None:
+    """Converse accepts before the engine has settled max_tokens."""
+    spec = types_pb2.GenerationSpec(text="a", sampling=types_pb2.SamplingParams(max_tokens=20))
+    progress = Progress(spec)
+    early = accepted()
+    early.accepted.params.sampling.ClearField("max_tokens")
+    told(progress, early, delta(1, 5))
+    assert progress.rest().sampling.max_tokens == 20

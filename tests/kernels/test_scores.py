@@ -20,7 +20,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 def asked(ids: list[int], nums: list[int], pairs: list[tuple[int, int]] | None = None) -> Asked:
     rows, others = torch.tensor(pairs or [], dtype=torch.int64).reshape(-1, 2).T.contiguous()
-    return Asked(torch.tensor(ids), torch.tensor(nums), rows, others)
+    return Asked(torch.tensor(ids), torch.tensor(nums), rows, others, max(nums))
 
 
 def rank(row: Tensor, value: float) -> int:

@@ -126,4 +126,4 @@ def test_what_fails_is_kept_though_it_was_not_sampled(rig: Rig) -> None:
 def test_every_process_answers_prometheus(rig: Rig) -> None:
     for port in range(rig.metrics_port, rig.metrics_port + 4):
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-        assert "sluice_ring_in_frames_total" in text
+        assert 'what="frames"' in text and "sluice_ring_in_total{" in text

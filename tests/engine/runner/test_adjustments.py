@@ -61,4 +61,4 @@ def test_a_slot_forgets_whoever_had_it() -> None:
     for params in (PENALISED, BIASED, SamplingParams()):
         slots.reset(placement(0, params, (1, 2), 1))
     assert slots.penalties([0], {}) is None and slots.biases([0]) is None and slots.allowed([0]) is None
-    assert not slots.has_history
+    assert not slots.listens(0)

@@ -18,6 +18,7 @@ from services.telemetry.observer import GatewayObserver
 from services.telemetry.phases import Happening, Phase
 from services.telemetry.queue import SpanQueue
 from services.telemetry.tracing import Sampling, Tracer
+from services.work import Generate, TextPrompt
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
 YES, NO = Parent(f"00-{TRACE}-{SPAN}-01", ""), Parent(f"00-{TRACE}-{SPAN}-00", "")
@@ -97,7 +98,7 @@ def test_slow_and_failed_requests_are_kept_in_any_case(
     caller = f"00-{TRACE}-{SPAN}-{flags}" if flags else ""
     envelope = Envelope("r", "g", model="m", traceparent=caller)
     trace = GatewayObserver(tracer, Metrics("gateway", "g"), told.append).request_started(
-        Started(envelope, "Generate", SamplingParams())
+        Started(envelope, "Generate", Generate(TextPrompt("x"), SamplingParams()))
     )
     assert trace.traceparent.endswith("-01" if is_kept and not is_told else "-00")
     trace.happened("replayed", attempt=2)

@@ -112,6 +112,8 @@ class Progress:
             for name in _EFFECTIVE:
                 if params.HasField(name):  # type: ignore[arg-type] # each a field of it
                     getattr(rest, name).CopyFrom(getattr(params, name))
+            if self.spec.sampling.max_tokens and not rest.sampling.max_tokens:
+                rest.sampling.max_tokens = self.spec.sampling.max_tokens  # Converse accepts before it is settled
         rest.resume.generation_id, rest.resume.after_seq = self.accepted.generation_id, self.last_seq
         for index, ids in self._ids.items():
             rest.resume.outputs.add(output_index=index, token_ids=ids)
