@@ -4,8 +4,6 @@ The torch twin of the adjusting kernel, oracle and fallback. Takes flat lists; a
 bars. Knows no request.
 """
 
-from collections.abc import Callable
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -69,70 +67,36 @@ class Changes(NamedTuple):
     penalties: Penalties | None = None
 
 
-def adjust_(logits: Tensor, changes: Changes, by: ModuleType | None = None) -> None:
-    """Change logits float32 [R, V] in place; `by` has the functions below for another device. Barred logits are -inf,
-    and stay so."""
-    mask, bar, bias, penalise = (mask_, bar_, bias_, penalise_) if by is None else _kernels(by)
-    for rows, bits in changes.masks:
-        if len(rows):
-            mask(logits, rows, bits)
+def adjust_(logits: Tensor, changes: Changes) -> None:
+    """Change logits float32 [R, V] in place. Barred logits are -inf, and stay so."""
+    for mask in changes.masks:
+        _mask(logits, mask)
     if changes.bars is not None:
-        bar(logits, *changes.bars)
+        logits[changes.bars.rows, changes.bars.ids] = -torch.inf
     if changes.biases is not None:
-        bias(logits, *changes.biases)
+        logits[changes.biases.rows, changes.biases.ids] += changes.biases.values
     if changes.penalties is not None:
-        rows, sizes, ids, counts, *strengths = changes.penalties
-        each = [one.repeat_interleave(sizes) for one in (rows, *strengths)]
-        penalise(logits, each[0], ids, counts, *each[1:])
+        _penalise(logits, changes.penalties)
 
 
-def _kernels(by: ModuleType) -> tuple[Callable[..., None], ...]:
-    return by.mask_, by.bar_, by.bias_, by.penalise_
+def _penalise(logits: Tensor, found: Penalties) -> None:
+    """Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of ids in prompt or output;
+    frequency is taken off once for each occurrence in the output, presence once if there is any."""
+    rows, repetition, presence, frequency = (
+        one.repeat_interleave(found.sizes) for one in (found.rows, found.repetition, found.presence, found.frequency)
+    )
+    values = logits[rows, found.ids]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= frequency * found.counts + presence * (found.counts > 0)
+    logits[rows, found.ids] = values
 
 
-def penalise_(
-    logits: Tensor,
-    rows: Tensor,
-    ids: Tensor,
-    counts: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
-) -> None:
-    """Make ids that a sequence has less likely, in place.
-
-    Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of ids in prompt or output;
-    frequency is taken off once for each occurrence in the output, presence once if there is any.
-
-    Args:
-        logits: float32 [R, V].
-        rows, ids: int64 [N], the pairs.
-        counts: float32 [N], occurrences in the output.
-        repetition, presence, frequency: float32 [N], of each pair's row; 1, 0 and 0 change nothing.
-    """
-    found = logits[rows, ids]
-    found = torch.where(found > 0, found / repetition, found * repetition)
-    found -= frequency * counts + presence * (counts > 0)
-    logits[rows, ids] = found
-
-
-def bias_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
-    """logits [R, V] += values [N] at the pairs, in place."""
-    logits[rows, ids] += values
-
-
-def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Bar the ids of `rows` whose bit is not set, in place; see `Mask`."""
-    unset = _unpacked(bits, logits.shape[1]) == 0
-    if len(rows) == len(logits):
+def _mask(logits: Tensor, mask: Mask) -> None:
+    unset = _unpacked(mask.bits, logits.shape[1]) == 0
+    if len(mask.rows) == len(logits):
         logits.masked_fill_(unset, -torch.inf)
     else:
-        logits[rows] = logits[rows].masked_fill_(unset, -torch.inf)
-
-
-def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
-    logits[rows, ids] = -torch.inf
+        logits[mask.rows] = logits[mask.rows].masked_fill_(unset, -torch.inf)
 
 
 def _unpacked(bits: Tensor, num: int) -> Tensor:

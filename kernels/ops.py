@@ -18,8 +18,10 @@ from kernels import (
     gpu,
     inputs,
     kinds,
+    moe,
     native,
     native_sampling,
+    packed_weights,
     sampling,
     scores,
     speculation,
@@ -28,6 +30,7 @@ from kernels.adjust import Changes
 from kernels.inputs import Inputs
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.packed_weights import Int4Weight, Int8Weight
 from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
 from kernels.scores import Asked, Scores
@@ -136,25 +139,6 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     return sampling.sample(logits, rows)
 
 
-def adjust_(logits: Tensor, changes: Changes) -> None:
-    """Change single logits of [R, V] in place before sampling; see `kernels.adjust.adjust_`."""
-    if gpu.takes(logits):
-        adjust.adjust_(logits, changes, gpu.family("adjust"))
-    elif native_sampling.takes(logits):
-        native_sampling.adjust_(logits, changes)
-    else:
-        adjust.adjust_(logits, changes)
-
-
-def score(logits: Tensor, asked: Asked) -> Scores:
-    """Log probabilities and ranks under logits [L, V]; see `kernels.scores.score`."""
-    if gpu.takes(logits):
-        return scores.score(logits, asked, gpu.family("log_probs").log_probs)
-    if native_sampling.takes(logits):
-        return native_sampling.score(logits, asked)
-    return scores.score(logits, asked)
-
-
 def accept(sampled: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens that rows with drafts go on with, and how many drafts stand; see `kernels.speculation.accept`."""
     chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
@@ -181,3 +165,51 @@ def build_inputs(
     chosen = gpu.family("inputs") if gpu.takes(tokens) else inputs
     found: Inputs = chosen.build_inputs(tokens, tables, slots, starts, ends, block_size, num_tokens)
     return found
+
+
+def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] over 8-bit weights; see `kernels.packed_weights.linear_w8a16`."""
+    chosen = gpu.family("linear8") if gpu.takes(x) else packed_weights
+    y: Tensor = chosen.linear_w8a16(x, packed, bias)
+    return y
+
+
+def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] over 8-bit weights, x being quantised too; see `kernels.packed_weights.linear_w8a8`."""
+    chosen = gpu.family("linear8") if gpu.takes(x) else packed_weights
+    y: Tensor = chosen.linear_w8a8(x, packed, bias)
+    return y
+
+
+def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] over 4-bit weights; see `kernels.packed_weights.linear_w4a16`."""
+    chosen = gpu.family("linear4") if gpu.takes(x) else packed_weights
+    y: Tensor = chosen.linear_w4a16(x, packed, bias)
+    return y
+
+
+def experts_mlp(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
+    """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
+    chosen = gpu.family("moe") if gpu.takes(x) else moe
+    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares)
+    return y
+
+
+def adjust_(logits: Tensor, changes: Changes) -> None:
+    """Change single logits of [R, V] in place before sampling; see `kernels.adjust.adjust_`."""
+    if gpu.takes(logits):
+        gpu.family("adjust").adjust_(logits, changes)
+    elif native_sampling.takes(logits):
+        native_sampling.adjust_(logits, changes)
+    else:
+        adjust.adjust_(logits, changes)
+
+
+def score(logits: Tensor, asked: Asked) -> Scores:
+    """Log probabilities and ranks under logits [L, V]; see `kernels.scores.score`."""
+    if gpu.takes(logits):
+        found: Scores = gpu.family("scores").score(logits, asked)
+        return found
+    if native_sampling.takes(logits):
+        return native_sampling.score(logits, asked)
+    return scores.score(logits, asked)

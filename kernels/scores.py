@@ -1,19 +1,13 @@
-"""Log probabilities of tokens and of their rivals, from those of chosen ids: the twin of the CPU's kernel, which does
-all in one pass, and what other devices do.
+"""Log probabilities of tokens and of their rivals: the torch twin of the scoring kernel, oracle and fallback.
 
 No row's result depends on the others: ops work row by row, and rows that ask for as many rivals are ranked together.
 Ranks and rivals are read off the logits, so that no rounding of a logarithm makes or breaks a tie.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from kernels.log_probs import log_probs
-
-LogProbs: TypeAlias = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 class Asked(NamedTuple):
@@ -50,21 +44,36 @@ class Scores(NamedTuple):
     other_ranks: Tensor
 
 
-def score(logits: Tensor, asked: Asked, log_probs: LogProbs = log_probs) -> Scores:
-    """Of rows of logits float32 [L, V], finite but for -inf. `nums` are V at most. `log_probs` is the device's own."""
-    top_ids = _tops(logits, asked)
-    found, ranks = log_probs(logits, torch.cat((asked.ids[:, None], top_ids), dim=1), 1)
-    if not len(asked.rows):
-        none = found.new_empty(0)
-        return Scores(found[:, 0], ranks[:, 0], top_ids, found[:, 1:], none, none.long())
-    others, other_ranks = log_probs(logits[asked.rows], asked.others[:, None], 1)
-    return Scores(found[:, 0], ranks[:, 0], top_ids, found[:, 1:], others[:, 0], other_ranks[:, 0])
+def score(logits: Tensor, asked: Asked) -> Scores:
+    """Of rows of logits float32 [L, V], finite but for -inf. `nums` are V at most."""
+    norms = logits.logsumexp(1)
+    own = logits.gather(1, asked.ids[:, None])[:, 0]
+    top_ids, tops = _tops(logits, asked.nums, asked.width)
+    others = logits[asked.rows, asked.others]
+    return Scores(
+        own - norms,
+        1 + (logits > own[:, None]).sum(1),
+        top_ids,
+        tops - norms[:, None],
+        others - norms[asked.rows],
+        _ranks(logits, asked.rows, others),
+    )
 
 
-def _tops(logits: Tensor, asked: Asked) -> Tensor:
-    """The likeliest ids, [L, width], beyond a row's number its own; rows that want as many are ranked together."""
-    ids = asked.ids[:, None].repeat(1, asked.width)
-    for num in sorted(set(asked.nums.tolist()) - {0}):
-        rows = (asked.nums == num).nonzero()[:, 0]
-        ids[rows, :num] = logits[rows].topk(num, dim=1).indices
-    return ids
+def _tops(logits: Tensor, nums: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Ids and logits [L, width]; rows that want as many are ranked together."""
+    ids = torch.zeros(len(logits), width, dtype=torch.int64, device=logits.device)
+    values = torch.zeros(len(logits), width, device=logits.device)
+    for num in sorted(set(nums.tolist()) - {0}):
+        rows = (nums == num).nonzero()[:, 0]
+        top = logits[rows].topk(num, dim=1)
+        ids[rows, :num], values[rows, :num] = top.indices, top.values
+    return ids, values
+
+
+def _ranks(logits: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """Of the values [N] in their rows [N]; one after the other, as a row of logits for each would be too much."""
+    ranks = torch.ones_like(rows)
+    for at, row in enumerate(rows.tolist()):
+        ranks[at] += (logits[row] > values[at]).sum()
+    return ranks

@@ -1,7 +1,7 @@
-"""Changes of single logits before sampling on a CUDA device; see the twins in `kernels.adjust`.
+"""Changes of single logits before sampling on a CUDA device; see the twin in `kernels.adjust`.
 
 Pairs (row, id) are spread over programs, one thread each: a pair appears once in a list, or always gets the same value.
-Masks take one program for each part of a row.
+Masks take one program for each part of a row. A kind of change is one launch, in the twin's order.
 """
 
 from typing import Any
@@ -10,44 +10,57 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
 from kernels.triton.aot import Case
 
 PAIRS = 256  # of one program
 WORDS = 64  # of a mask, 32 ids each
 
 
-def penalise_(
-    logits: Tensor,
-    rows: Tensor,
-    ids: Tensor,
-    counts: Tensor,
-    repetition: Tensor,
-    presence: Tensor,
-    frequency: Tensor,
-) -> None:
-    """Make ids that a sequence has less likely, in place; see `kernels.adjust.penalise_`."""
-    if len(ids):
-        columns = (rows, ids, counts, repetition, presence, frequency)
-        penalise_kernel[triton.cdiv(len(ids), PAIRS),](logits, logits.stride(0), len(ids), *columns, PAIRS)
+def adjust_(logits: Tensor, changes: Changes) -> None:
+    """Change logits float32 [R, V], ids of a row contiguous, in place; see `kernels.adjust.adjust_`."""
+    for mask in changes.masks:
+        _mask(logits, mask)
+    if changes.bars is not None:
+        _bar(logits, changes.bars)
+    if changes.biases is not None:
+        _bias(logits, changes.biases)
+    if changes.penalties is not None:
+        _penalise(logits, changes.penalties)
 
 
-def bias_(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
-    """logits [R, V] += values [N] at the pairs, in place."""
-    if len(ids):
-        bias_kernel[triton.cdiv(len(ids), PAIRS),](logits, logits.stride(0), len(ids), rows, ids, values, PAIRS)
+def _mask(logits: Tensor, mask: Mask) -> None:
+    if len(mask.rows):
+        bits, width = mask.bits.contiguous(), mask.bits.shape[1]
+        grid = (len(mask.rows), triton.cdiv(width, WORDS))
+        mask_kernel[grid](logits, logits.stride(0), logits.shape[1], mask.rows, bits, bits.stride(0), width, WORDS)
 
 
-def bar_(logits: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """Bar the ids of the pairs [N], in place; a pair may appear more than once."""
-    if len(ids):
-        bar_kernel[triton.cdiv(len(ids), PAIRS),](logits, logits.stride(0), len(ids), rows, ids, PAIRS)
+def _bar(logits: Tensor, bars: Bars) -> None:
+    num = len(bars.ids)
+    if num:
+        bar_kernel[triton.cdiv(num, PAIRS),](logits, logits.stride(0), num, *_dense(*bars), PAIRS)
 
 
-def mask_(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Bar the ids of `rows` whose bit is not set, in place; see `kernels.adjust.mask_`."""
-    if len(rows):
-        grid = (len(rows), triton.cdiv(bits.shape[1], WORDS))
-        mask_kernel[grid](logits, logits.stride(0), logits.shape[1], rows, bits, bits.stride(0), bits.shape[1], WORDS)
+def _bias(logits: Tensor, biases: Biases) -> None:
+    num = len(biases.ids)
+    if num:
+        bias_kernel[triton.cdiv(num, PAIRS),](logits, logits.stride(0), num, *_dense(*biases), PAIRS)
+
+
+def _penalise(logits: Tensor, found: Penalties) -> None:
+    num = len(found.ids)
+    if num:  # with its size, nobody waits for the device to repeat
+        rows, *strengths = (
+            one.repeat_interleave(found.sizes, output_size=num)
+            for one in (found.rows, found.repetition, found.presence, found.frequency)
+        )
+        columns = _dense(rows, found.ids, found.counts, *strengths)
+        penalise_kernel[triton.cdiv(num, PAIRS),](logits, logits.stride(0), num, *columns, PAIRS)
+
+
+def _dense(*columns: Tensor) -> list[Tensor]:
+    return [column.contiguous() for column in columns]
 
 
 @triton.jit

@@ -17,7 +17,7 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     y = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=table.device)
     if y.numel():
         grid = (triton.cdiv(table.shape[1], BLOCK), len(ids))
-        embedding_kernel[grid](ids, table, table.stride(0), y, table.shape[0], table.shape[1], BLOCK)
+        embedding_kernel[grid](ids.contiguous(), table, table.stride(0), y, table.shape[0], table.shape[1], BLOCK)
     return y
 
 

@@ -13,6 +13,7 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -105,3 +106,16 @@ class Pages:
         context = self.contexts[row]
         owned = self.tables[row, : -(-context // block)].long()
         return self.cache[owned].flatten(0, 1)[:context]
+
+
+def caught(monkeypatch: pytest.MonkeyPatch, module: object) -> list[Guarded]:
+    """Outputs that a launcher makes with `torch.empty` lie in guarded, poisoned memory from here on."""
+    made: list[Guarded] = []
+
+    def empty(*shape: int | torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        sizes = [size for part in shape for size in (part if isinstance(part, tuple) else (part,))]
+        made.append(Guarded.of(sizes, dtype))
+        return made[-1].tensor
+
+    monkeypatch.setattr(module, "torch", type("Torch", (), {**vars(torch), "empty": staticmethod(empty)}))
+    return made

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from kernels import adjust as twin
 from kernels import gpu, ops, speculation
-from kernels import log_probs as scores
+from kernels import scores as score_twin
 from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
 from kernels.scores import Asked
-from kernels.triton import adjust, log_probs
+from kernels.triton import adjust, scores
 from kernels.triton import speculation as drafts_kernel
-from tests.kernels.triton.harness import Guarded, is_poison
+from tests.kernels.triton.harness import Guarded
 
 VOCABS = [40, 111, 4099]
 
@@ -29,51 +29,69 @@ def pairs_of(rows: int, vocab: int, num: int) -> tuple[Tensor, Tensor]:
     return places // vocab, places % vocab
 
 
+def penalties_of(rows: int, vocab: int, num: int) -> Penalties:
+    """Of every other row; the first of them has no id."""
+    generator = torch.Generator().manual_seed(num)
+    chosen = torch.arange(0, rows, 2)
+    sizes = torch.tensor([0, *[num] * (len(chosen) - 1)])
+    ids = torch.cat([torch.randperm(vocab, generator=generator)[:size] for size in sizes.tolist()])
+    counts = torch.randint(0, 3, (len(ids),), generator=generator).float()
+    strengths = (torch.rand(len(chosen), generator=generator) for _ in range(3))
+    repetition, presence, frequency = strengths
+    return Penalties(chosen, sizes, ids, counts, repetition + 0.5, presence - 0.5, frequency - 0.5)
+
+
+def changed(logits: Guarded, changes: Changes) -> None:
+    """The kernels and the twin make the same of logits, and the kernels nothing else."""
+    expected = logits.tensor.clone()
+    twin.adjust_(expected, changes)
+    adjust.adjust_(logits.tensor, changes)
+    assert torch.allclose(logits.check(), expected, rtol=1e-6, atol=1e-6)  # a GPU fuses products and sums
+    assert torch.equal(logits.tensor.isneginf(), expected.isneginf())
+
+
 @pytest.mark.parametrize("num", [1, 111, 300])
 def test_penalties_are_the_twins(num: int) -> None:
-    logits = logits_of(3, 200)
-    expected, (rows, ids) = logits.tensor.clone(), pairs_of(3, 200, num)
-    counts = torch.randint(0, 3, (num,)).float()
-    columns = (counts, torch.rand(num) + 0.5, torch.rand(num) - 0.5, torch.rand(num) - 0.5)
-    twin.penalise_(expected, rows, ids, *columns)
-    adjust.penalise_(logits.tensor, rows, ids, *columns)
-    assert torch.allclose(logits.check(), expected, rtol=1e-6, atol=1e-6)  # a GPU fuses products and sums
+    changed(logits_of(5, 400), Changes(penalties=penalties_of(5, 400, num)))
 
 
 @pytest.mark.parametrize("num", [0, 1, 300])
 def test_biases_and_bars_are_the_twins(num: int) -> None:
-    logits = logits_of(3, 200)
-    expected, (rows, ids), values = logits.tensor.clone(), pairs_of(3, 200, num), torch.randn(num)
-    twin.bias_(expected, rows, ids, values)
-    adjust.bias_(logits.tensor, rows, ids, values)
-    twice = torch.cat((rows, rows[:50])), torch.cat((ids, ids[:50]))
-    assert torch.equal(logits.check(), expected)
-    twin.bar_(expected, *twice)
-    adjust.bar_(logits.tensor, *twice)
-    assert torch.equal(logits.check(), expected)
+    (rows, ids), values = pairs_of(3, 200, num), torch.randn(num)
+    twice = Bars(torch.cat((rows, rows[:50])), torch.cat((ids, ids[:50])).flip(0).flip(0))
+    changed(logits_of(3, 200), Changes(bars=twice))
+    changed(logits_of(3, 200), Changes(biases=Biases(rows, ids, values)))
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_masks_are_the_twins(vocab: int) -> None:
-    logits, rows = logits_of(4, vocab), torch.tensor([0, 3])
-    expected, bits = logits.tensor.clone(), torch.randint(-(2**31), 2**31, (2, -(-vocab // 32)), dtype=torch.int64)
-    twin.mask_(expected, rows, bits.int())
-    adjust.mask_(logits.tensor, rows, bits.int())
-    adjust.mask_(logits.tensor, rows[:0], bits[:0].int())
-    assert torch.equal(logits.check(), expected)
+    bits = torch.randint(-(2**31), 2**31, (2, -(-vocab // 32)), dtype=torch.int64).int()
+    nobody = Mask(torch.empty(0, dtype=torch.int64), bits[:0])
+    changed(logits_of(4, vocab), Changes(masks=(Mask(torch.tensor([0, 3]), bits), nobody)))
 
 
-@pytest.mark.parametrize(("vocab", "num_ranked"), [(40, 0), (111, 3), (8200, 1)])
-def test_log_probabilities_and_ranks_are_the_twins(vocab: int, num_ranked: int) -> None:
+def test_changes_are_made_in_the_twins_order() -> None:
+    rows, ids = pairs_of(4, 64, 30)
+    mask = Mask(torch.tensor([1]), torch.tensor([[-2, 5]], dtype=torch.int32))
+    changes = Changes((mask,), Bars(rows[:9], ids[:9]), Biases(rows, ids, torch.randn(30)), penalties_of(4, 64, 20))
+    changed(logits_of(4, 64), changes)
+
+
+@pytest.mark.parametrize("vocab", [40, 111, 8200])
+def test_scores_are_the_twins(vocab: int) -> None:
     logits = logits_of(3, vocab).tensor
     logits[1, 5:] = -torch.inf
     logits[2, 7] = logits[2, 9] = 30.0
-    ids = torch.tensor([[1, 8, 2], [0, 9, 4], [7, 9, 11]])
-    exact = logits.double().log_softmax(1).gather(1, ids)
-    found, ranks = log_probs.log_probs(logits, ids, num_ranked)
-    assert torch.allclose(found.double(), exact, atol=2e-6, rtol=1e-6)
-    assert torch.equal(ranks, scores.log_probs(logits, ids, num_ranked)[1])
-    assert log_probs.log_probs(logits[:0], ids[:0], num_ranked)[0].shape == (0, 3)
+    pairs = torch.tensor([0, 0, 2]), torch.tensor([8, 2, 9])
+    asked = Asked(torch.tensor([1, 3, 7]), torch.tensor([3, 0, 1]), *pairs, 3)
+    found, wanted = scores.score(logits, asked), score_twin.score(logits, asked)
+    exact = logits.double().log_softmax(1)
+    assert torch.allclose(found.logprobs.double(), exact[torch.arange(3), asked.ids], atol=2e-6, rtol=1e-6)
+    assert torch.allclose(found.other_logprobs.double(), exact[pairs], atol=2e-6, rtol=1e-6)
+    assert torch.equal(found.ranks, wanted.ranks) and torch.equal(found.other_ranks, wanted.other_ranks)
+    assert torch.equal(found.top_ids[0], wanted.top_ids[0])
+    assert torch.allclose(found.top_logprobs[0], wanted.top_logprobs[0], atol=2e-6)
+    assert found.top_logprobs[2, 0] == found.logprobs[2]  # of two equals, one
 
 
 def accepted(sampled: list[int], drafts: list[int]) -> tuple[list[int], int]:
@@ -107,18 +125,16 @@ def test_what_is_accepted_is_never_padding() -> None:
 
 
 def test_logits_on_a_gpu_come_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, (rows, ids) = logits_of(3, 50), pairs_of(3, 50, 4)
-    expected, one = logits.tensor.clone(), torch.ones(4)
+    logits, (rows, ids) = logits_of(3, 50).tensor, pairs_of(3, 50, 4)
+    expected = logits.clone()
 
-    def change(on: Tensor) -> tuple[Tensor, ...]:
-        mask = Mask(torch.tensor([1]), torch.tensor([[-2, -1]], dtype=torch.int32))
-        penalties = Penalties(rows[:1], torch.tensor([4]), (ids + 2) % 50, one, one[:1] + 1, one[:1], one[:1])
-        ops.adjust_(on, Changes((mask,), Bars(rows, ids), Biases(rows, (ids + 1) % 50, one), penalties))
-        asked = Asked(ids[:1], torch.tensor([2]), torch.tensor([0]), ids[1:2], 2)
-        return *ops.score(on[:1], asked), *ops.accept(ids[None], ids[None, :-1])
+    def use(on: Tensor) -> tuple[Tensor, ...]:
+        ops.adjust_(on, Changes(bars=Bars(rows, ids), penalties=penalties_of(3, 50, 7)))
+        asked = Asked(torch.tensor([1, 2, 3]), torch.tensor([2, 2, 2]), rows[:1], ids[:1] * 0, 2)
+        return *ops.score(on, asked), *ops.accept(ids[None], ids[None, :-1])
 
-    wanted = change(expected)
+    wanted = use(expected)
     monkeypatch.setattr(gpu, "takes", lambda x: True)
-    for found, want in zip(change(logits.tensor), wanted, strict=True):
-        assert torch.allclose(found, want)
-    assert torch.equal(logits.tensor, expected) and not is_poison(logits.tensor).any()
+    for found, want in zip(use(logits), wanted, strict=True):
+        assert torch.allclose(found, want, atol=1e-5)
+    assert torch.allclose(logits, expected)

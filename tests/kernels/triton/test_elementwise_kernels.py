@@ -10,7 +10,7 @@ from kernels import blocks, elementwise, gpu, inputs, linear, ops, twins
 from kernels.triton import activation, embedding, norm
 from kernels.triton import copy_blocks as block_kernel
 from kernels.triton import inputs as input_kernels
-from tests.kernels.triton.harness import GUARD, Guarded, assert_close, is_poison, poisoned
+from tests.kernels.triton.harness import GUARD, Guarded, assert_close, caught, is_poison, poisoned
 
 DTYPES = [torch.float32, torch.float16]
 
@@ -22,19 +22,6 @@ def numbers(*shape: int, dtype: torch.dtype, scale: float = 3.0) -> Tensor:
     view = whole[..., : shape[-1]]
     view.copy_(torch.randn(shape) * scale)
     return view
-
-
-def caught(monkeypatch: pytest.MonkeyPatch, module: object) -> list[Guarded]:
-    """Outputs that a launcher makes with `torch.empty` lie in guarded, poisoned memory from here on."""
-    made: list[Guarded] = []
-
-    def empty(*shape: int | torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        sizes = [size for part in shape for size in (part if isinstance(part, tuple) else (part,))]
-        made.append(Guarded.of(sizes, dtype))
-        return made[-1].tensor
-
-    monkeypatch.setattr(module, "torch", type("Torch", (), {**vars(torch), "empty": staticmethod(empty)}))
-    return made
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -171,7 +158,7 @@ def test_what_is_on_a_gpu_comes_here(monkeypatch: pytest.MonkeyPatch) -> None:
     projection = torch.randn(32, 64)
 
     def use() -> list[Tensor]:
-        packed = linear.PackedLinear(projection, None) if not gpu.takes(x) else linear.OnGpu(projection, None)
+        packed = (linear.OnGpu if gpu.takes(x) else linear.PackedLinear)(projection, None)
         return [ops.rms_norm(x, weight, 1e-6), ops.embedding(ids, x), packed.apply_gated(x, weight, 1e-6)]
 
     wanted = use()

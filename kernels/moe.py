@@ -1,0 +1,92 @@
+"""Mixture of experts: the torch twins of routing tokens to experts and of products with each expert's weights.
+
+Takes what a router chose. Knows no router and no model.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NOBODY = -1  # a place of a group behind its last one, and the expert of a group that is not there
+
+
+class Groups(NamedTuple):
+    """Choices (token, expert) in groups of one expert each.
+
+    Attributes:
+        choices: int32 [G · size], indices of choices, NOBODY behind an expert's last.
+        experts: int32 [G], NOBODY behind the last group.
+        size: choices of a group.
+    """
+
+    choices: Tensor
+    experts: Tensor
+    size: int
+
+
+def group(experts: Tensor, num_experts: int, size: int) -> Groups:
+    """Put choices int64 [C] of experts in groups of `size`: as many as there could be, whatever was chosen."""
+    num = num_groups(len(experts), num_experts, size)
+    choices = torch.full((num * size,), NOBODY, dtype=torch.int32, device=experts.device)
+    owners = torch.full((num,), NOBODY, dtype=torch.int32, device=experts.device)
+    at = 0
+    for expert in range(num_experts):
+        own = (experts == expert).nonzero()[:, 0].int()
+        needed = -(-len(own) // size)
+        choices[at * size : at * size + len(own)] = own
+        owners[at : at + needed] = expert
+        at += needed
+    return Groups(choices, owners, size)
+
+
+def num_groups(num_choices: int, num_experts: int, size: int) -> int:
+    """Groups that choices could need: a group of its own for each choice, or a last one not full for each expert."""
+    return min(num_choices, num_choices // size + num_experts)
+
+
+def grouped_linear(
+    x: Tensor, weight: Tensor, scales: Tensor | None, groups: Groups, num_choices: int, per_token: int
+) -> Tensor:
+    """Each choice's input times its expert's weights.
+
+    Args:
+        x: [T, K]; choice c takes row c // per_token.
+        weight: [E, N, K], of x's dtype, or int8 with `scales`.
+        scales: float32 [E, N], of int8 weights.
+        groups: of the choices; a choice that is in none gets no result.
+
+    Returns:
+        [num_choices, N] in x's dtype.
+    """
+    y = x.new_zeros(num_choices, weight.shape[1])
+    for at, expert in enumerate(groups.experts.tolist()):
+        own = groups.choices[at * groups.size : (at + 1) * groups.size].long()
+        own = own[own != NOBODY]
+        if len(own):
+            product = x[own // per_token].float() @ weight[expert].float().t()
+            y[own] = (product if scales is None else product * scales[expert]).to(x.dtype)
+    return y
+
+
+def combine(y: Tensor, shares: Tensor) -> Tensor:
+    """Σ over a token's choices of share · result: y [T · k, N], shares [T, k] → [T, N]."""
+    tokens, per_token = shares.shape
+    return (y.view(tokens, per_token, y.shape[1]).float() * shares.float()[:, :, None]).sum(1).to(y.dtype)
+
+
+def experts_mlp(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
+    """The MLPs of the experts that each token chose, by its shares.
+
+    Args:
+        x: [T, K].
+        gate_up, down: [E, 2 I, K] and [E, K, I], of x's dtype.
+        experts: int64 [T, k], distinct in a row.
+        shares: [T, k].
+    """
+    per_token = experts.shape[1]
+    groups = group(experts.flatten(), len(gate_up), 16)
+    gate, up = grouped_linear(x, gate_up, None, groups, experts.numel(), per_token).float().chunk(2, dim=1)
+    inner = (F.silu(gate) * up).to(x.dtype)
+    return combine(grouped_linear(inner, down, None, groups, experts.numel(), 1), shares)

@@ -1,0 +1,123 @@
+"""Linear layers over quantised weights: forms of weights and the torch twins of the kernels.
+
+Symmetric 8-bit weights (int8 or float8_e4m3fn) have one scale a row; 4-bit ones a scale and a zero point for each group
+of inputs. Twins compute in float32 from what the numbers mean. Knows no checkpoint's names.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+UNIT = 64  # inputs whose nibbles share bytes: byte j of a unit holds input j below and input j + 32 above
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each nibble of a word, from the lowest
+GROUPS = (32, 64, 128)  # sizes that checkpoints have, beside one group for all
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+class Int8Weight(NamedTuple):
+    """weight [N, K] int8 or float8_e4m3fn · scales float32 [N]."""
+
+    weight: Tensor
+    scales: Tensor
+
+
+class Int4Weight(NamedTuple):
+    """(nibble - zero) · scale of each group of inputs.
+
+    Attributes:
+        nibbles: uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT.
+        scales, zeros: [⌈K / group⌉, N], zeros in the dtype of scales.
+        inputs: K.
+        group: inputs that share a scale, one of GROUPS or K.
+    """
+
+    nibbles: Tensor
+    scales: Tensor
+    zeros: Tensor
+    inputs: int
+    group: int
+
+
+def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
+    """x [M, K] as numbers of `dtype` and a scale for each row: its largest number becomes the dtype's largest."""
+    wide = x.float()
+    scales = (wide.abs().amax(1) / LARGEST[dtype]).clamp_(min=1e-30)
+    scaled = (wide / scales[:, None]).clamp_(-LARGEST[dtype], LARGEST[dtype])
+    return Int8Weight((scaled.round() if dtype is torch.int8 else scaled).to(dtype), scales)
+
+
+def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] in x's dtype: weights are widened, x is not rounded."""
+    return _biased((x.float() @ packed.weight.float().t()) * packed.scales, bias, x.dtype)
+
+
+def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] in x's dtype: x is quantised row by row to the weights' dtype first."""
+    rows = quantise_rows(x, packed.weight.dtype)
+    product = rows.weight.double() @ packed.weight.double().t()
+    return _biased(product.float() * packed.scales * rows.scales[:, None], bias, x.dtype)
+
+
+def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] in x's dtype."""
+    return _biased(x.float() @ dequantise(packed).t(), bias, x.dtype)
+
+
+def _biased(y: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return (y if bias is None else y + bias.float()).to(dtype)
+
+
+def dequantise(packed: Int4Weight) -> Tensor:
+    """What the weights are: float32 [N, K]."""
+    units = packed.nibbles.view(len(packed.nibbles), -1, UNIT // 2)
+    values = torch.cat((units & 15, units >> 4), dim=2).flatten(1)[:, : packed.inputs].float()
+    groups = torch.arange(packed.inputs, device=values.device) // packed.group
+    return (values - packed.zeros.float()[groups].t()) * packed.scales.float()[groups].t()
+
+
+def pack_nibbles(values: Tensor) -> Tensor:
+    """Numbers 0 … 15 [N, K] → uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT."""
+    padding = -values.shape[1] % UNIT
+    units = torch.nn.functional.pad(values.to(torch.uint8), (0, padding)).view(len(values), -1, 2, UNIT // 2)
+    return (units[:, :, 0] | units[:, :, 1] << 4).flatten(1)
+
+
+def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
+    """AutoAWQ's layout: qweight int32 [K, N / 8], qzeros int32 [K / group, N / 8], scales [K / group, N]."""
+    inputs, group = len(qweight), _group(len(qweight), len(scales))
+    values, zeros = (_nibbles(words, AWQ_ORDER) for words in (qweight, qzeros))
+    return Int4Weight(pack_nibbles(values.t()), scales, zeros.to(scales.dtype), inputs, group)
+
+
+def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None) -> Int4Weight:
+    """AutoGPTQ's layout: qweight int32 [K / 8, N], qzeros int32 [K / group, N / 8] less one, scales [K / group, N].
+
+    Raises ValueError for inputs in another order than that of their groups (`desc_act`).
+    """
+    inputs = len(qweight) * 8
+    group = _group(inputs, len(scales))
+    in_order = torch.arange(inputs, device=qweight.device) // group
+    if g_idx is not None and not torch.equal(g_idx.long(), in_order):
+        raise ValueError("GPTQ weights with desc_act are not supported: quantise with desc_act=False")
+    values = _nibbles(qweight.t().contiguous(), range(8))  # [N, K]
+    zeros = _nibbles(qzeros, range(8)) + 1
+    return Int4Weight(pack_nibbles(values), scales, zeros.to(scales.dtype), inputs, group)
+
+
+def _group(inputs: int, num: int) -> int:
+    group = inputs if num == 1 else -(-inputs // num)
+    if group != inputs and (group not in GROUPS or inputs % group):
+        sizes = ", ".join(map(str, GROUPS))
+        raise ValueError(f"{num} groups of {inputs} inputs are not supported: groups of {sizes}, or one for all")
+    return group
+
+
+def _nibbles(words: Tensor, order: tuple[int, ...] | range) -> Tensor:
+    """int32 [A, B] → 0 … 15 [A, 8 B], nibble i of a word being number order[i] of eight."""
+    shifts = torch.tensor([4 * place for place in _inverse(order)], dtype=torch.int32, device=words.device)
+    return ((words[:, :, None] >> shifts) & 15).flatten(1)
+
+
+def _inverse(order: tuple[int, ...] | range) -> list[int]:
+    return [list(order).index(number) for number in range(len(order))]

@@ -1,0 +1,104 @@
+"""What kernels of matrix products share: sizes of tiles by rule, splits of the inner dimension, and their sum.
+
+A product is computed as weights [N, K] · inputs [K, M]: rows of weights are many even where inputs are few, so that
+tensor cores are full, and what is widened in registers is the operand that may come from there. Few tiles are split
+along K; a second kernel adds the parts in their order, so that a product has the same bits every time.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.aot import Case
+
+PROGRAMS = 264  # twice the multiprocessors of an H100: what few tiles are split for
+MAX_SPLITS = 16
+MIN_INPUTS = 512  # of a part of a split
+SUM_BLOCK = 512
+
+
+class Tiles(NamedTuple):
+    """Inputs M, outputs N and inner numbers K of a tile; warps and stages of a program."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+DECODE, SMALL, MEDIUM, LARGE = (
+    Tiles(16, 64, 128, 4, 4),
+    Tiles(32, 64, 128, 4, 4),
+    Tiles(64, 128, 64, 4, 4),
+    Tiles(128, 128, 64, 8, 3),
+)
+EVERY = (DECODE, SMALL, MEDIUM, LARGE)
+
+
+def tiles_of(num: int) -> Tiles:
+    """For products with so many inputs."""
+    return next((tiles for tiles in EVERY if num <= tiles.m), LARGE)
+
+
+def splits_of(tiles: Tiles, num: int, outputs: int, inputs: int) -> int:
+    """Parts of the inner dimension: a power of two, 1 if there are tiles enough or little to add."""
+    programs = triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n)
+    splits = 1
+    while splits < MAX_SPLITS and 2 * splits * programs <= PROGRAMS and inputs >= 2 * splits * MIN_INPUTS:
+        splits *= 2
+    return splits
+
+
+def sum_parts(parts: Tensor, y: Tensor, scales: Tensor | None, row_scales: Tensor | None, bias: Tensor | None) -> None:
+    """y [M, N] = Σ parts [S, M, N] · scales [N] · row_scales [M] + bias [N]."""
+    splits, num, outputs = parts.shape
+    grid = (triton.cdiv(outputs, SUM_BLOCK), num)
+    optional = [parts if one is None else one for one in (scales, row_scales, bias)]
+    has = [one is not None for one in (scales, row_scales, bias)]
+    sum_kernel[grid](parts, *optional, y, num, outputs, *has, splits, SUM_BLOCK)
+
+
+@triton.jit
+def sum_kernel(
+    parts_ptr,  # float32 or int32 [SPLITS, M, outputs]
+    scales_ptr,  # float32 [outputs]
+    row_scales_ptr,  # float32 [M]
+    bias_ptr,  # [outputs]
+    y_ptr,  # [M, outputs]
+    num,
+    outputs,
+    HAS_SCALES: tl.constexpr,
+    HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid: ⌈outputs / BLOCK⌉, M."""
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < outputs
+    size = num.to(tl.int64) * outputs
+    total = tl.load(parts_ptr + row * outputs + at, mask=mask, other=0)
+    for part in range(1, SPLITS):
+        total += tl.load(parts_ptr + part * size + row * outputs + at, mask=mask, other=0)
+    y = total.to(tl.float32)
+    if HAS_SCALES:
+        y *= tl.load(scales_ptr + at, mask=mask, other=0.0)
+    if HAS_ROW_SCALES:
+        y *= tl.load(row_scales_ptr + row)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * outputs + at, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def _case(splits: int, sums: str) -> Case:
+    types = dict.fromkeys(("scales_ptr", "row_scales_ptr"), "*fp32") | {"parts_ptr": sums, "bias_ptr": "*bf16"}
+    types |= {"y_ptr": "*bf16", "num": "i32", "outputs": "i32"}
+    constants = {"HAS_SCALES": True, "HAS_ROW_SCALES": True, "HAS_BIAS": True, "SPLITS": splits, "BLOCK": SUM_BLOCK}
+    return Case(f"gemm/sum-{sums[1:]}-{splits}", sum_kernel, types, constants, frozenset({"num"}))
+
+
+CASES = (_case(2, "*fp32"), _case(MAX_SPLITS, "*fp32"), _case(4, "*i32"))

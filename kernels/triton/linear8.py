@@ -1,0 +1,207 @@
+"""Linear layers with 8-bit weights on a CUDA device; twins in `kernels.packed_weights`.
+
+W8A16 widens int8 weights to the inputs' format in registers. W8A8 quantises inputs row by row first and multiplies int8
+exactly, or float8 with sums carried to float32 at every tile. Scales are applied to sums.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.packed_weights import LARGEST, Int8Weight
+from kernels.triton.aot import Case
+from kernels.triton.gemm import EVERY, Tiles, splits_of, sum_parts, tiles_of
+from kernels.triton.numbers import next_power_of_two, pointer
+
+MAX_INPUTS = 32_768  # of a row that is quantised: a program keeps it in registers
+
+
+def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a16`."""
+    return _multiply(x, None, packed, bias, x.dtype)
+
+
+def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a8`."""
+    rows = quantise_rows(x, packed.weight.dtype)
+    return _multiply(rows.weight, rows.scales, packed, bias, x.dtype)
+
+
+def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
+    """x [M, K] as numbers of `dtype` and a scale for each row; see `kernels.packed_weights.quantise_rows`."""
+    num, width = x.shape
+    if width > MAX_INPUTS or x.stride(1) != 1:
+        raise ValueError(f"rows of {width} numbers {list(x.stride())}: contiguous ones of up to {MAX_INPUTS} wanted")
+    rows = Int8Weight(
+        torch.empty(num, width, dtype=dtype, device=x.device), torch.empty(num, dtype=torch.float32, device=x.device)
+    )
+    if num:
+        block = next_power_of_two(width)
+        is_integer, largest = not dtype.is_floating_point, LARGEST[dtype]
+        quantise_kernel[num,](x, x.stride(0), *rows, width, is_integer, largest, block, num_warps=_warps(block))
+    return rows
+
+
+def _warps(block: int) -> int:
+    return min(32, max(1, block // 1024))
+
+
+def _multiply(
+    x: Tensor, row_scales: Tensor | None, packed: Int8Weight, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    (num, inputs), outputs = x.shape, len(packed.weight)
+    y = torch.empty(num, outputs, dtype=dtype, device=x.device)
+    if not y.numel():
+        return y
+    tiles = tiles_of(num)
+    splits = splits_of(tiles, num, outputs, inputs)
+    sums = torch.float32 if x.dtype is not torch.int8 else torch.int32
+    parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=sums, device=x.device)
+    grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
+    linear8_kernel[grid](
+        x,
+        x.stride(0),
+        packed.weight,
+        packed.weight.stride(0),
+        packed.scales,
+        packed.scales if row_scales is None else row_scales,
+        packed.scales if bias is None else bias,
+        parts,
+        num,
+        outputs,
+        inputs,
+        HAS_ROW_SCALES=row_scales is not None,
+        HAS_BIAS=bias is not None,
+        IS_EXACT=x.dtype is torch.float32,
+        SPLITS=splits,
+        M=tiles.m,
+        N=tiles.n,
+        K=tiles.k,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    if splits > 1:
+        sum_parts(parts, y, packed.scales, row_scales, bias)
+    return y
+
+
+@triton.jit
+def quantise_kernel(
+    x_ptr,  # [M, width], rows `stride` apart
+    stride,
+    y_ptr,  # int8 or float8 [M, width]
+    scales_ptr,  # float32 [M]
+    width,
+    IS_INTEGER: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid: M."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * stride + at, mask=at < width, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 0), LARGEST), 1e-30)
+    y = tl.minimum(tl.maximum(tl.div_rn(x, scale), -LARGEST), LARGEST)
+    if IS_INTEGER:  # to the nearest, of two as near to the even one
+        y = (y + 12582912.0) - 12582912.0
+    tl.store(y_ptr + row * width + at, y.to(y_ptr.dtype.element_ty), mask=at < width)
+    tl.store(scales_ptr + row, scale)
+
+
+@triton.jit
+def linear8_kernel(
+    x_ptr,  # [num, inputs], rows `x_stride` apart
+    x_stride,
+    weight_ptr,  # int8 or float8 [outputs, inputs], rows `weight_stride` apart
+    weight_stride,
+    scales_ptr,  # float32 [outputs]
+    row_scales_ptr,  # float32 [num]; unused when not HAS_ROW_SCALES
+    bias_ptr,  # [outputs]; unused when not HAS_BIAS
+    y_ptr,  # [num, outputs], or sums [SPLITS, num, outputs] when SPLITS > 1
+    num,
+    outputs,
+    inputs,
+    HAS_ROW_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_EXACT: tl.constexpr,  # float32 inputs are not rounded to fewer bits
+    SPLITS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Grid: tiles, those of the same weights one after the other; SPLITS."""
+    tiles = tl.cdiv(num, M)
+    m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
+    n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)
+    k = tl.arange(0, K)
+    is_integer: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
+    each = tl.cdiv(tl.cdiv(inputs, K), SPLITS) * K
+    start = tl.program_id(1) * each
+    x_places = x_ptr + m.to(tl.int64)[None, :] * x_stride + k[:, None]
+    weight_places = weight_ptr + n.to(tl.int64)[:, None] * weight_stride + k[None, :]
+    total = tl.zeros([N, M], tl.int32 if is_integer else tl.float32)
+    for at in range(start, tl.minimum(start + each, inputs), K):
+        is_in = at + k < inputs
+        x = tl.load(x_places + at, mask=(m < num)[None, :] & is_in[:, None], other=0.0)
+        weight = tl.load(weight_places + at, mask=(n < outputs)[:, None] & is_in[None, :], other=0.0)
+        if is_integer:
+            total = tl.dot(weight, x, total, out_dtype=tl.int32)
+        elif x.dtype == weight.dtype:
+            total = tl.dot(weight, x, total, max_num_imprecise_acc=K)
+        else:
+            total = tl.dot(weight.to(x.dtype), x, total, input_precision="ieee" if IS_EXACT else "tf32")
+    y = tl.trans(total)
+    mask = (m < num)[:, None] & (n < outputs)[None, :]
+    if SPLITS == 1:
+        y = y.to(tl.float32) * tl.load(scales_ptr + n, mask=n < outputs, other=0.0)[None, :]
+        if HAS_ROW_SCALES:
+            y *= tl.load(row_scales_ptr + m, mask=m < num, other=0.0)[:, None]
+        if HAS_BIAS:
+            y += tl.load(bias_ptr + n, mask=n < outputs, other=0.0).to(tl.float32)[None, :]
+    row = tl.program_id(1).to(tl.int64) * num + m
+    tl.store(y_ptr + row[:, None] * outputs + n[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def _case(name: str, x: torch.dtype, weight: torch.dtype, tiles: Tiles, splits: int, since: int = 80) -> Case:
+    has_rows = x is weight
+    sums = {torch.int8: "*i32"}.get(x, "*fp32")
+    types = {"x_ptr": pointer(x), "weight_ptr": pointer(weight), "scales_ptr": "*fp32", "row_scales_ptr": "*fp32"}
+    types |= {"bias_ptr": "*bf16", "y_ptr": "*bf16" if splits == 1 else sums, "num": "i32", "outputs": "i32"}
+    types |= {"inputs": "i32", "x_stride": "i64", "weight_stride": "i64"}
+    constants = {"HAS_ROW_SCALES": has_rows, "HAS_BIAS": False, "IS_EXACT": False, "SPLITS": splits}
+    constants |= {"M": tiles.m, "N": tiles.n, "K": tiles.k}
+    return Case(
+        f"linear8/{name}-m{tiles.m}-s{splits}",
+        linear8_kernel,
+        types,
+        constants,
+        frozenset({"num"}),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        tensor_cores="wgmma",
+        vectors=frozenset(),
+        since=since,
+        is_quick=tiles.m in (16, 128) and splits == 1 and name == "w8a16",
+    )
+
+
+def _quantise_case(dtype: torch.dtype, width: int, since: int = 80) -> Case:
+    types = {"x_ptr": "*bf16", "stride": "i64", "y_ptr": pointer(dtype), "scales_ptr": "*fp32", "width": "i32"}
+    block = next_power_of_two(width)
+    constants = {"IS_INTEGER": dtype is torch.int8, "LARGEST": LARGEST[dtype], "BLOCK": block}
+    name = f"linear8/quantise-{pointer(dtype)[1:]}-{width}"
+    return Case(name, quantise_kernel, types, constants, num_warps=_warps(block), since=since)
+
+
+_FORMS = (
+    ("w8a16", torch.bfloat16, torch.int8, 80),
+    ("int8", torch.int8, torch.int8, 80),
+    ("fp8", torch.float8_e4m3fn, torch.float8_e4m3fn, 90),
+)
+CASES = (
+    *(_case(name, x, weight, tiles, 1, since) for name, x, weight, since in _FORMS for tiles in EVERY),
+    *(_case(name, x, weight, EVERY[0], 4, since) for name, x, weight, since in _FORMS),
+    *(_quantise_case(torch.int8, width) for width in (1024, 4096, 16_384)),
+    _quantise_case(torch.float8_e4m3fn, 4096, 90),
+)

@@ -1,0 +1,192 @@
+"""Products with quantised weights: against what the numbers mean in float64, for all kinds of edges of tiles.
+
+Inputs are float16 and float32; shapes are small, as the interpreter takes milliseconds for a tile.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import packed_weights as twin
+from kernels.packed_weights import AWQ_ORDER, Int4Weight, Int8Weight
+from kernels.triton import gemm, linear4, linear8
+from kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
+from tests.kernels.triton.harness import assert_close, caught, poisoned
+
+DTYPES = [torch.float32, torch.float16]
+# Inputs of one tile and of several, M of each tile, N and K at, below and beyond the edges of tiles.
+SHAPES = [(1, 16, 64), (7, 70, 200), (16, 64, 128), (17, 33, 65), (40, 130, 96), (66, 20, 80)]
+
+
+def inputs(num: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Rows of a view into poison."""
+    torch.manual_seed(num + width)
+    view = poisoned((num, width + 16), dtype)[:, :width]
+    return view.copy_(torch.randn(num, width))
+
+
+def weights8(outputs: int, width: int, kind: torch.dtype) -> Int8Weight:
+    """Among them the largest numbers, a row of zeros and a scale that is barely one."""
+    packed = twin.quantise_rows(torch.randn(outputs, width + 16), kind)
+    packed.weight[0] = 0
+    packed.scales[1] = 1e-38
+    return Int8Weight(packed.weight[:, :width], packed.scales)
+
+
+def weights4(outputs: int, width: int, group: int) -> tuple[Int4Weight, Tensor]:
+    """And what they are, float64 [N, K]."""
+    num = -(-width // group)
+    values, zeros = torch.randint(0, 16, (outputs, width)), torch.randint(0, 17, (num, outputs))
+    scales = torch.rand(num, outputs).half()
+    scales[:, 0] = 0.0
+    of = torch.arange(width) // group
+    exact = (values - zeros[of].t()).double() * scales[of].t().double()
+    return Int4Weight(twin.pack_nibbles(values), scales, zeros.half(), width, group), exact
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_w8a16(shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    num, outputs, width = shape
+    x, packed = inputs(num, width, dtype), weights8(outputs, width, torch.int8)
+    bias = torch.randn(outputs).to(dtype) if num % 2 else None
+    wanted = x.double() @ packed.weight.double().t() * packed.scales.double()
+    wanted += 0.0 if bias is None else bias.double()
+    made = caught(monkeypatch, linear8)
+    linear8.linear_w8a16(x, packed, bias)
+    assert_close(made[0].check(), wanted, dtype)
+    assert_close(twin.linear_w8a16(x, packed, bias), wanted, dtype)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_w8a8(shape: tuple[int, int, int], kind: torch.dtype) -> None:
+    num, outputs, width = shape
+    x, packed = inputs(num, width, torch.float16), weights8(outputs, width, kind)
+    rows = linear8.quantise_rows(x, kind)
+    wanted = rows.weight.double() @ packed.weight.double().t() * packed.scales.double() * rows.scales.double()[:, None]
+    found = linear8.linear_w8a8(x, packed)
+    assert_close(found, wanted, torch.float16)
+    # Each of a row's numbers is off by half a step at most: the sum is near that of what was not rounded.
+    exact = x.double() @ packed.weight.double().t() * packed.scales.double()
+    assert (found.double() - exact).norm() < (0.02 if kind is torch.int8 else 0.08) * exact.norm()
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+def test_rows_are_quantised_as_the_twin_does(kind: torch.dtype) -> None:
+    x = inputs(9, 111, torch.float32)
+    x[0], x[1, 3], x[2] = 0.0, 1e30, x[2] * 1e-20
+    found, wanted = linear8.quantise_rows(x, kind), twin.quantise_rows(x, kind)
+    assert torch.allclose(found.scales, wanted.scales, rtol=1e-6)
+    if kind is torch.int8:
+        assert torch.equal(found.weight, wanted.weight)
+    else:  # the interpreter rounds to even, to nothing what is small, and to half what a carry doubles
+        error = (found.weight.float() - wanted.weight.float()).abs()
+        assert (error <= wanted.weight.float().abs() / 2 + 2**-5).all()
+        assert (error > wanted.weight.float().abs() / 8 + 2**-5).float().mean() < 0.05
+    assert len(linear8.quantise_rows(x[:0], kind).weight) == 0
+    with pytest.raises(ValueError, match="up to 32768 wanted"):
+        linear8.quantise_rows(torch.zeros(1, 40_000), kind)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, 0])
+@pytest.mark.parametrize("shape", [(1, 16, 128), (7, 70, 256), (17, 33, 384), (40, 130, 128)])
+def test_w4a16(shape: tuple[int, int, int], group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    num, outputs, width = shape
+    packed, exact = weights4(outputs, width - 40 * (group == 0), group or width - 40)
+    x = inputs(num, packed.inputs, torch.float16)
+    bias = torch.randn(outputs).half() if num % 2 else None
+    wanted = x.double() @ exact.t() + (0.0 if bias is None else bias.double())
+    made = caught(monkeypatch, linear4)
+    linear4.linear_w4a16(x, packed, bias)
+    assert_close(made[0].check(), wanted, torch.float16)
+    assert_close(twin.linear_w4a16(x, packed, bias), wanted, torch.float16)
+    assert torch.equal(twin.dequantise(packed).double(), exact.float().double())
+
+
+def test_4_bit_weights_in_float32() -> None:
+    packed, exact = weights4(30, 160, 32)
+    x = inputs(5, 160, torch.float32)
+    assert_close(linear4.linear_w4a16(x, packed), x.double() @ exact.t(), torch.float32)
+    with pytest.raises(ValueError, match="contiguous rows of 160"):
+        linear4.linear_w4a16(x[:, :80], packed)
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+def test_parts_of_a_split_are_added_in_their_order(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (linear8, linear4):
+        monkeypatch.setattr(module, "splits_of", lambda *shape: splits)
+    x, eight = inputs(5, 700, torch.float16), weights8(40, 700, torch.int8)
+    bias = torch.randn(40)
+    wanted = x.double() @ eight.weight.double().t() * eight.scales.double() + bias
+    found = linear8.linear_w8a16(x, eight, bias)
+    assert_close(found, wanted, torch.float16)
+    assert torch.equal(found, linear8.linear_w8a16(x, eight, bias))
+    rows = linear8.quantise_rows(x, torch.int8)
+    sums = (rows.weight.long() @ eight.weight.long().t()).float()  # exact, whatever the split
+    assert torch.equal(linear8.linear_w8a8(x, eight), (sums * eight.scales * rows.scales[:, None]).half())
+    four, exact = weights4(40, 768, 128)
+    x = inputs(5, 768, torch.float16)
+    assert_close(linear4.linear_w4a16(x, four, bias), x.double() @ exact.t() + bias, torch.float16)
+
+
+def test_no_input_gives_no_output() -> None:
+    x = torch.zeros(0, 128, dtype=torch.float16)
+    assert linear8.linear_w8a16(x, weights8(5, 128, torch.int8)).shape == (0, 5)
+    assert linear8.linear_w8a8(x, weights8(5, 128, torch.int8)).shape == (0, 5)
+    assert linear4.linear_w4a16(x, weights4(5, 128, 32)[0]).shape == (0, 5)
+
+
+def test_tiles_and_splits_follow_the_shape() -> None:
+    assert [gemm.tiles_of(num) for num in (1, 16, 17, 64, 65, 4096)] == [DECODE, DECODE, SMALL, MEDIUM, LARGE, LARGE]
+    assert gemm.splits_of(DECODE, 1, 4096, 4096) == 4  # 64 tiles, where 264 programs fit
+    assert gemm.splits_of(DECODE, 1, 4096, 512) == 1  # nothing to split
+    assert gemm.splits_of(DECODE, 1, 64, 1 << 20) == gemm.MAX_SPLITS
+    assert gemm.splits_of(LARGE, 4096, 4096, 4096) == 1
+
+
+def words(values: Tensor, order: tuple[int, ...] | range) -> Tensor:
+    """0 … 15 [A, 8 B] → int32 [A, B], nibble i of a word being number order[i] of its eight."""
+    eights = values.view(len(values), -1, 8).long()
+    packed = sum(eights[:, :, number] << 4 * place for place, number in enumerate(order))
+    assert isinstance(packed, Tensor)
+    return (packed - (packed >= 1 << 31).long() * (1 << 32)).int()
+
+
+@pytest.mark.parametrize("group", [32, 128, 256])
+def test_layouts_of_checkpoints(group: int) -> None:
+    torch.manual_seed(group)
+    values, zeros = torch.randint(0, 16, (256, 24)), torch.randint(0, 15, (256 // group, 24))  # [K, N]
+    scales, of = torch.rand(256 // group, 24).half(), torch.arange(256) // group
+    awq = twin.from_awq(words(values, AWQ_ORDER), words(zeros, AWQ_ORDER), scales)
+    assert torch.equal(twin.dequantise(awq), ((values - zeros[of]) * scales[of].float()).t())
+    down = words(values.t().contiguous(), range(8)).t().contiguous()
+    gptq = twin.from_gptq(down, words(zeros, range(8)), scales, of.int())
+    assert torch.equal(twin.dequantise(gptq), ((values - zeros[of] - 1) * scales[of].float()).t())
+    with pytest.raises(ValueError, match="desc_act"):
+        twin.from_gptq(down, words(zeros, range(8)), scales, of.flip(0) + (group == 256) * torch.arange(256))
+    with pytest.raises(ValueError, match="groups of 32, 64, 128, or one for all"):
+        twin.from_awq(words(values[:96], AWQ_ORDER), words(zeros[:1].repeat(2, 1), AWQ_ORDER), scales[:1].repeat(2, 1))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("shape", [(1000, 48, 256), (2, 1000, 4096), (64, 256, 1024), (128, 300, 520)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_larger_products(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    num, outputs, width = shape
+    x, eight = inputs(num, width, dtype), weights8(outputs, width, torch.int8)
+    wanted = x.double() @ eight.weight.double().t() * eight.scales.double()
+    assert_close(linear8.linear_w8a16(x, eight), wanted, dtype, 4.0)
+    four, exact = weights4(outputs, width, 128 if width % 128 == 0 else width)
+    assert_close(linear4.linear_w4a16(x, four), x.double() @ exact.t(), dtype, 4.0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_float8_does_not_drift_over_many_inputs() -> None:
+    x, packed = inputs(2, 16_384, torch.float16).abs(), weights8(16, 16_384, torch.float8_e4m3fn)
+    packed = Int8Weight(packed.weight.float().abs().to(torch.float8_e4m3fn), packed.scales)
+    rows = linear8.quantise_rows(x, torch.float8_e4m3fn)
+    wanted = rows.weight.double() @ packed.weight.double().t() * packed.scales.double() * rows.scales.double()[:, None]
+    assert_close(linear8.linear_w8a8(x, packed), wanted, torch.float16)
