@@ -3,6 +3,7 @@
 What WatchLoad tells, drawn anew at every answer. `view` makes the picture from two answers; it knows no channel.
 """
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,38 +32,29 @@ def top(  # noqa: PLR0913 # a command line lists its options
 ) -> None:
     """Watch the server at ADDRESS; Ctrl-C ends it. With an access file it needs a key of scope control or admin."""
     # Imported here, so that the other commands start without them.
-    import grpc
-    from google.protobuf.duration_pb2 import Duration
+    import sluice
     from rich.console import Console
     from rich.live import Live
-    from sluice.errors import from_rpc
-    from sluice.v1 import control_pb2, control_pb2_grpc
 
-    from services.cli.client import bare_channel, describe
+    from services.cli.client import client, describe
 
     console = Console()
     access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
-    every = Duration()
-    every.FromNanoseconds(int(interval * 1e9))
-    with bare_channel(address, access) as opened:
-        stub = control_pb2_grpc.ControlServiceStub(opened)
-        answers = stub.WatchLoad(control_pb2.WatchLoadRequest(interval=every), metadata=access.metadata)
+    with client(address, access) as opened, contextlib.closing(opened.watch_load(interval)) as loads:
         try:
-            before: control_pb2.Load | None = None
             if once:
-                console.print(view(address, next(iter(answers)).load, before, interval))
+                console.print(view(address, next(loads), None, interval))
                 return
+            before: control_pb2.Load | None = None
             with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-                for answer in answers:
-                    live.update(view(address, answer.load, before, interval), refresh=True)
-                    before = answer.load
-        except grpc.RpcError as error:
-            typer.echo(f"error: {describe(from_rpc(error), address)}", err=True)
+                for load in loads:
+                    live.update(view(address, load, before, interval), refresh=True)
+                    before = load
+        except sluice.SluiceError as error:
+            typer.echo(f"error: {describe(error, address)}", err=True)
             raise typer.Exit(EXIT_FAILED) from None
         except KeyboardInterrupt:
             return
-        finally:
-            answers.cancel()
 
 
 def view(address: str, load: "control_pb2.Load", before: "control_pb2.Load | None", interval_s: float) -> "Group":

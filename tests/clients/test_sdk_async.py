@@ -135,6 +135,11 @@ async def test_what_is_refused_while_the_door_is_full_is_asked_for_again() -> No
         assert (await asked).text == "x"
 
 
+async def test_load_is_watched_until_the_loop_is_left() -> None:
+    async with running() as rig, client_of(rig) as client, contextlib.aclosing(client.watch_load(0.1)) as loads:
+        assert [(await anext(loads)).open_requests for _ in range(2)] == [0, 0]
+
+
 async def test_no_server_is_said_after_a_few_attempts() -> None:
     async with sluice.AsyncClient("127.0.0.1:1", retry=QUICK) as client:
         with pytest.raises(sluice.Unavailable):

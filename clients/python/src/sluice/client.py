@@ -1,7 +1,7 @@
 """The blocking client: `generate`, `stream`, `converse`, and the calls that answer once."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -9,6 +9,7 @@ import grpc
 
 from sluice.attempts import Attempts
 from sluice.completion import Completion
+from sluice.errors import from_rpc
 from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
@@ -122,6 +123,21 @@ class Client:
         return self._once(
             lambda line, left: line.control.GetServerInfo(request, timeout=left, metadata=metadata), timeout_s
         )
+
+    def watch_load(self, interval_s: float = 1.0) -> Generator[control_pb2.Load, None, None]:
+        """The load of a gateway, again and again until the loop is left."""
+        request = control_pb2.WatchLoadRequest()
+        request.interval.FromNanoseconds(int(interval_s * 1e9))
+        lease = self._pool.lease()
+        call = lease.line.control.WatchLoad(request, metadata=self._settings.metadata())
+        try:
+            for answer in call:
+                yield answer.load
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+            self._pool.release(lease)
 
     def _once(self, ask: Callable[[Line, float | None], _T], timeout_s: float | None) -> _T:
         return once(self._pool, self._attempts(timeout_s, None), ask)

@@ -1,7 +1,7 @@
 """The client for asyncio: `generate`, `stream`, `converse`, and the calls that answer once."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -11,6 +11,7 @@ from sluice.aio.session import AsyncSession
 from sluice.aio.stream import AsyncLine, AsyncStream, cancel_generation, once
 from sluice.attempts import Attempts
 from sluice.completion import Completion
+from sluice.errors import from_rpc
 from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
@@ -126,6 +127,21 @@ class AsyncClient:
         return await self._once(
             lambda line, left: line.control.GetServerInfo(request, timeout=left, metadata=metadata), timeout_s
         )
+
+    async def watch_load(self, interval_s: float = 1.0) -> AsyncGenerator[control_pb2.Load, None]:
+        """The load of a gateway, again and again until the loop is left."""
+        request = control_pb2.WatchLoadRequest()
+        request.interval.FromNanoseconds(int(interval_s * 1e9))
+        lease = self._pool.lease()
+        call = lease.line.control.WatchLoad(request, metadata=self._settings.metadata())
+        try:
+            async for answer in call:
+                yield answer.load
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+            self._pool.release(lease)
 
     async def _once(self, ask: Callable[[AsyncLine, float | None], Awaitable[_T]], timeout_s: float | None) -> _T:
         return await once(self._pool, self._attempts(timeout_s, None), ask)
