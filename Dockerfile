@@ -25,9 +25,10 @@ RUN /opt/build/bin/pip --python /opt/text/bin/python install -q -c constraints.t
 RUN /opt/build/bin/pip --python /opt/engine/bin/python install -q -c constraints.txt --extra-index-url "$TORCH_INDEX" \
       -r deploy/wheels/requirements-engine.txt
 COPY pyproject.toml setup.py README.md MANIFEST.in LICENSE ./
+COPY kernels kernels
+RUN /opt/build/bin/python setup.py -q build_ext
 COPY clients/python clients/python
 COPY engine engine
-COPY kernels kernels
 COPY services services
 COPY demo demo
 RUN mkdir /dist && /opt/build/bin/pip wheel -q --no-deps --no-build-isolation -w /dist ./clients/python . \

@@ -85,6 +85,14 @@ bench-start: $(VENV)/.run ## cold start to first token, and memory
 bench-service: $(VENV)/.run ## whole service against the engine alone
 	$(BIN)/python -m benchmarks.whole_service
 
+.PHONY: conformance
+conformance: $(VENV)/.dev ## one suite of behaviour for the clients of every language whose tools are here
+	$(BIN)/python -m tests.conformance.report
+
+.PHONY: bench-client
+bench-client: $(VENV)/.run ## what the Python client adds to a message and to a first call
+	$(BIN)/python -m benchmarks.python_client
+
 SEED ?= 0
 EVENTS ?= 100000
 
@@ -108,6 +116,25 @@ bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what they cost where they do not help
 	$(BIN)/python -m benchmarks.speculation
 
+# On a machine with a GPU, with whatever Python has torch for CUDA and the `dev` extra there: GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+
+.PHONY: test-gpu bench-gpu
+test-gpu: ## the kernels' whole grid and whole engines on a GPU
+	TRITON_INTERPRET=0 $(GPU_PYTHON) -m pytest --timeout 3600 tests/gpu
+
+bench-gpu: ## tune for this GPU, then measure attention and the engine against their rooflines
+	$(GPU_PYTHON) -m benchmarks.gpu_attention --tune
+	$(GPU_PYTHON) -m benchmarks.gpu_engine
+
+
+.PHONY: bench-telemetry
+bench-telemetry: $(VENV)/.run ## what traces, metrics and a dead collector cost
+	$(BIN)/python -m benchmarks.telemetry
+
+.PHONY: dashboards
+dashboards: $(VENV)/.run ## write Grafana's dashboards from their table
+	$(BIN)/python -m tools.dashboards
 .PHONY: kernel-resources
 kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and accept what they take (no GPU needed)
 	$(BIN)/python -m tools.kernel_resources --update --jobs 2
@@ -115,6 +142,13 @@ kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and a
 .PHONY: test-compose
 test-compose: $(VENV)/.dev ## the compose stack on this machine's Docker: built, streamed through, a container killed
 	$(BIN)/python -m tools.compose_check
+
+.PHONY: bench-cpu
+bench-cpu: $(VENV)/.run ## what rounding costs, memory, and this engine beside llama.cpp and vLLM (benchmarks/cpu/README.md)
+	$(BIN)/python -m benchmarks.cpu.quality
+	$(BIN)/python -m benchmarks.cpu.memory 474M
+	$(BIN)/python -m benchmarks.cpu.decode 6.5M
+	$(BIN)/python -m benchmarks.cpu.decode 474M
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,10 @@
 """Speculation against plain decoding on the demo pair: speed-up by concurrency, how near it comes to the ideal, what it
 costs where it drafts nothing. Every pair of runs must give equal tokens.
 
-    python -m benchmarks.speculation [--pairs 7] [--tokens 96] [--most 64]
+    python -m benchmarks.speculation [--pairs 7] [--tokens 128] [--most 64] [--fresh]
+
+What has been measured is kept in benchmarks/out/ part by part: stopped and run again with the same options it goes on;
+`--fresh` begins anew.
 
 One compute thread, and seconds of the process's own CPU time: what a machine does beside this does not count, and the
 controller learns from the same clock. Prompts: parts of the standard library, each followed by its own first lines, as
@@ -10,18 +13,21 @@ an editor's are, to be gone on with; 2/3 at temperature 0.7, the rest greedy.
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import itertools
+import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module, resources
 from pathlib import Path
 from typing import TypeVar
 
 from tokenizers import Tokenizer
 
-from benchmarks.machine import write
+from benchmarks.machine import RESULTS, write
+from benchmarks.speculation_plot import plot
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -37,8 +43,11 @@ KINDS = {
     "none": CONFIG,
     "ngram": dataclasses.replace(CONFIG, speculation="ngram"),
     "draft": dataclasses.replace(CONFIG, speculation="draft", draft_model="demo"),
+    "eagle": dataclasses.replace(CONFIG, speculation="eagle", draft_model="demo"),
 }
-WARM_UPS = 3  # the controller learns costs at each concurrency
+FOLDERS = {"draft": "draft", "eagle": "head"}  # of demo/
+PARTS = Path(__file__).parent / "out" / "speculation.json"
+WARM_UPS = 2  # the controller learns costs at each concurrency
 Outputs = dict[str, list[int]]
 Key = TypeVar("Key")
 
@@ -59,7 +68,8 @@ class Run:
 def make(config: EngineConfig) -> Engine:
     """An engine of the demo pair that keeps CPU time."""
     model = read_config(DEMO / "target")
-    draft = DEMO / "draft" if config.speculation == "draft" else None
+    folder = FOLDERS.get(config.speculation)
+    draft = DEMO / folder if folder is not None else None
     engine = build_engine(config, model, DEMO / "target", limits_of(config, model, 1 << 20), draft).engine
     return Engine(engine.scheduler, engine.runner, time.process_time, engine.proposer)
 
@@ -121,10 +131,11 @@ def paired(engines: Mapping[str, Engine], load: Load, pairs: int) -> dict[str, o
     before = {kind: _counts(engine) for kind, engine in engines.items()}
     found = [decode(engines, load) for _ in range(pairs)]
     assert all(run.outputs == runs["none"].outputs for runs in found for run in runs.values()), "other tokens"
+    num_tokens = sum(len(ids) for runs in found for ids in runs["none"].outputs.values())
     return {
         "plain_tokens_per_s": round(statistics.median(runs["none"].rate for runs in found)),
         **{
-            kind: _summary(engine, before[kind], [runs[kind].rate / runs["none"].rate for runs in found])
+            kind: _summary(engine, before[kind], [runs[kind].rate / runs["none"].rate for runs in found], num_tokens)
             for kind, engine in engines.items()
             if kind != "none"
         },
@@ -136,14 +147,18 @@ def _counts(engine: Engine) -> tuple[int, int, int]:
     return stats.num_drafted, stats.num_accepted, sum(stats.drafted_at[:1])
 
 
-def _summary(engine: Engine, before: tuple[int, int, int], ratios: Sequence[float]) -> dict[str, object]:
+def _summary(
+    engine: Engine, before: tuple[int, int, int], ratios: Sequence[float], num_tokens: int
+) -> dict[str, object]:
+    """Of runs that gave `num_tokens`, all together."""
     drafted, accepted, drafts = (now - then for now, then in zip(_counts(engine), before, strict=True))
     return {
         "speed_up": round(statistics.median(ratios), 3),
         "least": round(min(ratios), 3),
         "drafted": drafted,
         "accepted": accepted,
-        "mean_length": round(drafted / max(1, drafts), 2),
+        "length_of_drafts": round(drafted / max(1, drafts), 2),
+        "drafted_per_row_and_step": round(drafted / max(1, num_tokens - accepted), 3),
     }
 
 
@@ -190,30 +205,93 @@ def idle(load: Load, pairs: int) -> dict[str, object]:
     return {kind: found[kind] for kind in KINDS if kind != "none"}
 
 
-def main() -> None:
-    """Measure and write benchmarks/results/speculation.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--most", type=int, default=64)
-    options = parser.parse_args()
-    editing, num_tokens = editing_prompts(8), options.tokens
-    plain = decode({"none": make(KINDS["none"])}, Load(editing, 8, num_tokens))["none"]
-    figures: dict[str, object] = {
-        "distinct_4_grams": round(distinct(plain.outputs), 3),
-        "ngram_editing": ideal(editing, "ngram", num_tokens),
-        "draft_editing": ideal(editing, "draft", num_tokens),
-        "drafts_nothing": {
-            num: idle(Load(editing_prompts(2 * num + 4), num, num_tokens, 3.0), options.pairs) for num in (1, 16)
-        },
-    }
-    by_concurrency: dict[int, object] = {}
-    engines = {kind: make(config) for kind, config in KINDS.items()}
+def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
+    """What there is to measure, by name, each for itself."""
+    editing, num_tokens, pairs = editing_prompts(8), options.tokens, options.pairs
+    parts: dict[str, Callable[[], object]] = {"distinct_4_grams": lambda: looping(editing, num_tokens)}
+    for kind in ("ngram", "draft", "eagle"):
+        parts[f"{kind}_editing"] = functools.partial(ideal, editing, kind, num_tokens)
+    for num in (1, 16):
+        load = Load(editing_prompts(2 * num + 4), num, num_tokens, 3.0)
+        parts[f"drafts_nothing/{num}"] = functools.partial(idle, load, pairs)
     for num in (2**i for i in range(options.most.bit_length())):
         load = Load(editing_prompts(max(6, num + num // 2)), num, num_tokens)
-        by_concurrency[num] = paired(engines, load, options.pairs)
-        print(num, by_concurrency[num], flush=True)
-    write("speculation", "make bench-speculation", {**figures, "by_concurrency": by_concurrency})
+        parts[f"by_concurrency/{num}"] = functools.partial(together, load, pairs)
+    return parts
+
+
+def looping(prompts: Sequence[list[int]], num_tokens: int) -> float:
+    """Share of 4-grams that differ in what plain decoding gives."""
+    engines = {"none": make(KINDS["none"])}
+    return round(distinct(decode(engines, Load(prompts, 8, num_tokens))["none"].outputs), 3)
+
+
+def together(load: Load, pairs: int) -> dict[str, object]:
+    """All kinds at one concurrency, new engines."""
+    return paired({kind: make(config) for kind, config in KINDS.items()}, load, pairs)
+
+
+class Kept:
+    """What has been measured so far with the same options, in a file that is replaced whole."""
+
+    def __init__(self, path: Path, options: dict[str, int], *, is_fresh: bool) -> None:
+        self._path = path
+        self._options = options
+        found = json.loads(path.read_text()) if path.exists() and not is_fresh else {}
+        self.parts: dict[str, object] = found["parts"] if found.get("options") == options else {}
+
+    def add(self, name: str, figures: object) -> None:
+        """One part more."""
+        self.parts[name] = json.loads(json.dumps(figures))
+        self._path.parent.mkdir(exist_ok=True)
+        beside = self._path.with_suffix(".new")
+        beside.write_text(json.dumps({"options": self._options, "parts": self.parts}, indent=2))
+        beside.replace(self._path)
+
+
+def figures_of(parts: Mapping[str, object]) -> dict[str, object]:
+    """Parts named a/b become b of a."""
+    figures: dict[str, object] = {}
+    for name, found in parts.items():
+        group, _, member = name.partition("/")
+        if member:
+            inner = figures.setdefault(group, {})
+            assert isinstance(inner, dict)
+            inner[member] = found
+        else:
+            figures[group] = found
+    return figures
+
+
+def drawing(by_concurrency: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """The plot of a result's `by_concurrency`."""
+    kinds = [kind for kind in KINDS if kind != "none"]
+
+    def lines(field: str) -> dict[str, list[float]]:
+        return {kind: [found[kind][field] for found in by_concurrency.values()] for kind in kinds}
+
+    return plot([int(num) for num in by_concurrency], lines("speed_up"), lines("drafted_per_row_and_step"))
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/speculation.json and .svg."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--most", type=int, default=64)
+    parser.add_argument("--fresh", action="store_true", help="forget what an earlier run measured")
+    options = parser.parse_args()
+    asked = {"pairs": options.pairs, "tokens": options.tokens, "most": options.most}
+    kept = Kept(PARTS, asked, is_fresh=options.fresh)
+    for name, measure in parts_of(options).items():
+        if name not in kept.parts:
+            kept.add(name, measure())
+            print(name, kept.parts[name], flush=True)
+    figures = figures_of(kept.parts)
+    write("speculation", "make bench-speculation", {**asked, **figures})
+    by_concurrency = figures["by_concurrency"]
+    assert isinstance(by_concurrency, dict)
+    (RESULTS / "speculation.svg").write_text(drawing(by_concurrency))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,15 @@ import asyncio
 import dataclasses
 import random
 import time
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
-import grpc
-from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+import sluice
+from sluice.progress import Progress
+from sluice.v1 import types_pb2
 
 TIMEOUT_S = 120.0
 RETRY_S = 0.1
+PERSISTENT = sluice.RetryPolicy(10_000, first_delay_s=RETRY_S, max_delay_s=RETRY_S, patience_s=TIMEOUT_S)
 MOMENTS = (8, 100)  # deltas of all streams, between which harm is done in the midst of decoding
 
 
@@ -34,84 +36,55 @@ class Received:
         """What must not depend on what happened to the service."""
         return (self.ids, self.text, self.ends, self.num_completion, self.error)
 
-    def take(self, event: inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse) -> None:
-        if event.HasField("accepted"):
-            self.accepted = event.accepted
-        elif event.HasField("delta"):
-            delta, now = event.delta, time.monotonic()
-            self.longest_gap_s = max(self.longest_gap_s, now - self.last_s)
-            self.last_s = now
-            self.seqs.append(delta.seq)
-            self.ids.setdefault(delta.output_index, []).extend(token.id for token in delta.tokens)
-            self.text[delta.output_index] = self.text.get(delta.output_index, "") + delta.text
-        elif event.HasField("output_finished"):
-            end = event.output_finished
-            self.ends[end.output_index] = (int(end.finish_reason), end.stop_match.text)
-        elif event.HasField("finished"):
-            self.num_completion = event.finished.usage.completion_tokens
+    def take(self, delta: types_pb2.Delta) -> None:
+        now = time.monotonic()
+        self.longest_gap_s = max(self.longest_gap_s, now - self.last_s)
+        self.last_s = now
+        self.seqs.append(delta.seq)
+        self.ids.setdefault(delta.output_index, []).extend(token.id for token in delta.tokens)
+        self.text[delta.output_index] = self.text.get(delta.output_index, "") + delta.text
+
+    def take_end(self, progress: Progress) -> None:
+        self.accepted = progress.accepted
+        for index, end in progress.ends.items():
+            self.ends[index] = (int(end.finish_reason), end.stop_match.text)
+        if progress.finished is not None:
+            self.num_completion = progress.finished.usage.completion_tokens
 
 
 OnDelta = Callable[[int, int], None]  # (deltas of all streams so far, streams that have ended so far)
-Events = AsyncIterable[inference_pb2.StreamGenerateResponse] | AsyncIterable[inference_pb2.ResumeGenerateResponse]
 
 
 class Client:
-    """Some streams of one service at once. A client that `persists` does as an SDK: what is refused while the door is
-    shut is asked for again, and what broke goes on from what was received."""
+    """Some streams of one service at once. One that `persists` asks again while the door is shut, and goes on from what
+    was received when its stream breaks."""
 
     def __init__(self, address: str, on_delta: OnDelta, *, persists: bool) -> None:
         self._address = address
         self._on_delta = on_delta
-        self._persists = persists
+        self._retry = PERSISTENT if persists else sluice.NEVER
         self._num_deltas = 0
         self._num_ended = 0
 
     async def run(self, specs: Sequence[types_pb2.GenerationSpec]) -> list[Received]:
         """Stream all `specs` at once."""
-        options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200))
-        async with grpc.aio.insecure_channel(self._address, options=options) as channel:
-            stub: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
-            return list(await asyncio.gather(*(self._one(stub, spec) for spec in specs)))
+        async with sluice.AsyncClient(self._address, retry=self._retry, timeout_s=TIMEOUT_S) as client:
+            return list(await asyncio.gather(*(self._one(client, spec) for spec in specs)))
 
-    async def _one(
-        self, stub: "inference_pb2_grpc.InferenceServiceAsyncStub", spec: types_pb2.GenerationSpec
-    ) -> Received:
-        received, end = Received(), time.monotonic() + TIMEOUT_S
-        while True:
-            try:
-                await self._read(_call(stub, spec, received), received)
-                break
-            except grpc.aio.AioRpcError as error:
-                if not self._persists or error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > end:
-                    received.error = f"{error.code().name}: {error.details()}"
-                    break
-                received.num_broken += received.accepted is not None
-            await asyncio.sleep(RETRY_S)
+    async def _one(self, client: sluice.AsyncClient, spec: types_pb2.GenerationSpec) -> Received:
+        received, stream = Received(), client.stream(spec)
+        try:
+            async for delta in stream:
+                received.take(delta)
+                self._num_deltas += 1
+                self._on_delta(self._num_deltas, self._num_ended)
+        except sluice.SluiceError as error:
+            received.error = f"{error.code.name}: {error.message}"
+        received.take_end(stream.progress)
+        received.num_broken = stream.num_broken
         self._num_ended += 1
         self._on_delta(self._num_deltas, self._num_ended)
         return received
-
-    async def _read(self, events: Events, received: Received) -> None:
-        async for event in events:
-            received.take(event)
-            if event.HasField("delta"):
-                self._num_deltas += 1
-                self._on_delta(self._num_deltas, self._num_ended)
-
-
-def _call(
-    stub: "inference_pb2_grpc.InferenceServiceAsyncStub", spec: types_pb2.GenerationSpec, received: Received
-) -> Events:
-    """A new generation, or the rest of one that broke."""
-    if received.accepted is None or not received.seqs:
-        return stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec), timeout=TIMEOUT_S)
-    params = received.accepted.params
-    rest = types_pb2.GenerationSpec(revision=received.accepted.revision, sampling=params.sampling, stop=params.stop)
-    rest.token_ids.CopyFrom(spec.token_ids)
-    rest.resume.generation_id, rest.resume.after_seq = received.accepted.generation_id, received.seqs[-1]
-    for index, ids in received.ids.items():
-        rest.resume.outputs.add(output_index=index, token_ids=ids)
-    return stub.ResumeGenerate(inference_pb2.ResumeGenerateRequest(spec=rest), timeout=TIMEOUT_S)
 
 
 def stream_all(

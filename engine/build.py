@@ -15,16 +15,21 @@ from torch import Tensor
 from engine.cache.cache import KVCache, Window
 from engine.cache.tiers import Tiers
 from engine.config import EngineConfig
+from engine.cores import find_cores
 from engine.disk import names_on_disk
-from engine.engine import Engine
+from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
 from engine.formats import choose_formats
 from engine.gpu import check_gpu
 from engine.models.config import ModelConfig
-from engine.models.model import load_model, token_bytes
+from engine.models.model import Model, load_model, token_bytes
 from engine.request import Limits
+from engine.runner.device import CudaDevice
+from engine.runner.memory import cuda_room
+from engine.runner.overlapped import overlap
 from engine.runner.rates import measure_costs
 from engine.runner.runner import Runner
+from engine.runner.state import Slots
 from engine.runner.store import BlockStore
 from engine.sampling.grammars import Grammars, load_tokenizer
 from engine.scheduler.scheduler import Scheduler
@@ -36,7 +41,6 @@ from engine.speculation.proposer import Proposer
 from kernels import native, ops
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
-CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Built:
         quantization: int8 or int4 if weights are rounded, else empty.
         cache_dtype: number format of keys and values.
         notes: what an operator should know of these choices.
+        threads: how many threads compute and why; empty on CUDA.
         grammars: those that outputs follow; for whoever compiles them ahead.
     """
 
@@ -60,6 +65,7 @@ class Built:
     quantization: str
     cache_dtype: str
     notes: tuple[str, ...]
+    threads: str
     grammars: Grammars
 
 
@@ -73,15 +79,12 @@ def build_engine(
     device = choose_device(config.device)
     formats = choose_formats(config, device)
     check_gpu(model_config, formats.dtype, config.block_size, device)
-    if device.type == "cpu":
-        threads = config.threads or usable_cores()
-        torch.set_num_threads(threads)
-        native.set_threads(threads)
+    threads = set_threads(config) if device.type == "cpu" else ""
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
     drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
     size = token_bytes(model_config, formats.cache) + (drafter.token_bytes(formats.cache) if drafter is not None else 0)
-    num_blocks = cache_blocks(config, size, limits, device)
+    num_blocks = cache_blocks(config, size, limits, cache_room(config, model))
     beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
     cache = model.new_cache(num_blocks, config.block_size, formats.cache)
     store, tiers = make_store(config, cache, beside)
@@ -96,7 +99,8 @@ def build_engine(
         settings_of(config, costs),
     )
     grammars = Grammars(load_tokenizer(directory / "tokenizer.json", limits.vocab_size, model_config.eos_ids))
-    runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
+    plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
+    runner = runner_for(config, plain, model, store, limits)
     return Built(
         engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside)),
         device=str(device),
@@ -107,8 +111,18 @@ def build_engine(
         quantization=formats.weights,
         cache_dtype=name_of(formats.cache),
         notes=formats.notes,
+        threads=threads,
         grammars=grammars,
     )
+
+
+def set_threads(config: EngineConfig) -> str:
+    """Compute with as many threads as asked for, else with those that `engine.cores` allows; says how many, and why."""
+    cores = find_cores()
+    threads = config.threads or cores.usable
+    torch.set_num_threads(threads)
+    native.set_threads(threads)
+    return f"{threads} threads ({'--threads' if config.threads else cores})"
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -156,29 +170,38 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda")
 
 
-def cache_blocks(config: EngineConfig, size: int, limits: Limits, device: torch.device) -> int:
+def cache_blocks(config: EngineConfig, size: int, limits: Limits, room_bytes: int | None) -> int:
     """Blocks of the cache, which keeps `size` bytes of a token: as many tokens as asked for, else all sequences at
-    full length as far as memory goes."""
-    if device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE) // size
-    else:
-        room = int(_free_memory() * CPU_CACHE_SHARE) // size
+    full length as far as memory goes; `room_bytes` is what a GPU has for it, None without one."""
+    room = (int(_free_memory() * CPU_CACHE_SHARE) if room_bytes is None else room_bytes) // size
     tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, room)
-    if tokens > room and device.type == "cuda":
+    if tokens > room and room_bytes is not None:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {room} tokens fit")
     if tokens < config.block_size:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
     return tokens // config.block_size
 
 
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, and the CPU quota of its control group if that is less."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+def cache_room(config: EngineConfig, model: Model) -> int | None:
+    """Bytes that a GPU has for the cache; None without one."""
+    if model.device.type != "cuda":
+        return None
+    sizes = config.max_num_batched_tokens, config.max_num_seqs, config.block_size
+    return cuda_room(model, *sizes, config.gpu_memory_utilization)
+
+
+def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockStore, limits: Limits) -> StepRunner:
+    """The runner itself, or, on a GPU, with recorded steps before it."""
+    if model.device.type != "cuda":
+        return plain
+    slots = Slots(config.max_num_seqs, limits.context_length, config.block_size)
+    return overlap(plain, model, store.cache, CudaDevice(model.device), slots, recorded_drafts(config))
+
+
+def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:
+    """Drafts a row of which there are recorded steps: those that a fixed length asks for."""
+    is_fixed = config.speculation != "none" and config.draft_length == "fixed"
+    return (config.max_draft_tokens,) if is_fixed else ()
 
 
 def _free_memory() -> int:

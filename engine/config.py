@@ -27,6 +27,7 @@ class EngineConfig:
     max_num_seqs: int = option(64, "sequences that run at once at most")
     max_num_batched_tokens: int = option(512, "tokens computed in one step at most (chunked prefill)")
     block_size: int = option(32, "tokens in a KV cache block")
+    gpu_memory_utilization: float = option(0.9, "share of a GPU's memory that may be used: weights, steps and cache")
     kv_cache_tokens: int = option(0, "tokens the KV cache holds; 0 sizes it from memory and max_num_seqs")
     prefix_caching: bool = option(True, "share the KV cache of equal prompt prefixes of one tenant")
     host_cache_bytes: int = option(0, "host memory for cache blocks that were evicted or preempted; 0 is off")

@@ -107,6 +107,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
         raise bad_setting("block_size", text)
     _check_disk_cache(engine)
     _check_speculation(engine)
+    _check_gpu_memory(engine)
     _one_of("device", engine.device, ("auto", "cpu", "cuda"))
     _one_of("dtype", engine.dtype, ("auto", "float32", "bfloat16"))
     _one_of("quantization", engine.quantization, QUANTIZATIONS)
@@ -125,6 +126,11 @@ def _check_telemetry(service: ServiceConfig) -> None:
     _one_of("log_format", service.log_format, ("console", "json"))
     if not 0 <= service.metrics_port <= 65000:
         raise bad_setting("metrics_port", f"{service.metrics_port} is not in [0, 65000]")
+
+
+def _check_gpu_memory(engine: EngineConfig) -> None:
+    if not 0 < engine.gpu_memory_utilization <= 1:
+        raise bad_setting("gpu_memory_utilization", f"{engine.gpu_memory_utilization} is not in (0, 1]")
 
 
 def _check_speculation(engine: EngineConfig) -> None:

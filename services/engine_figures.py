@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from engine.cache.tiers import Tiers
-from engine.scheduler.drafts import DraftStats
+from engine.scheduler.draft_stats import DraftStats
 from services.engine_loop import EngineStage
 from services.telemetry import catalogue
 from services.telemetry.metrics import MAX_VALUES, OTHER, Sample

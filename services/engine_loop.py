@@ -12,10 +12,10 @@ from typing import assert_never
 from engine.cache.prefix import root
 from engine.engine import Engine
 from engine.errors import ServiceError
-from engine.plan import TokenLogprob
 from engine.request import EngineRequest
 from engine.scheduler.events import Sampled, Times
-from services.engine_trace import End, EngineTrace, Traced
+from services.engine_answers import load_of, logprobs_of, scores_of
+from services.engine_trace import End, EngineTrace, Traced, by_position
 from services.messages import (
     Admitted,
     Append,
@@ -25,14 +25,11 @@ from services.messages import (
     CloseInput,
     Failed,
     Grant,
-    Load,
     Message,
     Prompt,
-    PromptScores,
     Report,
     Result,
     Timings,
-    TokenLogprobs,
     Tokens,
     Update,
     failed,
@@ -246,13 +243,13 @@ class EngineStage:
             first_index=sampled.first_index,
             ids=sampled.token_ids,
             output_index=sampled.output_index,
-            logprobs=tuple(_logprobs(logprob) for logprob in sampled.logprobs),
+            logprobs=tuple(logprobs_of(logprob) for logprob in sampled.logprobs),
             admitted=admitted,
             finish=sampled.finish,
             timings=timings,
             num_drafted=sampled.num_drafted,
             num_accepted=sampled.num_accepted,
-            prompt=_prompt_scores(prompt, sampled),
+            prompt=scores_of(prompt, sampled),
         )
 
     def _end(self, opened: _Open, times: Times, num_tokens: int, *, has_spans: bool) -> Timings:
@@ -261,6 +258,8 @@ class EngineStage:
         if has_spans:
             attributes: dict[str, Value] = {names.NUM_TOKENS: num_tokens, names.NUM_PREEMPTIONS: times.num_preemptions}
             attributes |= {names.NUM_DRAFTED: times.num_drafted, names.NUM_ACCEPTED: times.num_accepted}
+            if times.drafted_at:
+                attributes[names.ACCEPTED_AT] = by_position(times)
             self.on_scheduled(prompt.envelope.tenant, times.queue_s)
             self._trace.end(opened.traced, End(times.end_s, attributes=attributes))
         return Timings(
@@ -305,33 +304,3 @@ def _apply(engine: Engine, message: Change, now: float) -> None:
             engine.close_input(request_id)
         case _:
             assert_never(message)
-
-
-def load_of(engine: Engine) -> Load:
-    """The engine's load as the ring carries it."""
-    scheduler = engine.scheduler
-    pool, stats = scheduler.cache.pool, scheduler.cache.stats
-    return Load(
-        num_waiting=scheduler.num_waiting,
-        num_running=scheduler.num_running,
-        num_blocks=pool.num_blocks,
-        num_free_blocks=pool.num_free,
-        block_size=scheduler.cache.block_size,
-        step_s=engine.stats.mean_step_s,
-        tokens_per_s=engine.stats.tokens_per_s,
-        num_preemptions=scheduler.num_preemptions,
-        prefix_hit_tokens=stats.hit_tokens,
-        prefix_query_tokens=stats.query_tokens,
-    )
-
-
-def _logprobs(found: TokenLogprob) -> TokenLogprobs:
-    asked = found.asked_ids, found.asked_logprobs, found.asked_ranks
-    return TokenLogprobs(found.logprob, found.rank, found.top_ids, found.top_logprobs, *asked)
-
-
-def _prompt_scores(prompt: Prompt, sampled: Sampled) -> PromptScores | None:
-    """On a request's first message, if they are asked for."""
-    if sampled.admission is None or sampled.admission.prompt_scores is None:
-        return None
-    return PromptScores(prompt.ids, tuple(_logprobs(one) for one in sampled.admission.prompt_scores))

@@ -31,6 +31,8 @@ async def run(process: Process) -> int:
     about = (process.source.name, built.device, built.quantization or built.dtype, built.kernels)
     cache = (built.num_blocks, built.cache_dtype, took)
     logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %s in %.2f s", *about, *cache)
+    if built.threads:
+        logger.info("computing on %s", built.threads)
     for note in built.notes:
         logger.warning(note)
     ring = process.ring

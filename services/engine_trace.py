@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.scheduler.events import Times
 from engine.trail import Kind, Mark, Trail
 from services.messages import Envelope
 from services.telemetry import names
@@ -124,3 +125,8 @@ def _happening(mark: Mark) -> Happening:
     if mark.output_index:
         attributes[names.OUTPUT] = mark.output_index
     return Happening(_EVENTS.get(mark.kind, ""), mark.at_s, attributes)
+
+
+def by_position(times: Times) -> str:
+    """Of drafts' first tokens, their second and so on: accepted/drafted."""
+    return " ".join(f"{kept}/{num}" for kept, num in zip(times.accepted_at, times.drafted_at, strict=True))

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = "sluice-check"
 PORT = "50951"
 ROLES = ("gateway", "tokenizer", "engine", "detokenizer")
+COMMAND_S = 1800.0  # of one command: a build takes longest
 MAX_TEXT_MB = 120.0  # above the base image
 MAX_FIRST_TOKEN_S = 20.0
 NUM_TOKENS = 600
@@ -39,7 +40,12 @@ class Check(Exception):
 
 def run(*command: str, **environment: str) -> str:
     """Run to the end; its output. Raises Check when it fails."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment})
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}, timeout=COMMAND_S
+        )
+    except subprocess.TimeoutExpired:
+        raise Check(f"{' '.join(command)}: not done after {COMMAND_S:.0f} s") from None
     if done.returncode:
         raise Check(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-2000:]}")
     return done.stdout
@@ -88,8 +94,7 @@ class Stack:
 
     def up(self) -> None:
         """Bring it up; containers send their spans to a collector of ours, on the host's side of their network."""
-        self.compose("up", "--no-start", "keys")
-        self.compose("up", "--no-start", "engine")
+        self.compose("up", "--no-start", "keys")  # makes the networks
         networks = json.loads(run("docker", "network", "inspect", f"{PROJECT}_ring"))
         host = networks[0]["IPAM"]["Config"][0]["Gateway"]
         self._environment["SLUICE_OTLP_ENDPOINT"] = f"http://{host}:{self._collector.port}"

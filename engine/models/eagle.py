@@ -20,6 +20,7 @@ from kernels.metadata import AttentionMetadata
 from kernels.slots import slot_width
 
 NUM_STATES = 3  # hidden states of the target that are read: low, middle, high
+STATE_DTYPE = torch.bfloat16  # of these in the cache: guesses need no more, and every step writes them
 
 
 class Head:
@@ -60,15 +61,15 @@ class Head:
 
     def token_bytes(self, cache: torch.dtype) -> int:
         """Bytes that `new_cache` of that dtype keeps of one token."""
-        return token_bytes(self.config, cache) + NUM_STATES * self.config.hidden_size * self.dtype.itemsize
+        return token_bytes(self.config, cache) + NUM_STATES * self.config.hidden_size * STATE_DTYPE.itemsize
 
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
-        """Keys and values as `Model.new_cache`; then each hidden state, [num_blocks + 1, block_size, hidden] of the
-        model's dtype."""
+        """Keys and values as `Model.new_cache`; the target's hidden states, bfloat16 [num_blocks + 1, block_size,
+        3 hidden]."""
         shape = (num_blocks + 1, block_size)
         return [
             zeros((*shape, 2, self._kv_heads, slot_width(self._dim, dtype)), dtype, self.device),
-            *(zeros((*shape, self.config.hidden_size), self.dtype, self.device) for _ in range(NUM_STATES)),
+            zeros((*shape, NUM_STATES * self.config.hidden_size), STATE_DTYPE, self.device),
         ]
 
     @torch.inference_mode()
@@ -81,8 +82,7 @@ class Head:
                 target's are in the cache.
         """
         if states is None:
-            seen = torch.cat([one.flatten(0, 1)[meta.write_slots] for one in cache[1:]], dim=1)
-            states = ops.linear(seen.float(), self._fuse).float()
+            states = ops.linear(cache[1].flatten(0, 1)[meta.write_slots].float(), self._fuse).float()
         eps, h = self.config.norm_eps, states
         tokens = ops.rms_norm(ops.embedding(ids, self._embeddings).float(), self._token_norm, eps)
         both = torch.cat((tokens, ops.rms_norm(h, self._hidden_norm, eps)), dim=1)

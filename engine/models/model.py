@@ -3,6 +3,7 @@
 `load_model` reads a checkpoint, `plan_model` builds the same on the meta device from shapes alone.
 """
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,19 @@ from kernels import gpu, ops
 from kernels.layout import new_layers
 from kernels.metadata import AttentionMetadata
 from kernels.slots import slot_width
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tap:
+    """Where a step leaves its hidden states.
+
+    Attributes:
+        behind: numbers of layers, in the order in which their states stand.
+        states: bfloat16 [slots, len(behind) * hidden].
+    """
+
+    behind: tuple[int, ...]
+    states: Tensor
 
 
 class Model:
@@ -40,7 +54,7 @@ class Model:
         self.num_parameters = 0  # set by `load_model`
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
-        self.taps: dict[int, Tensor] = {}  # layers done → where a step's hidden states go, [slots, hidden]
+        self.tap: Tap | None = None  # who else reads hidden states
         style = style_of(config)
         packer = Packer(source, dtype, pack)
         hidden, vocab = config.hidden_size, config.vocab_size
@@ -77,12 +91,16 @@ class Model:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
         h = ops.embedding(ids, self.embeddings).float()
         cis = self._cis[positions]
+        seen: dict[int, Tensor] = {}
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             layer.forward(h, cis, layer_cache, meta)
-            if num in self.taps:
-                self.taps[num].index_copy_(0, meta.write_slots, h[: meta.num_tokens].to(self.taps[num].dtype))
+            if self.tap is not None and num in self.tap.behind:
+                seen[num] = h[: meta.num_tokens].to(torch.bfloat16)
             self.layers_done += 1
             self.on_layer()
+        if self.tap is not None:
+            states = torch.cat([seen[num] for num in self.tap.behind], dim=1)
+            self.tap.states.index_copy_(0, meta.write_slots, states)
         return h[: meta.num_tokens]
 
     @torch.inference_mode()

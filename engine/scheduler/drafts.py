@@ -5,11 +5,11 @@ They take what everybody else leaves: they displace nobody, and what was wrong i
 proposer.
 """
 
-import dataclasses
 from collections.abc import Sequence as Several
 
 from engine.plan import Ask, Plan, Run, num_accepted
 from engine.request import MAX_DRAFT_TOKENS
+from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.events import Sampled
 from engine.scheduler.floor import Floor
 from engine.scheduler.outputs import Kept, Outputs
@@ -18,28 +18,6 @@ from engine.speculation.controller import Controller
 
 PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
 MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which it has to read
-
-
-@dataclasses.dataclass(slots=True)
-class DraftStats:
-    """Tokens since start, in all and by their place in the draft."""
-
-    num_drafted: int = 0
-    num_accepted: int = 0
-    drafted_at: list[int] = dataclasses.field(default_factory=list)
-    accepted_at: list[int] = dataclasses.field(default_factory=list)
-
-    def record(self, drafted: int, accepted: int) -> None:
-        """One draft was verified."""
-        missing = drafted - len(self.drafted_at)
-        if missing > 0:
-            self.drafted_at += [0] * missing
-            self.accepted_at += [0] * missing
-        self.num_drafted += drafted
-        self.num_accepted += accepted
-        for i in range(drafted):
-            self.drafted_at[i] += 1
-            self.accepted_at[i] += i < accepted
 
 
 class Drafts:
@@ -135,8 +113,7 @@ class Drafts:
         right = num_accepted(drafting.ids, run.token_ids)
         drafting.ids.clear()
         kept = self._outputs.num_kept(sequence, run.token_ids[: right + 1])
-        group.num_drafted += num
-        group.num_accepted += min(kept, right)
+        group.drafts.record(num, min(kept, right))
         self.stats.record(num, min(kept, right))
         if self._controller is not None:
             self._controller.verified(drafting.record, num, right)

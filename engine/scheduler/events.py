@@ -24,6 +24,7 @@ class Times:
         end_s: engine clock at the end.
         num_preemptions: of all outputs of the request so far.
         num_drafted, num_accepted: tokens of the same that were drafted for them, and those of these that were kept.
+        drafted_at, accepted_at: the same by their place in the draft.
     """
 
     queue_s: float
@@ -33,6 +34,8 @@ class Times:
     num_preemptions: int
     num_drafted: int = 0
     num_accepted: int = 0
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

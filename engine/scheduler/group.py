@@ -9,6 +9,7 @@ import dataclasses
 from engine.plan import PromptScores, TokenLogprob
 from engine.request import EngineRequest, FinishReason, SamplingParams
 from engine.scheduler.beam import BeamSearch
+from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.sequence import Sequence
 from engine.trail import Kind, Mark
 
@@ -52,8 +53,7 @@ class Group:
     num_cached: int = -1  # prompt tokens found in the prefix cache when first scheduled; -1: not yet
     num_sampled: int = 0  # by outputs that have ended
     num_preemptions: int = 0  # of all outputs
-    num_drafted: int = 0  # tokens, for all outputs
-    num_accepted: int = 0  # of them
+    drafts: DraftStats = dataclasses.field(default_factory=DraftStats)  # for all outputs
     num_overtaken: int = 0  # admissions of later requests since it first did not fit
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0

@@ -224,8 +224,8 @@ class Outputs:
                 times=times,
                 output_index=index,
                 is_last=index == len(best) - 1,
-                num_drafted=0 if index else group.num_drafted,
-                num_accepted=0 if index else group.num_accepted,
+                num_drafted=0 if index else group.drafts.num_drafted,
+                num_accepted=0 if index else group.drafts.num_accepted,
             )
             for index, one in enumerate(best)
         ]
@@ -275,6 +275,8 @@ def _times(group: Group, now: float) -> Times:
         decode_s=now - first,
         end_s=now,
         num_preemptions=group.num_preemptions,
-        num_drafted=group.num_drafted,
-        num_accepted=group.num_accepted,
+        num_drafted=group.drafts.num_drafted,
+        num_accepted=group.drafts.num_accepted,
+        drafted_at=tuple(group.drafts.drafted_at),
+        accepted_at=tuple(group.drafts.accepted_at),
     )

@@ -15,7 +15,8 @@ from engine.plan import Ask, Plan, StepResult
 from engine.request import EngineRequest, FinishReason, Limits
 from engine.scheduler.admission import Admission
 from engine.scheduler.door import Door
-from engine.scheduler.drafts import Drafts, DraftStats
+from engine.scheduler.draft_stats import DraftStats
+from engine.scheduler.drafts import Drafts
 from engine.scheduler.events import Failure, Sampled
 from engine.scheduler.floor import Floor
 from engine.scheduler.group import Group
@@ -218,8 +219,7 @@ class Scheduler:
         self._due.append(group)
 
     def expire(self, now: float) -> tuple[list[Sampled], list[Failure]]:
-        """What ends without a step: requests whose deadline has passed; outputs that were cancelled, or are complete
-        since their limit was lowered."""
+        """What ends without a step: requests past their deadline; outputs cancelled, or complete by a lowered limit."""
         events, self._ended = self._ended, []
         due, self._due = self._due, []
         for group in due:

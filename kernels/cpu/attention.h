@@ -54,7 +54,8 @@ struct KeyBlock {
 
   // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
   // before a window may lie in blocks that were given back, and none of these is to be looked at.
-  void find(const Attention<Element>& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin, int64_t end) {
+  void find(const Attention<Element>& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin,
+            int64_t end) {
     const int64_t one = width<Element>(job.dim), slot = 2 * job.kv_heads * one;
     num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
     int64_t block = -1, within = 0;
@@ -97,7 +98,8 @@ inline void score_keys(const float* const* q, const KeyBlock<Element>& block, in
 
 // acc += weights · values, for COUNT rows. The order of keys is the same for each row, however many there are.
 template <int COUNT, typename Element>
-inline void add_values(const KeyBlock<Element>& block, int64_t dim, const float (*weights)[KEYS], float (*acc)[MAX_DIM]) {
+inline void add_values(const KeyBlock<Element>& block, int64_t dim, const float (*weights)[KEYS],
+                       float (*acc)[MAX_DIM]) {
   for (int64_t d = 0; d < dim; d += LANES) {
     Vec sums[COUNT];
     for (int r = 0; r < COUNT; ++r) sums[r] = load(acc[r] + d);

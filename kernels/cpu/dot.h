@@ -5,8 +5,6 @@
 // set gives the same bits.
 #pragma once
 
-#include <immintrin.h>
-
 #include "vector.h"
 
 namespace sluice {
@@ -27,8 +25,11 @@ constexpr int DOT_ROWS = 6;
 
 struct Quad {  // four activations
   int8_t at[4];
-  void set(int i, int value) { at[i] = static_cast<int8_t>(value); }
 };
+
+inline void store_quads(Quad* to, IntVec levels) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(ALL, (__m512i)levels));
+}
 
 struct Weights {
   Bytes all;
@@ -48,8 +49,20 @@ constexpr int DOT_ROWS = LANES == 16 ? 8 : 3;
 
 struct Quad {
   int16_t at[4];  // 0, 2, 1, 3
-  void set(int i, int value) { at[i % 2 * 2 + i / 2] = static_cast<int16_t>(value); }
 };
+
+typedef int16_t Narrow __attribute__((vector_size(LANES * 2)));
+
+template <int... LANE>
+inline Narrow swap_middles(Narrow v, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(v, v, (LANE % 4 == 1 || LANE % 4 == 2 ? LANE ^ 3 : LANE)...);
+}
+
+inline void store_quads(Quad* to, IntVec levels) {
+  const Narrow narrow =
+      swap_middles(__builtin_convertvector(levels, Narrow), std::make_integer_sequence<int, LANES>());
+  std::memcpy(to, &narrow, sizeof narrow);
+}
 
 struct Weights {
   Words even, odd;

@@ -68,42 +68,63 @@ inline void pack_levels(const uint8_t* levels, uint8_t* packed, int64_t rows, in
 
 // A step's activations as integers.
 struct Activations {
-  std::vector<Quad> quads;           // [M, quads]
+  std::vector<Quad> quads;           // [M, quads, padded]
   std::vector<int32_t> zeros;        // [M, groups] sums of the integers times the weights' zero
   std::vector<float> scales, norms;  // [M]: x = scale · integer; NaN for a row that holds one
+
+  void fit(int64_t m, int64_t num_quads, int64_t groups) {
+    if (static_cast<int64_t>(quads.size()) < m * num_quads) quads.resize(m * num_quads);
+    if (static_cast<int64_t>(zeros.size()) < m * groups) zeros.resize(m * groups);
+    if (static_cast<int64_t>(scales.size()) < m) scales.resize(m), norms.resize(m);
+  }
 };
+
+// Quads from one row to the next: whole vectors.
+template <int BITS>
+inline int64_t quads_stride(int64_t k) {
+  return (num_quads<BITS>(k) * 4 + LANES - 1) / LANES * LANES / 4;
+}
+
+// The nearest integers of numbers below 2^22, halves to even: the sum's last bit is the unit there.
+inline IntVec nearest(Vec x) {
+  const Vec unit = broadcast(12582912.0f), shifted = x + unit;
+  IntVec bits, base;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  std::memcpy(&base, &unit, sizeof base);
+  return bits - base;
+}
 
 template <int BITS>
 inline void quantise_row(const Integer<BITS>& job, int64_t row, Activations& to) {
-  const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k);
-  std::vector<float> x(quads * 4, 0.0f);
+  const int64_t width = quads_stride<BITS>(job.k) * 4, groups = num_groups<BITS>(job.k);
+  static thread_local std::vector<float> x;
+  x.assign(width, 0.0f);
   std::copy_n(job.x + row * job.x_stride, job.k, x.data());
   to.norms[row] = job.norm_eps < 0.0f ? 1.0f : norm_scale(x.data(), job.k, job.norm_eps);
   for (int64_t i = 0; i < job.num_outliers; ++i) x[job.outliers[i]] = 0.0f;
   Vec most{}, odd{};
-  int64_t i = 0;
-  for (; i + LANES <= quads * 4; i += LANES) {
+  for (int64_t i = 0; i < width; i += LANES) {
     const Vec v = load(x.data() + i);
     most = greater(most, absolute(v));
     odd += v * 0.0f;  // not 0 if there is an infinity or a NaN
   }
-  float peak = greatest(most), broken = sum(odd);
-  for (; i < quads * 4; ++i) peak = std::max(peak, std::fabs(x[i])), broken += x[i] * 0.0f;
-  const float by = peak > std::numeric_limits<float>::min() * LEVELS ? LEVELS / peak : 0.0f;
-  to.scales[row] = broken == 0.0f ? peak / LEVELS : std::numeric_limits<float>::quiet_NaN();
-  Quad* quad = to.quads.data() + row * quads;
+  const float peak = greatest(most);
+  const bool broken = sum(odd) != 0.0f;
+  const float by = peak > std::numeric_limits<float>::min() * LEVELS && !broken ? LEVELS / peak : 0.0f;
+  to.scales[row] = broken ? std::numeric_limits<float>::quiet_NaN() : peak / LEVELS;
+  Quad* quads = to.quads.data() + row * width / 4;
+  const int64_t each = BITS == 8 ? width : GROUP_QUADS * 4;
   for (int64_t group = 0; group < groups; ++group) {
-    const int64_t from = group * (BITS == 8 ? quads : GROUP_QUADS);
-    const int64_t end = std::min(quads, from + (BITS == 8 ? quads : GROUP_QUADS));
-    int32_t total = 0;
-    for (int64_t q = from; q < end; ++q)
-      for (int j = 0; j < 4; ++j) {
-        const float scaled = x[q * 4 + j] * by;
-        const int level = broken == 0.0f ? static_cast<int>(std::nearbyint(scaled)) : 0;
-        quad[q].set(j, level);
-        total += level;
-      }
-    to.zeros[row * groups + group] = total * (1 << (BITS - 1));
+    IntVec total{};
+    for (int64_t i = group * each; i < std::min(width, (group + 1) * each); i += LANES) {
+      const IntVec levels = nearest(load(x.data() + i) * by);
+      total += levels;
+      store_quads(quads + i / 4, levels);
+    }
+    int32_t lanes[LANES], zeros = 0;
+    std::memcpy(lanes, &total, sizeof lanes);
+    for (const int32_t lane : lanes) zeros += lane;
+    to.zeros[row * groups + group] = zeros * (1 << (BITS - 1));
   }
 }
 
@@ -157,7 +178,7 @@ inline void add_outliers(const Integer<BITS>& job, int64_t row, int64_t panel, f
 template <int BITS>
 inline void compute_piece(const Integer<BITS>& job, const Activations& x, int64_t panel, int64_t begin, int64_t end) {
   alignas(64) float sums[ROWS_A_PIECE * PANEL] = {};
-  const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k);
+  const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k), stride = quads_stride<BITS>(job.k);
   const int64_t each = BITS == 8 ? quads : GROUP_QUADS, tiles = (end - begin + DOT_ROWS - 1) / DOT_ROWS;
   for (int64_t part = 0; part < PANEL / PART; ++part) {
     const uint8_t* weight = job.weight + (panel * PANEL / PART + part) * PART * quads * BITS / 2;
@@ -165,9 +186,10 @@ inline void compute_piece(const Integer<BITS>& job, const Activations& x, int64_
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t first = begin + (end - begin) * t / tiles, last = begin + (end - begin) * (t + 1) / tiles;
         multiply_integers<BITS, DOT_ROWS>(
-            static_cast<int>(last - first), x.quads.data() + first * quads + group * each, quads,
+            static_cast<int>(last - first), x.quads.data() + first * stride + group * each, stride,
             weight + group * each * PART * BITS / 2, std::min(each, quads - group * each),
-            x.zeros.data() + first * groups + group, groups, job.scales + (panel * groups + group) * PANEL + part * PART,
+            x.zeros.data() + first * groups + group, groups,
+            job.scales + (panel * groups + group) * PANEL + part * PART,
             sums + (first - begin) * PANEL + part * PART);
       }
   }
@@ -180,8 +202,9 @@ inline void compute_piece(const Integer<BITS>& job, const Activations& x, int64_
 template <int BITS>
 inline void run(const Integer<BITS>& job) {
   const int64_t m = job.to.m;
-  Activations x{std::vector<Quad>(m * num_quads<BITS>(job.k)), std::vector<int32_t>(m * num_groups<BITS>(job.k)),
-                std::vector<float>(m), std::vector<float>(m)};
+  static thread_local Activations memory;  // of the caller, kept from call to call
+  Activations& x = memory;
+  x.fit(m, quads_stride<BITS>(job.k), num_groups<BITS>(job.k));
   each_row(m, job.k, [&](int64_t row) { quantise_row<BITS>(job, row, x); });
   each_piece(job.to, job.k,
              [&](int64_t panel, int64_t begin, int64_t end) { compute_piece<BITS>(job, x, panel, begin, end); });

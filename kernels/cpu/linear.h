@@ -1,5 +1,5 @@
-// x [M, K] times a packed weight [N, K] transposed, with what surrounds it in a decoder fused in. Weights are float32 or
-// bfloat16, which widens to float32 without rounding; everything is computed in float32.
+// x [M, K] times a packed weight [N, K] transposed, with what surrounds it in a decoder fused in. Weights are float32
+// or bfloat16, which widens to float32 without rounding; everything is computed in float32.
 //
 // Each output is one chain of fused multiply-adds over k = 0 … K-1, whatever M, the tile it falls into or the thread
 // that computes it: a row's bits depend on nothing but the row. Layout: [panel][k][column].
@@ -33,7 +33,8 @@ inline void pack(const Weight* weight, Weight* packed, int64_t rows, int64_t k, 
       for (int64_t column = 0; column < PANEL; ++column) {
         const int64_t row = source_row(panel * PANEL + column, rows, gated);
         Weight* to = packed + panel * PANEL * k + column;
-        for (int64_t i = from; i < std::min(k, from + 16); ++i) to[i * PANEL] = row < 0 ? Weight{} : weight[row * k + i];
+        for (int64_t i = from; i < std::min(k, from + 16); ++i)
+          to[i * PANEL] = row < 0 ? Weight{} : weight[row * k + i];
       }
   });
 }
@@ -62,6 +63,18 @@ inline void multiply_rows(int rows, const float* x, int64_t x_stride, const Weig
   if constexpr (ROWS > 1) multiply_rows<ROWS - 1>(rows, x, x_stride, panel, depth, sums);
 }
 
+constexpr int64_t TILES_WIDENED = 2;  // above, a part of a panel is widened once rather than by every tile
+
+// A panel's part in float32.
+inline const float* widened(const float* panel, int64_t) { return panel; }
+
+inline const float* widened(const uint16_t* panel, int64_t depth) {
+  static thread_local std::vector<float> part;
+  part.resize(DEPTH_A_PASS * PANEL);
+  for (int64_t i = 0; i < depth * PANEL; i += LANES) store(part.data() + i, load(panel + i));
+  return part.data();
+}
+
 // Rows [begin, end) of one panel.
 template <typename Weight>
 inline void compute_piece(const Linear<Weight>& job, int64_t panel, int64_t begin, int64_t end, const float* scales) {
@@ -70,11 +83,14 @@ inline void compute_piece(const Linear<Weight>& job, int64_t panel, int64_t begi
   const int64_t tiles = (end - begin + TILE - 1) / TILE;
   for (int64_t from = 0; from < job.k; from += DEPTH_A_PASS) {
     const int64_t depth = std::min(DEPTH_A_PASS, job.k - from);
+    const Weight* narrow = weight + from * PANEL;
+    const float* wide = tiles > TILES_WIDENED ? widened(narrow, depth) : nullptr;
     for (int64_t t = 0; t < tiles; ++t) {  // tiles of even height: six and six and one would waste the last
       const int64_t first = (end - begin) * t / tiles, last = (end - begin) * (t + 1) / tiles;
       const float* x = job.x + (begin + first) * job.x_stride + from;
       const int rows = static_cast<int>(last - first);
-      multiply_rows<TILE>(rows, x, job.x_stride, weight + from * PANEL, depth, sums + first * PANEL);
+      if (wide != nullptr) multiply_rows<TILE>(rows, x, job.x_stride, wide, depth, sums + first * PANEL);
+      else multiply_rows<TILE>(rows, x, job.x_stride, narrow, depth, sums + first * PANEL);
     }
   }
   for (int64_t row = begin; row < end; ++row)

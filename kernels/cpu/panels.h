@@ -67,6 +67,13 @@ inline void finish_row(const Output& to, int64_t row, int64_t panel, const float
   }
   const int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, to.n - first);
   float* y = to.y + row * to.n + first;
+  if (count == PANEL && to.bias == nullptr) {
+    for (int i = 0; i < PANEL; i += LANES) {
+      const Vec value = load(sums + i) * scale;
+      store(y + i, to.finish == Finish::ADD ? load(y + i) + value : value);
+    }
+    return;
+  }
   for (int64_t i = 0; i < count; ++i) {
     const float value = sums[i] * scale + (to.bias == nullptr ? 0.0f : to.bias[first + i]);
     y[i] = to.finish == Finish::ADD ? y[i] + value : value;

@@ -1,7 +1,7 @@
 // The cache's number formats: how one head's key or value lies in its slot, and how a step's keys and values get there.
 //
-// float32; bfloat16, rounded to the nearest; 8 bits, whose scale (float32: the head's greatest number / 127) lies in the
-// four bytes behind the levels, so that whatever moves a slot moves its scale.
+// float32; bfloat16, rounded to the nearest; 8 bits, whose scale (float32: the head's greatest number / 127) lies in
+// the four bytes behind the levels, so that whatever moves a slot moves its scale.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,11 @@
 // One vector type of the instruction set that this file is compiled for, and what the kernels do with it.
 //
-// GCC's vector extension, which clang shares: no intrinsics, so that the same source is built once for each
-// instruction set. Every sum has one fixed order, whatever is computed beside it.
+// GCC's vector extension, which clang shares, so that the same source is built once for each instruction set;
+// intrinsics only where numbers are widened or narrowed, which GCC 12 takes apart lane by lane. Every sum has one fixed order,
+// whatever is computed beside it.
 #pragma once
+
+#include <immintrin.h>
 
 #include <cmath>
 #include <cstdint>
@@ -13,6 +16,7 @@ namespace sluice {
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
+constexpr uint16_t ALL = 0xffff;  // lanes; forms without a mask make GCC 12 warn of what is not so
 #else
 constexpr int LANES = 8;
 #endif
@@ -28,20 +32,25 @@ inline Vec load(const float* from) {
 
 // bfloat16: the upper half of a float32.
 inline Vec load(const uint16_t* from) {
-  typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
-  Halves halves;
-  std::memcpy(&halves, from, sizeof halves);
-  const IntVec bits = __builtin_convertvector(halves, IntVec) << 16;
+#if defined(__AVX512F__)
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  const IntVec bits = (IntVec)_mm512_maskz_cvtepu16_epi32(ALL, halves) << 16;
+#else
+  const IntVec bits = (IntVec)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))) << 16;
+#endif
   Vec v;
   std::memcpy(&v, &bits, sizeof v);
   return v;
 }
 
 inline Vec load(const int8_t* from) {
-  typedef int8_t Levels __attribute__((vector_size(LANES)));
-  Levels levels;
-  std::memcpy(&levels, from, sizeof levels);
-  return __builtin_convertvector(__builtin_convertvector(levels, IntVec), Vec);
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const IntVec levels = (IntVec)_mm512_maskz_cvtepi8_epi32(ALL, bytes);
+#else
+  const IntVec levels = (IntVec)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#endif
+  return __builtin_convertvector(levels, Vec);
 }
 
 inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }

@@ -62,13 +62,13 @@ def split_tiles(shape: Shape, max_query: int, gpu: str = "") -> Tiles:
     tile = 64 if shape.width * shape.bytes <= 256 else 32
     num_warps = 8 if shape.capability < 90 and block_m * shape.width > 4096 else 4  # else registers spill
     rule = Tiles(block_m, tile, num_warps, 2 if shape.width > 128 else 3)
-    tuned = _table(gpu).get(shape.key("split"))
+    tuned = tuned_for(gpu).get(shape.key("split"))
     return dataclasses.replace(tuned, block_m=block_m) if tuned is not None else rule
 
 
 def prefill_tiles(shape: Shape, gpu: str = "") -> Tiles:
     """Of attention without splits: as large as registers and, on sm_80, mma without wgmma allow."""
-    tuned = _table(gpu).get(shape.key("prefill"))
+    tuned = tuned_for(gpu).get(shape.key("prefill"))
     if tuned is not None:
         return tuned
     if shape.width > 128:
@@ -84,10 +84,15 @@ def num_splits(num_programs: int, max_context: int, num_multiprocessors: int) ->
     return max(1, min(wanted, MAX_SPLITS, -(-max_context // LEAST_SPLIT)))
 
 
+def table_path(gpu: str) -> Path:
+    """Where the table of a GPU of that name is."""
+    return TUNED / f"{gpu.replace(' ', '_')}.json"
+
+
 @functools.cache
-def _table(gpu: str) -> dict[str, Tiles]:
-    """What was measured on a GPU of that name; nothing where nothing was."""
-    path = TUNED / f"{gpu.replace(' ', '_')}.json"
+def tuned_for(gpu: str) -> dict[str, Tiles]:
+    """What was measured on a GPU of that name; nothing where nothing was. Only who measures adds to it."""
+    path = table_path(gpu)
     if not gpu or not path.exists():
         return {}
     return {key: Tiles(**entry) for key, entry in json.loads(path.read_text()).items()}

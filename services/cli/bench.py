@@ -1,6 +1,7 @@
 """`sluice bench`: load on a running service over real gRPC; random token ids, end-of-sequence ignored, greedy."""
 
 import asyncio
+import copy
 import json
 import random
 import sys
@@ -13,6 +14,7 @@ import typer
 
 from services.cli import load
 from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
+from services.cli.bench_report import load_plot, show, show_levels
 
 if TYPE_CHECKING:
     import sluice
@@ -34,6 +36,13 @@ def bench(  # noqa: PLR0913 # a command line lists its options
     requests: Annotated[int, typer.Option(envvar="SLUICE_REQUESTS", min=1, help="requests to count")] = 64,
     warmup: Annotated[int, typer.Option(envvar="SLUICE_WARMUP", min=0, help="requests before those")] = 4,
     seed: Annotated[int, typer.Option(envvar="SLUICE_SEED", help="seed of prompts and arrivals")] = 0,
+    sweep: Annotated[
+        str,
+        typer.Option(envvar="SLUICE_SWEEP", help="loads in turn, as 1,2,4,8: streams, or arrivals with --rate"),
+    ] = "",
+    plot: Annotated[
+        Path | None, typer.Option(envvar="SLUICE_PLOT", help="draw latency against the loads of --sweep, as SVG")
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", envvar="SLUICE_JSON_FILE", help="write figures here")
     ] = None,
@@ -48,17 +57,41 @@ def bench(  # noqa: PLR0913 # a command line lists its options
     import uvloop
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+    levels = _levels(sweep, plot)
     plan = Plan(address, concurrency, rate, input_len, output_len, requests, warmup, seed)
     plan.access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    found: list[tuple[float, dict[str, object]]] = []
     with Progress(*columns, transient=True, refresh_per_second=4) as progress:
-        samples = uvloop.run(_measure(plan, progress))
-    figures = {"settings": plan.settings(), **load.report(samples)}
+        for level in levels or [rate or concurrency]:
+            samples = uvloop.run(_measure(plan.at(level) if levels else plan, progress))
+            found.append((level, load.report(samples)))
+    figures = {"settings": plan.settings(), **found[0][1]}
+    if levels:
+        figures = {"settings": plan.settings(), "levels": [{"load": level, **one} for level, one in found]}
     if json_file is not None:
         json_file.write_text(json.dumps(figures, indent=2) + "\n")
-    _print(figures)
-    if any(sample.error for sample in samples):
+    if plot is not None:
+        plot.write_text(load_plot(found, "arrivals a second" if rate else "concurrent streams"))
+    if levels:
+        show_levels(found)
+    else:
+        show(found[0][1])
+    if any(one["errors"] for _, one in found):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _levels(sweep: str, plot: Path | None) -> list[float]:
+    """The loads, rising. Raises BadParameter for what is none."""
+    try:
+        levels = sorted(float(one) for one in sweep.split(",") if one)
+    except ValueError:
+        levels = [0.0]
+    if levels and levels[0] <= 0:
+        raise typer.BadParameter(f"--sweep: {sweep!r} is no list of numbers above 0, such as 1,2,4,8")
+    if plot is not None and not levels:
+        raise typer.BadParameter("--plot draws the loads of --sweep: give both")
+    return levels
 
 
 class Plan:
@@ -84,6 +117,16 @@ class Plan:
         self.requests = requests
         self.warmup = warmup
         self.seed = seed
+
+    def at(self, level: float) -> "Plan":
+        """The same under another load: arrivals a second of an open loop, streams of a closed one."""
+        other = copy.copy(self)
+        if self.rate:
+            other.rate = level
+        else:
+            other.concurrency = int(level)
+        other.seed += round(level * 1000)  # the same prompts again would come from the prefix cache
+        return other
 
     def settings(self) -> dict[str, object]:
         """As it goes into the result."""
@@ -161,21 +204,3 @@ async def _one(plan: Plan, client: "sluice.AsyncClient", prompt: list[int]) -> l
     except sluice.SluiceError as error:
         return load.Sample(start, tuple(arrivals), time.perf_counter(), error.code.name)
     return load.Sample(start, tuple(arrivals), time.perf_counter())
-
-
-def _print(figures: dict[str, object]) -> None:
-    """The figures as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "mean", "p50", "p90", "p99", "max", title="milliseconds")
-    for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"):
-        row = figures[name]
-        assert isinstance(row, dict)
-        table.add_row(name.removesuffix("_ms"), *(f"{row[key]:.2f}" for key in row))
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{figures['requests']} requests, {figures['output_tokens']} tokens in {figures['duration_s']} s: "
-        f"{figures['output_tokens_per_s']} tokens/s, {figures['requests_per_s']} requests/s; errors {figures['errors']}"
-    )

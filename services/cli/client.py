@@ -27,6 +27,15 @@ def aio_client(address: str, access: Access, channels: int, retry: sluice.RetryP
         return sluice.AsyncClient(address, token=access.token, tls=_tls(access), channels=channels, retry=retry)
 
 
+def channel(address: str, access: Access) -> grpc.Channel:
+    """A bare channel, for what the SDK has no method for."""
+    tls = _tls(access)
+    if tls is None:
+        return grpc.insecure_channel(address, options=channel_options(0))
+    with _readable(access):
+        return grpc.secure_channel(address, tls.credentials(), options=channel_options(0))
+
+
 def aio_channel(address: str, access: Access) -> grpc.aio.Channel:
     """A bare channel, for a proxy that passes on its own callers' credentials."""
     tls = _tls(access)
@@ -34,6 +43,15 @@ def aio_channel(address: str, access: Access) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=channel_options(0))
     with _readable(access):
         return grpc.aio.secure_channel(address, tls.credentials(), options=channel_options(0))
+
+
+def bare_channel(address: str, access: Access) -> grpc.Channel:
+    """A bare blocking channel, for methods that the SDK leaves to its stubs."""
+    tls = _tls(access)
+    if tls is None:
+        return grpc.insecure_channel(address, options=channel_options(0))
+    with _readable(access):
+        return grpc.secure_channel(address, tls.credentials(), options=channel_options(0))
 
 
 def _tls(access: Access) -> sluice.Tls | None:

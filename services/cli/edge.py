@@ -1,4 +1,4 @@
-"""`sluice edge`: OpenAI's HTTP API on an address of its own, in front of a running service."""
+"""`sluice edge`: OpenAI's HTTP API and a page on an address of their own, in front of a running service."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +26,7 @@ def edge(  # noqa: PLR0913 # a command line lists its options
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
 ) -> None:
-    """Serve /v1/chat/completions, /v1/completions and /v1/models over HTTP; an API key is passed on to the server."""
+    """Serve /v1/chat/completions, /v1/completions, /v1/models and a page at / over HTTP; API keys are passed on."""
     # Imported here, so that the other commands start without it.
     import uvloop
 

@@ -35,15 +35,16 @@ def top(  # noqa: PLR0913 # a command line lists its options
     from google.protobuf.duration_pb2 import Duration
     from rich.console import Console
     from rich.live import Live
+    from sluice.errors import from_rpc
     from sluice.v1 import control_pb2, control_pb2_grpc
 
-    from services.cli.client import channel, describe
+    from services.cli.client import bare_channel, describe
 
     console = Console()
     access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
     every = Duration()
     every.FromNanoseconds(int(interval * 1e9))
-    with channel(address, access) as opened:
+    with bare_channel(address, access) as opened:
         stub = control_pb2_grpc.ControlServiceStub(opened)
         answers = stub.WatchLoad(control_pb2.WatchLoadRequest(interval=every), metadata=access.metadata)
         try:
@@ -56,7 +57,7 @@ def top(  # noqa: PLR0913 # a command line lists its options
                     live.update(view(address, answer.load, before, interval), refresh=True)
                     before = answer.load
         except grpc.RpcError as error:
-            typer.echo(f"error: {describe(error, address)}", err=True)
+            typer.echo(f"error: {describe(from_rpc(error), address)}", err=True)
             raise typer.Exit(EXIT_FAILED) from None
         except KeyboardInterrupt:
             return

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from services.edge import answers
 from services.edge.answers import CHAT, COMPLETION, Dialect, Json
 from services.edge.errors import EdgeError, bad_request, from_rpc, unsupported
+from services.edge.page import page
 from services.edge.stream import Chunks
 from services.edge.translate import chat_spec, completion_specs
 from services.edge.wire import ChatRequest, Common, CompletionRequest, decode
@@ -43,6 +44,7 @@ def build(channel: grpc.aio.Channel, clock: Callable[[], float] = time.time) -> 
         Route("/v1/models", edge.models),
         Route("/v1/models/{model:path}", edge.model),
         Route("/healthz", edge.health),
+        Route("/", page),
     ]
     handlers: dict[Any, Callable[[Request, Any], Response]] = {
         EdgeError: lambda request, error: refusal(error),

@@ -270,7 +270,8 @@ class Desk:
             epoch=self.settings.epoch,
             serial=self._num_opened,
         )
-        request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None, self.gaps)
+        request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None)
+        request.gaps = self.gaps
         self.requests.add(request)
         return request
 

@@ -76,16 +76,10 @@ class OpenRequest:
     """One request: what came for it, what of that has been taken, how it ended."""
 
     def __init__(
-        self,
-        envelope: Envelope,
-        asked: Asked,
-        started_s: float,
-        on_text: "Callable[[OpenRequest], None] | None" = None,
-        gaps: Histogram | None = None,
+        self, envelope: Envelope, asked: Asked, started_s: float, on_text: "Callable[[OpenRequest], None] | None" = None
     ) -> None:
-        """`on_text` is told of text that is not the last; None for a caller that wants all at once. `gaps` observes the
-        seconds between two messages with tokens of one output."""
-        self._gaps = gaps
+        """`on_text` is told of text that is not the last; None for a caller that wants all at once."""
+        self.gaps: Histogram | None = None  # observes the seconds between two messages with tokens of one output
         self.envelope = envelope
         self.generation_id = f"{envelope.request_id}.{envelope.origin}"  # as clients know it
         self.asked = asked
@@ -196,8 +190,8 @@ class OpenRequest:
         """Tokens came."""
         if self.first_token_s is None:
             self.first_token_s = now_s
-        if output.came_s and self._gaps is not None:
-            self._gaps.observe(now_s - output.came_s)
+        if output.came_s and self.gaps is not None:
+            self.gaps.observe(now_s - output.came_s)
         output.came_s = now_s
 
     def _unfit(self, text: Text) -> str:

@@ -58,6 +58,8 @@ def configure(level: str, form: str, process_id: str) -> None:
     handler.setFormatter(JsonFormatter(process_id) if form == "json" else ConsoleFormatter(process_id))
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    # It tells of each batch that fails; here spans that do not arrive are counted, and told of once.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     root.setLevel(level.upper())
 
 

@@ -5,6 +5,7 @@ nothing. Only imported where an endpoint is set.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,9 @@ class MetricPush:
 
     async def stop(self) -> None:
         """Push what there is, and let go."""
-        await self._push()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._push()
         self._exporter.shutdown()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

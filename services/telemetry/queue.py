@@ -3,6 +3,9 @@
 When the collector is dead or slow the newest spans are dropped and counted, silently and at once; nothing waits.
 """
 
+import logging
+import math
+import time
 from collections.abc import Sequence
 
 from opentelemetry.context import Context
@@ -10,9 +13,12 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
+logger = logging.getLogger(__name__)
+
 QUEUE_SIZE = 4096
 EXPORT_DELAY_MS = 200
 EXPORT_TIMEOUT_S = 2
+LAST_S = 2.0  # at the end, for what waits
 
 
 class SpanQueue(SpanProcessor):
@@ -40,7 +46,8 @@ class SpanQueue(SpanProcessor):
         self._batches.on_end(span)
 
     def shutdown(self) -> None:
-        """Send what waits."""
+        """Send what waits, for `LAST_S` and the batch that is on its way."""
+        self._exporter.close_after(LAST_S)
         self._batches.shutdown()  # type: ignore[no-untyped-call] # the SDK's
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
@@ -55,11 +62,22 @@ class _Counted(SpanExporter):
         self.num_taken = 0
         self._exporter = exporter
         self._counts = counts
+        self._until_s = math.inf
+        self._is_failing = False
+
+    def close_after(self, seconds: float) -> None:
+        """Batches that come later than that fail at once."""
+        self._until_s = time.monotonic() + seconds
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch."""
         self.num_taken += len(spans)
-        result = self._exporter.export(spans)
+        is_late = time.monotonic() > self._until_s
+        result = SpanExportResult.FAILURE if is_late else self._exporter.export(spans)
+        is_failing = result is not SpanExportResult.SUCCESS
+        if is_failing and not self._is_failing:
+            logger.warning("spans do not reach the collector: until they do they are dropped and counted")
+        self._is_failing = is_failing
         self._counts["exported" if result is SpanExportResult.SUCCESS else "failed"] += len(spans)
         return result
 

@@ -111,9 +111,8 @@ class Tracer:
         return [Sample(catalogue.SPANS, num, (outcome,)) for outcome, num in counts.items()]
 
     def shutdown(self) -> None:
-        """Send what is queued, for two seconds at most."""
+        """Send what is queued, for a few seconds at most."""
         if self._provider is not None:
-            self._provider.force_flush(2000)
             self._provider.shutdown()
 
     def _make(self, parent: Parent, phase: Phase) -> None:

@@ -55,4 +55,5 @@ SDKS = (
         ("node", "npm"),
         "conformance/prepare.sh",
     ),
+    Sdk("go", (str(CLIENTS / "go" / "build" / "driver"),), ("go",), "conformance/prepare.sh"),
 )

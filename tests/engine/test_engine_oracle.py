@@ -15,6 +15,8 @@ from engine.engine import Engine
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.request import EngineRequest, SamplingParams
+from kernels import native
+from kernels.kinds import computes_bfloat16
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 SHAPES = {
@@ -154,6 +156,26 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, param
     assert small.scheduler.num_preemptions > 0
     for name in list(prompts)[:8]:
         assert run(make_engine(tmp_path, ROOMY), {name: prompts[name]}, **params)[name] == together[name]
+
+
+@pytest.mark.skipif(not native.is_available(), reason="installed without a C++ compiler")
+@pytest.mark.parametrize(
+    "formats", [{"quantization": "int8", "kv_cache_dtype": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}]
+)
+def test_rounded_weights_and_caches_do_not_depend_on_company_either(tmp_path: Path, formats: dict[str, Any]) -> None:
+    """Batches, chunks, prefix hits and preemption: the tokens are those of a request alone, to the last."""
+    if formats.get("dtype") == "bfloat16" and computes_bfloat16():
+        pytest.skip("oneDNN's bfloat16 makes no such claim")
+    shape = SHAPES["llama-tied-wide-heads"] if "dtype" not in formats else SHAPES["qwen3"]
+    make_checkpoint(tmp_path, dataclasses.replace(shape, head_dim=32))
+    prompts = some_prompts(shape.vocab, 12)
+    together = run(make_engine(tmp_path, dataclasses.replace(ROOMY, **formats)), prompts)
+    tight_engine = make_engine(tmp_path, dataclasses.replace(TIGHT, **formats))
+    assert run(tight_engine, prompts) == together
+    assert tight_engine.scheduler.num_preemptions > 0
+    for name in list(prompts)[:3]:
+        alone = make_engine(tmp_path, dataclasses.replace(ROOMY, **formats))
+        assert run(alone, {name: prompts[name]})[name] == together[name]
 
 
 def test_bfloat16_stays_close(tmp_path: Path) -> None:

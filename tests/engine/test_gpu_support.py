@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_what_runs_passes(model: ModelConfig) -> None:
     ],
 )
 def test_what_does_not_is_refused_with_what_does(
-    model: ModelConfig, changes: dict[str, int], dtype: torch.dtype, block_size: int, capability: int, said: str
+    model: ModelConfig, changes: dict[str, Any], dtype: torch.dtype, block_size: int, capability: int, said: str
 ) -> None:
     with pytest.raises(ServiceError, match=said):
         check_shape(dataclasses.replace(model, **changes), dtype, block_size, capability)

@@ -3,11 +3,12 @@
 from engine.cache.cache import KVCache
 from engine.engine import Engine
 from engine.request import Limits, SamplingParams
+from engine.scheduler.events import Times
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
 from engine.trail import MAX_MARKS, Kind, Mark, Trail
 from services.engine_loop import EngineStage, Place
-from services.engine_trace import STEP_INTERVAL_S, End, phases_of
+from services.engine_trace import STEP_INTERVAL_S, End, by_position, phases_of
 from services.messages import Cancel, Envelope, Message, Prompt
 from services.telemetry import names
 from services.telemetry.phases import Happening, Phase
@@ -136,3 +137,8 @@ def test_cancelled_and_refused_requests_have_spans() -> None:
     assert rig.of("a")["decode"].attributes[names.CANCELLED] is True
     rig.ask("c", 90, 50)
     assert rig.of("c")["queue"].error == "CONTEXT_LENGTH_EXCEEDED"
+
+
+def test_drafts_are_told_by_their_place() -> None:
+    times = Times(0.0, 0.0, 0.0, 0.0, 0, num_drafted=5, num_accepted=3, drafted_at=(3, 2), accepted_at=(2, 1))
+    assert by_position(times) == "2/3 1/2"

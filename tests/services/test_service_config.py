@@ -28,6 +28,7 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"draft_model": "demo"}, {}, "--draft-model: and --speculation draft or eagle need each other"),
     ({"draft_length": "long"}, {}, "--draft-length: 'long' is not one of adaptive, fixed"),
     ({"max_draft_tokens": 65}, {}, "--max-draft-tokens: 65 is not in"),
+    ({"gpu_memory_utilization": 1.5}, {}, "--gpu-memory-utilization: 1.5 is not in"),
     ({"kv_cache_tokens": 100, "block_size": 32}, {}, "--block-size: 32 does not divide --kv-cache-tokens 100"),
     ({"disk_cache_bytes": 1}, {}, "--disk-cache-dir: needs --disk-cache-bytes, and neither"),
     ({"disk_cache_dir": "/x", "disk_cache_bytes": 1}, {}, "--disk-cache-dir: needs --host-cache-bytes"),

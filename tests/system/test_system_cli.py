@@ -52,6 +52,13 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         assert set(figures["ttft_ms"]) == {"mean", "p50", "p90", "p99", "max"}
         assert figures["settings"]["concurrency"] == 3
 
+        picture = tmp_path / "load.svg"
+        swept = ("--sweep", "1,2", "--requests", "3", "--plot", str(picture), "--json", str(report), *load[4:])
+        assert sluice("bench", *swept, environment=env).returncode == 0
+        levels = json.loads(report.read_text())["levels"]
+        assert [(one["load"], one["output_tokens"]) for one in levels] == [(1, 27), (2, 27)]
+        assert picture.read_text().count("<polyline") == 7
+
         writer = subprocess.Popen(
             [*SLUICE, "generate", "x = ", "--max-tokens", "1900"],
             env={**os.environ, "SLUICE_ADDRESS": service.address, "SLUICE_IGNORE_EOS": "1"},
@@ -72,6 +79,8 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         (("generate", "x", "--max-tokens", "-1"), "outside what its field can carry"),
         (("generate", "x", "--no-such-flag"), "No such option"),
         (("bench", "--concurrency", "0"), "--concurrency"),
+        (("bench", "--sweep", "1,many"), "is no list of numbers"),
+        (("bench", "--plot", "load.svg"), "give both"),
         (("keys", "somewhere", "../up"), "is not a process id"),
         (("keys", "/proc/nowhere", "engine-0"), "cannot write keys"),
         (("unheard-of",), "No such command"),

@@ -6,7 +6,7 @@ from engine.cache.cache import KVCache
 from engine.errors import ServiceError
 from engine.plan import Plan, Run, StepResult, TokenLogprob, num_accepted
 from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
-from engine.scheduler.drafts import DraftStats
+from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.events import Sampled
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
@@ -97,6 +97,10 @@ def test_nothing_follows_the_end(params: dict[str, int], finish: FinishReason | 
     if finish is not None:
         assert events[0].times is not None
         assert events[0].times.num_accepted == min(len(kept), events[0].times.num_drafted)
+        assert (len(events[0].times.drafted_at), sum(events[0].times.accepted_at)) == (
+            events[0].times.num_drafted,
+            events[0].times.num_accepted,
+        )
         assert scheduler.cache.pool.num_held == 0
 
 

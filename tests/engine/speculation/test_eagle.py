@@ -75,7 +75,7 @@ class Judge:
 
     @torch.no_grad()
     def _drafts(self, tokens: Sequence[int], num: int) -> list[int]:
-        features, _ = features_of(self._target, torch.tensor([tokens[:-1]]))
+        features = features_of(self._target, torch.tensor([tokens[:-1]]))[0].bfloat16().float()
         drafts: list[int] = []
         for age in range(num):
             none = features.new_zeros(1, age, features.shape[2])  # the target has not been there

@@ -139,3 +139,19 @@ def test_a_stuck_collector_costs_spans_and_nothing_else() -> None:
     exporter.is_free.set()
     provider.shutdown()
     assert exporter.num == counts["exported"] == counts["queued"]
+
+
+def test_the_end_does_not_wait_for_a_dead_collector(caplog: pytest.LogCaptureFixture) -> None:
+    exporter, counts = Stuck(), {"queued": 0, "dropped": 0, "exported": 0, "failed": 0}
+    queue = SpanQueue(exporter, counts, size=512)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(queue)
+    tracer = provider.get_tracer("t")
+    queue._exporter.close_after(-1.0)  # its time is over
+    for _ in range(40):
+        tracer.start_span("s").end()
+    queue.force_flush()
+    assert (counts["failed"], exporter.num) == (40, 0)
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "told once"
+    exporter.is_free.set()
+    provider.shutdown()

@@ -95,6 +95,9 @@ export interface Model {
   defaults: SamplingParams | undefined;
   state: ModelState;
   adapters: string[];
+  quantization: string;
+  kvCacheDtype: string;
+  kernels: string;
 }
 
 export interface LoadModelRequest {
@@ -159,6 +162,13 @@ export interface Load {
   reservedTokens: bigint;
   maxReservedTokens: bigint;
   engines: EngineLoad[];
+  tenants: TenantLoad[];
+}
+
+export interface TenantLoad {
+  tenant: string;
+  openRequests: number;
+  reservedTokens: bigint;
 }
 
 export interface EngineLoad {
@@ -450,6 +460,9 @@ function createBaseModel(): Model {
     defaults: undefined,
     state: 0,
     adapters: [],
+    quantization: "",
+    kvCacheDtype: "",
+    kernels: "",
   };
 }
 
@@ -494,6 +507,15 @@ export const Model: MessageFns<Model> = {
     }
     for (const v of message.adapters) {
       writer.uint32(90).string(v!);
+    }
+    if (message.quantization !== "") {
+      writer.uint32(98).string(message.quantization);
+    }
+    if (message.kvCacheDtype !== "") {
+      writer.uint32(106).string(message.kvCacheDtype);
+    }
+    if (message.kernels !== "") {
+      writer.uint32(114).string(message.kernels);
     }
     return writer;
   },
@@ -609,6 +631,30 @@ export const Model: MessageFns<Model> = {
             message.adapters.push(reader.string());
             continue;
           }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.quantization = reader.string();
+            continue;
+          }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.kvCacheDtype = reader.string();
+            continue;
+          }
+          case 14: {
+            if (tag !== 114) {
+              break;
+            }
+
+            message.kernels = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -641,6 +687,9 @@ export const Model: MessageFns<Model> = {
       : undefined;
     message.state = object.state ?? 0;
     message.adapters = object.adapters?.map((e) => e) || [];
+    message.quantization = object.quantization ?? "";
+    message.kvCacheDtype = object.kvCacheDtype ?? "";
+    message.kernels = object.kernels ?? "";
     return message;
   },
 };
@@ -1425,7 +1474,7 @@ export const GetLoadResponse: MessageFns<GetLoadResponse> = {
 };
 
 function createBaseLoad(): Load {
-  return { openRequests: 0, maxOpenRequests: 0, reservedTokens: 0n, maxReservedTokens: 0n, engines: [] };
+  return { openRequests: 0, maxOpenRequests: 0, reservedTokens: 0n, maxReservedTokens: 0n, engines: [], tenants: [] };
 }
 
 export const Load: MessageFns<Load> = {
@@ -1450,6 +1499,9 @@ export const Load: MessageFns<Load> = {
     }
     for (const v of message.engines) {
       EngineLoad.encode(v!, writer.uint32(42).fork()).join();
+    }
+    for (const v of message.tenants) {
+      TenantLoad.encode(v!, writer.uint32(50).fork()).join();
     }
     return writer;
   },
@@ -1507,6 +1559,14 @@ export const Load: MessageFns<Load> = {
             message.engines.push(EngineLoad.decode(reader, reader.uint32()));
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.tenants.push(TenantLoad.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1533,6 +1593,91 @@ export const Load: MessageFns<Load> = {
       ? BigInt(object.maxReservedTokens)
       : 0n;
     message.engines = object.engines?.map((e) => EngineLoad.fromPartial(e)) || [];
+    message.tenants = object.tenants?.map((e) => TenantLoad.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseTenantLoad(): TenantLoad {
+  return { tenant: "", openRequests: 0, reservedTokens: 0n };
+}
+
+export const TenantLoad: MessageFns<TenantLoad> = {
+  encode(message: TenantLoad, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.tenant !== "") {
+      writer.uint32(10).string(message.tenant);
+    }
+    if (message.openRequests !== 0) {
+      writer.uint32(16).uint32(message.openRequests);
+    }
+    if (message.reservedTokens !== 0n) {
+      if (BigInt.asUintN(64, message.reservedTokens) !== message.reservedTokens) {
+        throw new globalThis.Error("value provided for field message.reservedTokens of type uint64 too large");
+      }
+      writer.uint32(24).uint64(message.reservedTokens);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TenantLoad {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTenantLoad();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.tenant = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.openRequests = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.reservedTokens = reader.uint64() as bigint;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<TenantLoad>): TenantLoad {
+    return TenantLoad.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<TenantLoad>): TenantLoad {
+    const message = createBaseTenantLoad();
+    message.tenant = object.tenant ?? "";
+    message.openRequests = object.openRequests ?? 0;
+    message.reservedTokens = (object.reservedTokens !== undefined && object.reservedTokens !== null)
+      ? BigInt(object.reservedTokens)
+      : 0n;
     return message;
   },
 };

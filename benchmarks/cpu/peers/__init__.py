@@ -1,0 +1,1 @@
+"""Programs that peers run in environments of their own; nothing here is imported by ours."""

@@ -1,0 +1,100 @@
+package sluice
+
+import (
+	"context"
+	"math/rand"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+// RetryPolicy says how stubborn a client is.
+type RetryPolicy struct {
+	// Attempts are the calls made at most before a generation is accepted.
+	Attempts int
+	// FirstDelay doubles with each attempt, up to MaxDelay.
+	FirstDelay, MaxDelay time.Duration
+	// Patience is how long a broken generation is tried without news, and the longest RetryInfo that is obeyed.
+	Patience time.Duration
+}
+
+// DefaultRetry repeats and resumes; Never does neither.
+var (
+	DefaultRetry = RetryPolicy{4, 50 * time.Millisecond, 2 * time.Second, 30 * time.Second}
+	Never        = RetryPolicy{Attempts: 1}
+)
+
+type attempts struct {
+	policy    RetryPolicy
+	progress  *Progress // nil for a call that answers once
+	numFailed int
+	numBroken int
+	news      time.Time
+	seen      uint64
+}
+
+func newAttempts(policy RetryPolicy, progress *Progress) *attempts {
+	return &attempts{policy: policy, progress: progress, news: time.Now()}
+}
+
+// pause waits before the next attempt; the error when there is none to make.
+func (a *attempts) pause(ctx context.Context, err *Error) error {
+	begun := a.progress != nil && a.progress.Accepted != nil
+	if a.progress != nil && a.progress.LastSeq > a.seen {
+		a.seen, a.numFailed, a.news = a.progress.LastSeq, 0, time.Now()
+	}
+	a.numFailed++
+	delay, ok := a.delay(err, begun)
+	if !ok || (a.progress != nil && !a.progress.canGoOn()) {
+		return err
+	}
+	if end, bound := ctx.Deadline(); bound && time.Until(end) <= delay {
+		return err
+	}
+	if begun {
+		a.numBroken++
+	}
+	select {
+	case <-ctx.Done():
+		return err
+	case <-time.After(delay):
+		return nil
+	}
+}
+
+func (a *attempts) delay(err *Error, begun bool) (time.Duration, bool) {
+	if !helps(err, begun) || (begun && time.Since(a.news) >= a.policy.Patience) {
+		return 0, false
+	}
+	if !begun && a.numFailed >= a.policy.Attempts {
+		return 0, false
+	}
+	own := a.policy.FirstDelay << min(a.numFailed-1, 16)
+	if own > a.policy.MaxDelay {
+		own = a.policy.MaxDelay
+	}
+	own = own/2 + time.Duration(rand.Float64()*float64(own)/2)
+	if err.RetryAfter == nil || *err.RetryAfter < own {
+		return own, true
+	}
+	return *err.RetryAfter, *err.RetryAfter <= a.policy.Patience
+}
+
+func helps(err *Error, begun bool) bool {
+	switch err.Code {
+	case codes.Unavailable:
+		return true
+	case codes.ResourceExhausted:
+		return err.RetryAfter != nil && err.Reason != "DEADLINE_UNATTAINABLE"
+	case codes.Aborted:
+		return begun && err.Reason == "SLOW_CONSUMER"
+	}
+	return false
+}
+
+func min(a, b int) int {
+	if a < b {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,113 @@
+package sluice
+
+import (
+	"context"
+	"io"
+
+	"google.golang.org/grpc/codes"
+
+	pb "example.com/sluice/go/sluicev1"
+)
+
+// Stream is one generation, read as it is made. Recv and Cancel may be called from different goroutines.
+type Stream struct {
+	// Progress is what was received; read it from the goroutine that calls Recv.
+	Progress *Progress
+
+	client   *Client
+	ctx      context.Context
+	cancel   context.CancelFunc
+	attempts *attempts
+	line     *line
+	call     func() (event, error) // the next event of the running call; nil without one
+}
+
+// NumBroken counts how often its connection was lost and it went on.
+func (s *Stream) NumBroken() int { return s.attempts.numBroken }
+
+// Recv gives the next delta, each once; io.EOF at the end, else an *Error.
+func (s *Stream) Recv() (*pb.Delta, error) {
+	for {
+		if s.Progress.Finished != nil {
+			s.end()
+			return nil, io.EOF
+		}
+		next, err := s.next()
+		if err == nil {
+			if delta := s.Progress.take(next); delta != nil {
+				return delta, nil
+			}
+			continue
+		}
+		if err == io.EOF {
+			err = &Error{Code: codes.Internal, Message: "the stream ended before its last message"}
+		}
+		s.end()
+		if err := s.attempts.pause(s.ctx, fromRPC(err)); err != nil {
+			s.cancel()
+			return nil, err
+		}
+	}
+}
+
+// Cancel ends the generation; Recv then gives CANCELLED.
+func (s *Stream) Cancel() {
+	if accepted := s.Progress.Accepted; accepted != nil && s.Progress.detaches() {
+		if used, err := s.client.lease(nil); err == nil {
+			request := &pb.CancelGenerationRequest{GenerationId: accepted.GenerationId}
+			_, _ = used.stub.CancelGeneration(s.client.outgoing(s.ctx), request) // one that has ended is none
+			s.client.release(used)
+		}
+	}
+	s.cancel()
+}
+
+// after takes over a generation whose own call, on `used`, ended with an error.
+func (s *Stream) after(err *Error, used *line, canGoOn bool) error {
+	if !canGoOn && !s.Progress.detaches() {
+		return err
+	}
+	s.line = used
+	s.Progress.spec.CreditWindow = nil // there are no grants from here on
+	return s.attempts.pause(s.ctx, err)
+}
+
+func (s *Stream) end() {
+	if s.call != nil {
+		s.call = nil
+		s.client.release(s.line)
+	}
+}
+
+func (s *Stream) next() (event, error) {
+	if s.call == nil {
+		if err := s.open(); err != nil {
+			return nil, err
+		}
+	}
+	return s.call()
+}
+
+func (s *Stream) open() error {
+	used, err := s.client.lease(s.line)
+	if err != nil {
+		return err
+	}
+	s.line = used
+	ctx := s.client.outgoing(s.ctx)
+	if s.Progress.hasBegun() {
+		call, err := used.stub.ResumeGenerate(ctx, &pb.ResumeGenerateRequest{Spec: s.Progress.rest()})
+		s.call = func() (event, error) { return call.Recv() }
+		return s.opened(err)
+	}
+	call, err := used.stub.StreamGenerate(ctx, &pb.StreamGenerateRequest{Spec: s.Progress.spec})
+	s.call = func() (event, error) { return call.Recv() }
+	return s.opened(err)
+}
+
+func (s *Stream) opened(err error) error {
+	if err != nil {
+		s.end()
+	}
+	return err
+}

@@ -1,0 +1,57 @@
+"""How much of a GPU's memory is left for the cache: measured once at start, by the largest step that there can be.
+
+`room` is the arithmetic, `cuda_room` asks a device. Knows no request.
+"""
+
+import numpy as np
+import torch
+
+from engine.errors import Code, ServiceError
+from engine.models.model import Model
+from kernels.metadata import AttentionMetadata
+
+
+def cuda_room(model: Model, max_tokens: int, max_rows: int, block_size: int, utilization: float) -> int:
+    """Bytes for the cache beside a model that is loaded. Raises ServiceError naming the knob when there are none."""
+    device = model.device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    largest_step(model, max_tokens, max_rows, block_size)
+    torch.cuda.synchronize(device)
+    peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return room(total, free + reserved, peak, utilization)
+
+
+def largest_step(model: Model, max_tokens: int, max_rows: int, block_size: int) -> None:
+    """Compute one prompt as long as a step may be, and the logits of as many rows as there may be."""
+    num_blocks = -(-max_tokens // block_size)
+    cache = model.new_cache(num_blocks, block_size)
+    tables = np.arange(num_blocks, dtype=np.int32)[None]
+    meta = AttentionMetadata.build([max_tokens], [max_tokens], tables, block_size, model.device)
+    ids = torch.zeros(max_tokens, dtype=torch.int64, device=model.device)
+    hidden = model.forward(ids, meta.positions, cache, meta)
+    model.logits(hidden[:1].expand(max_rows, -1).contiguous())
+
+
+def room(total: int, available: int, peak: int, utilization: float) -> int:
+    """Bytes for the cache.
+
+    Args:
+        total: of the device.
+        available: what others on it have not taken; all of ours included.
+        peak: taken at once by weights and the largest step.
+        utilization: share of the device that may be used at all.
+
+    Raises ServiceError naming the knob when nothing is left.
+    """
+    left = int(total * utilization) - (total - available) - peak
+    if left > 0:
+        return left
+    raise ServiceError(
+        Code.FAILED_PRECONDITION,
+        "INVALID_SETTING",
+        f"--gpu-memory-utilization: {utilization} of {total >> 20} MiB, of which others hold "
+        f"{(total - available) >> 20} MiB, leaves no cache beside {peak >> 20} MiB of weights and the largest step; "
+        "raise it, lower --max-num-batched-tokens, or use a larger GPU",
+    )

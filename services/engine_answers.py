@@ -1,0 +1,37 @@
+"""What an engine found, as the ring carries it: its load, log probabilities, a prompt's scores. Pure."""
+
+from engine.engine import Engine
+from engine.plan import TokenLogprob
+from engine.scheduler.events import Sampled
+from services.messages import Load, Prompt, PromptScores, TokenLogprobs
+
+
+def load_of(engine: Engine) -> Load:
+    """The engine's load as the ring carries it."""
+    scheduler = engine.scheduler
+    pool, stats = scheduler.cache.pool, scheduler.cache.stats
+    return Load(
+        num_waiting=scheduler.num_waiting,
+        num_running=scheduler.num_running,
+        num_blocks=pool.num_blocks,
+        num_free_blocks=pool.num_free,
+        block_size=scheduler.cache.block_size,
+        step_s=engine.stats.mean_step_s,
+        tokens_per_s=engine.stats.tokens_per_s,
+        num_preemptions=scheduler.num_preemptions,
+        prefix_hit_tokens=stats.hit_tokens,
+        prefix_query_tokens=stats.query_tokens,
+    )
+
+
+def logprobs_of(found: TokenLogprob) -> TokenLogprobs:
+    """Of one token."""
+    asked = found.asked_ids, found.asked_logprobs, found.asked_ranks
+    return TokenLogprobs(found.logprob, found.rank, found.top_ids, found.top_logprobs, *asked)
+
+
+def scores_of(prompt: Prompt, sampled: Sampled) -> PromptScores | None:
+    """On a request's first message, if they are asked for."""
+    if sampled.admission is None or sampled.admission.prompt_scores is None:
+        return None
+    return PromptScores(prompt.ids, tuple(logprobs_of(one) for one in sampled.admission.prompt_scores))

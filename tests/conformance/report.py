@@ -1,0 +1,64 @@
+"""Runs the suite for every SDK and writes the table of results: `python -m tests.conformance.report` (a row a case).
+
+A cell is yes, NO, or - where the SDK could not be built; the reasons stand below the table.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.conformance.sdks import SDKS
+
+FOLDER = Path(__file__).parent
+TABLE = FOLDER / "results.md"
+Cells = dict[tuple[str, str], str]  # (case, SDK) → yes, NO or -
+
+
+def main() -> int:
+    """Run, write, and give pytest's own status."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found.xml"
+        options = ("--timeout", "600", "-rs", f"--junitxml={found}", "-o", "junit_family=xunit2")
+        done = subprocess.run([sys.executable, "-m", "pytest", str(FOLDER), *options], check=False)
+        cells, reasons = read(ElementTree.parse(found).iter("testcase"))
+    TABLE.write_text(table(cells, reasons))
+    print(TABLE.read_text())
+    return done.returncode
+
+
+def read(cases: Iterable[ElementTree.Element]) -> tuple[Cells, dict[str, str]]:
+    """Cells, and why an SDK was left out. A case of several calls holds when all of them do."""
+    cells: Cells = {}
+    reasons: dict[str, str] = {}
+    names = "|".join(sorted((sdk.name for sdk in SDKS), key=len, reverse=True))
+    for case in cases:
+        match = re.fullmatch(rf"test_(\w+)\[({names})(?:-\w+)?\]", case.get("name", ""))
+        if match is None:
+            continue
+        name, sdk = match[1].replace("_", " "), match[2]
+        skipped = case.find("skipped")
+        if skipped is not None:
+            reasons[sdk] = skipped.get("message", "")
+        held = "-" if skipped is not None else "NO" if len(case.findall("*")) else "yes"
+        before = cells.get((name, sdk))
+        cells[name, sdk] = held if before in (None, "yes") else before or held
+    return cells, reasons
+
+
+def table(cells: Cells, reasons: dict[str, str]) -> str:
+    """Markdown."""
+    sdks = [sdk.name for sdk in SDKS]
+    cases = list(dict.fromkeys(case for case, _ in cells))
+    rows = [["case", *sdks], ["---"] * (len(sdks) + 1)]
+    rows += [[case, *(cells.get((case, sdk), "-") for sdk in sdks)] for case in cases]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines += ["", *(f"{sdk}: {reason}." for sdk, reason in reasons.items())]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""A device of CPU tensors: the same protocol, with a log of what was begun in which order. Work is done when it is
+begun; what is downloaded has to be waited for."""
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels import adjust, elementwise, inputs, sampling, scores, twins
+from kernels.ragged import AttentionOptions, Ragged
+
+
+class HostDevice:
+    """See `engine.runner.device.Device`."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self._pinned: list[Tensor] = []
+
+    def upload(self, values: "np.ndarray[Any, Any]") -> Tensor:
+        return torch.from_numpy(values.copy())
+
+    def download(self, values: Tensor) -> "HostArrival":
+        """As on a real device there is memory for two: the third overwrites the first."""
+        memory = values.clone()
+        self._pinned.append(memory)
+        if len(self._pinned) > 2:
+            self._pinned.pop(0).fill_(-99)
+        self.log.append("download")
+        return HostArrival(self.log, memory)
+
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+        self.log.append("capture")
+        body()
+
+        def replay() -> None:
+            self.log.append("replay")
+            body()
+
+        return replay
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        self.log.append("aside")
+        yield
+
+    def join(self) -> None:
+        self.log.append("join")
+
+
+class HostArrival:
+    """See `engine.runner.device.Arrival`."""
+
+    def __init__(self, log: list[str], values: Tensor) -> None:
+        self._log = log
+        self._values = values
+
+    def wait(self) -> "np.ndarray[Any, Any]":
+        self._log.append("wait")
+        return self._values.numpy().copy()
+
+
+def twin_family(name: str) -> object:
+    """The torch twins in place of a family of Triton kernels: as a GPU is addressed, at the speed of a test."""
+    families: dict[str, object] = {
+        "attention": types.SimpleNamespace(paged_attention=_attend),
+        "kv_write": types.SimpleNamespace(rotate_and_write=_write),
+        "embedding": types.SimpleNamespace(embedding=lambda ids, table: table[ids]),
+        "norm": elementwise,
+        "activation": elementwise,
+        "inputs": inputs,
+        "sampling": sampling,
+        "adjust": adjust,
+        "scores": scores,
+    }
+    return families[name]
+
+
+def _attend(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions) -> Tensor:
+    out = torch.zeros(len(q), q.shape[1] * q.shape[2])
+    out[: batch.num_tokens] = twins.ragged_attention(q, cache, batch, options).float()
+    return out
+
+
+def _write(heads: Tensor, cis: Tensor, cache: Tensor, slots: Tensor) -> None:
+    _, block, _, kv_heads, dim = cache.shape
+    twins.rope_(heads[:, :-kv_heads], cis)
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            cache[slot // block, slot % block] = heads[token, -2 * kv_heads :].view(2, kv_heads, dim)

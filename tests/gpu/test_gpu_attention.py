@@ -1,0 +1,96 @@
+"""Attention in bf16 and fp8 on a GPU: no further from float64 than twice what torch is, and reproducible to the bit."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import twins
+from kernels.ragged import AttentionOptions, Ragged
+from kernels.triton.attention import paged_attention
+from tests.kernels.triton.harness import Pages
+
+SHAPES = [(4, 4, 64), (8, 2, 80), (5, 1, 96), (32, 8, 128), (64, 8, 128), (8, 1, 192), (8, 4, 256)]
+BATCHES = {
+    "decode": [(1, 1), (1, 15), (1, 16), (1, 17), (1, 97), (1, 512), (1, 2049)],
+    "long": [(1, 16384), (1, 37), (1, 2011)],
+    "mixed": [(1, 1328), (5, 18), (129, 463)],
+    "chunks": [(37, 37), (127, 143), (16, 33), (577, 577)],
+    "drafts": [(5, 6), (5, 700), (5, 1030)],
+}
+OPTIONS = {
+    "window": AttentionOptions(128**-0.5, window=43),
+    "cap": AttentionOptions(128**-0.5, cap=30.0),
+    "invariant": AttentionOptions(128**-0.5, is_batch_invariant=True),
+}
+
+
+def step(rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block: int) -> tuple[Tensor, Tensor, Ragged]:
+    """Queries, cache and rows on the GPU, in bfloat16; unowned blocks are NaN."""
+    counts, contexts = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    pages = Pages.of(contexts.tolist(), block, kv_heads, dim, torch.bfloat16)
+    q = torch.randn(int(counts.sum()), heads + 2 * kv_heads, dim, dtype=torch.bfloat16, device="cuda")[:, :heads]
+    return q, pages.cache.to("cuda"), Ragged.of(counts, contexts, pages.tables.numpy(), torch.device("cuda"))
+
+
+def torch_error(q: Tensor, cache: Tensor, batch: Ragged, scale: float, want: Tensor) -> float:
+    """How far torch's own attention in bfloat16 is from float64, over the rows' last queries."""
+    worst, starts, block = 0.0, batch.starts.tolist(), cache.shape[1]
+    for row, context in enumerate(batch.contexts.tolist()):
+        owned = batch.tables[row, : -(-context // block)].long()
+        k, v = cache[owned].flatten(0, 1)[:context].unbind(1)
+        last = starts[row + 1] - 1
+        query, key, value = (one.transpose(0, 1)[None] for one in (q[last : last + 1], k, v))
+        out = F.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=True)
+        worst = max(worst, (out.double().flatten() - want[last].flatten()).abs().max().item())
+    return worst
+
+
+@pytest.mark.parametrize("block", [1, 5, 16, 32, 128])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("name", BATCHES)
+def test_error_is_at_most_twice_that_of_torch(name: str, heads: int, kv_heads: int, dim: int, block: int) -> None:
+    q, cache, batch = step(BATCHES[name], heads, kv_heads, dim, block)
+    options = AttentionOptions(dim**-0.5)
+    got = paged_attention(q, cache, batch, options)
+    want = twins.ragged_attention(q, cache, batch, options)
+    error = (got.double() - want).abs().max().item()
+    assert error <= 2 * torch_error(q, cache, batch, dim**-0.5, want) + 1e-3
+    assert torch.equal(got, paged_attention(q, cache, batch, options))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", BATCHES)
+def test_options(name: str, options: str) -> None:
+    q, cache, batch = step(BATCHES[name], 8, 2, 128, 16)
+    chosen = dataclasses.replace(OPTIONS[options], sinks=torch.randn(8, device="cuda"))
+    want = twins.ragged_attention(q, cache, batch, chosen)
+    assert torch.allclose(paged_attention(q, cache, batch, chosen).double(), want, atol=1.5e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kept_as", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("name", BATCHES)
+def test_quantised_caches(name: str, kept_as: torch.dtype) -> None:
+    if kept_as is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no fp8")
+    q, cache, batch = step(BATCHES[name], 8, 2, 128, 16)
+    small = (cache.float().nan_to_num(0.0) * 20).to(kept_as)
+    scales = torch.rand(cache.shape[:4], device="cuda") / 20
+    want = twins.ragged_attention(q, small, batch, AttentionOptions(128**-0.5), scales)
+    got = paged_attention(q, small, batch, AttentionOptions(128**-0.5), scales)
+    assert torch.allclose(got.double(), want, atol=1.5e-2, rtol=1e-2)
+
+
+def test_bits_depend_neither_on_company_nor_on_chunks() -> None:
+    options = AttentionOptions(128**-0.5, is_batch_invariant=True)
+    q, cache, batch = step([(1, 20), (40, 3100)], 8, 2, 128, 16)
+    whole = paged_attention(q, cache, batch, options)
+    tables = batch.tables[1:].cpu().numpy()
+    for size, at in ((1, 0), (1, 39), (7, 5), (40, 0)):
+        rows = np.array([size]), np.array([3060 + at + size])
+        part = Ragged.of(*rows, tables, torch.device("cuda"))
+        alone = paged_attention(q[1 + at : 1 + at + size], cache, part, options)
+        assert torch.equal(alone, whole[1 + at : 1 + at + size])

@@ -1,0 +1,117 @@
+"""A whole engine on a GPU: likely tokens by transformers' own account, recorded steps equal to computed ones, nothing
+compiled and nobody waited for once it is warm."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.limits import limits_of
+from engine.models.config import read_config
+from engine.plan import Plan
+from engine.request import EngineRequest, SamplingParams
+from engine.runner.graphs import Graphs
+from engine.runner.overlapped import IN_FLIGHT, OverlappedRunner
+from tests.oracle.checkpoints import Shape, make_checkpoint, reference
+
+SHAPES = {
+    "0.6B": Shape("qwen3", 151_936, 1024, 28, 16, 8, 128, 3072, 2048, tied=True),
+    "1B": Shape("llama", 128_256, 2048, 16, 32, 8, 64, 8192, 2048, tied=True),
+}
+CONFIG = EngineConfig(device="cuda", dtype="bfloat16", block_size=32, max_num_seqs=8, kv_cache_tokens=16_384)
+MARGIN = 0.05  # of the largest logit's size: what bfloat16 may take for the most likely
+
+
+@pytest.fixture(scope="module", params=list(SHAPES))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), SHAPES[request.param])
+
+
+@pytest.fixture
+def engine(checkpoint: Path) -> Iterator[Engine]:
+    config = read_config(checkpoint)
+    yield build_engine(CONFIG, config, checkpoint, limits_of(CONFIG, config, 1 << 20)).engine
+    torch.cuda.empty_cache()
+
+
+def run(engine: Engine, num: int, temperature: float = 0.0, offset: int = 0) -> dict[str, list[int]]:
+    """Tokens of `num` prompts at once."""
+    out: dict[str, list[int]] = {}
+    for i in range(num):
+        params = SamplingParams(max_tokens=24, temperature=temperature, seed=i, ignore_eos=True)
+        out[f"{i}"] = []
+        engine.add(EngineRequest(f"{i}", prompt_of(i + offset), params))
+    while engine.has_work:
+        events = engine.step()
+        assert not events.failed
+        for event in events.sampled:
+            out[event.request_id] += event.token_ids
+    return out
+
+
+def prompt_of(i: int) -> tuple[int, ...]:
+    return tuple(range(1 + i, 1 + i + 5 + 61 * i))
+
+
+@torch.inference_mode()
+def test_tokens_are_the_likeliest_of_transformers(engine: Engine, checkpoint: Path) -> None:
+    found = run(engine, 6)
+    model: torch.nn.Module = reference(checkpoint)
+    model.cuda()
+    for i, (_, tokens) in enumerate(found.items()):
+        whole = torch.tensor([[*prompt_of(i), *tokens]], device="cuda")
+        logits = model(whole).logits[0, len(prompt_of(i)) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(tokens, device="cuda")[:, None])[:, 0]
+        assert (logits.amax(1) - chosen <= MARGIN * logits.abs().amax(1)).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_recorded_step_equals_a_computed_one(
+    engine: Engine, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(engine.runner, OverlappedRunner)
+    recorded = run(engine, 4, temperature)
+    monkeypatch.setattr(Graphs, "find", lambda *_: None)
+    assert run(engine, 4, temperature) == recorded
+
+
+def test_nothing_compiles_once_it_is_warm(engine: Engine) -> None:
+    """After one pass over the sizes of steps."""
+    for num in (8, 4, 2, 1):
+        run(engine, num)
+
+    def fail(*arguments: object, **named: object) -> None:
+        raise AssertionError(f"compiled on the request path: {arguments} {named}")
+
+    before = triton.knobs.runtime.jit_cache_hook
+    triton.knobs.runtime.jit_cache_hook = fail
+    try:
+        run(engine, 8, offset=1)
+        run(engine, 3, offset=2)
+    finally:
+        triton.knobs.runtime.jit_cache_hook = before
+
+
+def decode(start: int, token: int) -> Plan:
+    """One row of slot 0."""
+    return Plan(9, [0], [1], [start], [token], [True], [], [])
+
+
+def test_nobody_waits_in_steady_decode(engine: Engine) -> None:
+    """Launches of recorded steps, one after the other, without any synchronisation."""
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=1, ignore_eos=True)
+    engine.add(EngineRequest("a", prompt_of(3), params))
+    for _ in range(4):
+        engine.step()
+    start = len(prompt_of(3)) + 3
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pending = [engine.runner.launch(decode(start + i, IN_FLIGHT if i else 5)) for i in range(2)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(one.collect().token_ids[0] >= 0 for one in pending)
