@@ -72,14 +72,14 @@ class Model:
         """A cache layer per layer: [num_blocks + 1, block_size, 2, kv_heads, slot_width(head_dim)] of `dtype` (None:
         the model's), zero: garbage could be NaN, and a masked NaN is still NaN. The last block is never written: it
         stands for those that were given back."""
-        config, own = self.config, dtype or self.dtype
+        config, kept_as = self.config, dtype or self.dtype
         return new_layers(
             num_blocks + 1,
             config.num_layers,
             block_size,
             config.num_kv_heads,
-            slot_width(config.head_dim, own),
-            lambda shape: zeros(shape, own, self.device),
+            slot_width(config.head_dim, kept_as),
+            lambda shape: zeros(shape, kept_as, self.device),
             is_whole=gpu.takes(self.embeddings),
         )
 
