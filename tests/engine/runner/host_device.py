@@ -74,8 +74,8 @@ def twin_family(name: str) -> object:
         "activation": elementwise,
         "inputs": inputs,
         "sampling": sampling,
-        "scores": scores,
         "adjust": adjust,
+        "scores": scores,
     }
     return families[name]
 
