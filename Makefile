@@ -115,5 +115,13 @@ bench-cpu: $(VENV)/.run ## what rounding costs, memory, and this engine beside l
 	$(BIN)/python -m benchmarks.cpu.decode 6.5M
 	$(BIN)/python -m benchmarks.cpu.decode 474M
 
+.PHONY: kernel-resources
+kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and accept what they take (no GPU needed)
+	$(BIN)/python -m tools.kernel_resources --update --jobs 2
+
+.PHONY: test-compose
+test-compose: $(VENV)/.dev ## the compose stack on this machine's Docker: built, streamed through, a container killed
+	$(BIN)/python -m tools.compose_check
+
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,7 +14,7 @@ import typer
 from safetensors.torch import save_file
 from torch import Tensor
 
-from demo import bpe, checkpoint, recipe
+from demo import bpe, checkpoint, head, recipe
 from demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
 from demo.model import Shape
 
@@ -52,9 +52,39 @@ def export(plan: recipe.Recipe, training: Path, folder: Path) -> None:
         checkpoint.write_whole(folder / name, json.dumps(content, indent=2) + "\n")
 
 
+def export_head(training: Path, folder: Path) -> None:
+    """Write the head's weights, in the names and the numbers of published checkpoints, and its config.json."""
+    plan = recipe.HEAD_RECIPE
+    saved = checkpoint.load(training / plan.name)
+    if saved is None:
+        raise typer.BadParameter(f"{training / plan.name} holds no checkpoint: run `python -m demo.train` first")
+    (folder / plan.name).mkdir(parents=True, exist_ok=True)
+    num_ids = len(saved.weights["d2t"])
+    write_weights(folder / plan.name / "model.safetensors", saved.weights)
+    checkpoint.write_whole(
+        folder / plan.name / "config.json", json.dumps(head_config(plan.shape, num_ids), indent=2) + "\n"
+    )
+
+
+def head_config(shape: Shape, num_ids: int) -> dict[str, object]:
+    """Layers are counted from 0 there, and their outputs are what is read."""
+    return model_config(shape) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "tie_word_embeddings": False,
+        "draft_vocab_size": num_ids,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [num - 1 for num in head.BEHIND],
+            "use_aux_hidden_state": True,
+        },
+    }
+
+
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
     beside = path.with_name(path.name + ".new")
-    save_file({name: weight.to(torch.bfloat16) for name, weight in weights.items()}, beside, metadata={"format": "pt"})
+    small = {
+        name: weight.to(torch.bfloat16) if weight.is_floating_point() else weight for name, weight in weights.items()
+    }
+    save_file(small, beside, metadata={"format": "pt"})
     beside.chmod(0o644)  # the safetensors library writes files for their owner alone
     os.replace(beside, path)
 

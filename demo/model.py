@@ -27,6 +27,7 @@ class Shape:
 
 TARGET = Shape(4096, 256, 704, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64)
 DRAFT = Shape(4096, 96, 256, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=64)
+HEAD = Shape(4096, 256, 256, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=64)
 
 
 class Llama(nn.Module):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from demo.model import DRAFT, TARGET, Shape
+from demo.model import DRAFT, HEAD, TARGET, Shape
 
 # Steps of the golden ratio round the stream: after any number of them every part has been met about equally often.
 GOLDEN = 0.6180339887498949
@@ -42,6 +42,17 @@ class Recipe:
 
 TARGET_RECIPE = Recipe("target", TARGET, num_tokens=7_600_000, learns_from_target=False)
 DRAFT_RECIPE = Recipe("draft", DRAFT, num_tokens=3_000_000, learns_from_target=True)
+HEAD_RECIPE = Recipe(
+    "head",
+    HEAD,
+    num_tokens=640_000,
+    learns_from_target=True,
+    tokens_per_step=1024,
+    length=256,
+    decay_length=1024,
+    warmup_steps=20,
+    decay_share=0.35,
+)
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:

@@ -16,12 +16,14 @@ import torch
 import torch.nn.functional as F
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
+from torch import Tensor, nn
 
 from demo import bpe, checkpoint, corpus, export, recipe
 from demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
+from demo.head import common_ids
 from demo.model import Llama, initialise
 from demo.optimiser import Optimiser
+from demo.pupils import HeadPupil, Pupil, exported_target
 
 SAVE_EVERY = 100  # steps: two minutes of a slow CPU
 SAY_EVERY = 20  # steps
@@ -32,11 +34,12 @@ Teacher = Callable[[Tensor], Tensor]
 class Which(StrEnum):
     TARGET = "target"
     DRAFT = "draft"
-    BOTH = "both"
+    HEAD = "head"
+    ALL = "all"
 
 
 def main(
-    which: Annotated[Which, typer.Option(help="which model to train")] = Which.BOTH,
+    which: Annotated[Which, typer.Option(help="which model to train")] = Which.ALL,
     tokens: Annotated[int | None, typer.Option(help="tokens to see instead of the recipe's number")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     folder: Annotated[Path, typer.Option(help="where checkpoints go")] = TRAINING_FOLDER,
@@ -45,13 +48,19 @@ def main(
     """Train the demo models on the standard library's source, resuming what an earlier run left."""
     on = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     ids = training_stream(folder)
-    recipes = [one for one in (recipe.TARGET_RECIPE, recipe.DRAFT_RECIPE) if which in (one.name, Which.BOTH)]
+    recipes = [one for one in (recipe.TARGET_RECIPE, recipe.DRAFT_RECIPE) if which in (one.name, Which.ALL)]
     stop = StopSignal()
     for one in recipes:
         train(dataclasses.replace(one, num_tokens=tokens or one.num_tokens), ids, folder, on, stop)
         if stop.is_set:
             return
         export.export(one, folder, out / one.name)
+    if which in (Which.HEAD, Which.ALL):
+        plan = dataclasses.replace(recipe.HEAD_RECIPE, num_tokens=tokens or recipe.HEAD_RECIPE.num_tokens)
+        known = common_ids(ids, plan.shape.vocab_size)
+        train(plan, ids, folder, on, stop, HeadPupil(plan, exported_target(out), known, on))
+        if not stop.is_set:
+            export.export_head(folder, out)
 
 
 class StopSignal:
@@ -76,9 +85,16 @@ def training_stream(folder: Path) -> Tensor:
     return torch.from_numpy(bpe.stream(bpe.encode_documents(bpe.load_tokenizer(path), documents)))
 
 
-def train(plan: recipe.Recipe, ids: Tensor, folder: Path, device: torch.device, stop: StopSignal) -> Llama:
+def train(
+    plan: recipe.Recipe,
+    ids: Tensor,
+    folder: Path,
+    device: torch.device,
+    stop: StopSignal,
+    pupil: Pupil | None = None,
+) -> nn.Module:
     """Run `plan` to its end or to `stop`, saving as it goes; the model as it then is."""
-    run = Run(plan, folder, device)
+    run = Run(plan, folder, device, pupil)
     with Progress(TextColumn(plan.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(plan.name, total=plan.num_steps, completed=run.progress.step)
         while run.progress.step < plan.num_steps and not stop.is_set:
@@ -94,20 +110,37 @@ def train(plan: recipe.Recipe, ids: Tensor, folder: Path, device: torch.device, 
     return run.model
 
 
-class Run:
-    """One model in training: its weights, its optimiser and how far it is."""
+class ModelPupil:
+    """A model of `plan`'s shape, on text; where it learns from the target, on its distribution in the end."""
 
     def __init__(self, plan: recipe.Recipe, folder: Path, device: torch.device) -> None:
-        self.plan = plan
-        self.folder = folder / plan.name
-        self.device = device
         self.model = Llama(plan.shape)
         initialise(self.model, plan.seed)
         self.model.to(device)
+        self._plan = plan
+        self._folder = folder
+        self._device = device
+        self._teacher: Teacher | None = None  # loaded when the decay begins: until then there is nothing to ask it
+
+    def loss(self, inputs: Tensor, labels: Tensor, step: int) -> Tensor:
+        """See `Pupil`."""
+        if self._plan.learns_from_target and step >= self._plan.decay_start and self._teacher is None:
+            self._teacher = load_teacher(self._folder, self._device)
+        return loss_of(self.model(inputs), inputs, labels, self._teacher)
+
+
+class Run:
+    """One model in training: its weights, its optimiser and how far it is."""
+
+    def __init__(self, plan: recipe.Recipe, folder: Path, device: torch.device, pupil: Pupil | None = None) -> None:
+        """Without a pupil: a model, on text."""
+        self.plan = plan
+        self.folder = folder / plan.name
+        self.device = device
+        self.pupil = pupil or ModelPupil(plan, folder, device)
+        self.model = self.pupil.model
         self.optimiser = Optimiser(self.model, plan.matrix_rate, plan.other_rate, plan.weight_decay)
         self.progress = checkpoint.Progress()
-        self.teacher: Teacher | None = None  # loaded when the decay begins: until then there is nothing to ask it
-        self.teachers_folder = folder
         self.resume()
 
     def resume(self) -> None:
@@ -129,9 +162,7 @@ class Run:
         began = time.monotonic()
         step = self.progress.step
         inputs, labels = batch(self.plan, step, ids, self.device)
-        if self.plan.learns_from_target and step >= self.plan.decay_start and self.teacher is None:
-            self.teacher = load_teacher(self.teachers_folder, self.device)
-        loss = loss_of(self.model(inputs), inputs, labels, self.teacher)
+        loss = self.pupil.loss(inputs, labels, step)
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
         self.optimiser.step(step, recipe.rate_factor(self.plan, step))
         nats = loss.item()

@@ -19,10 +19,10 @@ from engine.cores import find_cores
 from engine.disk import names_on_disk
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
-from engine.formats import Formats, choose_formats
-from engine.models.config import ModelConfig, read_config
-from engine.models.layers import Pack
-from engine.models.model import Model, load_model
+from engine.formats import choose_formats
+from engine.gpu import check_gpu
+from engine.models.config import ModelConfig
+from engine.models.model import load_model, token_bytes
 from engine.request import Limits
 from engine.runner.rates import measure_costs
 from engine.runner.runner import Runner
@@ -30,11 +30,11 @@ from engine.runner.store import BlockStore
 from engine.sampling.grammars import Grammars, load_tokenizer
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
-from engine.speculation.draft import DraftProposer, check_draft
+from engine.speculation.draft import DraftProposer
+from engine.speculation.drafters import Drafter, load_drafter
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import Proposer
 from kernels import native, ops
-from kernels.slots import slot_width
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
 CUDA_CACHE_SHARE = 0.85  # of the device memory that the weights leave
@@ -75,13 +75,14 @@ def build_engine(
     """
     device = choose_device(config.device)
     formats = choose_formats(config, device)
+    check_gpu(model_config, formats.dtype, config.block_size, device)
     threads = set_threads(config) if device.type == "cpu" else ""
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
-    draft_model = load_draft(draft, model, limits, pack) if draft is not None else None
-    both = [model_config] if draft_model is None else [model_config, draft_model.config]
-    num_blocks = cache_blocks(config, both, limits, formats, device)
-    beside = [] if draft_model is None else draft_model.new_cache(num_blocks, config.block_size, formats.cache)
+    drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
+    size = token_bytes(model_config, formats.cache) + (drafter.token_bytes(formats.cache) if drafter is not None else 0)
+    num_blocks = cache_blocks(config, size, limits, device)
+    beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
     cache = model.new_cache(num_blocks, config.block_size, formats.cache)
     store, tiers = make_store(config, cache, beside)
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
@@ -97,7 +98,7 @@ def build_engine(
     grammars = Grammars(load_tokenizer(directory / "tokenizer.json", limits.vocab_size, model_config.eos_ids))
     runner = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
     return Built(
-        engine=Engine(scheduler, runner, proposer=make_proposer(config, draft_model, beside)),
+        engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside)),
         device=str(device),
         dtype=name_of(formats.dtype),
         num_blocks=num_blocks,
@@ -125,19 +126,10 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def load_draft(directory: Path, target: Model, limits: Limits, pack: Pack) -> Model:
-    """A model that drafts for `target`. Raises ServiceError when it cannot."""
-    config = read_config(directory)
-    num_positions = min(limits.context_length, config.context_length)
-    draft = load_model(directory, config, target.dtype, target.device, num_positions, pack)
-    check_draft(draft, target)
-    return draft
-
-
-def make_proposer(config: EngineConfig, draft: Model | None, cache: list[Tensor]) -> Proposer | None:
+def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:
     """Who drafts, if anybody does."""
-    if draft is not None:
-        return DraftProposer(draft, cache, config.block_size, config.max_num_batched_tokens)
+    if drafter is not None:
+        return DraftProposer(drafter, cache, config.block_size, config.max_num_batched_tokens)
     return NgramProposer() if config.speculation == "ngram" else None
 
 
@@ -174,26 +166,19 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda")
 
 
-def cache_blocks(
-    config: EngineConfig, models: Sequence[ModelConfig], limits: Limits, formats: Formats, device: torch.device
-) -> int:
-    """Blocks of the cache: as many tokens as asked for, else all sequences at full length as far as memory goes."""
-    token_bytes = sum(_token_bytes(model, formats.cache) for model in models)
+def cache_blocks(config: EngineConfig, size: int, limits: Limits, device: torch.device) -> int:
+    """Blocks of the cache, which keeps `size` bytes of a token: as many tokens as asked for, else all sequences at
+    full length as far as memory goes."""
     if device.type == "cuda":
-        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE) // token_bytes
+        room = int(torch.cuda.mem_get_info(device)[0] * CUDA_CACHE_SHARE) // size
     else:
-        room = int(_free_memory() * CPU_CACHE_SHARE) // token_bytes
+        room = int(_free_memory() * CPU_CACHE_SHARE) // size
     tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, room)
     if tokens > room and device.type == "cuda":
-        raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * token_bytes >> 20} MiB; {room} tokens fit")
+        raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {room} tokens fit")
     if tokens < config.block_size:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
     return tokens // config.block_size
-
-
-def _token_bytes(model: ModelConfig, cache: torch.dtype) -> int:
-    """Bytes of the cache that a token takes, all layers together."""
-    return 2 * model.num_layers * model.num_kv_heads * slot_width(model.head_dim, cache) * cache.itemsize
 
 
 def _free_memory() -> int:

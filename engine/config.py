@@ -44,8 +44,11 @@ class EngineConfig:
     max_queued_tokens: int = option(1 << 24, "prompt tokens waiting in the engine at most; more are refused")
     pause_hold_s: float = option(5.0, "seconds that a paused generation keeps its cache blocks when nobody needs them")
     speculation: str = option(
-        "none", "who drafts tokens to be verified: none, ngram (prompt look-up) or draft (a model)"
+        "none",
+        "who drafts tokens to be verified: none, ngram (prompt look-up), draft (a model) or eagle (a head)",
     )
-    draft_model: str = option("", "speculation draft: a smaller model of the same vocabulary, named as in --model")
+    draft_model: str = option(
+        "", "speculation draft: a smaller model of the same vocabulary; eagle: an EAGLE-3 head; named as in --model"
+    )
     draft_length: str = option("adaptive", "adaptive: as many drafts as pay, none included; fixed: always the most")
     max_draft_tokens: int = option(8, "tokens drafted for one sequence in one step at most, 1 to 64")

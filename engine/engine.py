@@ -48,6 +48,32 @@ class StepEvents:
     failed: list[tuple[str, ServiceError]]
 
 
+@dataclasses.dataclass(slots=True)
+class StepSplit:
+    """Seconds of all steps so far, by what they went to."""
+
+    draft_s: float = 0.0
+    plan_s: float = 0.0
+    compute_s: float = 0.0
+    apply_s: float = 0.0
+
+    def add(self, draft_s: float, plan_s: float, compute_s: float, apply_s: float) -> None:
+        """One step more."""
+        self.draft_s += draft_s
+        self.plan_s += plan_s
+        self.compute_s += compute_s
+        self.apply_s += apply_s
+
+    def parts(self) -> list[tuple[str, float]]:
+        """Each part's name and seconds."""
+        return [
+            ("draft", self.draft_s),
+            ("plan", self.plan_s),
+            ("compute", self.compute_s),
+            ("apply", self.apply_s),
+        ]
+
+
 class Engine:
     """One model, one scheduler, one runner; and who drafts, if anybody does."""
 
@@ -61,6 +87,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.proposer = proposer
+        self.split = StepSplit()
         self._clock = clock
 
     @property
@@ -116,13 +143,18 @@ class Engine:
         ended, failed = self.scheduler.expire(start)
         if self.proposer is not None:
             self._draft(self.proposer)
+        drafted = self._clock()
         plan = self.scheduler.plan(start)
         moves = self.scheduler.cache.take_moves()
         if moves:
             self.runner.move(moves)
         if plan is None:
             return StepEvents(ended, failed)
-        sampled, broken = self.scheduler.apply(plan, self._run(plan), self._clock())
+        planned = self._clock()
+        result = self._run(plan)
+        computed = self._clock()
+        sampled, broken = self.scheduler.apply(plan, result, computed)
+        self.split.add(drafted - start, planned - drafted, computed - planned, self._clock() - computed)
         return StepEvents(ended + sampled, failed + broken)
 
     def _draft(self, proposer: Proposer) -> None:

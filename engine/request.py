@@ -7,6 +7,8 @@ import dataclasses
 import enum
 import math
 
+from engine.trail import Trail
+
 MAX_DRAFT_TOKENS = 64  # of one sequence in one step
 
 
@@ -162,6 +164,7 @@ class EngineRequest:
         resume_ids: per output, the tokens that were already received: it goes on behind them and emits none again;
             None for an output that has ended. Empty: every output starts from nothing.
         max_draft_tokens: tokens drafted per step at most, 0 for none; None is as the server decides.
+        trail: where the scheduler notes what happens to it; None when nobody traces it.
     """
 
     request_id: str
@@ -178,3 +181,4 @@ class EngineRequest:
     is_open: bool = False
     resume_ids: tuple[tuple[int, ...] | None, ...] = ()
     max_draft_tokens: int | None = None
+    trail: Trail | None = None

@@ -21,6 +21,14 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
     return y if dtype is None or y.dtype is dtype else y.to(dtype)
 
 
+def add_rms_norm_(
+    residual: Tensor, x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None
+) -> Tensor:
+    """residual [T, d] += x [T, d] in place, and RMSNorm of the sum in `dtype`, x's if none is given."""
+    residual += x
+    return rms_norm(residual, weight, eps, dtype or x.dtype)
+
+
 @functools.cache
 def _scalar(value: float, device: torch.device) -> Tensor:
     """A constant as a tensor: wrapping a Python number costs a microsecond at every use."""

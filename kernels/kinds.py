@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import native
-from kernels.linear import OneDNN, PackedLinear, Panels, Transposed, onednn_works
+from kernels.linear import OneDNN, OnGpu, PackedLinear, Panels, Transposed, onednn_works
 from kernels.quantised import Integers, NativeIntegers, round_weight
 
 Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
@@ -52,13 +52,20 @@ def _integers(bits: int) -> tuple[Kind, ...]:
     )
 
 
+ON_GPU = Kind(lambda device: device.type == "cuda", lambda weight, bias, gated: OnGpu(weight, bias))
 ANY = Kind(lambda device: True, lambda weight, bias, gated: PackedLinear(weight, bias))
 OWN = Kind(_own, Panels)
 ONEDNN = Kind(_onednn, lambda weight, bias, gated: OneDNN(weight, bias))
 KINDS: Mapping[str, tuple[Kind, ...]] = {
-    "float32": (OWN, Kind(_on_cpu, lambda weight, bias, gated: Transposed(weight, bias)), ANY),
+    "float32": (OWN, Kind(_on_cpu, lambda weight, bias, gated: Transposed(weight, bias)), ON_GPU, ANY),
     # oneDNN's is at the bandwidth where the CPU computes in bfloat16; where it does not, at a tenth of it.
-    "bfloat16": (dataclasses.replace(ONEDNN, fits=lambda d: computes_bfloat16() and _onednn(d)), OWN, ONEDNN, ANY),
+    "bfloat16": (
+        dataclasses.replace(ONEDNN, fits=lambda d: computes_bfloat16() and _onednn(d)),
+        OWN,
+        ONEDNN,
+        ON_GPU,
+        ANY,
+    ),
     "int8": _integers(8),
     "int4": _integers(4),
 }

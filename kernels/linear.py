@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import native
+from kernels import gpu, native
 from kernels.elementwise import rms_norm, silu_mul
 
 
@@ -47,6 +47,17 @@ class PackedLinear:
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         """silu(first half) · second half of the layer of RMSNorm(x [M, K]): [M, N / 2]."""
         return silu_mul(self.apply_normed(x, norm, eps))
+
+
+class OnGpu(PackedLinear):
+    """On a CUDA device: cuBLAS, with norm and activation in kernels of our own."""
+
+    def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        return self.apply(gpu.family("norm").rms_norm(x, norm, eps, self.dtype))
+
+    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        y: Tensor = gpu.family("activation").silu_mul(self.apply_normed(x, norm, eps))
+        return y
 
 
 class Transposed(PackedLinear):

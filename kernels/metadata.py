@@ -2,21 +2,19 @@
 
 Takes flat lists and block tables, gives index tensors and masks. Knows nothing of models, requests or plans.
 
-A cache layer is one tensor [num_blocks, block_size, 2, kv_heads, head_dim] (keys at 0, values at 1), so that a token
-is one contiguous slot: slot = block * block_size + offset.
+A cache layer is addressed as [num_blocks, block_size, 2, kv_heads, head_dim] (keys at 0, values at 1), so that a token
+is one slot: slot = block * block_size + offset.
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Longs: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
-Tables: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
+from kernels.ragged import Longs, Ragged, Tables
 
 # Lengths of decode attention are rounded up to this: at each new length oneDNN makes new kernels, which costs more than
 # the step itself (6.5 M parameters, 1 sequence: 5.6 ms a step with exact lengths).
@@ -71,6 +69,7 @@ class AttentionMetadata:
         positions: int64 [T] of each token in its sequence.
         write_slots: int64 [T], where each token's key and value go.
         last_tokens: int64 [rows], index of each row's last token.
+        on_device: the rows as kernels of a GPU see them, where these are there already.
     """
 
     num_tokens: int
@@ -81,6 +80,7 @@ class AttentionMetadata:
     positions: Tensor
     write_slots: Tensor
     last_tokens: Tensor
+    on_device: Ragged | None = None
     _masks: dict[tuple[int, int | None], Tensor | None] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -123,6 +123,13 @@ class AttentionMetadata:
     def firsts(self) -> Longs:
         """int64 [rows], index of each row's first token."""
         return np.cumsum(self.counts) - self.counts
+
+    @functools.cached_property
+    def ragged(self) -> Ragged:
+        """The rows as kernels of a GPU see them."""
+        if self.on_device is not None:
+            return self.on_device
+        return Ragged.of(self.counts, self.contexts, self.tables, self.write_slots.device)
 
     @functools.cached_property
     def addresses(self) -> tuple[int, int, int, int, int, int]:

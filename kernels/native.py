@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from kernels.metadata import AttentionMetadata
-from kernels.sampling import Rows
 
 NO_NORM = -1.0
 STORE, ADD, GATE = 0, 1, 2  # what becomes of a product; as in kernels/cpu/linear.h
@@ -40,18 +39,6 @@ def runnable() -> tuple[str, ...]:
 
 
 MODULE = next(filter(None, map(load, runnable())), None)
-SAMPLER = next(filter(None, (load(f"sampling_{name}") for name in runnable())), None)
-
-
-def samples(logits: Tensor) -> bool:
-    """Whether logits [R, V] may be sampled here."""
-    return (
-        SAMPLER is not None
-        and logits.dtype is torch.float32
-        and logits.device.type == "cpu"
-        and logits.is_contiguous()
-        and logits.shape[1] > 0
-    )
 
 
 def is_available() -> bool:
@@ -233,18 +220,3 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
         out.data_ptr(),
     )
     return out
-
-
-def sample(logits: Tensor, rows: Rows) -> Tensor:
-    """Ids int64 [R], -1 for rows of no usable number; see `kernels.sampling.sample`."""
-    assert SAMPLER is not None
-    ids = torch.empty(len(logits), dtype=torch.int64)
-    columns = [column.contiguous() for column in rows]
-    SAMPLER.sample(
-        logits.data_ptr(),
-        len(logits),
-        logits.shape[1],
-        *(column.data_ptr() for column in columns),
-        ids.data_ptr(),
-    )
-    return ids

@@ -10,10 +10,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import attention, elementwise, kinds, native, sampling
+from kernels import (
+    adjust,
+    attention,
+    blocks,
+    elementwise,
+    gpu,
+    inputs,
+    kinds,
+    native,
+    native_sampling,
+    sampling,
+    scores,
+    speculation,
+)
+from kernels.adjust import Changes
+from kernels.inputs import Inputs
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
+from kernels.scores import Asked, Scores
 
 
 def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = "") -> dict[str, bool]:
@@ -28,7 +45,7 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = 
         "rms_norm": True,
         "embedding": True,
         "rotate_and_write": True,
-        "sample": device.type == "cpu",  # elsewhere the running sum behind top-p may round differently by shape
+        "sample": True,
         "paged_attention": on_cpu and native.is_available(),  # torch's decode and prefill sum in different orders
     }
 
@@ -63,23 +80,32 @@ def linear_add_(residual: Tensor, x: Tensor, weight: PackedLinear) -> Tensor:
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """Rows of table [V, H] for ids [T] → [T, H]."""
+    if gpu.takes(table):
+        found: Tensor = gpu.family("embedding").embedding(ids, table)
+        return found
     return F.embedding(ids, table)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """RMSNorm over the last dimension, returned in `dtype`; see `kernels.elementwise`."""
-    return elementwise.rms_norm(x, weight, eps, dtype)
+    chosen = gpu.family("norm") if gpu.takes(x) else elementwise
+    normed: Tensor = chosen.rms_norm(x, weight, eps, dtype)
+    return normed
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """Rotate queries and keys in place, then put keys and values into the cache.
+    """Rotate queries in place, put rotated keys and values into the cache. `heads` may keep its keys as they were.
 
     Args:
         heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values; rows beyond `meta.num_tokens` are padding.
         cis: complex64 [T or more, 1, D/2]. Checkpoints rotate (i, i + D/2); loading permutes the rows of the
             projections so that pairs are neighbours.
-        cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)]; see `kernels.slots`.
+        cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], in an order of bytes that `kernels.layout` chooses;
+            see `kernels.slots`.
     """
+    if gpu.takes(cache):
+        gpu.family("kv_write").rotate_and_write(heads, cis, cache, meta.write_slots)
+        return
     if native.takes(heads, cache):
         native.rotate_and_write(heads, cis, cache, meta)
         return
@@ -91,6 +117,9 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
 
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
     """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all."""
+    if gpu.takes(cache):
+        found: Tensor = gpu.family("attention").paged_attention(q, cache, meta.ragged, AttentionOptions(scale, window))
+        return found
     if native.takes(q, cache):
         return native.paged_attention(q, cache, meta, scale, window)
     return attention.paged_attention(q, cache, meta, scale, window)
@@ -98,7 +127,57 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """One id per row of logits [R, V], and which rows are bad; see `kernels.sampling.sample`."""
-    if native.samples(logits):
-        ids = native.sample(logits, rows)
+    if gpu.takes(logits):
+        drawn: tuple[Tensor, Tensor] = gpu.family("sampling").sample(logits, rows)
+        return drawn
+    if native_sampling.takes(logits):
+        ids = native_sampling.sample(logits, rows)
         return ids, ids < 0
     return sampling.sample(logits, rows)
+
+
+def adjust_(logits: Tensor, changes: Changes) -> None:
+    """Change single logits of [R, V] in place before sampling; see `kernels.adjust.adjust_`."""
+    if gpu.takes(logits):
+        adjust.adjust_(logits, changes, gpu.family("adjust"))
+    elif native_sampling.takes(logits):
+        native_sampling.adjust_(logits, changes)
+    else:
+        adjust.adjust_(logits, changes)
+
+
+def score(logits: Tensor, asked: Asked) -> Scores:
+    """Log probabilities and ranks under logits [L, V]; see `kernels.scores.score`."""
+    if gpu.takes(logits):
+        return scores.score(logits, asked, gpu.family("log_probs").log_probs)
+    if native_sampling.takes(logits):
+        return native_sampling.score(logits, asked)
+    return scores.score(logits, asked)
+
+
+def accept(sampled: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens that rows with drafts go on with, and how many drafts stand; see `kernels.speculation.accept`."""
+    chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
+    found: tuple[Tensor, Tensor] = chosen.accept(sampled, drafts)
+    return found
+
+
+def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
+    """Copy cache blocks of all layers; see `kernels.blocks.copy_blocks`."""
+    chosen = gpu.family("copy_blocks") if gpu.takes(pairs) else blocks
+    chosen.copy_blocks(sources, targets, pairs)
+
+
+def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, values: Tensor) -> None:
+    """Change a table by short runs of numbers, in place; see `kernels.inputs.write_runs_`."""
+    chosen = gpu.family("inputs") if gpu.takes(table) else inputs
+    chosen.write_runs_(table, rows, firsts, offsets, values)
+
+
+def build_inputs(
+    tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
+) -> Inputs:
+    """A step's inputs from the state of its slots; see `kernels.inputs.build_inputs`."""
+    chosen = gpu.family("inputs") if gpu.takes(tokens) else inputs
+    found: Inputs = chosen.build_inputs(tokens, tables, slots, starts, ends, block_size, num_tokens)
+    return found

@@ -5,7 +5,7 @@ that row alone: no op here mixes rows, and the noise is `kernels.philox`'s. Samp
 the kept set is `scaled logit >= floor` with one floor per row, so ties at a boundary are all kept; typical-p then keeps
 a band of it. Knows no request.
 
-Batch-invariant to the bit on CPU. On CUDA the running sum behind top-p may round differently by shape.
+Batch-invariant to the bit on CPU.
 """
 
 from typing import NamedTuple

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.metadata import AttentionMetadata
+from kernels.ragged import AttentionOptions, Ragged
 from kernels.slots import decode
 
 
@@ -57,3 +58,40 @@ def _attend(q: Tensor, kv: Tensor, scale: float, window: int | None) -> Tensor:
     key, value = kv.double().repeat_interleave(q.shape[0] // kv.shape[2], dim=2).unbind(1)
     weights = torch.softmax(torch.einsum("hd,shd->hs", q.double(), key) * scale, dim=-1)
     return torch.einsum("hs,shd->hd", weights, value).to(q.dtype)
+
+
+def ragged_attention(
+    q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None
+) -> Tensor:
+    """Softmax attention in float64, one query at a time: [T, heads * D] in float64; see `kernels.triton.attention`."""
+    out = torch.zeros(batch.num_tokens, *q.shape[1:], dtype=torch.float64, device=q.device)
+    starts, block = batch.starts.tolist(), cache.shape[1]
+    for row, context in enumerate(batch.contexts.tolist()):
+        owned = batch.tables[row, : -(-context // block)].long()
+        kv = cache[owned].double().flatten(0, 1)[:context]
+        if scales is not None:
+            kv = kv * scales[owned].double().flatten(0, 1)[:context, ..., None]
+        num = starts[row + 1] - starts[row]
+        for i in range(num):
+            token, last = starts[row] + i, context - num + i
+            seen = torch.arange(context, device=q.device) <= last
+            if options.window is not None:
+                seen &= torch.arange(context, device=q.device) > last - options.window
+            if batch.tree is not None:
+                bits = int(batch.tree[token])
+                own = [bool(bits >> j & 1) for j in range(num)]
+                seen = torch.tensor([True] * (context - num) + own, device=q.device)
+            out[token] = _softmax_over(q[token], kv[seen], options)
+    return out.view(len(out), -1)
+
+
+def _softmax_over(q: Tensor, kv: Tensor, options: AttentionOptions) -> Tensor:
+    """One query [heads, D] over kv [S, 2, kv_heads, D], all of it seen → float64 [heads, D]."""
+    key, value = kv.repeat_interleave(q.shape[0] // kv.shape[2], dim=2).unbind(1)
+    scores = torch.einsum("hd,shd->hs", q.double(), key) * options.scale
+    if options.cap:
+        scores = options.cap * torch.tanh(scores / options.cap)
+    if options.sinks is not None:
+        scores = torch.cat([scores, options.sinks.double()[:, None]], dim=1)
+    weights = torch.softmax(scores, dim=-1)[:, : len(kv)]
+    return torch.einsum("hs,shd->hd", weights, value)

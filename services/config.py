@@ -56,9 +56,14 @@ class ServiceConfig:
     heartbeat_dir: str = option("", "where processes leave their signs of life, for `sluice healthcheck`; empty is off")
     max_restarts: int = option(8, "restarts of one process within a minute; at one more the service ends")
     metrics_port: int = option(0, "first port of the Prometheus endpoints, one for each process; 0 is off")
-    otlp_endpoint: str = option("", "OTLP/gRPC collector for traces, http://host:port; empty is off")
+    metrics_host: str = option("127.0.0.1", "where the Prometheus endpoints listen; they ask for no key")
+    otlp_endpoint: str = option("", "OTLP/gRPC collector for traces and metrics, http://host:port; empty is off")
+    trace_sample_ratio: float = option(1.0, "share of requests traced, of those whose caller does not say; 0 to 1")
+    trace_slow_s: float = option(10.0, "seconds after which a request counts as slow: its spans are kept in any case")
     log_level: str = option("info", "debug, info, warning or error")
     log_format: str = option("console", "console or json")
+    log_requests: bool = option(False, "one log line, at info, for each request that ends")
+    log_prompts: bool = option(False, "with its prompt, which may be private; needs --log-requests")
 
 
 def to_environment(engine: EngineConfig, service: ServiceConfig) -> dict[str, str]:
@@ -107,7 +112,16 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     _one_of("quantization", engine.quantization, QUANTIZATIONS)
     _one_of("kv_cache_dtype", engine.kv_cache_dtype, ("auto", *CACHE_DTYPES))
     _one_of("role", service.role, ("", *Role))
+    _check_telemetry(service)
+
+
+def _check_telemetry(service: ServiceConfig) -> None:
     _one_of("log_level", service.log_level, ("debug", "info", "warning", "error"))
+    if service.log_prompts and not service.log_requests:
+        raise bad_setting("log_prompts", "needs --log-requests: prompts are part of its lines")
+    _seconds("trace_slow_s", service.trace_slow_s)
+    if not 0.0 <= service.trace_sample_ratio <= 1.0:
+        raise bad_setting("trace_sample_ratio", f"{service.trace_sample_ratio} is not in [0, 1]")
     _one_of("log_format", service.log_format, ("console", "json"))
     if not 0 <= service.metrics_port <= 65000:
         raise bad_setting("metrics_port", f"{service.metrics_port} is not in [0, 65000]")
@@ -115,11 +129,11 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
 
 def _check_speculation(engine: EngineConfig) -> None:
     _one_of("draft_length", engine.draft_length, ("adaptive", "fixed"))
-    _one_of("speculation", engine.speculation, ("none", "ngram", "draft"))
+    _one_of("speculation", engine.speculation, ("none", "ngram", "draft", "eagle"))
     if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
         raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")
-    if bool(engine.draft_model) != (engine.speculation == "draft"):
-        raise bad_setting("draft_model", "and --speculation draft need each other")
+    if bool(engine.draft_model) != (engine.speculation in ("draft", "eagle")):
+        raise bad_setting("draft_model", "and --speculation draft or eagle need each other")
 
 
 def _check_disk_cache(engine: EngineConfig) -> None:

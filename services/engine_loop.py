@@ -1,10 +1,11 @@
 """The engine's place in the ring: Prompt in; Tokens or Failed out; a step a turn; reports of its load.
 
-The only file that knows both ring and engine. Times that the engine measured become spans here, after the fact.
+The only file that knows both ring and engine.
 """
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import assert_never
 
@@ -14,6 +15,7 @@ from engine.errors import ServiceError
 from engine.plan import TokenLogprob
 from engine.request import EngineRequest
 from engine.scheduler.events import Sampled, Times
+from services.engine_trace import End, EngineTrace, Traced
 from services.messages import (
     Admitted,
     Append,
@@ -21,7 +23,6 @@ from services.messages import (
     Census,
     Change,
     CloseInput,
-    Envelope,
     Failed,
     Grant,
     Load,
@@ -37,12 +38,13 @@ from services.messages import (
     failed,
 )
 from services.ring.leases import Leases
+from services.telemetry import names
+from services.telemetry.phases import Record, Value
 from services.work import TokenPrompt, unpack_ids
 
 REPORT_INTERVAL_S = 0.25
 
 Emit = Callable[[Message], None]
-Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
 
 
 @dataclasses.dataclass(slots=True)
@@ -50,7 +52,7 @@ class _Open:
     """What the ring needs to know of a request that the engine works on."""
 
     prompt: Prompt
-    arrival: float
+    traced: Traced | None  # None: nobody traces it
     num_changes: int = 0  # that have come
 
 
@@ -78,15 +80,21 @@ class Place:
     clock: Callable[[], float] = time.monotonic
 
 
+def _unheard(tenant: str, seconds: float) -> None:
+    """Nobody counts."""
+
+
 class EngineStage:
     """Drives one engine."""
 
     def __init__(self, engine: Engine, place: Place, emit: Emit, record: Record, about: About = UNKNOWN) -> None:
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
+        self.errors: Counter[str] = Counter()  # those that failed, by reason
+        self.on_scheduled: Callable[[str, float], None] = _unheard  # told tenant and seconds in the queue
         self._place = place
         self._emit = emit
-        self._record = record
+        self._trace = EngineTrace(record)
         self._about = about
         self._open: dict[str, _Open] = {}
         self._served_token = False
@@ -131,7 +139,11 @@ class EngineStage:
     def turn(self) -> bool:
         """One engine step; also for paused requests, as a deadline may pass."""
         if self._open:
+            start = self._place.clock()
             events = self.engine.step()
+            if self._trace.wants_step(start):
+                inside = [self._open[name].traced for name in {one.request_id for one in events.sampled}]
+                self._trace.step(start, self._place.clock(), inside, sum(len(one.token_ids) for one in events.sampled))
             for sampled in events.sampled:
                 self._emit(self._tokens(sampled))
             for request_id, error in events.failed:
@@ -171,7 +183,7 @@ class EngineStage:
     def _drop(self, request_id: str) -> None:
         """Let go of a request whose end is told by somebody else."""
         self.engine.cancel(request_id)
-        del self._open[request_id]
+        self._trace.end(self._open.pop(request_id).traced, End(self._place.clock(), is_cancelled=True))
         self._count("cancelled")
 
     def _add(self, prompt: Prompt) -> None:
@@ -184,6 +196,7 @@ class EngineStage:
                 return
             self._drop(envelope.request_id)  # a replay and what it replaces must not both speak
         now, scheduling = self._place.clock(), prompt.scheduling
+        traced = self._trace.begin(envelope, now)
         request = EngineRequest(
             request_id=envelope.request_id,
             prompt_ids=tuple(unpack_ids(prompt.ids)),
@@ -198,15 +211,17 @@ class EngineStage:
             is_open=scheduling.is_open,
             cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
             max_draft_tokens=scheduling.max_draft_tokens,
+            trail=None if traced is None else traced.trail,
             resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
         )
         try:
             self.engine.add(request)
         except ServiceError as error:
-            self._count("failed")
+            self._count("failed", error.reason)
+            self._trace.end(traced, End(self._place.clock(), error.reason))
             self._emit(failed(envelope, error))
             return
-        self._open[envelope.request_id] = _Open(prompt, now)
+        self._open[envelope.request_id] = _Open(prompt, traced)
 
     def _tokens(self, sampled: Sampled) -> Tokens:
         opened = self._open[sampled.request_id]
@@ -244,25 +259,24 @@ class EngineStage:
         """Durations of an output that finished; spans with the last output of a request."""
         prompt = opened.prompt
         if has_spans:
-            scheduled = opened.arrival + times.queue_s
-            first = scheduled + times.prefill_s
-            self._record("queue", prompt.envelope, opened.arrival, scheduled, {})
-            self._record("prefill", prompt.envelope, scheduled, first, {"sluice.prompt_tokens": len(prompt.ids) // 4})
-            attributes = {"sluice.tokens": num_tokens, "sluice.preemptions": times.num_preemptions}
-            attributes |= {"sluice.drafted_tokens": times.num_drafted, "sluice.accepted_tokens": times.num_accepted}
-            self._record("decode", prompt.envelope, first, first + times.decode_s, attributes)
+            attributes: dict[str, Value] = {names.NUM_TOKENS: num_tokens, names.NUM_PREEMPTIONS: times.num_preemptions}
+            attributes |= {names.NUM_DRAFTED: times.num_drafted, names.NUM_ACCEPTED: times.num_accepted}
+            self.on_scheduled(prompt.envelope.tenant, times.queue_s)
+            self._trace.end(opened.traced, End(times.end_s, attributes=attributes))
         return Timings(
             prompt.tokenize_s, times.queue_s, times.prefill_s, times.decode_s, num_preemptions=times.num_preemptions
         )
 
     def _fail(self, request_id: str, error: ServiceError) -> None:
         opened = self._open.pop(request_id)
-        self._count("failed")
-        self._record("queue", opened.prompt.envelope, opened.arrival, self._place.clock(), {})
+        self._count("failed", error.reason)
+        self._trace.end(opened.traced, End(self._place.clock(), error.reason))
         self._emit(failed(opened.prompt.envelope, error))
 
-    def _count(self, end: str) -> None:
+    def _count(self, end: str, error: str = "") -> None:
         self.ended[end] = self.ended.get(end, 0) + 1
+        if error:
+            self.errors[error] += 1
 
     def _report(self) -> None:
         """Tell the load, now and then."""

@@ -1,19 +1,19 @@
 """The engine process: loads the model and drives it from the ring. The only one that imports torch."""
 
 import asyncio
-import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from engine.build import build_engine
-from engine.cache.tiers import Tiers
-from engine.scheduler.drafts import DraftStats
-from services.engine_loop import About, EngineStage, Place, load_of
+from services.engine_figures import figures
+from services.engine_loop import About, EngineStage, Place
 from services.grammar_gate import GrammarGate
 from services.model_source import resolve_draft
 from services.process import Process
+from services.telemetry import catalogue
+from services.telemetry.metrics import Labelled, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ async def run(process: Process) -> int:
     """Run until told to stop; the exit status. Raises ServiceError when the checkpoint cannot be served."""
     start = time.monotonic()
     config = process.engine_config
-    draft = resolve_draft(config.draft_model) if config.draft_model else None
+    draft = resolve_draft(config.draft_model, config.speculation) if config.draft_model else None
     built = build_engine(config, process.model, process.source.directory, process.limits, draft)
     took = time.monotonic() - start
     about = (process.source.name, built.device, built.quantization or built.dtype, built.kernels)
@@ -39,6 +39,12 @@ async def run(process: Process) -> int:
     formats = (built.dtype, built.num_parameters, built.quantization, built.cache_dtype, built.kernels)
     place = Place(ring.process_id, ring.epoch, ring.leases)
     stage = EngineStage(built.engine, place, ring.emit, process.record, About(*formats))
+    tenants = Labelled()
+
+    def queued(tenant: str, seconds: float) -> None:
+        process.metrics.observe(catalogue.QUEUE_TIME, seconds, config.scheduling_policy, tenants(tenant))
+
+    stage.on_scheduled = queued
     loop = asyncio.get_running_loop()
 
     def attend() -> None:
@@ -51,7 +57,8 @@ async def run(process: Process) -> int:
     built.engine.runner.watch(at_most_every(ATTEND_S, attend))
     with ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar") as compilers:
         gate = GrammarGate(stage, built.grammars, compilers, wake, ring.emit)
-        process.metrics.collect_from(lambda: figures(stage) | {"sluice_requests_awaiting_grammar": gate.num_waiting})
+        process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
+        process.metrics.collect_from(lambda: grammar_figures(gate))
         return await process.run(gate)
 
 
@@ -69,49 +76,9 @@ def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None
     return passed_over_or_called
 
 
-def figures(stage: EngineStage) -> dict[str, float]:
-    """The engine's figures under their metric names, read when somebody scrapes."""
-    load, stats = load_of(stage.engine), stage.engine.stats
-    ends = {f"sluice_engine_requests_{end}_total": float(num) for end, num in stage.ended.items()}
-    return {
-        "sluice_requests_open": stage.num_open,
-        "sluice_requests_waiting": load.num_waiting,
-        "sluice_requests_running": load.num_running,
-        "sluice_cache_blocks": load.num_blocks,
-        "sluice_cache_blocks_free": load.num_free_blocks,
-        "sluice_prefix_hit_tokens_total": load.prefix_hit_tokens,
-        "sluice_prefix_query_tokens_total": load.prefix_query_tokens,
-        "sluice_cache_evictions_total": stage.engine.scheduler.cache.stats.evictions,
-        "sluice_preemptions_total": load.num_preemptions,
-        "sluice_swaps_total": stage.engine.scheduler.num_swaps,
-        "sluice_recomputed_tokens_total": stage.engine.scheduler.num_recomputed,
-        **draft_figures(stage.engine.scheduler.draft_stats),
-        "sluice_engine_steps_total": stats.num_steps,
-        "sluice_engine_tokens_computed_total": stats.num_tokens,
-        "sluice_engine_step_seconds_total": stats.total_s,
-        **ends,
-        **tier_figures(stage.engine.scheduler.cache.tiers),
-    }
-
-
-def draft_figures(stats: DraftStats) -> Mapping[str, float]:
-    """Tokens drafted and accepted, in all and by their place in the draft; nothing where nobody drafts."""
-    if not stats.num_drafted:
-        return {}
-    figures = {
-        "sluice_drafted_tokens_total": float(stats.num_drafted),
-        "sluice_accepted_tokens_total": float(stats.num_accepted),
-    }
-    for i, (drafted, accepted) in enumerate(zip(stats.drafted_at, stats.accepted_at, strict=True), 1):
-        figures[f"sluice_drafted_tokens_at_{i}_total"] = drafted
-        figures[f"sluice_accepted_tokens_at_{i}_total"] = accepted
-    return figures
-
-
-def tier_figures(tiers: Tiers | None) -> Mapping[str, float]:
-    """Occupancy and traffic of the tiers below the device, if there are any."""
-    if tiers is None:
-        return {}
-    counts = dataclasses.asdict(tiers.stats)
-    totals = {f"sluice_cache_blocks_{name.removeprefix('num_')}_total": float(num) for name, num in counts.items()}
-    return {"sluice_cache_host_blocks": tiers.num_host, "sluice_cache_disk_blocks": tiers.num_disk, **totals}
+def grammar_figures(gate: GrammarGate) -> list[Sample]:
+    """Requests with grammars."""
+    return [
+        Sample(catalogue.AWAITING_GRAMMAR, gate.num_waiting),
+        Sample(catalogue.WITH_GRAMMAR, gate.num_kept),
+    ]

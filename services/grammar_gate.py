@@ -17,6 +17,7 @@ from engine.errors import ServiceError, engine_fault
 from engine.sampling.grammars import Grammar, Grammars
 from services.engine_loop import Emit, EngineStage
 from services.messages import Cancel, Census, Message, Probe, Prompt, Report, failed
+from services.telemetry.logs import about
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class GrammarGate:
         except ServiceError as error:
             self._emit(failed(envelope, error))
         except Exception:
-            logger.exception("a request could not be let in")
+            logger.exception("a request could not be let in", extra=about(envelope))
             self._emit(failed(envelope, engine_fault()))
 
     def _drop(self, request_id: str) -> None:

@@ -1,7 +1,7 @@
 """What travels round the ring. msgspec tagged structs, schema-checked on arrival; no pickle, no ext types.
 
 Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel, and what a
-client says of a running one: Grant, Append, Update, CloseInput. For all:
+client says of a running one: Grant, Append, Update, CloseInput; and Keep, for its trace. For all:
 Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched), Probe, Report.
 A `Frame` is what one ZeroMQ message holds: everything one stage had for one peer at the end of one turn of its loop.
 Knows nothing of sockets, protobuf or tensors.
@@ -166,6 +166,12 @@ class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     output_index: int | None = None  # None: the whole request
 
 
+class Keep(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Gateway → every stage, behind its request: it was slow or failed; send what is held back of its trace."""
+
+    envelope: Envelope
+
+
 class Grant(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Gateway → engine, behind its request: so many more tokens may be sampled, over all outputs."""
 
@@ -319,7 +325,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
 
 
 Change: TypeAlias = Grant | Append | Update | CloseInput  # what a client says of a running request
-RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Change | Failed | Result
+RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Keep | Change | Failed | Result
 Message: TypeAlias = RequestMessage | Probe | Report | Census
 
 
@@ -331,6 +337,8 @@ class Frame(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     seq: int  # counts frames of this sender to this peer from 1: gaps are loss
     messages: tuple[Message | Blob | Chunk, ...]
     schema: int = SCHEMA_VERSION
+    host: int = 0  # boot of the sender's machine: clocks of two machines are not compared
+    sent_s: float = 0.0  # monotonic clock when it left
 
 
 def failed(envelope: Envelope, error: ServiceError) -> Failed:

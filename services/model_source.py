@@ -43,10 +43,10 @@ def resolve_model(model: str, revision: str) -> ModelSource:
     return _from_hub(model, revision)
 
 
-def resolve_draft(model: str) -> Path:
-    """The directory of the model that drafts, if one is named. Raises ServiceError as `resolve_model` does."""
+def resolve_draft(model: str, kind: str) -> Path:
+    """The directory of what drafts, for speculation of a `kind`. Raises ServiceError as `resolve_model` does."""
     if model == DEMO:
-        return Path(str(resources.files("demo"))) / "draft"
+        return Path(str(resources.files("demo"))) / {"draft": "draft", "eagle": "head"}[kind]
     try:
         return resolve_model(model, "").directory
     except ServiceError as error:

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import gc
 import time
-from collections.abc import Mapping
 
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
@@ -14,7 +13,9 @@ from services.heartbeat import BEAT_S, Heartbeat
 from services.messages import Envelope, Role
 from services.model_source import ModelSource
 from services.ring.loop import RingLoop, Stage
+from services.telemetry.held import Parent
 from services.telemetry.metrics import Metrics
+from services.telemetry.phases import Phase
 from services.telemetry.tracing import Tracer
 
 GC_THRESHOLD = 20_000  # objects made and not yet gone between two collections of the youngest
@@ -25,7 +26,6 @@ class Process:
     """Attributes:
     heart: beats while the loop turns.
     stopping: SIGTERM or SIGINT came.
-    clock_offset_ns: wall clock minus monotonic clock, read once so that spans that touch do so exactly.
     """
 
     engine_config: EngineConfig
@@ -39,12 +39,10 @@ class Process:
     metrics: Metrics
     heart: Heartbeat
     stopping: asyncio.Event
-    clock_offset_ns: int
 
-    def record(self, name: str, envelope: Envelope, start: float, end: float, attributes: Mapping[str, int]) -> None:
-        """Make a span of something that ran from `start` to `end` on the monotonic clock."""
-        start_ns, end_ns = (int(at * 1e9) + self.clock_offset_ns for at in (start, end))
-        self.tracer.record(name, envelope.traceparent, envelope.tracestate, start_ns, end_ns, dict(attributes))
+    def record(self, envelope: Envelope, phase: Phase) -> None:
+        """Make a span of a phase of a request."""
+        self.tracer.record(envelope.request_id, Parent(envelope.traceparent, envelope.tracestate), phase)
 
     def start(self, stage: Stage) -> None:
         """Begin to turn `stage` in the ring. What exists now stays, and requests leave few cycles behind: the collector

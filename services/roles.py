@@ -7,8 +7,6 @@ import asyncio
 import ctypes
 import os
 import signal
-import time
-from collections.abc import Mapping
 from typing import assert_never
 
 import setproctitle
@@ -23,12 +21,15 @@ from services.heartbeat import Heartbeat
 from services.messages import Role
 from services.model_source import resolve_model
 from services.process import Process
+from services.ring.figures import figures as ring_figures
 from services.ring.keys import load_keys
 from services.ring.loop import RingLoop
 from services.ring.peers import NEXT
-from services.telemetry import logs
+from services.telemetry import logs, names
 from services.telemetry.metrics import Metrics
-from services.telemetry.tracing import Tracer
+from services.telemetry.prometheus import serve as serve_metrics
+from services.telemetry.push import pushing
+from services.telemetry.tracing import Sampling, Tracer
 
 SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor: its death must be this process's too
 PR_SET_PDEATHSIG = 1
@@ -58,6 +59,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
     model = read_config(source.directory)
     ring = join_ring(config, role, process_id)
     ring.revision = source.revision
+    resource = {"service.name": names.SERVICE_NAME, "service.instance.id": process_id, names.ROLE: str(role)}
     process = Process(
         engine_config=engine_config,
         config=config,
@@ -66,17 +68,19 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         model=model,
         limits=limits_of(engine_config, model, config.max_prompt_bytes),
         ring=ring,
-        tracer=Tracer.create("sluice", role, process_id, config.otlp_endpoint),
+        tracer=Tracer.create(resource, config.otlp_endpoint, Sampling(config.trace_sample_ratio, config.trace_slow_s)),
         metrics=Metrics(role, process_id),
         heart=open_heart(config, process_id),
         stopping=stopping,
-        clock_offset_ns=time.time_ns() - time.monotonic_ns(),
     )
     try:
-        process.metrics.collect_from(lambda: ring_figures(process.ring))
+        process.metrics.collect_from(lambda: ring_figures(ring))
+        process.metrics.collect_from(process.tracer.figures)
+        process.ring.on_keep = process.tracer.keep
         if config.metrics_port:
-            process.metrics.serve(config.metrics_port)
-        return await _body(process)
+            serve_metrics(process.metrics, config.metrics_host, config.metrics_port)
+        async with pushing(process.metrics, resource, config.otlp_endpoint):
+            return await _body(process)
     finally:
         process.ring.stop()
         process.heart.close()
@@ -138,18 +142,6 @@ def open_heart(config: ServiceConfig, process_id: str) -> Heartbeat:
         return Heartbeat(config.heartbeat_dir, process_id)
     except OSError as error:
         raise bad_setting("heartbeat_dir", f"cannot write to {config.heartbeat_dir}: {error.strerror}") from error
-
-
-def ring_figures(ring: RingLoop) -> Mapping[str, float]:
-    """Counts of the ring's sockets and loop under their metric names."""
-    return {
-        **{f"sluice_ring_in_{reason}_total": float(num) for reason, num in ring.inbox.counts.items()},
-        **{f"sluice_ring_{reason}_total": float(num) for reason, num in ring.counts.items()},
-        **{
-            f"sluice_ring_out_{reason}_total": float(sum(outbox.counts[reason] for outbox in ring.outboxes.values()))
-            for reason in ("frames", "blobs", "would_block", "oversize", "backlog_full")
-        },
-    }
 
 
 def die_with_supervisor() -> None:

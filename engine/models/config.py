@@ -68,6 +68,21 @@ class ModelConfig:
     defaults: GenerationDefaults
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The shape of an EAGLE-3 head.
+
+    Attributes:
+        layer: of its only layer; the vocabulary is the target's.
+        draft_vocab_size: ids that it can propose.
+        behind: layers of the target behind which it reads hidden states; empty: as published heads do by default.
+    """
+
+    layer: ModelConfig
+    draft_vocab_size: int
+    behind: tuple[int, ...]
+
+
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
@@ -106,6 +121,15 @@ def read_config(directory: Path) -> ModelConfig:
         dtype=raw.string("dtype", raw.string("torch_dtype", "float32")),
         defaults=_defaults(generation),
     )
+
+
+def read_head_config(directory: Path) -> HeadConfig:
+    """Read the directory of an EAGLE-3 head. Raises ServiceError as `read_config`."""
+    layer = read_config(directory)
+    raw = _Fields(directory / "config.json", _read_json(directory / "config.json"))
+    if layer.num_layers != 1:
+        raise raw.wrong("num_hidden_layers", f"is {layer.num_layers}; an EAGLE-3 head has 1 layer")
+    return HeadConfig(layer, raw.integer("draft_vocab_size", layer.vocab_size), _behind(raw))
 
 
 def invalid_model(path: Path, message: str) -> ServiceError:
@@ -201,6 +225,19 @@ def _windows(raw: _Fields, num_layers: int) -> tuple[int | None, ...]:
             raise raw.wrong("max_window_layers", f"is {full!r}; it must be an integer")
         return tuple(None if layer < full else size for layer in range(num_layers))
     return (size,) * num_layers
+
+
+def _behind(raw: _Fields) -> tuple[int, ...]:
+    """Both spellings: at the top the number of layers behind which states are read, in eagle_config the last of them,
+    counted from 0."""
+    nested = raw.values.get("eagle_config")
+    fields, more = (nested, 1) if isinstance(nested, dict) else (raw.values, 0)
+    found = fields.get("eagle_aux_hidden_state_layer_ids")
+    if found is None:
+        return ()
+    if not isinstance(found, list) or not all(isinstance(one, int) for one in found):
+        raise raw.wrong("eagle_aux_hidden_state_layer_ids", f"is {found!r}; it must be a list of integers")
+    return tuple(cast("int", one) + more for one in found)
 
 
 def _eos_ids(*files: _Fields) -> tuple[int, ...]:

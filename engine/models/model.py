@@ -16,7 +16,8 @@ from engine.models.layers import DecoderLayer, Pack, Packer
 from engine.models.registry import style_of
 from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint, Plan, WeightSource
-from kernels import ops
+from kernels import gpu, ops
+from kernels.layout import new_layers
 from kernels.metadata import AttentionMetadata
 from kernels.slots import slot_width
 
@@ -39,10 +40,11 @@ class Model:
         self.num_parameters = 0  # set by `load_model`
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
+        self.taps: dict[int, Tensor] = {}  # layers done → where a step's hidden states go, [slots, hidden]
         style = style_of(config)
         packer = Packer(source, dtype, pack)
         hidden, vocab = config.hidden_size, config.vocab_size
-        self._embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
+        self.embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
         self._layers = [DecoderLayer(config, style, i, packer) for i in range(config.num_layers)]
         norm = packer.norm("model.norm", hidden)
         self._norm = packer.kept(norm)
@@ -56,10 +58,16 @@ class Model:
         """A cache layer per layer: [num_blocks + 1, block_size, 2, kv_heads, slot_width(head_dim)] of `dtype` (None:
         the model's), zero: garbage could be NaN, and a masked NaN is still NaN. The last block is never written: it
         stands for those that were given back."""
-        dtype = dtype or self.dtype
-        width = slot_width(self.config.head_dim, dtype)
-        shape = (num_blocks + 1, block_size, 2, self.config.num_kv_heads, width)
-        return [zeros(shape, dtype, self.device) for _ in range(self.config.num_layers)]
+        config, own = self.config, dtype or self.dtype
+        return new_layers(
+            num_blocks + 1,
+            config.num_layers,
+            block_size,
+            config.num_kv_heads,
+            slot_width(config.head_dim, own),
+            lambda shape: zeros(shape, own, self.device),
+            is_whole=gpu.takes(self.embeddings),
+        )
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata) -> Tensor:
@@ -67,10 +75,12 @@ class Model:
         padding = max(0, self._head.min_rows - len(ids))
         if padding:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
-        h = ops.embedding(ids, self._embeddings).float()
+        h = ops.embedding(ids, self.embeddings).float()
         cis = self._cis[positions]
-        for layer, layer_cache in zip(self._layers, cache, strict=True):
+        for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             layer.forward(h, cis, layer_cache, meta)
+            if num in self.taps:
+                self.taps[num].index_copy_(0, meta.write_slots, h[: meta.num_tokens].to(self.taps[num].dtype))
             self.layers_done += 1
             self.on_layer()
         return h[: meta.num_tokens]
@@ -86,6 +96,11 @@ class Model:
 
 def _nothing() -> None:
     """Nobody watches."""
+
+
+def token_bytes(config: ModelConfig, cache: torch.dtype) -> int:
+    """Bytes that `Model.new_cache` of that dtype keeps of one token."""
+    return 2 * config.num_layers * config.num_kv_heads * slot_width(config.head_dim, cache) * cache.itemsize
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

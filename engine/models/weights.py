@@ -68,17 +68,29 @@ class Checkpoint:
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read, check and convert one tensor. Raises ServiceError naming file and tensor."""
+        tensor = self._read(name, shape)
+        if not tensor.is_floating_point():
+            text = f"tensor {name} is {tensor.dtype}; quantised weights are not supported"
+            raise invalid_model(self._file_of[name], text)
+        self._sizes[name] = tensor.numel()
+        return tensor.to(self._device, self._dtype)
+
+    def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor that is no weight, as int64. Raises as `get`."""
+        tensor = self._read(name, shape)
+        if tensor.is_floating_point():
+            raise invalid_model(self._file_of[name], f"tensor {name} is {tensor.dtype}; it must hold integers")
+        return tensor.to(self._device, torch.int64)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         path = self._file_of.get(name)
         if path is None:
             raise invalid_model(self._directory, f"no safetensors file holds the tensor {name}")
         found = tuple(self._files[path].get_slice(name).get_shape())
         if found != shape:
             raise invalid_model(path, f"tensor {name} has shape {list(found)}; config.json implies {list(shape)}")
-        self._sizes[name] = torch.Size(shape).numel()
         tensor: Tensor = self._files[path].get_tensor(name)
-        if not tensor.is_floating_point():
-            raise invalid_model(path, f"tensor {name} is {tensor.dtype}; quantised weights are not supported")
-        return tensor.to(self._device, self._dtype)
+        return tensor
 
     @property
     def num_parameters(self) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from engine.plan import Placement
-from engine.request import SamplingParams
 from engine.sampling.history import TokenHistory
 from engine.sampling.rows import Allowed, Biases, Bits, Penalties, allow, bits_of
 
@@ -16,10 +15,10 @@ from engine.sampling.rows import Allowed, Biases, Bits, Penalties, allow, bits_o
 class SlotAdjustments:
     """Indexed by slot, for those that have any."""
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._params: list[SamplingParams | None] = [None] * num_slots
         self._history: dict[int, TokenHistory] = {}
+        self._strengths: dict[int, tuple[float, float, float]] = {}  # repetition, presence, frequency, of those
         self._bias: dict[int, Biases] = {}  # its rows are those of one slot: zeros
         self._allowed: dict[int, Bits] = {}
 
@@ -28,8 +27,8 @@ class SlotAdjustments:
         slot, params = placement.slot, placement.params
         for table in (self._history, self._bias, self._allowed):
             table.pop(slot, None)
-        self._params[slot] = params
         if params.has_penalties:
+            self._strengths[slot] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             self._history[slot] = TokenHistory(placement.tokens, placement.num_prompt)
         if params.logit_bias:
             ids = np.array([token for token, _ in params.logit_bias], dtype=np.int64)
@@ -38,10 +37,9 @@ class SlotAdjustments:
         if params.allowed_token_ids:
             self._allowed[slot] = bits_of(params.allowed_token_ids, self._vocab_size)
 
-    @property
-    def has_history(self) -> bool:
-        """Whether any slot wants to know its tokens."""
-        return bool(self._history)
+    def listens(self, slot: int) -> bool:
+        """Whether the slot wants to know its tokens."""
+        return slot in self._history
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
         """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
@@ -55,19 +53,15 @@ class SlotAdjustments:
         if not rows:
             return None
         found = [self._history[slots[row]].ahead(ahead.get(row, ())) for row in rows]
-        sizes = [len(ids) for ids, _ in found]
-        params = [self._params[slots[row]] or SamplingParams() for row in rows]
-
-        def each(values: list[float]) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
-            return np.repeat(np.array(values, dtype=np.float32), sizes)
-
+        strengths = np.array([self._strengths[slots[row]] for row in rows], dtype=np.float32)
         return Penalties(
-            rows=np.repeat(np.array(rows, dtype=np.int64), sizes),
+            rows=np.array(rows, dtype=np.int64),
+            sizes=np.array([len(ids) for ids, _ in found], dtype=np.int64),
             ids=np.concatenate([ids for ids, _ in found]),
             counts=np.concatenate([counts for _, counts in found]),
-            repetition=each([one.repetition_penalty for one in params]),
-            presence=each([one.presence_penalty for one in params]),
-            frequency=each([one.frequency_penalty for one in params]),
+            repetition=strengths[:, 0].copy(),
+            presence=strengths[:, 1].copy(),
+            frequency=strengths[:, 2].copy(),
         )
 
     def biases(self, slots: Sequence[int]) -> Biases | None:

@@ -15,9 +15,8 @@ from engine.sampling.rows import Ints, Pairs, join
 class SlotBars:
     """Indexed by slot."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._min_position = np.zeros(num_slots, dtype=np.int64)
-        self._ends: list[Ints | None] = [None] * num_slots
+    def __init__(self) -> None:
+        self._ends: dict[int, tuple[int, Ints]] = {}  # ids that may not come before a position, until it is reached
         self._bad_ids: dict[int, Ints] = {}
         self._bad_words: dict[int, BadWords] = {}
 
@@ -26,17 +25,17 @@ class SlotBars:
         slot, params = placement.slot, placement.params
         self._bad_ids.pop(slot, None)
         self._bad_words.pop(slot, None)
-        self._min_position[slot] = placement.min_position
-        self._ends[slot] = np.array(placement.barred_ids, dtype=np.int64)
+        self._ends.pop(slot, None)
+        if placement.barred_ids:
+            self._ends[slot] = placement.min_position, np.array(placement.barred_ids, dtype=np.int64)
         if params.bad_token_ids:
             self._bad_ids[slot] = np.array(params.bad_token_ids, dtype=np.int64)
         if params.bad_words:
             self._bad_words[slot] = BadWords(params.bad_words, placement.tokens, placement.num_prompt)
 
-    @property
-    def has_words(self) -> bool:
-        """Whether any slot wants to know its tokens."""
-        return bool(self._bad_words)
+    def listens(self, slot: int) -> bool:
+        """Whether the slot wants to know its tokens."""
+        return slot in self._bad_words
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
         """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
@@ -45,14 +44,16 @@ class SlotBars:
             words.append(computed[words.num_tokens - position :])
 
     def of(
-        self, slots: Sequence[int], positions: Ints, ahead: Mapping[int, Sequence[int]], at_end: Set[int]
+        self, slots: Sequence[int], positions: Sequence[int], ahead: Mapping[int, Sequence[int]], at_end: Set[int]
     ) -> Pairs | None:
         """Barred (row, id) pairs; `ahead`: tokens that a row has beyond its slot's; `at_end`: rows that must end."""
         found: list[tuple[int, Ints]] = []
-        for row in np.flatnonzero(positions < self._min_position[slots]).tolist():
-            ends = self._ends[slots[row]]
-            if ends is not None and row not in at_end:
-                found.append((row, ends))
+        if self._ends:
+            for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
+                if slot in self._ends and position < self._ends[slot][0]:
+                    found += [(row, self._ends[slot][1])] if row not in at_end else []
+                elif row not in ahead:
+                    self._ends.pop(slot, None)  # its positions only rise from here
         if self._bad_ids:
             found += [(row, self._bad_ids[slot]) for row, slot in enumerate(slots) if slot in self._bad_ids]
         if self._bad_words:

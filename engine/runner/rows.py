@@ -3,6 +3,7 @@
 Arrays are indexed by slot. Knows slots and parameters; nothing of requests.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -34,12 +35,16 @@ class SlotRows:
         self._logprob_ids: dict[int, tuple[int, ...]] = {}
         self._typical_p = np.ones(num_slots, dtype=np.float32)
         self.prompts = SlotPrompts()
-        self._adjustments = SlotAdjustments(num_slots, vocab_size)
-        self._bars = SlotBars(num_slots)
+        self._adjustments = SlotAdjustments(vocab_size)
+        self._bars = SlotBars()
+        self.listening: set[int] = set()  # slots that want to know their tokens
+        self._fixed: SamplingRows | None = None  # of the slots that sampled last, while none of them is reset
+        self._fixed_slots: list[int] = []
 
     def reset(self, placement: Placement) -> None:
         """Forget whoever had the slot."""
         slot, params = placement.slot, placement.params
+        self._fixed = None
         self.block_tables[slot] = 0
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
@@ -56,15 +61,13 @@ class SlotRows:
         self._bars.reset(placement)
         self.prompts.reset(placement)
         self.matchers.reset(placement)
+        self.listening.discard(slot)
+        if any(one.listens(slot) for one in (self._adjustments, self._bars, self.matchers)):
+            self.listening.add(slot)
 
     def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """The slot's block table goes on with `blocks` at index `first`."""
         self.block_tables[slot, first : first + len(blocks)] = blocks
-
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether `note` would do anything."""
-        return self._adjustments.has_history or self._bars.has_words or bool(self.matchers)
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
         """The slot samples the token at `position`, having just computed `computed`, which end right before it."""
@@ -82,23 +85,33 @@ class SlotRows:
         """Parameters of the rows that sample now, each for the token at its position. A slot has a row more for each of
         its drafts; `ahead`: of such rows, the drafts before it. A grammar that has come to its end outweighs
         min_tokens."""
+        if self._fixed is None or self._fixed_slots != slots:
+            self._fixed, self._fixed_slots = self._fixed_rows(slots), slots
         at = np.asarray(positions)
         at_end = masks.ends if masks is not None else frozenset()
-        return SamplingRows(
-            temperature=self._temperature[slots],
-            top_k=self._top_k[slots],
-            top_p=self._top_p[slots],
-            min_p=self._min_p[slots],
-            seed=self._seed[slots],
+        return dataclasses.replace(
+            self._fixed,
             position=at,
-            output=self._output[slots],
-            typical_p=self._typical_p[slots],
             penalties=self._adjustments.penalties(slots, ahead),
+            barred=self._bars.of(slots, positions, ahead, at_end),
+            masks=masks,
+        )
+
+    def _fixed_rows(self, slots: list[int]) -> SamplingRows:
+        """What stays as long as the same slots sample."""
+        at = np.array(slots)
+        return SamplingRows(
+            temperature=self._temperature[at],
+            top_k=self._top_k[at],
+            top_p=self._top_p[at],
+            min_p=self._min_p[at],
+            seed=self._seed[at],
+            position=at,  # of none yet
+            output=self._output[at],
+            typical_p=self._typical_p[at],
             biases=self._adjustments.biases(slots),
             allowed=self._adjustments.allowed(slots),
-            barred=self._bars.of(slots, at, ahead, at_end),
             logprobs=self._logprobs(slots),
-            masks=masks,
         )
 
     def _logprobs(self, slots: list[int]) -> LogprobRows | None:

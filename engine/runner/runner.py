@@ -88,7 +88,7 @@ class Runner:
 
     def _compute(self, plan: Plan) -> Done:
         spots = Spots.of(plan)
-        if self._rows.wants_tokens:
+        if self._rows.listening:
             self._note_tokens(plan, spots)
         masks = self._rows.matchers.start(spots.slots, spots.ahead)
         try:
@@ -119,7 +119,7 @@ class Runner:
         logits = self._model.logits(hidden if len(at) == len(hidden) else hidden[at])
         rows = self._rows.sampling_rows(spots.slots, spots.positions, spots.ahead, masks)
         sampled = self._sampler.sample(logits, rows)
-        if plan.drafts and self._rows.wants_tokens:
+        if plan.drafts and self._rows.listening:
             for slot, position, drafts in spots.kept(sampled):
                 self._rows.note(slot, position, drafts)
         return spots.collect(sampled, len(plan.slots))
@@ -128,6 +128,8 @@ class Runner:
         """Tell the slots that sample which tokens they have now: drafts are none of theirs yet."""
         ends = list(itertools.accumulate(plan.query_lens))
         for i in spots.rows:
+            if plan.slots[i] not in self._rows.listening:
+                continue
             num, drafted = plan.query_lens[i], plan.drafts.get(i, 0)
             certain = plan.token_ids[ends[i] - num : ends[i] - drafted]
             self._rows.note(plan.slots[i], plan.starts[i] + num - drafted, certain)

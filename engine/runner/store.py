@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.cache.tiers import Kind, Move
 from engine.disk import SUFFIX, UNFINISHED
+from kernels.layout import blocks_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class BlockStore:
         self, cache: list[Tensor], num_host: int = 0, directory: Path | None = None, beside: Sequence[Tensor] = ()
     ) -> None:
         self.cache = cache
-        self._all = [*cache, *beside]
+        self._all = [*blocks_of(cache), *(blocks_of(beside) if beside else ())]
         self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in self._all)
         self._host = [_host_like(layer, num_host) for layer in self._all] if num_host else []
         self._directory = directory

@@ -1,7 +1,4 @@
-"""Log probabilities of tokens and of their rivals under the raw logits, for all rows that ask, in one pass.
-
-No row's result depends on the others: ops work row by row, and rows that ask for as many rivals are ranked together.
-"""
+"""Log probabilities of tokens and of their rivals under the raw logits, for all rows that ask, in one pass."""
 
 from collections.abc import Sequence
 
@@ -10,6 +7,8 @@ from torch import Tensor
 
 from engine.plan import TokenLogprob
 from engine.sampling.rows import LogprobRows
+from kernels import ops
+from kernels.scores import Asked, Scores
 
 
 @torch.inference_mode()
@@ -21,43 +20,35 @@ def score(logits: Tensor, ids: Sequence[int], asked: LogprobRows) -> list[TokenL
         ids: the L tokens.
         asked: of the L rows; its `rows` are not looked at.
     """
-    logs = logits.log_softmax(1)
-    own = logs.gather(1, torch.tensor(ids, device=logits.device)[:, None])  # [L, 1]
-    ranks = 1 + (logs > own).sum(1)
-    tops = _tops(logs, asked)
-    wanted = _wanted(logs, asked)
-    scored = []
-    for i, (logprob, rank) in enumerate(zip(own[:, 0].tolist(), ranks.tolist(), strict=True)):
-        top_ids, top_logprobs = tops.get(i, ((), ()))
-        asked_ids, asked_logprobs, asked_ranks = wanted.get(i, ((), (), ()))
-        scored.append(TokenLogprob(logprob, rank, top_ids, top_logprobs, asked_ids, asked_logprobs, asked_ranks))
+    nums = [min(num, logits.shape[1]) for num in asked.nums.tolist()]
+    rows = [row for row, others in asked.ids.items() for _ in others]
+    others = [other for others in asked.ids.values() for other in others]
+    device = logits.device
+    own = torch.tensor([ids, nums], dtype=torch.int64, device=device)
+    pairs = torch.tensor([rows, others], dtype=torch.int64, device=device)
+    found = ops.score(logits, Asked(own[0], own[1], pairs[0], pairs[1], max(nums, default=0)))
+    return _read(found, nums, asked.ids)
+
+
+def _read(found: Scores, nums: list[int], wanted: dict[int, tuple[int, ...]]) -> list[TokenLogprob]:
+    """Row by row, as plain values."""
+    logprobs, ranks, top_ids, tops, other_logprobs, other_ranks = (one.tolist() for one in found)
+    scored, first = [], 0
+    starts = {}
+    for row, others in wanted.items():
+        starts[row], first = first, first + len(others)
+    for row, (logprob, rank, num) in enumerate(zip(logprobs, ranks, nums, strict=True)):
+        others, at = wanted.get(row, ()), starts.get(row, 0)
+        end = at + len(others)
+        scored.append(
+            TokenLogprob(
+                logprob,
+                rank,
+                tuple(top_ids[row][:num]),
+                tuple(tops[row][:num]),
+                others,
+                tuple(other_logprobs[at:end]),
+                tuple(other_ranks[at:end]),
+            )
+        )
     return scored
-
-
-def _tops(logs: Tensor, asked: LogprobRows) -> dict[int, tuple[tuple[int, ...], tuple[float, ...]]]:
-    """The most likely ids of each row that wants any, and their log probabilities."""
-    found = {}
-    for num in sorted(set(asked.nums.tolist()) - {0}):
-        rows = (asked.nums == num).nonzero()[0]
-        part = logs if len(rows) == len(logs) else logs[torch.from_numpy(rows).to(logs.device)]
-        top = part.topk(min(num, logs.shape[1]), dim=1)
-        for row, ids, values in zip(rows.tolist(), top.indices.tolist(), top.values.tolist(), strict=True):
-            found[row] = tuple(ids), tuple(values)
-    return found
-
-
-def _wanted(logs: Tensor, asked: LogprobRows) -> dict[int, tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]]:
-    """The ids that rows asked for, their log probabilities and ranks: column by column, as a row has few."""
-    if not asked.ids:
-        return {}
-    rows = sorted(asked.ids)
-    part = logs if len(rows) == len(logs) else logs[torch.tensor(rows, device=logs.device)]
-    width = max(len(ids) for ids in asked.ids.values())
-    padded = torch.tensor([asked.ids[row] + (0,) * (width - len(asked.ids[row])) for row in rows], device=logs.device)
-    values = part.gather(1, padded)  # [rows, width]
-    ranks = torch.stack([1 + (part > values[:, i : i + 1]).sum(1) for i in range(width)], dim=1)
-    found = {}
-    for row, own, counted in zip(rows, values.tolist(), ranks.tolist(), strict=True):
-        num = len(asked.ids[row])
-        found[row] = asked.ids[row], tuple(own[:num]), tuple(counted[:num])
-    return found

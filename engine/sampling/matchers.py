@@ -54,8 +54,9 @@ class SlotMatchers:
         self._threads = LLExecutor()
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
-    def __bool__(self) -> bool:
-        return bool(self._followers)
+    def listens(self, slot: int) -> bool:
+        """Whether the slot wants to know its tokens."""
+        return slot in self._followers
 
     def reset(self, placement: Placement) -> None:
         """Forget whoever had the slot."""

@@ -13,9 +13,10 @@ Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Penalties:
-    """Penalised (row, id) pairs of all rows that ask for penalties; see `kernels.adjust.penalise_`. All [N]."""
+    """What the rows that ask for penalties have; see `kernels.adjust.Penalties`."""
 
     rows: Ints
+    sizes: Ints
     ids: Ints
     counts: Floats
     repetition: Floats

@@ -13,8 +13,9 @@ from torch import Tensor
 from engine.errors import ServiceError, constraint_lost, nothing_left
 from engine.plan import TokenLogprob
 from engine.sampling.logprobs import score
-from engine.sampling.rows import Floats, Ints, SamplingRows
-from kernels import adjust, ops
+from engine.sampling.rows import Bits, Floats, Ints, SamplingRows
+from kernels import ops
+from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
 from kernels.sampling import Rows, greedy
 
 
@@ -34,39 +35,48 @@ class SampledRows:
 
 
 class Sampler:
-    """Keeps nothing between steps: noise is a function of (seed, output, position, token id)."""
+    """Keeps nothing between steps but room: noise is a function of (seed, output, position, token id)."""
+
+    def __init__(self) -> None:
+        self._raw = torch.empty(
+            0, 0
+        )  # logits of rows that ask for log probabilities; new memory costs more than a copy
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: SamplingRows) -> SampledRows:
         """logits float32 [R, V], which it may overwrite; rows of R."""
         asked = rows.logprobs
-        raw = None if asked is None else _take(logits, asked.rows, keeps=rows.is_adjusted)
+        raw = None if asked is None else self._take(logits, asked.rows, keeps=rows.is_adjusted)
         if rows.is_adjusted:
-            _adjust(logits, rows)
-        if not rows.temperature.any():
-            chosen, best = greedy(logits)
-            bad = [row for row, value in enumerate(best.tolist()) if not math.isfinite(value)]
-        else:
-            chosen, is_bad = ops.sample(logits, _tensors(rows, logits.device))
-            bad = is_bad.nonzero()[:, 0].tolist()
+            ops.adjust_(logits, _changes(rows, logits.device))
+        ids, bad = _choose(logits, rows)
         errors: dict[int, ServiceError] = {}
         if rows.is_adjusted and (bad or rows.masks is not None):
             errors = _errors(logits, rows, bad)
             bad = sorted(errors.keys() | bad)
-        ids: list[int] = chosen.tolist()
         if asked is None or raw is None:
             return SampledRows(ids, bad, {}, errors)
         if bad:
-            raw, asked = _take(raw, (~np.isin(asked.rows, bad)).nonzero()[0], keeps=False), asked.but(bad)
+            raw, asked = raw[torch.from_numpy(~np.isin(asked.rows, bad)).to(raw.device)], asked.but(bad)
         at = asked.rows.tolist()
         return SampledRows(ids, bad, dict(zip(at, score(raw, [ids[row] for row in at], asked), strict=True)), errors)
 
+    def _take(self, logits: Tensor, rows: Ints, *, keeps: bool) -> Tensor:
+        """These rows, ascending; `keeps`: the logits will be overwritten, and they must not."""
+        if len(rows) == len(logits) and not keeps:
+            return logits
+        if self._raw.device != logits.device or self._raw.shape[1:] != logits.shape[1:] or len(self._raw) < len(rows):
+            self._raw = logits.new_empty(len(rows), logits.shape[1])
+        return torch.index_select(logits, 0, torch.from_numpy(rows).to(logits.device), out=self._raw[: len(rows)])
 
-def _take(logits: Tensor, rows: Ints, *, keeps: bool) -> Tensor:
-    """These rows, ascending; `keeps`: the logits will be overwritten, and they must not."""
-    if len(rows) == len(logits):
-        return logits.clone() if keeps else logits
-    return logits[torch.from_numpy(rows).to(logits.device)]
+
+def _choose(logits: Tensor, rows: SamplingRows) -> tuple[list[int], list[int]]:
+    """The ids, and the rows without a usable number."""
+    if rows.temperature.any():
+        ids: list[int] = ops.sample(logits, _tensors(rows, logits.device))[0].tolist()
+        return ids, [row for row, token in enumerate(ids) if token < 0]
+    chosen, best = greedy(logits)
+    return chosen.tolist(), [row for row, value in enumerate(best.tolist()) if not math.isfinite(value)]
 
 
 def _errors(logits: Tensor, rows: SamplingRows, bad: list[int]) -> dict[int, ServiceError]:
@@ -78,23 +88,23 @@ def _errors(logits: Tensor, rows: SamplingRows, bad: list[int]) -> dict[int, Ser
     return {row: nothing_left() for row in empty} | {row: constraint_lost() for row in lost}
 
 
-def _adjust(logits: Tensor, rows: SamplingRows) -> None:
-    """Grammars and bars first, then biases, then penalties, in place."""
+def _changes(rows: SamplingRows, device: torch.device) -> Changes:
+    """As tensors: grammars and what is allowed first."""
 
-    def on(values: "Ints | Floats") -> Tensor:
-        return torch.from_numpy(values).to(logits.device)
+    def on(values: "Ints | Floats | Bits") -> Tensor:
+        return torch.from_numpy(values).to(device)
 
-    for allowed in (rows.masks, rows.allowed):
-        if allowed is not None and len(allowed.rows):
-            adjust.mask_(logits, on(allowed.rows), torch.from_numpy(allowed.bits).to(logits.device))
-    if rows.barred is not None:
-        adjust.bar_(logits, on(rows.barred.rows), on(rows.barred.ids))
-    if rows.biases is not None:
-        adjust.add_(logits, on(rows.biases.rows), on(rows.biases.ids), on(rows.biases.values))
-    if rows.penalties is not None:
-        found = rows.penalties
-        columns = (found.rows, found.ids, found.counts, found.repetition, found.presence, found.frequency)
-        adjust.penalise_(logits, *(on(column) for column in columns))
+    masks = tuple([Mask(on(one.rows), on(one.bits)) for one in (rows.masks, rows.allowed) if one is not None])
+    barred, biases, found, penalties = rows.barred, rows.biases, rows.penalties, None
+    if found is not None:
+        strengths = (on(found.repetition), on(found.presence), on(found.frequency))
+        penalties = Penalties(on(found.rows), on(found.sizes), on(found.ids), on(found.counts), *strengths)
+    return Changes(
+        masks,
+        None if barred is None else Bars(on(barred.rows), on(barred.ids)),
+        None if biases is None else Biases(on(biases.rows), on(biases.ids), on(biases.values)),
+        penalties,
+    )
 
 
 def _tensors(rows: SamplingRows, device: torch.device) -> Rows:

@@ -13,6 +13,7 @@ from engine.scheduler.lengths import OutputLengths
 from engine.scheduler.policies import Policy
 from engine.scheduler.sequence import Sequence, State
 from engine.scheduler.settings import SchedulerSettings
+from engine.trail import Kind
 
 LOOK_AHEAD = 8  # sequences that are tried in vain in one step: bounds the time that a full cache costs
 PEAK_STEPS = 3  # who would bring too high a peak is tried again after so many: those that run come nearer to their ends
@@ -128,6 +129,7 @@ class Admission:
         if group.num_cached < 0:
             group.num_cached = sequence.num_computed
             group.first_scheduled_s = now
+            group.note(Kind.ADMITTED, now, sequence.num_computed)
             self._policy.start(group)
         if group.can_fork:
             floor.fork_all(group)

@@ -19,6 +19,7 @@ from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.group import Group
 from engine.scheduler.sequence import NO_SLOT, Sequence, State
 from engine.scheduler.waiting import Waiting
+from engine.trail import Kind
 
 
 class Floor:
@@ -35,6 +36,7 @@ class Floor:
         self.num_preemptions = 0
         self.num_swaps = 0  # preempted sequences whose blocks are worth moving
         self.num_recomputed = 0  # tokens computed once more, because a preemption had dropped them
+        self.now_s = 0.0  # of the step being planned
         self.has_changed = True  # something ended or arrived: who did not fit may fit now
 
     def enter(self, group: Group) -> None:
@@ -53,6 +55,8 @@ class Floor:
         self.cache.adopt(sequence.table, found, len(sequence.tokens))
         self._start(sequence, len(found) * self.cache.block_size)
         self.num_recomputed += max(0, sequence.num_once_computed - sequence.num_computed)
+        if sequence.num_once_computed:
+            group.note(Kind.RESUMED, self.now_s, sequence.num_computed, sequence.index)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child goes on from what its parent has computed, in one of the group's spare slots."""
@@ -77,6 +81,7 @@ class Floor:
         for one in leaving:
             one.num_preemptions += not idle  # who has nothing to do loses nothing by it
             if one.slot != NO_SLOT:
+                group.note(Kind.PREEMPTED, self.now_s, one.num_computed, one.index)
                 one.num_once_computed = max(one.num_once_computed, one.num_computed)
                 is_swapped = self._is_worth_moving(one)
                 self.num_swaps += is_swapped

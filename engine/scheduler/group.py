@@ -10,6 +10,7 @@ from engine.plan import PromptScores, TokenLogprob
 from engine.request import EngineRequest, FinishReason, SamplingParams
 from engine.scheduler.beam import BeamSearch
 from engine.scheduler.sequence import Sequence
+from engine.trail import Kind, Mark
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,6 +91,17 @@ class Group:
             known = 1 + len(self.prompt_scores) - found.first
             assert known >= 0, "a token of the prompt was passed over"
             self.prompt_scores += found.scores[known:]
+
+    def has_token(self, now: float) -> None:
+        """A token was sampled: perhaps the first."""
+        if self.first_token_s < 0:
+            self.first_token_s = now
+            self.note(Kind.FIRST_TOKEN, now)
+
+    def note(self, kind: Kind, now: float, num_tokens: int = 0, output_index: int = 0) -> None:
+        """Tell whoever traces the request, if anybody does."""
+        if self.request.trail is not None:
+            self.request.trail.note(Mark(kind, now, num_tokens, output_index))
 
     def refresh_hold(self) -> None:
         """Derive the flags; after each change of credit, input or forks."""

@@ -62,8 +62,7 @@ class Outputs:
     def advance_run(self, sequence: Sequence, kept: Kept, now: float, events: list[Sampled]) -> None:
         """The last tokens of the sequence were sampled at once: add what they bring to `events`."""
         group = sequence.group
-        if group.first_token_s < 0:
-            group.first_token_s = now
+        group.has_token(now)
         if group.params.is_search:
             self._hide(sequence, kept.logprobs)
             if not group.sequences:
@@ -112,8 +111,7 @@ class Outputs:
             sequence.tokens.append(token)
             self.advance_run(sequence, Kept(1, () if logprob is None else (logprob,)), now, events)
             return
-        if group.first_token_s < 0:
-            group.first_token_s = now
+        group.has_token(now)
         sequence.candidates = logprob
         if all(one.candidates for one in group.sequences):
             self._advance_beams(group)

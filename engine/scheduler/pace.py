@@ -2,6 +2,11 @@
 
 import dataclasses
 
+from engine.histogram import Histogram
+
+STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+STEP_TOKENS = tuple(float(1 << i) for i in range(15))
+
 
 @dataclasses.dataclass(slots=True)
 class Pace:
@@ -12,6 +17,8 @@ class Pace:
     tokens_per_s: float = 0.0
     total_s: float = 0.0
     num_tokens: int = 0
+    step_times: Histogram = dataclasses.field(default_factory=lambda: Histogram(STEP_S))
+    step_tokens: Histogram = dataclasses.field(default_factory=lambda: Histogram(STEP_TOKENS))
     _mean_tokens: float = 0.0
     _variance: float = 0.0  # of a step's tokens
     _covariance: float = 0.0  # of a step's tokens with its seconds
@@ -22,6 +29,8 @@ class Pace:
         self.num_steps += 1
         self.total_s += seconds
         self.num_tokens += num_tokens
+        self.step_times.observe(seconds)
+        self.step_tokens.observe(num_tokens)
         more, longer = num_tokens - self._mean_tokens, seconds - self.mean_step_s
         self._mean_tokens += weight * more
         self._variance = (1 - weight) * (self._variance + weight * more * more)

@@ -44,6 +44,7 @@ class Planner:
         """The next step; None when there is nothing to do."""
         self.step += 1
         self.rows, self._lens, self._num_drafts, self._now = [], [], {}, now
+        self._floor.now_s = now
         if self.held:
             self._give_up_holding()
         decodes, prefills = self._behind()

@@ -28,6 +28,7 @@ from engine.scheduler.sequence import State
 from engine.scheduler.settings import SchedulerSettings
 from engine.scheduler.waiting import Waiting
 from engine.speculation.controller import Controller
+from engine.trail import Kind
 
 DEFAULTS = SchedulerSettings()
 
@@ -68,6 +69,10 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences without a slot that want one."""
         return len(self._floor.waiting)
+
+    def waiting_tenants(self) -> list[str]:
+        """Whose the sequences are that wait for a slot."""
+        return [sequence.group.request.tenant for sequence in list(self._floor.waiting)]
 
     @property
     def num_running(self) -> int:
@@ -263,6 +268,8 @@ class Scheduler:
                 sequence.group.learn(prompts[i])
             if num > 1 or not sequence.num_computed % size:
                 fill(sequence)
+                if num > 1:
+                    sequence.group.note(Kind.CHUNK, now, num, sequence.index)
             if samples:
                 advance(sequence, token, logprobs.get(i), now, events)
             elif sequence.group.can_fork:

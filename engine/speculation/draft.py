@@ -1,9 +1,10 @@
-"""A smaller model of the same vocabulary drafts: its own keys and values, in the blocks that the sequence has anyway.
+"""A smaller model or a head drafts: its own keys and values, in the blocks that the sequence has anyway.
 
-A block id names a block of the target's cache and one of the draft's: the second is allocated, shared, copied and moved
-with the first and needs no books of its own. What the draft has not computed yet it computes when it is asked, so it
-costs nothing while nobody asks. Writing what a shared block holds already changes nothing: equal tokens, equal values.
-Drafts are sampled with the noise of the positions they are for, so that they often agree with the target's tokens.
+A block id names a block of the target's cache and one of the drafter's: the second is allocated, shared, copied and
+moved with the first and needs no books of its own. What has not been computed yet is computed when somebody asks, so it
+costs nothing while nobody does. Writing what a shared block holds already changes nothing: equal tokens, equal values
+(but for the last entry of a head's block, which knows the token behind the block: that may cost a draft). Drafts are
+sampled with the noise of the positions they are for, so that they often agree with the target's tokens.
 """
 
 import dataclasses
@@ -13,22 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import Code, ServiceError
-from engine.models.model import Model
 from engine.plan import Ask
 from engine.sampling.rows import SamplingRows, allow, bits_of
 from engine.sampling.sampler import Sampler
+from engine.speculation.drafters import Drafter
 from kernels.metadata import AttentionMetadata
 
 
 @dataclasses.dataclass(slots=True)
 class _Read:
-    """What the draft has computed of a sequence.
+    """What the drafter has computed of a sequence.
 
     Attributes:
         place: the table's, for which this is true.
-        num: tokens.
-        fed: of these, the last, which were drafts: some may not have been kept.
+        num: entries.
+        fed: of these, the tokens of the last, which were drafts: some may not have been kept.
     """
 
     place: int
@@ -38,35 +38,42 @@ class _Read:
 
 @dataclasses.dataclass(slots=True)
 class _Row:
-    """A sequence while it is drafted for: its tokens with the drafts, of which the first `num` are computed."""
+    """A sequence while it is drafted for: its tokens with the drafts, of which `num` entries are computed."""
 
     ask: Ask
     read: _Read
     tokens: Sequence[int]
     drafts: list[int]
     num: int
+    lag: int
 
     @property
     def missing(self) -> int:
-        """Tokens to compute before the next is drafted."""
-        return len(self.tokens) + len(self.drafts) - self.num
+        """Entries to compute before the next token is drafted."""
+        return len(self.tokens) + len(self.drafts) - self.lag - self.num
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has all drafts that were asked for, or one that is no token: nothing follows that."""
+        return len(self.drafts) >= self.ask.num or self.drafts[-1] < 0
 
     def take(self, num: int) -> list[int]:
-        """The next `num` tokens to compute."""
-        behind = self.num - len(self.tokens)
+        """The tokens of the next `num` entries to compute."""
+        first = self.num + self.lag
+        behind = first - len(self.tokens)
         if behind >= 0:
             return self.drafts[behind : behind + num]
-        return [*self.tokens[self.num : self.num + num]]
+        return [*self.tokens[first : first + num]]
 
 
 class DraftProposer:
-    """One model, drafting for all who ask at once."""
+    """One model or head, drafting for all who ask at once."""
 
     writes_cache = True
 
-    def __init__(self, model: Model, cache: list[Tensor], block_size: int, max_tokens: int) -> None:
-        """`cache`: as of `Model.new_cache`, with as many blocks as the target's; `max_tokens`: computed at one time."""
-        self._model = model
+    def __init__(self, drafter: Drafter, cache: list[Tensor], block_size: int, max_tokens: int) -> None:
+        """`cache`: as of `Drafter.new_cache`, of as many blocks as the target's; `max_tokens`: computed at one time."""
+        self._drafter = drafter
         self._cache = cache
         self._size = block_size
         self._max_tokens = max_tokens
@@ -77,19 +84,32 @@ class DraftProposer:
         """See `Proposer`."""
         rows = [self._row(ask) for ask in asks if self._reaches(ask)]
         caught_up = self._catch_up(rows)
-        going = caught_up
+        going, states = caught_up, None
         while going:
-            self._compute(going, [row.missing for row in going])
-            going = [row for row in going if len(row.drafts) < row.ask.num]
+            going, states = self._compute(going, [row.missing for row in going], states)
+            kept = [i for i, row in enumerate(going) if not row.is_done]
+            if len(kept) < len(going):
+                going, states = [going[i] for i in kept], states[kept]
         for row in caught_up:
-            row.read.fed = row.drafts[:-1]
+            self._forget(row)
         drafted = {id(row.ask): row.drafts for row in caught_up}
         return [drafted.get(id(ask), []) for ask in asks]
+
+    def _forget(self, row: _Row) -> None:
+        """What was computed of drafts is of use where it would be the same of tokens; a head's would not."""
+        if row.drafts[-1] < 0:
+            row.drafts.pop()
+        num_fed = row.num - (len(row.tokens) - self._drafter.lag)
+        if self._drafter.lag:
+            row.read.num -= num_fed
+        else:
+            row.read.fed = row.drafts[:num_fed]
 
     def _reaches(self, ask: Ask) -> bool:
         """Whether positions are within the model's, and nothing of the table was given back."""
         end = len(ask.tokens) + ask.num - 1
-        return end <= self._model.config.context_length and not ask.is_trimmed and end <= len(ask.blocks) * self._size
+        is_within = end <= self._drafter.context_length and end <= len(ask.blocks) * self._size
+        return is_within and not ask.is_trimmed and len(ask.tokens) > self._drafter.lag
 
     def _row(self, ask: Ask) -> _Row:
         read = ask.memory.state
@@ -102,8 +122,9 @@ class DraftProposer:
                 read.num = first + i
                 break
         read.fed = []
-        read.num = min(read.num, len(ask.tokens) - 1)
-        return _Row(ask, read, ask.tokens, [], read.num)
+        lag = self._drafter.lag
+        read.num = min(read.num, len(ask.tokens) - 1 - lag)
+        return _Row(ask, read, ask.tokens, [], read.num, lag)
 
     def _known(self, ask: Ask) -> int:
         """Leading tokens that other sequences have had computed, in blocks that they share."""
@@ -129,28 +150,30 @@ class DraftProposer:
                 late.append(row)
                 shares.append(num)
         if late:
-            self._compute(late, shares)
+            self._compute(late, shares, None)
         return ready
 
-    def _compute(self, rows: list[_Row], nums: list[int]) -> None:
-        """Compute so many tokens of each row; one is drafted where that is all there are."""
+    def _compute(self, rows: list[_Row], nums: list[int], states: Tensor | None) -> tuple[list[_Row], Tensor]:
+        """Compute so many entries of each row, from `states` [rows, hidden] where these are drafts'. A token is drafted
+        where that is all there are: such rows, and their states."""
         order = sorted(range(len(rows)), key=lambda i: nums[i] > 1)  # rows of one token come first
         rows, nums = [rows[i] for i in order], [nums[i] for i in order]
         ids = [token for row, num in zip(rows, nums, strict=True) for token in row.take(num)]
         contexts = [row.num + num for row, num in zip(rows, nums, strict=True)]
-        meta = AttentionMetadata.build(nums, contexts, self._tables(rows, contexts), self._size, self._model.device)
-        hidden = self._model.forward(torch.tensor(ids, device=self._model.device), meta.positions, self._cache, meta)
+        device = self._drafter.device
+        meta = AttentionMetadata.build(nums, contexts, self._tables(rows, contexts), self._size, device)
+        hidden = self._drafter.forward(torch.tensor(ids, device=device), self._cache, meta, states)
         ends = [i for i, row in enumerate(rows) if nums[i] == row.missing]
         for row, num in zip(rows, nums, strict=True):
             self._note(row, num)
-        if ends:
-            at = meta.last_tokens if len(ends) == len(rows) else meta.last_tokens[ends]
-            ending = [rows[i] for i in ends]
-            drafted = self._sampler.sample(
-                self._model.logits(hidden[at]), _sampling_rows(ending, self._model.config.vocab_size)
-            ).ids
+        ending = [rows[i] for i in ends]
+        hidden = hidden[meta.last_tokens if len(ends) == len(rows) else meta.last_tokens[ends]]
+        if ending:
+            logits = self._drafter.logits(hidden)
+            drafted = self._sampler.sample(logits, _sampling_rows(ending, self._drafter.vocab_size)).ids
             for row, token in zip(ending, drafted, strict=True):
                 row.drafts.append(token)
+        return ending, hidden
 
     def _tables(self, rows: list[_Row], contexts: list[int]) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
         width = -(-max(contexts) // self._size)
@@ -167,21 +190,6 @@ class DraftProposer:
         row.read.num = row.num
         for i in range(first, min(row.num // self._size, len(ask.names))):
             self._holds[ask.blocks[i]] = ask.names[i]
-
-
-def check_draft(draft: Model, target: Model) -> None:
-    """Raise ServiceError when one cannot draft for the other, with both numbers."""
-    ours, theirs = draft.config.vocab_size, target.config.vocab_size
-    if ours != theirs:
-        raise _unfit(f"has a vocabulary of {ours} ids, the model {theirs}: choose a draft that shares its tokenizer")
-    if draft.num_parameters > target.num_parameters:
-        raise _unfit(
-            f"has {draft.num_parameters} parameters, the model {target.num_parameters}: a draft must be the smaller one"
-        )
-
-
-def _unfit(message: str) -> ServiceError:
-    return ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", f"--draft-model: {message}", field="draft_model")
 
 
 def _sampling_rows(rows: list[_Row], vocab_size: int) -> SamplingRows:

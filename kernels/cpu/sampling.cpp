@@ -1,7 +1,9 @@
-// The sampler as a Python module of its own; kernels/native.py says what its arguments mean and checks them.
+// The sampler as a Python module of its own; kernels/native_sampling.py says what its arguments mean and checks them.
 #include "call.h"
 
+#include "adjust.h"
 #include "sampling.h"
+#include "scores.h"
 
 namespace {
 
@@ -26,8 +28,85 @@ PyObject* sample(PyObject*, PyObject* const* values, Py_ssize_t num) {
   return arguments.ok() ? sluice::compute(job) : nullptr;
 }
 
+PyObject* score(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  sluice::Scoring job;
+  job.logits = arguments.address<const float>();
+  job.rows = arguments.integer();
+  job.vocab = arguments.integer();
+  job.ids = arguments.address<const int64_t>();
+  job.nums = arguments.address<const int64_t>();
+  job.width = arguments.integer();
+  job.other_rows = arguments.address<const int64_t>();
+  job.others = arguments.address<const int64_t>();
+  job.pairs = arguments.integer();
+  job.logprobs = arguments.address<float>();
+  job.ranks = arguments.address<int64_t>();
+  job.top_ids = arguments.address<int64_t>();
+  job.top_logprobs = arguments.address<float>();
+  job.other_logprobs = arguments.address<float>();
+  job.other_ranks = arguments.address<int64_t>();
+  return arguments.ok() ? sluice::compute(job) : nullptr;
+}
+
+PyObject* mask(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  sluice::Masking job;
+  job.logits = arguments.address<float>();
+  job.vocab = arguments.integer();
+  job.rows = arguments.address<const int64_t>();
+  job.bits = arguments.address<const uint32_t>();
+  job.num = arguments.integer();
+  job.words = arguments.integer();
+  return arguments.ok() ? sluice::compute(job) : nullptr;
+}
+
+PyObject* bar(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  sluice::Barring job;
+  job.logits = arguments.address<float>();
+  job.vocab = arguments.integer();
+  job.rows = arguments.address<const int64_t>();
+  job.ids = arguments.address<const int64_t>();
+  job.num = arguments.integer();
+  return arguments.ok() ? sluice::compute(job) : nullptr;
+}
+
+PyObject* add(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  sluice::Biasing job;
+  job.logits = arguments.address<float>();
+  job.vocab = arguments.integer();
+  job.rows = arguments.address<const int64_t>();
+  job.ids = arguments.address<const int64_t>();
+  job.values = arguments.address<const float>();
+  job.num = arguments.integer();
+  return arguments.ok() ? sluice::compute(job) : nullptr;
+}
+
+PyObject* penalise(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  sluice::Penalising job;
+  job.logits = arguments.address<float>();
+  job.vocab = arguments.integer();
+  job.rows = arguments.address<const int64_t>();
+  job.sizes = arguments.address<const int64_t>();
+  job.ids = arguments.address<const int64_t>();
+  job.counts = arguments.address<const float>();
+  job.repetition = arguments.address<const float>();
+  job.presence = arguments.address<const float>();
+  job.frequency = arguments.address<const float>();
+  job.num = arguments.integer();
+  return arguments.ok() ? sluice::compute(job) : nullptr;
+}
+
 PyMethodDef methods[] = {
     sluice::method<sample>("sample"),
+    sluice::method<score>("score"),
+    sluice::method<mask>("mask"),
+    sluice::method<bar>("bar"),
+    sluice::method<add>("add"),
+    sluice::method<penalise>("penalise"),
     {nullptr, nullptr, 0, nullptr},
 };
 

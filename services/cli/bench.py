@@ -6,7 +6,6 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -16,13 +15,13 @@ from services.cli import load
 from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
 
 if TYPE_CHECKING:
+    import sluice
     from rich.progress import Progress
-    from sluice.v1 import inference_pb2_grpc
 
-Stubs: TypeAlias = "list[inference_pb2_grpc.InferenceServiceAsyncStub]"
 Samples: TypeAlias = list[load.Sample]
 
 STREAMS_PER_CHANNEL = 16
+MAX_CHANNELS = 64
 EXIT_FAILED = 1
 
 
@@ -92,82 +91,75 @@ class Plan:
 
 
 async def _measure(plan: Plan, progress: "Progress") -> list[load.Sample]:
-    import grpc
-    from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
+    import sluice
 
-    from services.cli.client import aio_channel, describe
+    from services.cli.client import aio_client, describe
 
-    async with AsyncExitStack() as stack:
-        num_channels = -(-plan.concurrency // STREAMS_PER_CHANNEL)
-        channels = [
-            await stack.enter_async_context(aio_channel(plan.address, plan.access))
-            for _ in range(min(num_channels, 64))
-        ]
-        control: control_pb2_grpc.ControlServiceAsyncStub = control_pb2_grpc.ControlServiceStub(channels[0])
+    num_channels = min(-(-plan.concurrency // STREAMS_PER_CHANNEL), MAX_CHANNELS)
+    # What fails is a figure, not a reason to try again.
+    async with aio_client(plan.address, plan.access, num_channels, sluice.NEVER) as client:
         try:
-            found = await control.ListModels(control_pb2.ListModelsRequest(), timeout=10, metadata=plan.access.metadata)
-        except grpc.RpcError as error:
+            vocab = (await client.models(timeout_s=10))[0].vocab_size
+        except sluice.SluiceError as error:
             print(f"error: {describe(error, plan.address)}", file=sys.stderr)
             raise typer.Exit(EXIT_FAILED) from error
-        vocab = found.models[0].vocab_size
-        stubs = [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
         rng = random.Random(plan.seed)
         prompts = [load.random_prompt(rng, vocab, plan.input_len) for _ in range(plan.warmup + plan.requests)]
         warm = progress.add_task("warm-up", total=plan.warmup)
-        await _closed_loop(plan, stubs, prompts[: plan.warmup], lambda: progress.advance(warm))
+        await _closed_loop(plan, client, prompts[: plan.warmup], lambda: progress.advance(warm))
         task = progress.add_task("requests", total=plan.requests)
         run = _open_loop if plan.rate else _closed_loop
-        return await run(plan, stubs, prompts[plan.warmup :], lambda: progress.advance(task))
+        return await run(plan, client, prompts[plan.warmup :], lambda: progress.advance(task))
 
 
-async def _closed_loop(plan: Plan, stubs: Stubs, prompts: list[list[int]], done: Callable[[], None]) -> Samples:
+async def _closed_loop(
+    plan: Plan, client: "sluice.AsyncClient", prompts: list[list[int]], done: Callable[[], None]
+) -> Samples:
     """`concurrency` workers, each sending its next request when its last one has ended."""
     waiting = list(reversed(prompts))
     samples: Samples = []
 
-    async def work(number: int) -> None:
+    async def work() -> None:
         while waiting:
-            samples.append(await _one(plan, stubs[number % len(stubs)], waiting.pop()))
+            samples.append(await _one(plan, client, waiting.pop()))
             done()
 
-    await asyncio.gather(*(work(number) for number in range(min(plan.concurrency, len(prompts)))))
+    await asyncio.gather(*(work() for _ in range(min(plan.concurrency, len(prompts)))))
     return samples
 
 
-async def _open_loop(plan: Plan, stubs: Stubs, prompts: list[list[int]], done: Callable[[], None]) -> Samples:
+async def _open_loop(
+    plan: Plan, client: "sluice.AsyncClient", prompts: list[list[int]], done: Callable[[], None]
+) -> Samples:
     """Requests at their times, however many are still running."""
     times = load.arrival_times(len(prompts), plan.rate, plan.seed)
 
     async def send(number: int) -> load.Sample:
         await asyncio.sleep(times[number])
-        sample = await _one(plan, stubs[number % len(stubs)], prompts[number])
+        sample = await _one(plan, client, prompts[number])
         done()
         return sample
 
     return list(await asyncio.gather(*(send(number) for number in range(len(prompts)))))
 
 
-async def _one(plan: Plan, stub: "inference_pb2_grpc.InferenceServiceAsyncStub", prompt: list[int]) -> load.Sample:
+async def _one(plan: Plan, client: "sluice.AsyncClient", prompt: list[int]) -> load.Sample:
     """Send one request and note when its messages come."""
-    import grpc
-    from sluice.v1 import inference_pb2, types_pb2
+    import sluice
 
-    spec = types_pb2.GenerationSpec(
-        token_ids=types_pb2.TokenIds(ids=prompt),
-        sampling=types_pb2.SamplingParams(max_tokens=plan.output_len, temperature=0.0),
-        stop=types_pb2.StopConditions(ignore_eos=True),
-        output=types_pb2.OutputOptions(token_records=False),
-    )
-    request = inference_pb2.StreamGenerateRequest(spec=spec)
+    knobs: sluice.Knobs = {
+        "max_tokens": plan.output_len,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "token_records": False,
+    }
     start = time.perf_counter()
     arrivals: list[tuple[float, int]] = []
     try:
-        async for event in stub.StreamGenerate(request, metadata=plan.access.metadata):
-            if event.WhichOneof("event") == "delta":
-                arrivals.append((time.perf_counter(), event.delta.consumed))
-    except grpc.RpcError as error:
-        assert isinstance(error, grpc.aio.AioRpcError)
-        return load.Sample(start, tuple(arrivals), time.perf_counter(), error.code().name)
+        async for delta in client.stream(prompt, **knobs):
+            arrivals.append((time.perf_counter(), delta.consumed))
+    except sluice.SluiceError as error:
+        return load.Sample(start, tuple(arrivals), time.perf_counter(), error.code.name)
     return load.Sample(start, tuple(arrivals), time.perf_counter())
 
 

@@ -1,76 +1,60 @@
-"""What the commands share as clients: channels, errors as one line, a request as plain values. Small on purpose: the
-SDK is where a client library belongs."""
+"""What the commands share as clients: the SDK's clients from command-line options, errors as one line."""
 
-from pathlib import Path
+import contextlib
+from collections.abc import Iterator
 
 import grpc
+import sluice
 from google.protobuf.duration_pb2 import Duration
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from sluice.settings import channel_options
 from sluice.v1 import types_pb2
 
 from services.cli.access import Access
 from services.config import bad_setting
 
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),
-    # Without these a reader that stops lets thousands of messages pile up in the transport.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 65536),
-    ("grpc.use_local_subchannel_pool", 1),
-)
+INTERACTIVE = sluice.RetryPolicy(attempts=3)  # somebody waits: say soon that nobody answers
 
 
-def channel(address: str, access: Access) -> grpc.Channel:
-    """A blocking channel. Raises ServiceError for a file that cannot be read."""
-    if not access.has_tls:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, _credentials(access), options=CHANNEL_OPTIONS)
+def client(address: str, access: Access) -> sluice.Client:
+    """A blocking client. Raises ServiceError for a file that cannot be read."""
+    with _readable(access):
+        return sluice.Client(address, token=access.token, tls=_tls(access), retry=INTERACTIVE)
+
+
+def aio_client(address: str, access: Access, channels: int, retry: sluice.RetryPolicy) -> sluice.AsyncClient:
+    """The same for asyncio."""
+    with _readable(access):
+        return sluice.AsyncClient(address, token=access.token, tls=_tls(access), channels=channels, retry=retry)
 
 
 def aio_channel(address: str, access: Access) -> grpc.aio.Channel:
-    """The same for asyncio."""
-    if not access.has_tls:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, _credentials(access), options=CHANNEL_OPTIONS)
+    """A bare channel, for a proxy that passes on its own callers' credentials."""
+    tls = _tls(access)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=channel_options(0))
+    with _readable(access):
+        return grpc.aio.secure_channel(address, tls.credentials(), options=channel_options(0))
 
 
-def _credentials(access: Access) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        root_certificates=_file("tls_ca", access.ca),
-        private_key=_file("tls_key", access.key),
-        certificate_chain=_file("tls_cert", access.certificate),
-    )
+def _tls(access: Access) -> sluice.Tls | None:
+    return sluice.Tls(access.ca, access.certificate, access.key) if access.has_tls else None
 
 
-def _file(setting: str, path: Path | None) -> bytes | None:
+@contextlib.contextmanager
+def _readable(access: Access) -> Iterator[None]:
+    settings = {access.ca: "tls_ca", access.certificate: "tls_cert", access.key: "tls_key"}
     try:
-        return path.read_bytes() if path is not None else None
+        yield
     except OSError as error:
-        raise bad_setting(setting, f"cannot read {path}: {error.strerror}") from None
+        setting = next((name for path, name in settings.items() if str(path) == error.filename), "tls_ca")
+        raise bad_setting(setting, f"cannot read {error.filename}: {error.strerror}") from None
 
 
-def describe(error: grpc.RpcError, address: str) -> str:
+def describe(error: sluice.SluiceError, address: str) -> str:
     """One line for a person: code, reason, message, what to do."""
-    assert isinstance(error, grpc.Call)
-    code = error.code()
-    if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in (error.details() or "").lower():
+    if error.code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in error.message.lower():
         return f"no server answers at {address}; start one with `sluice serve`, or give --address"
-    reason = ""
-    for detail in _details(error):
-        if isinstance(detail, error_details_pb2.ErrorInfo):
-            reason = f" ({detail.reason})"
-    return f"{code.name}{reason}: {error.details()}"
-
-
-def _details(error: grpc.Call) -> list[object]:
-    status = rpc_status.from_call(error)
-    found: list[object] = []
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info):
-            found.append(info)
-    return found
+    return str(error)
 
 
 def seconds(duration: Duration) -> float:
@@ -88,8 +72,3 @@ def timings_of(timings: types_pb2.Timings) -> dict[str, float]:
     names = ("queue", "tokenize", "prefill", "decode", "detokenize", "ttft")
     found = {f"{name}_s": round(seconds(getattr(timings, name)), 6) for name in names}
     return {**found, "preemptions": timings.preemptions}
-
-
-def finish_name(reason: "types_pb2.FinishReason.ValueType") -> str:
-    """length, eos, stop_token or stop_string."""
-    return types_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()

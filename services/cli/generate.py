@@ -1,14 +1,15 @@
 """`sluice generate`: one prompt over real gRPC, streamed to the terminal or printed as one JSON object."""
 
-import dataclasses
 import json
 import sys
-from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
+
+if TYPE_CHECKING:
+    from sluice.stream import Stream
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -39,38 +40,32 @@ def generate(  # noqa: PLR0913 # a command line lists its options
     token: TokenOption = None,
 ) -> None:
     """Stream a completion of PROMPT."""
-    # grpc is imported here, so that `sluice serve` and `--help` start without it.
-    import grpc
-    from sluice.v1 import inference_pb2_grpc, types_pb2
+    # The client is imported here, so that `sluice serve` and `--help` start without it.
+    import sluice
 
-    from services.cli.client import channel, describe
+    from services.cli.client import client, describe
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    sampling = {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-    }
-    spec = types_pb2.GenerationSpec(model=model)
-    try:
-        spec.sampling.MergeFrom(types_pb2.SamplingParams(**{k: v for k, v in sampling.items() if v is not None}))  # type: ignore[arg-type] # mixed
-    except ValueError as error:
-        raise typer.BadParameter(f"an option is outside what its field can carry: {error}") from error
-    spec.stop.MergeFrom(types_pb2.StopConditions(strings=stop or [], ignore_eos=ignore_eos or None))
-    if chat:
-        spec.chat.messages.add(role=types_pb2.ROLE_USER).parts.add(text=text)
-    else:
-        spec.text = text
-    access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
-    with channel(address, access) as opened:
+    given: sluice.Knobs = {"ignore_eos": ignore_eos, "stop": stop or []}
+    for name, value in (
+        ("model", model),
+        ("max_tokens", max_tokens),
+        ("min_tokens", min_tokens),
+        ("temperature", temperature),
+        ("top_k", top_k),
+        ("top_p", top_p),
+        ("min_p", min_p),
+        ("seed", seed),
+    ):
+        if value is not None:
+            given[name] = value  # type: ignore[literal-required] # each a knob of its own type
+    asked = sluice.chat(("user", text)) if chat else text
+    with client(address, Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)) as opened:
         try:
-            stub = inference_pb2_grpc.InferenceServiceStub(opened)
-            _show(stub, spec, Call(timeout, access.metadata), as_json)
-        except grpc.RpcError as error:
+            _show(opened.stream(asked, timeout_s=timeout, **given), as_json)
+        except ValueError as error:
+            raise typer.BadParameter(f"an option is outside what its field can carry: {error}") from error
+        except sluice.SluiceError as error:
             print(f"error: {describe(error, address)}", file=sys.stderr)
             raise typer.Exit(EXIT_FAILED) from error
         except KeyboardInterrupt as error:
@@ -80,43 +75,30 @@ def generate(  # noqa: PLR0913 # a command line lists its options
             raise typer.Exit(EXIT_FAILED) from error
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Call:
-    """What goes with the request: its deadline, its credentials."""
-
-    timeout_s: float | None
-    metadata: tuple[tuple[str, str], ...]
-
-
-def _show(stub: object, spec: object, call: Call, as_json: bool) -> None:
+def _show(stream: "Stream", as_json: bool) -> None:
     """Stream to stdout; with `as_json` collect and print one object."""
-    from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+    from sluice.completion import finish_name
 
-    from services.cli.client import finish_name, timings_of, usage_of
+    from services.cli.client import timings_of, usage_of
 
-    assert isinstance(stub, inference_pb2_grpc.InferenceServiceStub)
-    assert isinstance(spec, types_pb2.GenerationSpec)
-    request = inference_pb2.StreamGenerateRequest(spec=spec)
-    events: Iterator[inference_pb2.StreamGenerateResponse] = stub.StreamGenerate(
-        request, timeout=call.timeout_s, metadata=call.metadata
-    )
-    result: dict[str, object] = {}
     text: list[str] = []
     ids: list[int] = []
-    for event in events:
-        match event.WhichOneof("event"):
-            case "delta":
-                text.append(event.delta.text)
-                ids.extend(token.id for token in event.delta.tokens)
-                if not as_json:
-                    sys.stdout.write(event.delta.text)
-                    sys.stdout.flush()
-            case "output_finished":
-                result["finish_reason"] = finish_name(event.output_finished.finish_reason)
-            case "finished":
-                result["usage"] = usage_of(event.finished.usage)
-                result["timings"] = timings_of(event.finished.timings)
-    if as_json:
-        print(json.dumps({"text": "".join(text), "token_ids": ids, **result}, ensure_ascii=False))
-    else:
+    for delta in stream:
+        text.append(delta.text)
+        ids.extend(token.id for token in delta.tokens)
+        if not as_json:
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+    if not as_json:
         sys.stdout.write("\n")
+        return
+    finished = stream.progress.finished
+    assert finished is not None
+    result = {
+        "text": "".join(text),
+        "token_ids": ids,
+        "finish_reason": finish_name(stream.progress.ends[0].finish_reason),
+        "usage": usage_of(finished.usage),
+        "timings": timings_of(finished.timings),
+    }
+    print(json.dumps(result, ensure_ascii=False))

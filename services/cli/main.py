@@ -8,6 +8,7 @@ import typer
 from engine.config import EngineConfig
 from engine.errors import ServiceError
 from services.cli.bench import bench
+from services.cli.chat import chat
 from services.cli.demo import demo
 from services.cli.edge import edge
 from services.cli.generate import generate
@@ -15,6 +16,7 @@ from services.cli.healthcheck import healthcheck
 from services.cli.keys import keys
 from services.cli.options import takes_settings
 from services.cli.token import token
+from services.cli.top import top
 from services.config import ServiceConfig
 
 EXIT_USAGE = 2
@@ -50,10 +52,12 @@ def version() -> None:
 
 app.command()(generate)
 app.command()(bench)
+app.command()(chat)
 app.command()(demo)
 app.command()(edge)
 app.command()(healthcheck)
 app.command()(keys)
+app.command()(top)
 app.add_typer(token, name="token")
 
 

@@ -2,6 +2,8 @@
 
 from services.detokenizer.stage import DetokenizerStage
 from services.process import Process
+from services.telemetry import catalogue
+from services.telemetry.metrics import Sample
 from services.tokenizer.encoding import TextEncoder
 
 
@@ -10,6 +12,6 @@ async def run(process: Process) -> int:
     encoder = TextEncoder.load(process.source.directory)
     stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases)
     process.metrics.collect_from(
-        lambda: {"sluice_requests_open": stage.num_open, "sluice_late_tokens_total": stage.num_late}
+        lambda: [Sample(catalogue.OPEN, stage.num_open), Sample(catalogue.LATE_TOKENS, stage.num_late)]
     )
     return await process.run(stage)

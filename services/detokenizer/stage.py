@@ -23,11 +23,12 @@ from services.messages import (
     Tokens,
 )
 from services.ring.leases import Leases
+from services.telemetry import names
+from services.telemetry.phases import Phase, Record
 from services.tokenizer.encoding import TextEncoder
 from services.work import unpack_ids
 
 Emit = Callable[[Message], None]
-Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
 
 
 @dataclasses.dataclass(slots=True)
@@ -93,7 +94,7 @@ class DetokenizerStage:
                     if message.has_ended(request.envelope):
                         self._end(request.envelope)
             case Failed():
-                self._end(message.envelope)
+                self._end(message.envelope, message.reason)
                 self._emit(message)
             case _:
                 self._emit(message)
@@ -132,7 +133,7 @@ class DetokenizerStage:
             )
         )
         if advance.finish is not None:
-            self._record("detokenize", message.envelope, output.start, now, {"sluice.tokens": output.next_index})
+            self._trace(message.envelope, message.output_index, output, Phase(names.SPAN_DETOKENIZE, output.start, now))
         if message.finish is not None:
             self._forget(message)
 
@@ -169,11 +170,22 @@ class DetokenizerStage:
         if not request.outputs:
             del self._requests[message.envelope.request_id]
 
-    def _end(self, envelope: Envelope) -> None:
-        """Forget a request, unless a later attempt of it has begun."""
+    def _end(self, envelope: Envelope, error: str = "") -> None:
+        """Forget a request, unless a later attempt of it has begun. Outputs that still run end here: cut off without an
+        `error`, else failed."""
         request = self._requests.get(envelope.request_id)
-        if request is not None and request.envelope.attempt <= envelope.attempt:
-            del self._requests[envelope.request_id]
+        if request is None or request.envelope.attempt > envelope.attempt:
+            return
+        del self._requests[envelope.request_id]
+        now = time.monotonic()
+        for index, output in request.outputs.items():
+            if not output.ended:
+                phase = Phase(names.SPAN_DETOKENIZE, output.start, now, {names.CANCELLED: not error}, error=error)
+                self._trace(request.envelope, index, output, phase)
+
+    def _trace(self, envelope: Envelope, index: int, output: _Output, phase: Phase) -> None:
+        attributes = {**phase.attributes, names.OUTPUT: index, names.NUM_TOKENS: output.next_index}
+        self._record(envelope, dataclasses.replace(phase, attributes=attributes))
 
 
 def _timings(timings: Timings | None, busy_s: float) -> Timings:

@@ -17,6 +17,7 @@ from services.gateway.errors import not_found
 from services.gateway.generation import Generation, open_one
 from services.gateway.parking import Parking
 from services.gateway.reader import Reader
+from services.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +143,8 @@ class Conversation:
         except ServiceError as error:
             generation.fail(error)
         except Exception:
-            log.exception("a %s frame failed", frame.WhichOneof("frame"))
+            extra = about(generation.request.envelope)
+            log.exception("a %s frame failed", frame.WhichOneof("frame"), extra=extra)
             generation.fail(engine_fault())
         self._wake(frame.tag)  # credit may have changed
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from engine.errors import ServiceError, cancelled, engine_fault, invalid, stage_lost
+from engine.histogram import Histogram
 from engine.request import FinishReason
 from services.gateway.admission import Admission
 from services.gateway.calls import Call
@@ -40,6 +41,7 @@ from services.messages import (
 )
 
 MAX_FUTILE_ATTEMPTS = 10
+GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
 
 class Stream(Protocol):
@@ -74,6 +76,7 @@ class Desk:
         self.is_draining = False
         self.streams: set[Stream] = set()  # of many requests each
         self.on_empty: Callable[[], None] = lambda: None
+        self.gaps = Histogram(GAP_S)  # seconds between two messages with tokens of one output
         self._num_opened = 0
         self.new_id: Callable[[], str] = _random_id
         self._pace = Pace(lambda: len(self.requests), clock, _call_later)
@@ -124,6 +127,7 @@ class Desk:
         """Send it round the ring once more: it goes on where it is; what an earlier attempt still says is dropped."""
         resume = request.send_again(self.clock())
         self.observer.count("replayed")
+        request.on_replay(request.envelope.attempt)
         self._emit(Submit(envelope=request.envelope, work=work_now(request), resume=resume))
         for cancel in cancels(request):
             self._emit(cancel)
@@ -266,7 +270,7 @@ class Desk:
             epoch=self.settings.epoch,
             serial=self._num_opened,
         )
-        request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None)
+        request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None, self.gaps)
         self.requests.add(request)
         return request
 

@@ -6,7 +6,7 @@ from services.gateway.calls import Call
 from services.gateway.desk import Desk
 from services.gateway.observer import RequestTrace, Started
 from services.gateway.translate import Asked
-from services.work import ChatPrompt, Generate
+from services.messages import Envelope
 
 
 class Followed:
@@ -16,7 +16,8 @@ class Followed:
         """Raises `ServiceError` when it is not let in."""
         self._desk = desk
         self.request = desk.open(call, asked, streams=streams)
-        self._trace = _observe(desk, call, asked, self.request.envelope.request_id)
+        self._trace = _observe(desk, call, asked, self.request.envelope, streams)
+        self.request.on_replay = lambda attempt: self._trace.happened("replayed", attempt=attempt)
         self._saw_token = False
         self._is_sent = False
         self._is_closed = False
@@ -26,11 +27,12 @@ class Followed:
         """Metadata that name it."""
         generation = ("x-sluice-generation-id", self.request.generation_id)
         trace = self._trace.traceparent
-        return (generation, ("x-sluice-trace-id", trace[3:35])) if trace else (generation,)
+        return (generation, ("x-sluice-trace-id", trace[3:35]), ("traceresponse", trace)) if trace else (generation,)
 
     def submit(self) -> None:
-        """Send it round the ring; a second time does nothing."""
+        """Send it round the ring. A second time another call has come to read it."""
         if self._is_sent:
+            self._trace.happened("reattached")
             return
         self._is_sent = True
         self._desk.submit(self.request, self._trace.traceparent)
@@ -53,10 +55,5 @@ class Followed:
         self._trace.ended(status, reason, answers.used(self.request))
 
 
-def _observe(desk: Desk, call: Call, asked: Asked, request_id: str) -> RequestTrace:
-    params, is_chat = None, False
-    if isinstance(asked.work, Generate):
-        params, is_chat = asked.work.params, isinstance(asked.work.prompt, ChatPrompt)
-    model = desk.settings.model.id
-    started = Started(request_id, call.method, model, call.traceparent, call.tracestate, params, is_chat)
-    return desk.observer.request_started(started)
+def _observe(desk: Desk, call: Call, asked: Asked, envelope: Envelope, streams: bool) -> RequestTrace:
+    return desk.observer.request_started(Started(envelope, call.method, asked.work, streams))

@@ -26,6 +26,7 @@ from services.gateway.session import Session
 from services.gateway.story import Manner
 from services.gateway.translate import Asked
 from services.messages import Detokenized, Tokenized
+from services.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,8 @@ class Inference:
         except grpc.aio.InternalError:
             raise  # the connection is gone
         except Exception:
-            log.exception("a handler of %s failed", method)
+            extra = about(session.request.envelope) if session is not None else None
+            log.exception("a handler of %s failed", method, extra=extra)
             failure = engine_fault()
         finally:
             if session is not None:

@@ -1,12 +1,16 @@
 """How loaded this gateway and the engines behind it are: the latest report of each engine, and what is open here."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from sluice.v1 import control_pb2
 
 from services.gateway.answers import duration
 from services.gateway.desk import Desk
+from services.gateway.open_requests import OpenRequest
 from services.messages import Report
+
+MAX_TENANTS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +51,28 @@ class Loads:
             reserved_tokens=admission.num_tokens,
             max_reserved_tokens=admission.max_tokens,
             engines=[_engine_load(heard, now_s) for _, heard in sorted(self._heard.items())],
+            tenants=tenants_of(self._desk.requests),
         )
+
+
+def tenants_of(requests: Iterable[OpenRequest]) -> list[control_pb2.TenantLoad]:
+    """What each tenant has open, most first; those beyond `MAX_TENANTS` together, without a name."""
+    sums: dict[str, control_pb2.TenantLoad] = {}
+    for request in requests:
+        if request.is_own:
+            continue
+        tenant = request.envelope.tenant
+        load = sums.setdefault(tenant, control_pb2.TenantLoad(tenant=tenant))
+        load.open_requests += 1
+        load.reserved_tokens += request.reserved
+    loads = sorted(sums.values(), key=lambda load: (-load.open_requests, load.tenant))
+    shown, others = loads[: MAX_TENANTS - 1], loads[MAX_TENANTS - 1 :]
+    if len(others) < 2:
+        return loads
+    num, reserved = (
+        sum(values) for values in zip(*((one.open_requests, one.reserved_tokens) for one in others), strict=True)
+    )
+    return [*shown, control_pb2.TenantLoad(open_requests=num, reserved_tokens=reserved)]
 
 
 def _engine_load(heard: Heard, now_s: float) -> control_pb2.EngineLoad:

@@ -4,20 +4,28 @@ import dataclasses
 from typing import Protocol
 
 from engine.request import SamplingParams
-from services.messages import Timings
+from services.messages import Envelope, Timings
+from services.work import ChatPrompt, Generate, Work
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Started:
-    """A request that was admitted. `params` is None for Tokenize and Detokenize."""
+    """A request that was admitted."""
 
-    request_id: str
+    envelope: Envelope  # its trace context is the caller's
     method: str  # the RPC's own name, without its service
-    model: str
-    traceparent: str  # of the caller, or ""
-    tracestate: str
-    params: SamplingParams | None
-    is_chat: bool = False
+    work: Work
+    is_streamed: bool = False
+
+    @property
+    def params(self) -> SamplingParams | None:
+        """None where nothing is generated."""
+        return self.work.params if isinstance(self.work, Generate) else None
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether its prompt is a conversation."""
+        return isinstance(self.work, Generate) and isinstance(self.work.prompt, ChatPrompt)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +53,9 @@ class RequestTrace(Protocol):
     def first_token(self) -> None:
         """Its first token has come."""
 
+    def happened(self, name: str, **attributes: int) -> None:
+        """Something worth telling of: it was `replayed`, `reattached`."""
+
     def ended(self, status_code: int, reason: str, used: Used) -> None:
         """It is over; `status_code` is gRPC's (0 is OK), `reason` that of ErrorInfo or ""."""
 
@@ -67,12 +78,15 @@ class Unobserved:
 
     def request_started(self, started: Started) -> RequestTrace:
         """Pass the caller's context on."""
-        return Unobserved(started.traceparent)
+        return Unobserved(started.envelope.traceparent)
 
     def count(self, name: str, **labels: str) -> None:
         """Nothing."""
 
     def first_token(self) -> None:
+        """Nothing."""
+
+    def happened(self, name: str, **attributes: int) -> None:
         """Nothing."""
 
     def ended(self, status_code: int, reason: str, used: Used) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from engine.errors import ServiceError
+from engine.histogram import Histogram
 from engine.request import FinishReason
 from services.gateway.history import History, num_bytes
 from services.gateway.reader import Reader, SlotLimits
@@ -43,6 +44,10 @@ def _ignore(error: ServiceError) -> None:
     """Nobody is told."""
 
 
+def _unwatched(attempt: int) -> None:
+    """Nobody follows it."""
+
+
 class State(enum.Enum):
     """Where a request stands."""
 
@@ -58,6 +63,7 @@ class OutputState:
 
     ids: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))  # received
     num_reasoning: int = 0  # of them
+    came_s: float = 0.0  # the latest of them
     last: Text | None = None
 
     @property
@@ -70,9 +76,16 @@ class OpenRequest:
     """One request: what came for it, what of that has been taken, how it ended."""
 
     def __init__(
-        self, envelope: Envelope, asked: Asked, started_s: float, on_text: "Callable[[OpenRequest], None] | None" = None
+        self,
+        envelope: Envelope,
+        asked: Asked,
+        started_s: float,
+        on_text: "Callable[[OpenRequest], None] | None" = None,
+        gaps: Histogram | None = None,
     ) -> None:
-        """`on_text` is told of text that is not the last; None for a caller that wants all at once."""
+        """`on_text` is told of text that is not the last; None for a caller that wants all at once. `gaps` observes the
+        seconds between two messages with tokens of one output."""
+        self._gaps = gaps
         self.envelope = envelope
         self.generation_id = f"{envelope.request_id}.{envelope.origin}"  # as clients know it
         self.asked = asked
@@ -80,6 +93,7 @@ class OpenRequest:
         self._deadline_s = None if envelope.time_left_s is None else started_s + envelope.time_left_s
         self.on_news: Callable[[], None] = _nothing
         self._on_text = on_text
+        self.on_replay: Callable[[int], None] = _unwatched  # told the attempt
         self.interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
         self.outcome: Outcome | None = None
         self.admitted: Admitted | None = None
@@ -169,14 +183,22 @@ class OpenRequest:
         if text.tokens or text.finish is not None or has_content([text]):
             self._waiting.append(text)
             self._waiting_bytes += num_bytes(text)
-        if self.first_token_s is None and text.tokens:
-            self.first_token_s = now_s
+        if text.tokens:
+            self._note_time(output, now_s)
         if text.finish is not None:
             output.last = text
             self._end_with(text)
         if self.outcome is None and self._on_text is not None:
             self._on_text(self)
         return ""
+
+    def _note_time(self, output: OutputState, now_s: float) -> None:
+        """Tokens came."""
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        if output.came_s and self._gaps is not None:
+            self._gaps.observe(now_s - output.came_s)
+        output.came_s = now_s
 
     def _unfit(self, text: Text) -> str:
         """Why a message is not taken, or ""."""

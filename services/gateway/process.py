@@ -15,9 +15,12 @@ from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
 from services.gateway.tls import files_of
 from services.listening import bound
-from services.messages import Role
+from services.messages import Keep, Role
 from services.process import Process
+from services.telemetry import catalogue
+from services.telemetry.metrics import Sample
 from services.telemetry.observer import GatewayObserver
+from services.telemetry.request_log import RequestLog
 
 logger = logging.getLogger(__name__)
 
@@ -27,18 +30,29 @@ IPC = "ipc://"
 
 async def run(process: Process) -> int:
     """Serve until told to stop, then drain; the exit status. Raises ServiceError LISTEN_FAILED."""
-    observer = GatewayObserver(process.tracer, process.metrics)
     config, ring = process.config, process.ring
+    log = RequestLog(is_on=config.log_requests, shows_prompts=config.log_prompts)
+    observer = GatewayObserver(process.tracer, process.metrics, lambda envelope: ring.emit(Keep(envelope)), log)
     gateway = Gateway(settings_of(process), ring.emit, observer, lost_frames=lambda: ring.inbox.counts["lost"])
     gateway.on_serving = lambda port: say_ready(ring.process_id, bound(config.listen, port))
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, gateway.stage_lost)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: gateway.stage_lost(planned=True))
     process.start(GatewayStage(gateway))
-    process.metrics.collect_from(lambda: {"sluice_requests_open": len(gateway.desk.requests)})
+    process.metrics.collect_from(lambda: figures(gateway))
     await gateway.start()
     await process.stopping.wait()
     await gateway.stop(config.grace_s)
     return 0
+
+
+def figures(gateway: Gateway) -> list[Sample]:
+    """What the gateway keeps for itself."""
+    desk = gateway.desk
+    return [
+        Sample(catalogue.OPEN, len(desk.requests)),
+        Sample(catalogue.RESERVED, desk.admission.num_tokens),
+        Sample(catalogue.GAP, desk.gaps.snapshot()),
+    ]
 
 
 def say_ready(process_id: str, address: str) -> None:

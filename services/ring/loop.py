@@ -8,23 +8,28 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
 import zmq
 
 from engine.errors import engine_fault, other_revision
-from services.messages import Cancel, Census, Failed, Message, Probe, Prompt, Report, Role, Submit, Visit, failed
+from services.messages import Cancel, Census, Failed, Keep, Message, Probe, Prompt, Report, Role, Submit, Visit, failed
 from services.ring.keys import RingKeys
 from services.ring.leases import Leases
 from services.ring.peers import NextHop
 from services.ring.sockets import Inbox, Outbox, Peer
+from services.telemetry.logs import about
 
 logger = logging.getLogger(__name__)
 
 EXIT_BROKEN = 70  # EX_SOFTWARE
 RETRY_S = 0.02  # how soon a flush that met EAGAIN is tried again
+
+
+def _ignore(request_id: str) -> None:
+    """Nothing is held."""
 
 
 class Stage(Protocol):
@@ -62,6 +67,7 @@ class RingLoop:
         self.epoch = time.time_ns()
         self.counts: Counter[str] = Counter()
         self.leases = Leases()
+        self.on_keep: Callable[[str], None] = _ignore  # what is held of that request's trace is wanted
         self.revision = ""  # of the model that this process serves: work for another fails
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
@@ -106,7 +112,7 @@ class RingLoop:
     def emit(self, message: Message) -> None:
         """Send onward at the end of this turn. Never blocks."""
         targets = self._hop.targets(message)
-        if not targets and not isinstance(message, Cancel):
+        if not targets and not isinstance(message, Cancel | Keep):
             self.counts["unroutable"] += 1
         for peer in targets:
             if not self.outboxes[peer].put(message):
@@ -157,6 +163,10 @@ class RingLoop:
             visit = Visit(self._role, self.process_id, self.epoch, stage.progress, self.inbox.counts["lost"])
             self.emit(msgspec.structs.replace(message, visits=(*message.visits, visit)))
             return
+        if isinstance(message, Keep):
+            self.on_keep(message.envelope.request_id)
+            self.emit(message)
+            return
         if isinstance(message, Submit | Prompt) and message.envelope.revision not in (self.revision, ""):
             self.emit(failed(message.envelope, other_revision(message.envelope.revision, self.revision)))
             return
@@ -164,7 +174,8 @@ class RingLoop:
             stage.handle(message)
         except Exception:
             # A bug met by one message must cost that request only, and never leave it without an end.
-            logger.exception("%s could not handle a %s", self.process_id, type(message).__name__)
+            extra = None if isinstance(message, Probe | Report | Census) else about(message.envelope)
+            logger.exception("%s could not handle a %s", self.process_id, type(message).__name__, extra=extra)
             self.counts["handler_errors"] += 1
             if not isinstance(message, Probe | Report | Census) and self._role is not Role.GATEWAY:
                 self.emit(failed(message.envelope, engine_fault(f"the {self._role} failed on this request")))

@@ -14,6 +14,7 @@ from services.messages import (
     CloseInput,
     Failed,
     Grant,
+    Keep,
     Message,
     Probe,
     Prompt,
@@ -65,8 +66,8 @@ class NextHop:
         if isinstance(message, _OF_ONE):  # by a tuple, most frequent first: this runs for every token
             return self._of_request(message.envelope.request_id, message.envelope.origin)
         match message:
-            case Cancel():
-                # The gateway that cancels needs no answer.
+            case Cancel() | Keep():
+                # The gateway that sends it needs no answer.
                 return () if self.role is Role.DETOKENIZER else self._of_request(message.envelope.request_id, "")
             case Probe():
                 wanted = (*message.route, message.origin)

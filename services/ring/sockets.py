@@ -6,13 +6,17 @@ repetition and stale senders. Large messages leave as blobs. Knows nothing of wh
 """
 
 import dataclasses
+import secrets
+import time
 from collections import Counter, deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import zmq
 
 from engine.errors import engine_fault
+from engine.histogram import Histogram
 from services.messages import Blob, Census, Chunk, Frame, Message, Probe, Report, RequestMessage, failed
 from services.ring.blobs import BLOB_BYTES, Blobs, directory_of, put
 from services.ring.keys import RingKeys
@@ -22,6 +26,9 @@ HIGH_WATER_MARK = 1000
 MAX_BACKLOG = 100_000  # messages; admission keeps it out of reach, reaching it is counted as loss
 FRAME_BYTES = BLOB_BYTES  # of one frame; more messages take more frames, a larger message becomes a blob
 FRAMES_A_TURN = 64  # so that a flood on the inbox cannot starve the loop
+LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+HOST = int(BOOT_ID.read_text()[:8], 16) if BOOT_ID.exists() else secrets.randbits(32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,6 +61,7 @@ class Inbox:
         self._blob_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
         self._receipts = Receipts()
         self.counts = self._receipts.counts
+        self.lag = Histogram(LAG_S)  # from departure to here, of frames from this machine
 
     @property
     def fd(self) -> int:
@@ -87,7 +95,11 @@ class Inbox:
         except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: broken UTF-8 inside a string
             self.counts["malformed"] += 1
             return None
-        return frame if self._receipts.accept(frame.sender, frame.epoch, frame.seq) else None
+        if not self._receipts.accept(frame.sender, frame.epoch, frame.seq):
+            return None
+        if frame.host == HOST:
+            self.lag.observe(time.monotonic() - frame.sent_s)
+        return frame
 
     def _messages(self, frame: Frame) -> Iterator[Message]:
         for message in frame.messages:
@@ -198,4 +210,6 @@ class Outbox:
             self.counts["oversize"] += 1
 
     def _encode(self, messages: tuple[Message | Blob | Chunk, ...]) -> bytes:
-        return self._encoder.encode(Frame(self._sender, self._epoch, self._seq + 1, messages))
+        return self._encoder.encode(
+            Frame(self._sender, self._epoch, self._seq + 1, messages, host=HOST, sent_s=time.monotonic())
+        )

@@ -1,15 +1,28 @@
-"""A small OTLP/gRPC trace receiver that keeps spans in memory: for `sluice demo`, and for tests that assert trees.
+"""A small OTLP/gRPC receiver that keeps spans and metric points in memory: for `sluice demo`, and for tests that assert
+trees and sums.
 
 Speaks the official protocol, so that what it receives is what any collector would.
 """
 
 import dataclasses
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Condition
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReceivedEvent:
+    """One event of a span."""
+
+    name: str
+    at_ns: int
+    attributes: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,17 +38,38 @@ class ReceivedSpan:
     process: str
     is_error: bool
     attributes: dict[str, str]
+    events: tuple[ReceivedEvent, ...] = ()
+    links: tuple[tuple[str, str], ...] = ()  # trace and span id of each
+
+    @property
+    def took_ns(self) -> int:
+        """From start to end."""
+        return self.end_ns - self.start_ns
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReceivedPoint:
+    """The latest value of one metric stream: a sum, a gauge, or a histogram's number of observations."""
+
+    name: str
+    process: str
+    attributes: dict[str, str]
+    value: float
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Listens on a free port of 127.0.0.1 from construction until `stop`."""
+    """Listens on a free port of `host` from construction until `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._spans: list[ReceivedSpan] = []
+        self._points: dict[tuple[object, ...], ReceivedPoint] = {}
         self._changed = Condition()
         self._server = grpc.server(ThreadPoolExecutor(2))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call] # generated
-        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        receiver = _Metrics(self._take_metrics)
+        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(receiver, self._server)  # type: ignore[no-untyped-call] # generated
+        self.port = self._server.add_insecure_port(f"{host}:0")
+        self.endpoint = f"http://127.0.0.1:{self.port}"
         self._server.start()
 
     def Export(  # the protocol's name
@@ -59,13 +93,57 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         def found() -> list[ReceivedSpan]:
             return [span for span in self._spans if span.trace_id == trace_id]
 
+        return self.wait_until(lambda: names <= {span.name for span in found()}, found, timeout_s)
+
+    def spans_named(self, name: str, timeout_s: float) -> list[ReceivedSpan]:
+        """Spans of a name, in any trace, once there is one, or none after `timeout_s`."""
+
+        def found() -> list[ReceivedSpan]:
+            return [span for span in self._spans if span.name == name]
+
+        return self.wait_until(lambda: bool(found()), found, timeout_s)
+
+    def points(self, name: str) -> list[ReceivedPoint]:
+        """What came last of each stream of a metric."""
         with self._changed:
-            self._changed.wait_for(lambda: names <= {span.name for span in found()}, timeout_s)
+            return [point for point in self._points.values() if point.name == name]
+
+    def wait_until(
+        self, met: Callable[[], bool], found: Callable[[], list[ReceivedSpan]], timeout_s: float
+    ) -> list[ReceivedSpan]:
+        """`found`, once it is `met` or after so long."""
+        with self._changed:
+            self._changed.wait_for(met, timeout_s)
             return found()
 
     def stop(self) -> None:
         """Close."""
         self._server.stop(0).wait()
+
+    def _take_metrics(self, request: metrics_service_pb2.ExportMetricsServiceRequest) -> None:
+        with self._changed:
+            for resource in request.resource_metrics:
+                process = _text(resource.resource.attributes, "service.instance.id")
+                for scope in resource.scope_metrics:
+                    for metric in scope.metrics:
+                        for point in _points(metric, process):
+                            key = (point.name, process, *sorted(point.attributes.items()))
+                            self._points[key] = point
+            self._changed.notify_all()
+
+
+class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
+    """Receives metrics: both services name their method Export."""
+
+    def __init__(self, take: Callable[[metrics_service_pb2.ExportMetricsServiceRequest], None]) -> None:
+        self._take = take
+
+    def Export(
+        self, request: metrics_service_pb2.ExportMetricsServiceRequest, context: grpc.ServicerContext
+    ) -> metrics_service_pb2.ExportMetricsServiceResponse:
+        """Receive metric points."""
+        self._take(request)
+        return metrics_service_pb2.ExportMetricsServiceResponse()
 
 
 def _span(span: trace_pb2.Span, process: str) -> ReceivedSpan:
@@ -78,8 +156,28 @@ def _span(span: trace_pb2.Span, process: str) -> ReceivedSpan:
         end_ns=span.end_time_unix_nano,
         process=process,
         is_error=span.status.code == trace_pb2.Status.STATUS_CODE_ERROR,
-        attributes={pair.key: _text(span.attributes, pair.key) for pair in span.attributes},
+        attributes=_texts(span.attributes),
+        events=tuple(ReceivedEvent(one.name, one.time_unix_nano, _texts(one.attributes)) for one in span.events),
+        links=tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
     )
+
+
+def _points(metric: metrics_pb2.Metric, process: str) -> list[ReceivedPoint]:
+    kind = metric.WhichOneof("data")
+    if kind == "histogram":
+        return [
+            ReceivedPoint(metric.name, process, _texts(point.attributes), float(point.count))
+            for point in metric.histogram.data_points
+        ]
+    points = metric.sum.data_points if kind == "sum" else metric.gauge.data_points
+    return [
+        ReceivedPoint(metric.name, process, _texts(point.attributes), point.as_double or float(point.as_int))
+        for point in points
+    ]
+
+
+def _texts(attributes: object) -> dict[str, str]:
+    return {pair.key: _text(attributes, pair.key) for pair in attributes}  # type: ignore[attr-defined] # a repeated field
 
 
 def _text(attributes: object, key: str) -> str:

@@ -1,100 +1,85 @@
-"""A process's Prometheus metrics, in a registry of its own, and the endpoint that shows them.
+"""A process's metrics as plain numbers: what is counted as it happens, and figures that other parts keep themselves and
+that are read when somebody asks.
 
-Two kinds: what the gateway observes as it happens (requests, tokens, latencies), and figures that other parts keep as
-plain numbers and that are read when somebody scrapes. Knows no stage.
+Knows no stage and no exporter: `samples` is what Prometheus and OTLP are made of.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from engine.histogram import Histogram, Snapshot
+from services.telemetry.catalogue import Kind, Metric
 
-from engine.errors import Code, ServiceError
-from services.telemetry import names
+MAX_VALUES = 64  # of a label: others are counted together, lest clients choose how much memory this takes
+OTHER = "other"
 
-# The convention's buckets, with room above for slow machines.
-DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 120.0)
-TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
-Figures = Callable[[], Mapping[str, float]]
+class Sample(NamedTuple):
+    """One value of one metric; `labels` are the values of the metric's labels, in their order."""
+
+    metric: Metric
+    value: float | Snapshot
+    labels: tuple[str, ...] = ()
+
+
+Figures = Callable[[], Iterable[Sample]]
 
 
 class Metrics:
-    """Metrics of one process; every sample carries its role and process id."""
+    """Metrics of one process. Counting is for its loop's thread; `samples` may be called from any."""
 
     def __init__(self, role: str, process_id: str) -> None:
-        self._labels = {"role": role, "process": process_id}
-        self.registry = CollectorRegistry()
-        self._figures = _PlainFigures(self._labels)
-        self.registry.register(self._figures)
-        own = tuple(self._labels)
-        self._requests = Counter(
-            names.METRIC_REQUESTS, "Ended requests", (*own, "code", "reason"), registry=self.registry
-        )
-        self._tokens = Counter(names.METRIC_TOKENS, "Tokens of ended requests", (*own, "kind"), registry=self.registry)
-        self._events = Counter(
-            names.METRIC_EVENTS,
-            "Refusals, dropped messages, slow readers",
-            (*own, "event", "reason"),
-            registry=self.registry,
-        )
-        self._histograms = {
-            name: Histogram(name, text, own, buckets=buckets, registry=self.registry)
-            for name, text, buckets in (
-                (names.METRIC_DURATION, "Request duration", DURATION_BUCKETS),
-                (names.METRIC_TTFT, "Time to first token", TTFT_BUCKETS),
-                (names.METRIC_TPOT, "Time per output token after the first", TPOT_BUCKETS),
-            )
-        }
+        self.role = role
+        self.process_id = process_id
+        self._counts: dict[tuple[Metric, tuple[str, ...]], float] = {}
+        self._histograms: dict[tuple[Metric, tuple[str, ...]], Histogram] = {}
+        self._sources: list[Figures] = []
 
     def collect_from(self, figures: Figures) -> None:
-        """Ask `figures` at each scrape; names ending in _total are counters, the others gauges."""
-        self._figures.sources.append(figures)
+        """Ask `figures` each time that somebody wants to know."""
+        self._sources.append(figures)
 
-    def request_ended(self, code: str, reason: str) -> None:
-        """One request more has ended."""
-        self._requests.labels(**self._labels, code=code, reason=reason).inc()
+    def count(self, metric: Metric, *labels: str, num: float = 1) -> None:
+        """Add to a counter."""
+        assert metric.kind is Kind.COUNTER and len(labels) == len(metric.labels), metric.name
+        key = (metric, labels)
+        self._counts[key] = self._counts.get(key, 0) + num
 
-    def tokens(self, kind: str, num: int) -> None:
-        """Tokens used: prompt, cached or completion."""
-        self._tokens.labels(**self._labels, kind=kind).inc(num)
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        """Put a value into a histogram."""
+        self.histogram(metric, *labels).observe(value)
 
-    def event(self, event: str, reason: str) -> None:
-        """Something without a request of its own."""
-        self._events.labels(**self._labels, event=event, reason=reason).inc()
+    def histogram(self, metric: Metric, *labels: str) -> Histogram:
+        """The histogram itself, for whoever observes often."""
+        assert metric.kind is Kind.HISTOGRAM and len(labels) == len(metric.labels), metric.name
+        key = (metric, labels)
+        found = self._histograms.get(key)
+        if found is None:
+            found = self._histograms[key] = Histogram(metric.buckets)
+        return found
 
-    def observe(self, name: str, seconds: float) -> None:
-        """A latency; `name` is one of the METRIC_… histograms."""
-        self._histograms[name].labels(**self._labels).observe(seconds)
-
-    def serve(self, port: int) -> None:
-        """Answer scrapes on 127.0.0.1. Raises ServiceError when the port cannot be had."""
-        try:
-            start_http_server(port, "127.0.0.1", self.registry)
-        except OSError as error:
-            raise ServiceError(
-                Code.FAILED_PRECONDITION,
-                "LISTEN_FAILED",
-                f"--metrics-port: cannot listen on 127.0.0.1:{port} ({error.strerror}); choose another first port",
-                field="metrics_port",
-            ) from error
+    def samples(self) -> Iterator[Sample]:
+        """Everything, now."""
+        for (metric, labels), value in list(self._counts.items()):
+            yield Sample(metric, value, labels)
+        for (metric, labels), histogram in list(self._histograms.items()):
+            yield Sample(metric, histogram.snapshot(), labels)
+        for figures in list(self._sources):
+            yield from figures()
 
 
-class _PlainFigures(Collector):
-    """Turns plain numbers into samples."""
+class Labelled:
+    """Values of a label that clients choose, such as their tenant: the first ones by name, others together."""
 
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        self.sources: list[Figures] = []
-        self._labels = labels
+    def __init__(self, max_values: int = MAX_VALUES) -> None:
+        self._known: set[str] = set()
+        self._max = max_values
 
-    def collect(self) -> Iterable[Metric]:
-        """Samples of all sources."""
-        keys, values = list(self._labels), list(self._labels.values())
-        for figures in self.sources:
-            for name, value in figures().items():
-                family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                metric = family(name, name.removeprefix("sluice_").replace("_", " "), labels=keys)
-                metric.add_metric(values, value)
-                yield metric
+    def __call__(self, value: str) -> str:
+        """The value to count by."""
+        if value in self._known:
+            return value
+        if len(self._known) >= self._max:
+            return OTHER
+        self._known.add(value)
+        return value

@@ -1,13 +1,22 @@
-"""Every name that leaves the service: spans, attributes, metrics. GenAI conventions (development status) and RPC
-conventions (release candidate) of OpenTelemetry as of the schema below."""
+"""Every name of spans, their events and attributes that leaves the service. GenAI conventions (development status) and
+RPC conventions (release candidate) of OpenTelemetry as of the schema below."""
 
-SCHEMA_URL = "https://opentelemetry.io/schemas/1.37.0"
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+SERVICE_NAME = "sluice"
 
 SPAN_TOKENIZE = "tokenize"
 SPAN_QUEUE = "queue"
 SPAN_PREFILL = "prefill"
 SPAN_DECODE = "decode"
 SPAN_DETOKENIZE = "detokenize"
+SPAN_STEP = "step"  # a root of its own, linked to the requests in it; some steps only
+
+EVENT_CHUNK = "sluice.chunk"
+EVENT_PREEMPTED = "sluice.preempted"
+EVENT_RESUMED = "sluice.resumed"
+EVENT_STEP = "sluice.step"  # of decode, where a step span tells more
+EVENT_REPLAYED = "sluice.replayed"  # sent round the ring once more, as a process was lost
+EVENT_REATTACHED = "sluice.reattached"  # another call reads it from now on
 
 RPC_SERVICE = "sluice.v1.InferenceService"
 
@@ -19,15 +28,23 @@ RPC_METHOD = "rpc.method"
 RPC_STATUS = "rpc.response.status_code"
 ERROR_TYPE = "error.type"
 
+# Of these statuses the server is to blame: a server span with another one is no error.
+RPC_SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+
 GEN_AI_OPERATION = "gen_ai.operation.name"
 GEN_AI_PROVIDER = "gen_ai.provider.name"
 GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
+GEN_AI_REQUEST_STREAM = "gen_ai.request.stream"
 GEN_AI_REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
 GEN_AI_REQUEST_TEMPERATURE = "gen_ai.request.temperature"
 GEN_AI_REQUEST_TOP_P = "gen_ai.request.top_p"
 GEN_AI_REQUEST_TOP_K = "gen_ai.request.top_k"
 GEN_AI_REQUEST_SEED = "gen_ai.request.seed"
+GEN_AI_REQUEST_CHOICES = "gen_ai.request.choice.count"
+GEN_AI_REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+GEN_AI_REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
 GEN_AI_RESPONSE_ID = "gen_ai.response.id"
+GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
 GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
 GEN_AI_RESPONSE_TTFT = "gen_ai.response.time_to_first_chunk"
 GEN_AI_USAGE_INPUT = "gen_ai.usage.input_tokens"
@@ -35,10 +52,18 @@ GEN_AI_USAGE_OUTPUT = "gen_ai.usage.output_tokens"
 GEN_AI_USAGE_REASONING = "gen_ai.usage.reasoning.output_tokens"
 GEN_AI_USAGE_CACHED = "gen_ai.usage.cache_read.input_tokens"
 
-METRIC_REQUESTS = "sluice_requests"
-METRIC_TOKENS = "sluice_tokens"
-METRIC_EVENTS = "sluice_gateway_events"
-METRIC_DURATION = "gen_ai_server_request_duration_seconds"
-METRIC_TTFT = "gen_ai_server_time_to_first_token_seconds"
-METRIC_TPOT = "gen_ai_server_time_per_output_token_seconds"
-METRIC_SPANS_DROPPED = "sluice_spans_dropped_total"
+# No convention has these yet.
+REQUEST_ID = "sluice.request_id"
+ATTEMPT = "sluice.attempt"
+TENANT = "sluice.tenant"
+ROLE = "sluice.role"
+OUTPUT = "sluice.output"
+CANCELLED = "sluice.cancelled"
+NUM_TOKENS = "sluice.tokens"
+NUM_PROMPT = "sluice.prompt_tokens"
+NUM_CACHED = "sluice.cached_tokens"
+NUM_PREEMPTIONS = "sluice.preemptions"
+NUM_DRAFTED = "sluice.drafted_tokens"
+NUM_ACCEPTED = "sluice.accepted_tokens"
+NUM_EVENTS_DROPPED = "sluice.events_dropped"
+NUM_ROWS = "sluice.requests"

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from services.process import Process
+from services.telemetry import catalogue
+from services.telemetry.metrics import Sample
 from services.tokenizer.chat import read_template, unreadable
 from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoding import TextEncoder
@@ -44,5 +46,5 @@ async def run(process: Process) -> int:
         ThreadPoolExecutor(num_threads, thread_name_prefix="encode") as pool,
     ):
         stage = TokenizerStage(encoder, constraints, limits, Threads(pool, on_loop), process.ring.emit, process.record)
-        process.metrics.collect_from(lambda: {"sluice_requests_open": stage.num_encoding})
+        process.metrics.collect_from(lambda: [Sample(catalogue.OPEN, stage.num_encoding)])
         return await process.run(stage)

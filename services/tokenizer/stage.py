@@ -21,7 +21,7 @@ from services.messages import (
     Census,
     CloseInput,
     Detokenized,
-    Envelope,
+    Failed,
     Grant,
     Message,
     Prompt,
@@ -31,6 +31,8 @@ from services.messages import (
     Update,
     failed,
 )
+from services.telemetry import names
+from services.telemetry.phases import Phase, Record
 from services.tokenizer.awaiting import Unconstrained, chained, later, with_grammar
 from services.tokenizer.constrained import job_of
 from services.tokenizer.constraints import Constraints
@@ -51,8 +53,6 @@ from services.work import (
 )
 
 Emit = Callable[[Message], None]
-# (name, envelope, start and end on the monotonic clock, attributes)
-Record = Callable[[str, Envelope, float, float, dict[str, int]], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,8 +130,7 @@ class TokenizerStage:
             return
         answer = failed(message.envelope, engine_fault()) if future.exception() else future.result()
         if isinstance(message, Submit):
-            num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
-            self._record("tokenize", message.envelope, start, time.monotonic(), {"sluice.prompt_tokens": num_tokens})
+            self._record(message.envelope, _phase(start, answer))
         self._lanes.finish(message.envelope, answer)
 
     def _answer(self, message: Submit | Append, start: float) -> Message | Unconstrained:
@@ -204,6 +203,13 @@ class TokenizerStage:
             return prompt
         grammar = self._constraints.known(job)
         return Unconstrained(prompt, job) if grammar is None else with_grammar(prompt, grammar, self._limits)
+
+
+def _phase(start: float, answer: Message) -> Phase:
+    """What became of a Submit."""
+    num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
+    error = answer.reason if isinstance(answer, Failed) else ""
+    return Phase(names.SPAN_TOKENIZE, start, time.monotonic(), {names.NUM_PROMPT: num_tokens}, error=error)
 
 
 def _text(asked: TextOptions, sections: Sections) -> TextOptions:

@@ -119,7 +119,9 @@ def test_garbage_on_the_ring_is_dropped_and_counted(service: Service, place: Pat
     assert service.children() == before
     for at in range(len(ROLES)):
         text = urllib.request.urlopen(f"http://127.0.0.1:{first_port + at}/metrics", timeout=10).read().decode()
-        (line,) = [one for one in text.splitlines() if one.startswith("sluice_ring_in_malformed_total")]
+        (line,) = [
+            one for one in text.splitlines() if one.startswith("sluice_ring_in_total") and 'what="malformed"' in one
+        ]
         assert float(line.rsplit(" ", 1)[1]) > num / 4
 
 

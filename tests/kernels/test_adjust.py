@@ -1,50 +1,61 @@
-"""Penalties against Hugging Face and vLLM's definition; biases and bars touch what they name and nothing else."""
+"""Changes of logits, by the twin and by each instruction set's kernel: penalties against Hugging Face and vLLM's
+definition; masks, bars and biases touch what they name and nothing else."""
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from kernels.adjust import add_, bar_, mask_, penalise_
+from kernels import native, native_sampling, ops
+from kernels.adjust import Bars, Biases, Changes, Mask, Penalties, adjust_
 
 VOCAB = 40
 
 
-def pairs(tokens: dict[int, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(row, id) of distinct ids."""
-    found = [(row, token) for row, ids in tokens.items() for token in sorted(set(ids))]
-    return torch.tensor([row for row, _ in found]), torch.tensor([token for _, token in found])
+@pytest.fixture(params=["twin", "sampling_v3", "sampling_v4"], autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = native.load(request.param) if request.param.removeprefix("sampling_") in native.runnable() else None
+    if module is None and request.param != "twin":
+        pytest.skip(f"no {request.param} here")
+    monkeypatch.setattr(native_sampling, "MODULE", module)
+
+
+def penalties(tokens: list[list[int]], counts: list[float], strengths: list[tuple[float, float, float]]) -> Changes:
+    """Distinct ids of each row, from row 0 on."""
+    ids = [sorted(set(own)) for own in tokens]
+    columns = torch.tensor(strengths).T.contiguous()
+    sizes = torch.tensor([len(own) for own in ids])
+    flat = torch.tensor([one for own in ids for one in own])
+    return Changes(penalties=Penalties(torch.arange(len(ids)), sizes, flat, torch.tensor(counts), *columns))
 
 
 def test_repetition_is_hugging_faces() -> None:
     torch.manual_seed(0)
-    logits, tokens = torch.randn(2, VOCAB) * 3, {0: [1, 5, 5, 9], 1: [2, 39, 7, 7]}
-    want = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(list(tokens.values())), logits.clone())
-    rows, ids = pairs(tokens)
-    zero = torch.zeros(len(ids))
-    penalise_(logits, rows, ids, zero, torch.full_like(zero, 1.3), zero, zero)
+    logits, tokens = torch.randn(2, VOCAB) * 3, [[1, 5, 5, 9], [2, 39, 7, 7]]
+    want = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(tokens), logits.clone())
+    ops.adjust_(logits, penalties(tokens, [0.0] * 6, [(1.3, 0.0, 0.0)] * 2))
     assert torch.equal(logits, want)
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:
-    logits = torch.zeros(1, VOCAB)
-    ids, counts = torch.tensor([3, 4, 5]), torch.tensor([0.0, 1.0, 3.0])  # the first is in the prompt only
-    one = torch.ones(3)
-    penalise_(logits, torch.zeros(3, dtype=torch.int64), ids, counts, one, 0.5 * one, 0.25 * one)
+    logits = torch.zeros(1, VOCAB)  # the first of the ids is in the prompt only
+    ops.adjust_(logits, penalties([[3, 4, 5]], [0.0, 1.0, 3.0], [(1.0, 0.5, 0.25)]))
     assert logits[0, 3:6].tolist() == [0.0, -0.75, -1.25]
     assert not logits[0, :3].any() and not logits[0, 6:].any()
 
 
 def test_barred_ids_stay_barred() -> None:
     logits = torch.zeros(2, VOCAB)
-    mask_(logits, torch.tensor([0]), torch.tensor([[0b110, 0]], dtype=torch.int32))
-    bar_(logits, torch.tensor([0, 0]), torch.tensor([2, 2]))
-    add_(logits, torch.tensor([0, 0, 1]), torch.tensor([2, 1, 7]), torch.tensor([100.0, 5.0, 1.0]))
+    mask = Mask(torch.tensor([0]), torch.tensor([[0b110, 0]], dtype=torch.int32))
+    bars = Bars(torch.tensor([0, 0]), torch.tensor([2, 2]))
+    biases = Biases(torch.tensor([0, 0, 1]), torch.tensor([2, 1, 7]), torch.tensor([100.0, 5.0, 1.0]))
+    ops.adjust_(logits, Changes((mask,), bars, biases))
     assert logits[0].isneginf().sum() == VOCAB - 1 and logits[0, 1] == 5.0
     assert logits[1, 7] == 1.0 and logits[1].sum() == 1.0
 
 
-@pytest.mark.parametrize("vocab", [40, 64, 111])
+@pytest.mark.parametrize("vocab", [7, 40, 64, 111])
 @pytest.mark.parametrize("rows", [[0, 2], [0, 1, 2]])
 def test_masks_bar_what_has_no_bit(vocab: int, rows: list[int]) -> None:
     torch.manual_seed(0)
@@ -53,5 +64,35 @@ def test_masks_bar_what_has_no_bit(vocab: int, rows: list[int]) -> None:
     want = logits.clone()
     for row, allowed in zip(rows, may, strict=True):
         want[row] = want[row].where(allowed[:vocab], -torch.inf)
-    mask_(logits, torch.tensor(rows), bits)
+    ops.adjust_(logits, Changes((Mask(torch.tensor(rows), bits),)))
     assert torch.equal(logits, want)
+
+
+def random_changes(rows: int, vocab: int) -> Changes:
+    """Everything at once, of most rows."""
+    rng = np.random.default_rng(rows)
+    some = np.flatnonzero(rng.random(rows) < 0.7)
+    ids = [np.unique(rng.integers(vocab, size=9)) for _ in some]
+    flat, where = torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.repeat(some, [len(own) for own in ids]))
+    bits = rng.integers(-(2**31), 2**31 - 1, size=(len(some), -(-vocab // 32)), dtype=np.int32)
+    chosen, counts = torch.from_numpy(some), torch.from_numpy(rng.integers(0, 4, size=len(flat)).astype(np.float32))
+    strengths = torch.from_numpy(
+        rng.uniform([1.0, -1.0, -1.0], [2.0, 1.0, 1.0], size=(len(some), 3)).astype(np.float32)
+    )
+    sizes = torch.tensor([len(own) for own in ids])
+    return Changes(
+        (Mask(chosen, torch.from_numpy(bits)),),
+        Bars(where[::3].contiguous(), flat[::3].contiguous()),
+        Biases(where, flat, counts - 1.5),
+        Penalties(chosen, sizes, flat, counts, *strengths.T.contiguous()),
+    )
+
+
+@pytest.mark.parametrize("vocab", [17, 500, 4096])
+def test_all_at_once_is_as_the_twin_has_it(vocab: int) -> None:
+    logits: Tensor = torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
+    want, changes = logits.clone(), random_changes(20, vocab)
+    adjust_(want, changes)
+    ops.adjust_(logits, changes)
+    torch.testing.assert_close(logits, want, rtol=1e-6, atol=1e-6)
+    assert torch.equal(logits.isneginf(), want.isneginf()) and not torch.equal(logits, logits.relu())

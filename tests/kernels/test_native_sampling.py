@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import native, ops
+from kernels import native, native_sampling, ops
 from kernels.philox import gumbel, uniforms
 from kernels.sampling import Rows, sample
 from tests.kernels.test_sampling import ALL, Params, mixed_rows, random_logits, rows_of
@@ -19,7 +19,7 @@ def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     module = native.load(request.param) if request.param.removeprefix("sampling_") in native.runnable() else None
     if module is None:
         pytest.skip(f"no {request.param} here")
-    monkeypatch.setattr(native, "SAMPLER", module)
+    monkeypatch.setattr(native_sampling, "MODULE", module)
 
 
 def score(logits: Tensor, rows: Rows, row: int, token: int) -> float:
@@ -90,5 +90,5 @@ def test_minus_infinity_is_never_drawn(params: Params) -> None:
 def test_other_logits_go_to_the_twin() -> None:
     logits = random_logits(8, 222)[:, ::2]
     rows = mixed_rows(8)
-    assert not native.samples(logits)
+    assert not native_sampling.takes(logits)
     assert torch.equal(ops.sample(logits, rows)[0], sample(logits, rows)[0])

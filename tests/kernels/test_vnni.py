@@ -1,5 +1,5 @@
-"""The VNNI kernels on a machine without VNNI: compiled with the one instruction written out as its definition, they must
-give what the kernels of this machine give, to the bit. What is left unproven is the processor's own arithmetic."""
+"""The VNNI kernels on a machine without VNNI: compiled with the one instruction written out as its definition, they
+must give what the kernels of this machine give, to the bit. What is left unproven is the processor's own arithmetic."""
 
 import importlib.util
 import shutil

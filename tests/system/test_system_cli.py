@@ -36,6 +36,8 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         env = {"SLUICE_ADDRESS": service.address, "SLUICE_MAX_TOKENS": "6", "SLUICE_TEMPERATURE": "0"}
         plain = sluice("generate", "def mean(values):", environment=env)
         assert plain.returncode == 0 and plain.stderr == ""
+        watched = sluice("top", "--once", environment=env)
+        assert watched.returncode == 0 and "engine-0" in watched.stdout
         piped = sluice("generate", "-", "--json", stdin="def mean(values):", environment=env)
         shown = json.loads(piped.stdout)
         assert shown["text"] + "\n" == plain.stdout
@@ -81,7 +83,7 @@ def test_wrong_usage_ends_with_two_and_says_why(arguments: tuple[str, ...], said
     assert said in result.stderr and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "generate", "bench", "demo", "keys"])
+@pytest.mark.parametrize("command", ["serve", "generate", "bench", "chat", "demo", "keys"])
 def test_every_command_has_help(command: str) -> None:
     result = sluice(command, "--help")
     assert result.returncode == 0 and "Usage" in result.stdout

@@ -31,7 +31,7 @@ def test_history_counts_as_the_tokens_do() -> None:
 
 
 def test_new_tokens_are_noted_once() -> None:
-    slots = SlotAdjustments(2, 40)
+    slots = SlotAdjustments(40)
     slots.reset(placement(1, PENALISED, (7, 8, 9), 2))
     slots.note(1, 3, [8, 9])  # the end of a prefill: nothing is new
     slots.note(1, 4, [5])
@@ -45,7 +45,7 @@ def test_new_tokens_are_noted_once() -> None:
 
 
 def test_rows_follow_the_order_of_the_slots() -> None:
-    slots = SlotAdjustments(3, 40)
+    slots = SlotAdjustments(40)
     slots.reset(placement(0, BIASED))
     slots.reset(placement(2, PENALISED, (1,), 1))
     biases, penalties = slots.biases([2, 0]), slots.penalties([2, 0], {})
@@ -57,8 +57,8 @@ def test_rows_follow_the_order_of_the_slots() -> None:
 
 
 def test_a_slot_forgets_whoever_had_it() -> None:
-    slots = SlotAdjustments(1, 40)
+    slots = SlotAdjustments(40)
     for params in (PENALISED, BIASED, SamplingParams()):
         slots.reset(placement(0, params, (1, 2), 1))
     assert slots.penalties([0], {}) is None and slots.biases([0]) is None and slots.allowed([0]) is None
-    assert not slots.has_history
+    assert not slots.listens(0)

@@ -119,12 +119,12 @@ def test_behind_a_draft_that_is_not_allowed_rows_are_not_broken(matchers: SlotMa
 def test_a_slot_forgets_whoever_had_it(matchers: SlotMatchers) -> None:
     matchers.reset(place(0, choice("aa")))
     matchers.reset(place(1, choice("bb")))
-    assert matchers and filled(matchers, [0, 1]) is not None
+    assert matchers.listens(0) and filled(matchers, [0, 1]) is not None
     matchers.reset(place(0, ""))
     masks = filled(matchers, [0, 1])
     assert masks is not None and masks.rows.tolist() == [1]
     matchers.reset(place(1, ""))
-    assert not matchers and filled(matchers, [0, 1]) is None
+    assert not matchers.listens(1) and filled(matchers, [0, 1]) is None
 
 
 def test_what_leaves_its_grammar_is_lost_alone(matchers: SlotMatchers) -> None:

@@ -1,11 +1,11 @@
 from pathlib import Path
 
-import grpc
 import pytest
+import sluice
 
 from engine.errors import ServiceError
 from services.cli.access import Access
-from services.cli.client import channel
+from services.cli.client import client
 
 
 def test_a_key_is_never_sent_to_others_in_plaintext() -> None:
@@ -20,9 +20,9 @@ def test_a_key_is_never_sent_to_others_in_plaintext() -> None:
 def test_files_mean_tls_and_are_read(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     with pytest.raises(ServiceError, match="No such file"):
-        channel("localhost:1", Access.of("localhost:1", False, (ca, None, None), None))
+        client("localhost:1", Access.of("localhost:1", False, (ca, None, None), None))
     ca.write_text("")
-    with channel("localhost:1", Access.of("localhost:1", False, (ca, None, None), None)) as opened:
-        assert isinstance(opened, grpc.Channel)
+    with client("localhost:1", Access.of("localhost:1", False, (ca, None, None), None)) as opened:
+        assert isinstance(opened, sluice.Client)
     with pytest.raises(ServiceError, match="needed together"):
         Access.of("localhost:1", False, (None, ca, None), None)

@@ -1,1 +1,72 @@
-"""Client side of sluice. `sluice.v1` holds the generated stubs of the contract."""
+"""Python client of sluice. `Client` blocks, `AsyncClient` is for asyncio; `sluice.v1` holds the generated stubs.
+
+Names are imported when they are first used, so that a program that only needs the stubs, as a server does, pays for
+nothing else.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sluice.aio.client import AsyncClient as AsyncClient
+    from sluice.client import Client as Client
+    from sluice.completion import Completion as Completion
+    from sluice.errors import Aborted as Aborted
+    from sluice.errors import AlreadyExists as AlreadyExists
+    from sluice.errors import Cancelled as Cancelled
+    from sluice.errors import DeadlineExceeded as DeadlineExceeded
+    from sluice.errors import FailedPrecondition as FailedPrecondition
+    from sluice.errors import InternalError as InternalError
+    from sluice.errors import InvalidArgument as InvalidArgument
+    from sluice.errors import NotFound as NotFound
+    from sluice.errors import OutOfRange as OutOfRange
+    from sluice.errors import PermissionDenied as PermissionDenied
+    from sluice.errors import ResourceExhausted as ResourceExhausted
+    from sluice.errors import SluiceError as SluiceError
+    from sluice.errors import Unauthenticated as Unauthenticated
+    from sluice.errors import Unavailable as Unavailable
+    from sluice.errors import Unimplemented as Unimplemented
+    from sluice.knobs import Knobs as Knobs
+    from sluice.knobs import Prompt as Prompt
+    from sluice.knobs import chat as chat
+    from sluice.retry import NEVER as NEVER
+    from sluice.retry import RetryPolicy as RetryPolicy
+    from sluice.settings import Tls as Tls
+
+_ERRORS = (
+    "Aborted",
+    "AlreadyExists",
+    "Cancelled",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "InternalError",
+    "InvalidArgument",
+    "NotFound",
+    "OutOfRange",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "SluiceError",
+    "Unauthenticated",
+    "Unavailable",
+    "Unimplemented",
+)
+_HOMES = {
+    "AsyncClient": "sluice.aio.client",
+    "Client": "sluice.client",
+    "Completion": "sluice.completion",
+    "Knobs": "sluice.knobs",
+    "NEVER": "sluice.retry",
+    "Prompt": "sluice.knobs",
+    "RetryPolicy": "sluice.retry",
+    "Tls": "sluice.settings",
+    "chat": "sluice.knobs",
+    **dict.fromkeys(_ERRORS, "sluice.errors"),
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from where it lives (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sluice' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

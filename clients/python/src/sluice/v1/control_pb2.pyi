@@ -650,6 +650,7 @@ class Load(_message.Message):
     RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     open_requests: _builtins.int
     """Requests open at this gateway."""
     max_open_requests: _builtins.int
@@ -662,6 +663,10 @@ class Load(_message.Message):
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineLoad]:
         """The engines behind it. At most 1,024."""
 
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantLoad]:
+        """Whose the open requests are, most first; those of further tenants are together in one without a name. At most 64."""
+
     def __init__(
         self,
         *,
@@ -670,14 +675,45 @@ class Load(_message.Message):
         reserved_tokens: _builtins.int = ...,
         max_reserved_tokens: _builtins.int = ...,
         engines: _abc.Iterable[Global___EngineLoad] | None = ...,
+        tenants: _abc.Iterable[Global___TenantLoad] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "max_open_requests", b"max_open_requests", "max_reserved_tokens", b"max_reserved_tokens", "open_requests", b"open_requests", "reserved_tokens", b"reserved_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "max_open_requests", b"max_open_requests", "max_reserved_tokens", b"max_reserved_tokens", "open_requests", b"open_requests", "reserved_tokens", b"reserved_tokens", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015
+
+@_typing.final
+class TenantLoad(_message.Message):
+    """What one tenant has open at a gateway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    RESERVED_TOKENS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Its name. At most 256 bytes."""
+    open_requests: _builtins.int
+    """Requests that are open."""
+    reserved_tokens: _builtins.int
+    """Tokens reserved by them."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        open_requests: _builtins.int = ...,
+        reserved_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["open_requests", b"open_requests", "reserved_tokens", b"reserved_tokens", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantLoad: _TypeAlias = TenantLoad  # noqa: Y015
 
 @_typing.final
 class EngineLoad(_message.Message):

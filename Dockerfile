@@ -1,0 +1,61 @@
+# Two images from one file: `text` for gateway, tokenizer and detokenizer (no torch), `engine` for the model.
+#
+#   docker build --target text   -t sluice-text .
+#   docker build --target engine -t sluice-engine .                     # torch for CPU
+#   docker build --target engine -t sluice-engine:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126 .
+#
+# Without a network: put wheels of everything in deploy/wheels, give a BASE_IMAGE that has Python 3.11 and pip, and
+# --build-arg PIP_NO_INDEX=1; COMPILER= (empty) goes without our own CPU kernels. Every version is pinned by
+# constraints.txt; what pip installed stays listed in the images (*.dist-info), for SBOM tools.
+ARG BASE_IMAGE=python:3.11.14-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG COMPILER=g++
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_FIND_LINKS=/src/deploy/wheels
+RUN if [ -n "$COMPILER" ] && ! command -v c++ >/dev/null; then \
+      apt-get update -qq && apt-get install -y -qq --no-install-recommends "$COMPILER" python3-dev libc6-dev; fi
+WORKDIR /src
+ARG PIP_NO_INDEX=""
+COPY deploy/requirements-text.txt deploy/requirements-engine.txt deploy/wheel[s] deploy/wheels/
+COPY constraints.txt ./
+RUN python3 -m venv /opt/build && /opt/build/bin/pip install -q -c constraints.txt "setuptools>=77" wheel \
+ && python3 -m venv /opt/text --without-pip && python3 -m venv /opt/engine --without-pip
+RUN /opt/build/bin/pip --python /opt/text/bin/python install -q -c constraints.txt -r deploy/wheels/requirements-text.txt
+RUN /opt/build/bin/pip --python /opt/engine/bin/python install -q -c constraints.txt --extra-index-url "$TORCH_INDEX" \
+      -r deploy/wheels/requirements-engine.txt
+COPY pyproject.toml setup.py README.md MANIFEST.in LICENSE ./
+COPY clients/python clients/python
+COPY engine engine
+COPY kernels kernels
+COPY services services
+COPY demo demo
+RUN mkdir /dist && /opt/build/bin/pip wheel -q --no-deps --no-build-isolation -w /dist ./clients/python . \
+ && for one in text engine; do \
+      /opt/build/bin/pip --python /opt/$one/bin/python install -q --no-deps --no-index /dist/*.whl; done \
+ && rm -rf /opt/text/lib/python3.11/site-packages/kernels/cpu /opt/text/lib/python3.11/site-packages/demo/draft
+# The text roles fetch no weights in bulk (hf_xet is for that, and optional) and need no symbols of others' C code.
+RUN /opt/build/bin/pip --python /opt/text/bin/python uninstall -q -y hf_xet \
+ && if command -v strip >/dev/null; then find /opt/text -name '*.so' -exec strip --strip-debug {} +; fi \
+ && rm -rf /opt/text/lib/python3.11/site-packages/*/tests
+
+FROM ${BASE_IMAGE} AS base
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin sluice \
+ && for role in all gateway tokenizer engine detokenizer; do install -d -o sluice -g sluice -m 0700 "/keys/$role"; done \
+ && install -d -o sluice -g sluice -m 0700 /run/sluice
+ENV HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 TOKENIZERS_PARALLELISM=false \
+    SLUICE_HEARTBEAT_DIR=/run/sluice SLUICE_LOG_FORMAT=json
+USER 10001:10001
+WORKDIR /tmp
+ENTRYPOINT ["sluice"]
+CMD ["serve"]
+
+FROM base AS text
+COPY --from=build /opt/text /opt/text
+ENV PATH=/opt/text/bin:$PATH
+LABEL org.opencontainers.image.title="sluice text" org.opencontainers.image.licenses="Apache-2.0"
+
+FROM base AS engine
+COPY --from=build /opt/engine /opt/engine
+ENV PATH=/opt/engine/bin:$PATH OMP_WAIT_POLICY=passive
+LABEL org.opencontainers.image.title="sluice engine" org.opencontainers.image.licenses="Apache-2.0"

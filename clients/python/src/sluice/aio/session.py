@@ -1,0 +1,232 @@
+"""Many generations on one Converse call, each with its own credit, for asyncio. A task reads the call for all of them.
+
+A call that is lost is made good: what ran goes on by ResumeGenerate, what comes later is opened on a new call. Stops
+writing to a call once its server has ended it: grpc reports the status from the read side.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Self, Unpack
+
+import grpc
+
+from sluice import errors
+from sluice.aio.stream import AsyncLine, AsyncStream
+from sluice.credit import DEFAULT_WINDOW, Credit
+from sluice.frames import Frames
+from sluice.knobs import Knobs, Prompt, build
+from sluice.pool import Pool
+from sluice.progress import Progress
+from sluice.session import PONG_TIMEOUT_S, MakeAttempts, News
+from sluice.stream import Metadata
+from sluice.v1 import inference_pb2, types_pb2
+
+
+class AsyncSession:
+    """`async with client.converse() as session`: leaving the block cancels what still runs."""
+
+    def __init__(self, pool: Pool[AsyncLine], attempts: MakeAttempts, metadata: Metadata) -> None:
+        self._pool = pool
+        self._attempts = attempts
+        self._metadata = metadata
+        self._wire: AsyncWire | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self._wire is not None:
+            await self._wire.close()
+
+    def open(
+        self,
+        prompt: Prompt,
+        *,
+        window: int | None = DEFAULT_WINDOW,
+        grants: bool = True,
+        keep_input_open: bool = False,
+        timeout_s: float | None = None,
+        **knobs: Unpack[Knobs],
+    ) -> "AsyncGeneration":
+        """Start a generation.
+
+        Args:
+            window: tokens that the server may sample ahead of the reader; None is no limit.
+            grants: give back what the reader has taken; else `grant` does.
+            keep_input_open: sampling waits for `close_input`; `append` brings more prompt.
+            timeout_s: its deadline.
+        """
+        spec = build(prompt, knobs)
+        if window is not None:
+            spec.credit_window = window
+        progress = Progress(spec)
+        attempts = self._attempts(timeout_s, progress)
+        rest = AsyncStream(self._pool, progress, attempts, self._metadata)
+        wire = self._open_wire()
+        generation = AsyncGeneration(wire, rest, Credit((window or 0) if grants else 0))
+        wire.start(generation, generation.frames.open(spec, keep_input_open, timeout_s))
+        return generation
+
+    async def ping(self) -> None:
+        """Go to the server and back on the stream. Raises SluiceError when it is lost or does not answer."""
+        await self._open_wire().ping()
+
+    def _open_wire(self) -> "AsyncWire":
+        if self._wire is None or not self._wire.takes_more:
+            self._wire = AsyncWire(self._pool, self._metadata)
+        return self._wire
+
+
+class AsyncGeneration:
+    """One of a session: `async for` gives its deltas. Raises SluiceError as it fails.
+
+    Attributes:
+        progress: what was received: `accepted`, `prompt_info`, `ends` by output, `finished`.
+    """
+
+    def __init__(self, wire: "AsyncWire", rest: AsyncStream, credit: Credit) -> None:
+        self.progress = rest.progress
+        self.news: asyncio.Queue[News] = asyncio.Queue()
+        self.frames = Frames(wire.next_tag(), rest.progress)
+        self._wire = wire
+        self._rest = rest
+        self._credit = credit
+
+    @property
+    def num_broken(self) -> int:
+        """Times that its connection was lost and it went on."""
+        return self._rest.num_broken
+
+    async def __aiter__(self) -> AsyncGenerator[types_pb2.Delta, None]:
+        while self.progress.finished is None:
+            news = await self.news.get()
+            if isinstance(news, errors.SluiceError):
+                await self._rest.after(news, self._wire.lease, can_go_on=not self.frames.has_appended)
+                async for rest in self._rest:
+                    yield rest
+                return
+            delta = self.progress.take(news, news.WhichOneof("frame"))
+            if delta is not None:
+                yield delta
+                self.grant(self._credit.take(delta.consumed))
+
+    async def text(self) -> str:
+        """The rest of the first output's text."""
+        return "".join([delta.text async for delta in self if delta.output_index == 0])
+
+    def grant(self, tokens: int) -> None:
+        """Allow so many tokens more; 0 does nothing."""
+        if tokens:
+            self._wire.send(self.frames.grant(tokens))
+
+    def append(self, piece: str | list[int]) -> None:
+        """More prompt, while the input is open."""
+        self._wire.send(self.frames.append(piece))
+
+    def close_input(self) -> None:
+        """The prompt is complete: sampling starts."""
+        self._wire.send(self.frames.close_input())
+
+    def update(self, update: inference_pb2.Update) -> None:
+        """Change parameters from the next token on."""
+        self._wire.send(self.frames.update(update))
+
+    async def cancel(self) -> None:
+        """End it; whoever iterates gets Cancelled."""
+        self._wire.send(self.frames.cancel())
+        if self._wire.is_lost:
+            await self._rest.cancel()
+
+
+class AsyncWire:
+    """One Converse call: who has which tag, the task that reads it and the one that writes it."""
+
+    def __init__(self, pool: Pool[AsyncLine], metadata: Metadata) -> None:
+        self.takes_more = True
+        self.is_lost = False
+        self._pool = pool
+        self.lease = pool.lease()
+        self._tags = itertools.count(1)
+        self._generations: dict[int, AsyncGeneration] = {}
+        self._pongs: asyncio.Queue[errors.SluiceError | None] = asyncio.Queue()
+        self._frames: asyncio.Queue[inference_pb2.ConverseRequest | None] = asyncio.Queue()
+        self._call = self.lease.line.inference.Converse(metadata=metadata)
+        self._tasks = (asyncio.create_task(self._read()), asyncio.create_task(self._write()))
+
+    def next_tag(self) -> int:
+        """Above every tag before it."""
+        return next(self._tags)
+
+    def start(self, generation: AsyncGeneration, frame: inference_pb2.ConverseRequest) -> None:
+        """Send its open; the news under its tag are its own from now on."""
+        self._generations[frame.tag] = generation
+        self._frames.put_nowait(frame)
+
+    def send(self, frame: inference_pb2.ConverseRequest) -> None:
+        """Send a frame; one for a generation that has ended is dropped, as nothing is written after the end."""
+        if not self.is_lost and frame.tag in self._generations:
+            self._frames.put_nowait(frame)
+
+    async def ping(self) -> None:
+        """Wait for a pong."""
+        self._frames.put_nowait(inference_pb2.ConverseRequest(ping=inference_pb2.Ping()))
+        try:
+            lost = await asyncio.wait_for(self._pongs.get(), PONG_TIMEOUT_S)
+        except TimeoutError:
+            raise errors.DeadlineExceeded("the server did not answer a ping") from None
+        if lost is not None:
+            raise lost
+
+    async def close(self) -> None:
+        """Cancel the call and wait for both tasks."""
+        self._call.cancel()
+        self._frames.put_nowait(None)
+        await asyncio.gather(*self._tasks)
+
+    async def _write(self) -> None:
+        """A write that fails says nothing: the read side has the status."""
+        try:
+            while (frame := await self._frames.get()) is not None:
+                await self._call.write(frame)
+            await self._call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return
+        except asyncio.CancelledError:
+            if not self._call.cancelled():
+                raise
+
+    async def _read(self) -> None:
+        lost: errors.SluiceError = errors.Unavailable("the server ended the stream of this session")
+        try:
+            async for frame in self._call:
+                self._deliver(frame)
+        except grpc.aio.AioRpcError as error:
+            lost = errors.from_rpc(error)
+        except asyncio.CancelledError:
+            lost = errors.Cancelled("the session was closed")
+            if not self._call.cancelled():
+                raise
+        finally:
+            self.is_lost, self.takes_more = True, False
+            self._frames.put_nowait(None)
+            for generation in self._generations.values():
+                generation.news.put_nowait(lost)
+            self._pongs.put_nowait(lost)
+            self._pool.release(self.lease)
+
+    def _deliver(self, frame: inference_pb2.ConverseResponse) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "pong":
+            self._pongs.put_nowait(None)
+        elif kind == "going_away":
+            self.takes_more = False
+        elif (generation := self._generations.get(frame.tag)) is not None:
+            generation.news.put_nowait(errors.from_failed(frame.failed) if kind == "failed" else frame)
+            if kind in ("finished", "failed"):
+                del self._generations[frame.tag]
+                if not self.takes_more and not self._generations:
+                    self._frames.put_nowait(None)  # the server waits for the half-close

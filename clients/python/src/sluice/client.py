@@ -1,0 +1,131 @@
+"""The blocking client: `generate`, `stream`, `converse`, and the calls that answer once."""
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import grpc
+
+from sluice.attempts import Attempts
+from sluice.completion import Completion
+from sluice.knobs import Knobs, Prompt, build
+from sluice.pool import Pool
+from sluice.progress import Progress
+from sluice.retry import RetryPolicy
+from sluice.session import Session
+from sluice.settings import Settings, Tls, channel_options, targets_of
+from sluice.stream import Line, Stream, cancel_generation, once
+from sluice.v1 import control_pb2, inference_pb2, types_pb2
+
+_T = TypeVar("_T")
+
+
+class Client:
+    """Talks to one or several servers. Thread-safe. Every method raises SluiceError.
+
+    Args:
+        target: host:port, or several.
+        token: key to authenticate with.
+        tls: None is plaintext; Tls() trusts the host's authorities.
+        timeout_s: deadline of calls that name none.
+        channels: connections at most.
+        retry: how stubborn it is; `sluice.NEVER` repeats and resumes nothing.
+    """
+
+    def __init__(
+        self,
+        target: str | Sequence[str] = "127.0.0.1:50051",
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        timeout_s: float | None = None,
+        channels: int = 4,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._settings = Settings(targets_of(target), tls, token, channels, timeout_s, retry or RetryPolicy())
+        credentials = tls.credentials() if tls is not None else None
+
+        def open_line(address: str, number: int) -> Line:
+            options = channel_options(number)
+            if credentials is None:
+                return Line(grpc.insecure_channel(address, options))
+            return Line(grpc.secure_channel(address, credentials, options))
+
+        self._pool = Pool(open_line, self._settings.targets, channels)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; calls that run are cancelled."""
+        for line in self._pool.lines():
+            line.channel.close()
+
+    def generate(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> Completion:
+        """The whole answer at once. A call whose server is lost is made again, from the beginning."""
+        request = inference_pb2.GenerateRequest(spec=build(prompt, knobs))
+        metadata = self._settings.metadata()
+        found = self._once(
+            lambda line, left: line.inference.Generate(request, timeout=left, metadata=metadata), timeout_s
+        )
+        return Completion(found)
+
+    def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> Stream:
+        """The answer as it is made: iterate over it. A broken connection is made good on the way."""
+        progress = Progress(build(prompt, knobs))
+        return Stream(self._pool, progress, self._attempts(timeout_s, progress), self._settings.metadata())
+
+    def converse(self) -> Session:
+        """Many generations on one stream, each with its own credit: `with client.converse() as session`."""
+        return Session(self._pool, self._attempts, self._settings.metadata())
+
+    def cancel(self, generation_id: str) -> None:
+        """End a generation by its id; one that has ended already is none."""
+        cancel_generation(self._pool, generation_id, self._settings.metadata())
+
+    def tokenize(self, prompt: str | types_pb2.Chat, *, timeout_s: float | None = None) -> list[int]:
+        """Ids of a prompt."""
+        request = inference_pb2.TokenizeRequest()
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.chat.CopyFrom(prompt)
+        metadata = self._settings.metadata()
+        found = self._once(
+            lambda line, left: line.inference.Tokenize(request, timeout=left, metadata=metadata), timeout_s
+        )
+        return [token.id for token in found.tokens]
+
+    def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
+        """Text of ids."""
+        request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
+        metadata = self._settings.metadata()
+        return self._once(
+            lambda line, left: line.inference.Detokenize(request, timeout=left, metadata=metadata), timeout_s
+        ).text
+
+    def models(self, *, timeout_s: float | None = None) -> list[control_pb2.Model]:
+        """What is served."""
+        request, metadata = control_pb2.ListModelsRequest(), self._settings.metadata()
+        found = self._once(
+            lambda line, left: line.control.ListModels(request, timeout=left, metadata=metadata), timeout_s
+        )
+        return list(found.models)
+
+    def server_info(self, *, timeout_s: float | None = None) -> control_pb2.GetServerInfoResponse:
+        """Version, features and limits of the server."""
+        request, metadata = control_pb2.GetServerInfoRequest(), self._settings.metadata()
+        return self._once(
+            lambda line, left: line.control.GetServerInfo(request, timeout=left, metadata=metadata), timeout_s
+        )
+
+    def _once(self, ask: Callable[[Line, float | None], _T], timeout_s: float | None) -> _T:
+        return once(self._pool, self._attempts(timeout_s, None), ask)
+
+    def _attempts(self, timeout_s: float | None, progress: Progress | None) -> Attempts:
+        own = self._settings.timeout_s if timeout_s is None else timeout_s
+        return Attempts(self._settings.retry, own, time.monotonic(), progress)

@@ -1,0 +1,132 @@
+"""A request as plain Python values → the GenerationSpec of the contract. Pure.
+
+What is not given stays absent, and takes the model's own default. What has no knob here is set on a GenerationSpec of
+your own, which is a prompt like any other.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias, TypedDict
+
+from sluice.v1 import types_pb2
+
+Prompt: TypeAlias = str | Sequence[int] | types_pb2.Chat | types_pb2.GenerationSpec
+
+
+class Knobs(TypedDict, total=False):
+    """How to generate; the contract says what each may be."""
+
+    model: str
+    revision: str
+    adapter: str
+    idempotency_key: str
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int
+    n: int
+    best_of: int
+    bad_words: Sequence[str]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    logprobs: int
+    token_records: bool
+    echo: bool
+    json_schema: str
+    regex: str
+    grammar: str
+    choices: Sequence[str]
+    priority: int
+    detach: bool
+
+
+_TOP = frozenset({"model", "revision", "adapter", "idempotency_key"})
+_SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+_OUTPUT = frozenset({"logprobs", "token_records", "echo"})
+_FORMS = frozenset({"json_schema", "regex", "grammar"})
+_ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {
+    name.removeprefix("ROLE_").lower(): number for name, number in types_pb2.Role.items() if number
+}
+
+
+def build(prompt: Prompt, knobs: Knobs) -> types_pb2.GenerationSpec:
+    """The spec. Raises TypeError for a knob that there is not, ValueError for a value that its field cannot carry."""
+    unknown = sorted(set(knobs) - set(Knobs.__annotations__))
+    if unknown:
+        raise TypeError(f"{unknown[0]!r} is no knob of a generation; there are {', '.join(Knobs.__annotations__)}")
+    spec = _prompted(prompt)
+    sampling = types_pb2.SamplingParams()
+    for name, value in knobs.items():
+        if name in _TOP:
+            _set(spec, name, value)
+        elif name in _SAMPLING:
+            _set(sampling, name, value)
+        elif name in _OUTPUT:
+            _set(spec.output, name, value)
+        elif name in _FORMS:
+            _set(spec.constraint, name, value)
+    spec.sampling.MergeFrom(sampling)
+    _rest(spec, knobs)
+    return spec
+
+
+def chat(*messages: tuple[str, str]) -> types_pb2.Chat:
+    """A conversation from (role, text) pairs; roles are system, developer, user, assistant and tool.
+
+    Raises ValueError for another role.
+    """
+    made = types_pb2.Chat()
+    for role, text in messages:
+        if role not in _ROLES:
+            raise ValueError(f"{role!r} is no role; there are {', '.join(_ROLES)}")
+        made.messages.add(role=_ROLES[role]).parts.add(text=text)
+    return made
+
+
+def _prompted(prompt: Prompt) -> types_pb2.GenerationSpec:
+    spec = types_pb2.GenerationSpec()
+    match prompt:
+        case types_pb2.GenerationSpec():
+            spec.CopyFrom(prompt)
+        case types_pb2.Chat():
+            spec.chat.CopyFrom(prompt)
+        case str():
+            spec.text = prompt
+        case _:
+            spec.token_ids.ids.extend(prompt)
+    return spec
+
+
+def _rest(spec: types_pb2.GenerationSpec, knobs: Knobs) -> None:
+    """What is not one field of one message."""
+    if "stop" in knobs:
+        stop = knobs["stop"]
+        spec.stop.strings.extend([stop] if isinstance(stop, str) else stop)
+    if "stop_token_ids" in knobs:
+        spec.stop.token_ids.extend(knobs["stop_token_ids"])
+    if "ignore_eos" in knobs:
+        spec.stop.ignore_eos = knobs["ignore_eos"]
+    if "choices" in knobs:
+        spec.constraint.choice.texts.extend(knobs["choices"])
+    if "priority" in knobs:
+        spec.scheduling.priority = knobs["priority"]
+    if knobs.get("detach"):
+        spec.scheduling.on_disconnect = types_pb2.DISCONNECT_ACTION_DETACH
+
+
+def _set(
+    message: types_pb2.GenerationSpec | types_pb2.SamplingParams | types_pb2.OutputOptions | types_pb2.Constraint,
+    name: str,
+    value: object,
+) -> None:
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        getattr(message, name).extend(value)
+    else:
+        setattr(message, name, value)

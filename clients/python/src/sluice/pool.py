@@ -1,0 +1,51 @@
+"""The channels of one client: opened as calls overlap, shared out by who has fewest calls. Knows no method."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+_L = TypeVar("_L")
+
+
+class Lease(Generic[_L]):
+    """A line that a call uses. Release it."""
+
+    def __init__(self, line: _L) -> None:
+        self.line = line
+        self.num_calls = 0
+
+
+class Pool(Generic[_L]):
+    """Lines by least use. A call that failed on one goes to another: gateways that share a port are told apart by
+    connection only."""
+
+    def __init__(self, open_line: Callable[[str, int], _L], targets: Sequence[str], size: int) -> None:
+        self._open_line = open_line
+        self._targets = targets
+        self._size = max(size, len(targets))
+        self._leases: list[Lease[_L]] = []
+        self._lock = threading.Lock()
+
+    def lease(self, avoid: Lease[_L] | None = None) -> Lease[_L]:
+        """The line with fewest calls, a new one where all have some and there may be more."""
+        with self._lock:
+            others = [one for one in self._leases if one is not avoid]
+            best = min(others, key=lambda one: one.num_calls, default=None)
+            if (best is None or best.num_calls) and len(self._leases) < self._size:
+                number = len(self._leases)
+                best = Lease(self._open_line(self._targets[number % len(self._targets)], number))
+                self._leases.append(best)
+            best = best or self._leases[0]
+            best.num_calls += 1
+            return best
+
+    def release(self, lease: Lease[_L]) -> None:
+        """A call has ended."""
+        with self._lock:
+            lease.num_calls -= 1
+
+    def lines(self) -> list[_L]:
+        """All that are open; the pool forgets them."""
+        with self._lock:
+            found, self._leases = [one.line for one in self._leases], []
+            return found

@@ -1,0 +1,120 @@
+"""What a client has received of one generation, and how to ask for the rest of it. Pure.
+
+Events come in (of StreamGenerate, ResumeGenerate or Converse); deltas not seen before go out. Knows no call.
+"""
+
+from typing import TypeAlias
+
+from sluice.v1 import inference_pb2, types_pb2
+
+Event: TypeAlias = (
+    inference_pb2.StreamGenerateResponse | inference_pb2.ResumeGenerateResponse | inference_pb2.ConverseResponse
+)
+_EFFECTIVE = ("sampling", "stop", "output", "constraint", "cache", "scheduling", "speculation")
+
+
+class Progress:
+    """One generation as its client has it.
+
+    Attributes:
+        spec: what was asked.
+        accepted: the first message; None before it.
+        prompt_info: with echo or prompt_logprobs.
+        ends: how each output ended, by its index.
+        finished: the last message; None before it.
+        last_seq: sequence number of the last delta; 0 before it.
+        num_tokens: tokens received, over all outputs.
+        throttled: what it waits for, if the last news was that it does.
+    """
+
+    def __init__(self, spec: types_pb2.GenerationSpec) -> None:
+        self.spec = spec
+        self.accepted: types_pb2.Accepted | None = None
+        self.prompt_info: types_pb2.PromptInfo | None = None
+        self.ends: dict[int, types_pb2.OutputFinished] = {}
+        self.finished: types_pb2.Finished | None = None
+        self.last_seq = 0
+        self.num_tokens = 0
+        self.throttled: inference_pb2.Throttled | None = None
+        self._ids: dict[int, list[int]] = {}
+
+    @property
+    def detaches(self) -> bool:
+        """Whether the server keeps it when its connection is lost."""
+        return self.spec.scheduling.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether going on means to resume; else it is asked for again from the beginning."""
+        return self.accepted is not None and (self.last_seq > 0 or self.detaches)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a lost connection can be made good: by ids, from nothing, or as its server keeps it."""
+        return not self.last_seq or self.detaches or self._has_all_ids
+
+    @property
+    def _has_all_ids(self) -> bool:
+        return sum(map(len, self._ids.values())) == self.num_tokens
+
+    def take(self, event: Event, kind: str | None) -> types_pb2.Delta | None:
+        """Note an event whose oneof holds `kind`; the delta in it, unless it was seen before."""
+        if kind == "delta":
+            return self._take_delta(event.delta)
+        match kind:
+            case "accepted":
+                self.accepted = event.accepted
+            case "prompt_info":
+                self.prompt_info = event.prompt_info
+            case "output_finished":
+                self.ends.setdefault(event.output_finished.output_index, event.output_finished)
+            case "finished":
+                self.finished = event.finished
+            case "throttled":
+                assert isinstance(event, inference_pb2.ConverseResponse)
+                self.throttled = event.throttled
+        return None
+
+    def _take_delta(self, delta: types_pb2.Delta) -> types_pb2.Delta | None:
+        if delta.seq <= self.last_seq:
+            return None
+        self.last_seq = delta.seq
+        self.num_tokens += delta.consumed
+        self.throttled = None
+        tokens = delta.tokens
+        if tokens:
+            self._ids.setdefault(delta.output_index, []).extend([token.id for token in tokens])
+        return delta
+
+    def update(self, update: inference_pb2.Update) -> None:
+        """Note what was changed on the way, so that a resumption keeps it."""
+        for params in (self.spec, self.accepted.params if self.accepted is not None else self.spec):
+            if update.HasField("max_tokens"):
+                params.sampling.max_tokens = update.max_tokens
+            if update.HasField("priority"):
+                params.scheduling.priority = update.priority
+            if update.HasField("stop"):
+                params.stop.CopyFrom(update.stop)
+
+    def rest(self) -> types_pb2.GenerationSpec:
+        """The spec of ResumeGenerate: to any gateway, as it has all that was received.
+
+        Where ids are not known the prompt is left out: a gateway that does not know the generation then says so, and
+        does not begin again behind what the client already has.
+        """
+        assert self.accepted is not None
+        rest = types_pb2.GenerationSpec()
+        if self._has_all_ids:
+            rest.CopyFrom(self.spec)
+            rest.ClearField("credit_window")
+            rest.model, rest.revision = self.accepted.model, self.accepted.revision
+            params = self.accepted.params
+            for name in _EFFECTIVE:
+                if params.HasField(name):  # type: ignore[arg-type] # each a field of it
+                    getattr(rest, name).CopyFrom(getattr(params, name))
+            if self.spec.sampling.max_tokens and not rest.sampling.max_tokens:
+                rest.sampling.max_tokens = self.spec.sampling.max_tokens  # Converse accepts before it is settled
+        rest.resume.generation_id, rest.resume.after_seq = self.accepted.generation_id, self.last_seq
+        for index, ids in self._ids.items():
+            rest.resume.outputs.add(output_index=index, token_ids=ids)
+        return rest

@@ -1,0 +1,80 @@
+"""Whether and when a call that failed is made again. Pure: time and chance come in as arguments."""
+
+import dataclasses
+
+import grpc
+
+from sluice.errors import SluiceError
+
+# The door is shut or full for now: asking again, there or elsewhere, may help. A deadline that cannot be met also comes
+# with RetryInfo, but what helps it is more time.
+_NOT_WORTH_IT = frozenset({"DEADLINE_UNATTAINABLE"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How stubborn a client is.
+
+    Attributes:
+        attempts: calls made at most before a generation is accepted; 1 never repeats one.
+        first_delay_s: pause before the second; it doubles with each.
+        max_delay_s: longest pause of our own choice.
+        patience_s: how long a broken generation is tried without news of it, and the longest wait that a server may
+            ask for (RetryInfo) that is obeyed and not raised. 0 never resumes.
+    """
+
+    attempts: int = 4
+    first_delay_s: float = 0.05
+    max_delay_s: float = 2.0
+    patience_s: float = 30.0
+
+
+NEVER = RetryPolicy(attempts=1, patience_s=0.0)
+
+
+class Retries:
+    """The failures of one call so far."""
+
+    def __init__(self, policy: RetryPolicy, now: float) -> None:
+        self._policy = policy
+        self._num_failed = 0  # since there was news
+        self._news_s = now
+
+    def progressed(self, now: float) -> None:
+        """There was news: what failed before does not count any more."""
+        self._num_failed = 0
+        self._news_s = now
+
+    def delay_s(self, error: SluiceError, now: float, chance: float, *, begun: bool) -> float | None:
+        """Seconds to wait before the next attempt; None when there is none to make.
+
+        Args:
+            error: how the last attempt ended.
+            now: seconds on any clock that does not go back.
+            chance: 0 to 1, spreads clients that failed together.
+            begun: the generation was accepted, so that it is resumed and not repeated.
+        """
+        self._num_failed += 1
+        policy = self._policy
+        if not _helps(error, begun=begun):
+            return None
+        if begun and now - self._news_s >= policy.patience_s:
+            return None
+        if not begun and self._num_failed >= policy.attempts:
+            return None
+        if (error.retry_after_s or 0.0) > policy.patience_s:
+            return None
+        own = min(policy.first_delay_s * float(1 << min(self._num_failed - 1, 16)), policy.max_delay_s)
+        return max(error.retry_after_s or 0.0, own * (0.5 + chance / 2))
+
+
+def _helps(error: SluiceError, *, begun: bool) -> bool:
+    match error.code:
+        case grpc.StatusCode.UNAVAILABLE:
+            return True
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return error.retry_after_s is not None and error.reason not in _NOT_WORTH_IT
+        case grpc.StatusCode.ABORTED:
+            return begun and error.reason == "SLOW_CONSUMER"
+        case _:
+            return False

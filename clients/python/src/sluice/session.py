@@ -1,0 +1,227 @@
+"""Many generations on one Converse call, each with its own credit; blocking. A thread reads the call for all of them.
+
+A call that is lost is made good: what ran goes on by ResumeGenerate, what comes later is opened on a new call. Stops
+writing to a call once its server has ended it: grpc reports the status from the read side.
+"""
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self, TypeAlias, Unpack
+
+import grpc
+
+from sluice import errors
+from sluice.attempts import Attempts
+from sluice.credit import DEFAULT_WINDOW, Credit
+from sluice.frames import Frames
+from sluice.knobs import Knobs, Prompt, build
+from sluice.pool import Pool
+from sluice.progress import Progress
+from sluice.stream import Line, Metadata, Stream
+from sluice.v1 import inference_pb2, types_pb2
+
+MakeAttempts: TypeAlias = Callable[[float | None, Progress | None], Attempts]
+News: TypeAlias = inference_pb2.ConverseResponse | errors.SluiceError
+PONG_TIMEOUT_S = 10.0
+
+
+class Session:
+    """`with client.converse() as session`: leaving the block cancels what still runs."""
+
+    def __init__(self, pool: Pool[Line], attempts: MakeAttempts, metadata: Metadata) -> None:
+        self._pool = pool
+        self._attempts = attempts
+        self._metadata = metadata
+        self._wire: Wire | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._wire is not None:
+            self._wire.close()
+
+    def open(
+        self,
+        prompt: Prompt,
+        *,
+        window: int | None = DEFAULT_WINDOW,
+        grants: bool = True,
+        keep_input_open: bool = False,
+        timeout_s: float | None = None,
+        **knobs: Unpack[Knobs],
+    ) -> "Generation":
+        """Start a generation.
+
+        Args:
+            window: tokens that the server may sample ahead of the reader; None is no limit.
+            grants: give back what the reader has taken; else `grant` does.
+            keep_input_open: sampling waits for `close_input`; `append` brings more prompt.
+            timeout_s: its deadline.
+        """
+        spec = build(prompt, knobs)
+        if window is not None:
+            spec.credit_window = window
+        progress = Progress(spec)
+        attempts = self._attempts(timeout_s, progress)
+        rest = Stream(self._pool, progress, attempts, self._metadata)
+        wire = self._open_wire()
+        generation = Generation(wire, rest, Credit((window or 0) if grants else 0))
+        wire.start(generation, generation.frames.open(spec, keep_input_open, timeout_s))
+        return generation
+
+    def ping(self) -> None:
+        """Go to the server and back on the stream. Raises SluiceError when it is lost or does not answer."""
+        self._open_wire().ping()
+
+    def _open_wire(self) -> "Wire":
+        with self._lock:
+            if self._wire is None or not self._wire.takes_more:
+                self._wire = Wire(self._pool, self._metadata)
+            return self._wire
+
+
+class Generation:
+    """One of a session: iterate for its deltas. Raises SluiceError as it fails.
+
+    Attributes:
+        progress: what was received: `accepted`, `prompt_info`, `ends` by output, `finished`.
+    """
+
+    def __init__(self, wire: "Wire", rest: Stream, credit: Credit) -> None:
+        self.progress = rest.progress
+        self.news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self.frames = Frames(wire.next_tag(), rest.progress)
+        self._wire = wire
+        self._rest = rest
+        self._credit = credit
+
+    @property
+    def num_broken(self) -> int:
+        """Times that its connection was lost and it went on."""
+        return self._rest.num_broken
+
+    def __iter__(self) -> Iterator[types_pb2.Delta]:
+        while self.progress.finished is None:
+            news = self.news.get()
+            if isinstance(news, errors.SluiceError):
+                self._rest.after(news, self._wire.lease, can_go_on=not self.frames.has_appended)
+                yield from self._rest
+                return
+            delta = self.progress.take(news, news.WhichOneof("frame"))
+            if delta is not None:
+                yield delta
+                self.grant(self._credit.take(delta.consumed))
+
+    def text(self) -> str:
+        """The rest of the first output's text."""
+        return "".join(delta.text for delta in self if delta.output_index == 0)
+
+    def grant(self, tokens: int) -> None:
+        """Allow so many tokens more; 0 does nothing."""
+        if tokens:
+            self._wire.send(self.frames.grant(tokens))
+
+    def append(self, piece: str | list[int]) -> None:
+        """More prompt, while the input is open."""
+        self._wire.send(self.frames.append(piece))
+
+    def close_input(self) -> None:
+        """The prompt is complete: sampling starts."""
+        self._wire.send(self.frames.close_input())
+
+    def update(self, update: inference_pb2.Update) -> None:
+        """Change parameters from the next token on."""
+        self._wire.send(self.frames.update(update))
+
+    def cancel(self) -> None:
+        """End it; whoever iterates gets Cancelled."""
+        self._wire.send(self.frames.cancel())
+        if self._wire.is_lost:
+            self._rest.cancel()
+
+
+class Wire:
+    """One Converse call: who has which tag, and the thread that reads it."""
+
+    def __init__(self, pool: Pool[Line], metadata: Metadata) -> None:
+        self.takes_more = True
+        self.is_lost = False
+        self._pool = pool
+        self.lease = pool.lease()
+        self._tags = itertools.count(1)
+        self._generations: dict[int, Generation] = {}
+        self._pongs: queue.SimpleQueue[errors.SluiceError | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[inference_pb2.ConverseRequest | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        frames: Iterator[inference_pb2.ConverseRequest] = iter(self._frames.get, None)
+        self._call = self.lease.line.inference.Converse(frames, metadata=metadata)
+        threading.Thread(target=self._read, name="sluice-converse", daemon=True).start()
+
+    def next_tag(self) -> int:
+        """Above every tag before it."""
+        return next(self._tags)
+
+    def start(self, generation: Generation, frame: inference_pb2.ConverseRequest) -> None:
+        """Send its open; the news under its tag are its own from now on."""
+        with self._lock:
+            self._generations[frame.tag] = generation
+            if not self.is_lost:
+                self._frames.put(frame)
+                return
+        generation.news.put(errors.Unavailable("the stream of this session was lost"))
+
+    def send(self, frame: inference_pb2.ConverseRequest) -> None:
+        """Send a frame; one for a generation that has ended is dropped, as nothing is written after the end."""
+        with self._lock:
+            if not self.is_lost and frame.tag in self._generations:
+                self._frames.put(frame)
+
+    def ping(self) -> None:
+        """Wait for a pong."""
+        self._frames.put(inference_pb2.ConverseRequest(ping=inference_pb2.Ping()))
+        try:
+            lost = self._pongs.get(timeout=PONG_TIMEOUT_S)
+        except queue.Empty:
+            raise errors.DeadlineExceeded("the server did not answer a ping") from None
+        if lost is not None:
+            raise lost
+
+    def close(self) -> None:
+        """Cancel the call."""
+        self._frames.put(None)
+        self._call.cancel()
+
+    def _read(self) -> None:
+        lost: errors.SluiceError = errors.Unavailable("the server ended the stream of this session")
+        try:
+            for frame in self._call:
+                self._deliver(frame)
+        except grpc.RpcError as error:
+            lost = errors.from_rpc(error)
+        with self._lock:
+            self.is_lost, self.takes_more = True, False
+            left = list(self._generations.values())
+            self._frames.put(None)
+        for generation in left:
+            generation.news.put(lost)
+        self._pongs.put(lost)
+        self._pool.release(self.lease)
+
+    def _deliver(self, frame: inference_pb2.ConverseResponse) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "pong":
+            self._pongs.put(None)
+        elif kind == "going_away":
+            self.takes_more = False
+        elif (generation := self._generations.get(frame.tag)) is not None:
+            generation.news.put(errors.from_failed(frame.failed) if kind == "failed" else frame)
+            if kind in ("finished", "failed"):
+                with self._lock:
+                    del self._generations[frame.tag]
+                    if not self.takes_more and not self._generations:
+                        self._frames.put(None)  # the server waits for the half-close

@@ -1,0 +1,119 @@
+"""How a client reaches its servers: addresses, TLS, key, how stubborn it is; and the channel arguments of all that."""
+
+import dataclasses
+import ipaddress
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+
+from sluice.retry import RetryPolicy
+from sluice.tracing import Trace, current_trace
+
+MAX_RECEIVE_BYTES = 64 << 20  # what a server sends in one message at most
+_READS = {
+    "sluice.v1.InferenceService": ("Tokenize", "Detokenize", "Embed", "CancelGeneration"),
+    "sluice.v1.ControlService": ("ListModels", "GetModel", "GetServerInfo", "GetLoad"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of TLS, PEM. Absent `ca`: the host's authorities. `certificate` and `key` together: mTLS."""
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises OSError for a file that cannot be read, ValueError for half a pair."""
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key are needed together")
+        files = [None if path is None else path.read_bytes() for path in (self.ca, self.key, self.certificate)]
+        return grpc.ssl_channel_credentials(*files)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """All that a client was told.
+
+    Attributes:
+        targets: host:port of each server, or what else grpc resolves.
+        tls: None is plaintext.
+        token: sent as a bearer token with each call.
+        channels: connections at most; opened as calls overlap, so that gateways that share a port share the work.
+        timeout_s: deadline of calls that name none.
+    """
+
+    targets: tuple[str, ...]
+    tls: Tls | None = None
+    token: str | None = None
+    channels: int = 4
+    timeout_s: float | None = None
+    retry: RetryPolicy = dataclasses.field(default_factory=RetryPolicy)
+    trace: Trace = current_trace
+
+    def __post_init__(self) -> None:
+        """Raises ValueError rather than send a key where others could read it."""
+        if not self.targets or self.channels < 1:
+            raise ValueError("a client needs an address and at least one channel")
+        for target in self.targets:
+            if self.token and self.tls is None and not _is_local(target):
+                raise ValueError(f"the token would be sent to {target} in plaintext: give tls=sluice.Tls()")
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with a call made now."""
+        return (*([("authorization", f"Bearer {self.token}")] if self.token else []), *self.trace())
+
+
+def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
+    """One address or several."""
+    return (target,) if isinstance(target, str) else tuple(target)
+
+
+def channel_options(number: int) -> tuple[tuple[str, int | str], ...]:
+    """Arguments of the channel of this number. grpc ignores unknown keys silently; a test looks each up in its binary.
+
+    Small HTTP/2 windows, as a reader that stops would else let thousands of messages pile up in the transport.
+    """
+    return (
+        ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 65536),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.service_config", SERVICE_CONFIG),
+        ("sluice.connection", number),  # not grpc's: channels that are alike in all arguments would share connections
+    )
+
+
+def _service_config() -> str:
+    """Calls that change nothing are repeated by grpc itself; a generation is repeated or resumed by its stream."""
+    policy = {
+        "maxAttempts": 4,
+        "initialBackoff": "0.05s",
+        "maxBackoff": "1s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    names = [{"service": service, "method": method} for service, methods in _READS.items() for method in methods]
+    return json.dumps({"methodConfig": [{"name": names, "retryPolicy": policy}]})
+
+
+def _is_local(target: str) -> bool:
+    if target.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = target.removeprefix("dns:///").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+SERVICE_CONFIG = _service_config()

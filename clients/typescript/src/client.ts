@@ -1,0 +1,199 @@
+/** The client: `generate`, `stream`, `converse`. Streams go on by themselves when their connection breaks. */
+
+import { readFileSync } from "node:fs";
+
+import { ChannelCredentials, Metadata, ServiceError } from "@grpc/grpc-js";
+
+import { SluiceError, fromRpc } from "./errors";
+import { GenerateResponse, InferenceServiceClient } from "./gen/sluice/v1/inference";
+import { Delta, GenerationSpec } from "./gen/sluice/v1/types";
+import { Lease, Pool } from "./pool";
+import { Progress } from "./progress";
+import { Attempts, DEFAULT_RETRY, RetryPolicy } from "./retry";
+import { Session } from "./session";
+import { Knobs, Prompt, build } from "./spec";
+
+export interface Tls {
+  /** PEM files; without `ca` Node's own authorities are trusted. */
+  ca?: string;
+  certificate?: string;
+  key?: string;
+}
+
+export interface ClientOptions {
+  token?: string;
+  tls?: Tls;
+  /** Deadline of calls that name none. */
+  timeoutS?: number;
+  /** Connections at most, opened as calls overlap. */
+  channels?: number;
+  retry?: RetryPolicy;
+  /** W3C trace context to send along, asked for at each call. */
+  trace?: () => Record<string, string>;
+}
+
+const CHANNEL_OPTIONS = {
+  "grpc.max_receive_message_length": 64 << 20,
+  "grpc.max_send_message_length": -1,
+  "grpc.use_local_subchannel_pool": 1,
+  "grpc.initial_reconnect_backoff_ms": 100,
+  "grpc.max_reconnect_backoff_ms": 1000,
+  "grpc.keepalive_time_ms": 30_000,
+  "grpc.keepalive_timeout_ms": 10_000,
+};
+
+export class Client {
+  private readonly pool: Pool;
+
+  /** Throws for a token that would be sent in plaintext to another host. */
+  constructor(
+    target: string | string[] = "127.0.0.1:50051",
+    private readonly options: ClientOptions = {},
+  ) {
+    const targets = typeof target === "string" ? [target] : target;
+    if (options.token && !options.tls) targets.forEach(checkLocal);
+    const credentials = credentialsOf(options.tls);
+    this.pool = new Pool(
+      targets,
+      options.channels ?? 4,
+      (address) => new InferenceServiceClient(address, credentials, CHANNEL_OPTIONS),
+    );
+  }
+
+  /** Close the connections. */
+  close(): void {
+    this.pool.close();
+  }
+
+  /** The whole answer at once. */
+  async generate(prompt: Prompt, knobs: Knobs = {}): Promise<GenerateResponse> {
+    const spec = build(prompt, knobs);
+    const attempts = new Attempts(this.retry, knobs.timeoutS ?? this.options.timeoutS);
+    let lease: Lease | undefined;
+    for (;;) {
+      lease = this.pool.lease(lease);
+      const { client } = lease;
+      try {
+        return await new Promise<GenerateResponse>((resolve, reject) =>
+          client.generate({ spec }, this.metadata(), { deadline: attempts.deadline }, (error: ServiceError | null, answer) =>
+            error ? reject(error) : resolve(answer),
+          ),
+        );
+      } catch (error) {
+        await attempts.pause(fromRpc(error));
+      } finally {
+        lease.numCalls -= 1;
+      }
+    }
+  }
+
+  /** The answer as it is made: `for await` over it. Leaving the loop cancels it. */
+  stream(prompt: Prompt, knobs: Knobs = {}): Stream {
+    return this.streamOf(build(prompt, knobs), knobs.timeoutS);
+  }
+
+  /** Many generations on one stream, each with its own credit. */
+  converse(): Session {
+    return new Session(this.pool, () => this.metadata(), (spec, timeoutS) => this.streamOf(spec, timeoutS));
+  }
+
+  private streamOf(spec: GenerationSpec, timeoutS: number | undefined): Stream {
+    const progress = new Progress(spec);
+    const attempts = new Attempts(this.retry, timeoutS ?? this.options.timeoutS, progress);
+    return new Stream(this.pool, progress, attempts, () => this.metadata());
+  }
+
+  private get retry(): RetryPolicy {
+    return this.options.retry ?? DEFAULT_RETRY;
+  }
+
+  private metadata(): Metadata {
+    const metadata = new Metadata();
+    if (this.options.token) metadata.set("authorization", `Bearer ${this.options.token}`);
+    for (const [key, value] of Object.entries(this.options.trace?.() ?? {})) metadata.set(key, value);
+    return metadata;
+  }
+}
+
+/** One generation: `for await` gives its deltas, each once; throws SluiceError as it fails. */
+export class Stream implements AsyncIterable<Delta> {
+  private call: { cancel(): void } | undefined;
+  private isCancelled = false;
+  private avoid: Lease | undefined;
+
+  constructor(
+    private readonly pool: Pool,
+    readonly progress: Progress,
+    private readonly attempts: Attempts,
+    private readonly metadata: () => Metadata,
+  ) {}
+
+  /** Times that its connection was lost and it went on. */
+  get numBroken(): number {
+    return this.attempts.numBroken;
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<Delta, void, undefined> {
+    while (this.progress.finished === undefined) {
+      const lease = (this.avoid = this.pool.lease(this.avoid));
+      const call = (this.call = this.open(lease));
+      call.on("error", () => undefined); // the loop below throws it; one that comes after it is nobody's
+      try {
+        for await (const message of call) {
+          const delta = this.progress.take(message.event);
+          if (delta) yield delta;
+        }
+        if (this.progress.finished === undefined) throw new SluiceError(13, "the stream ended before its last message");
+      } catch (error) {
+        if (this.progress.finished !== undefined) return;
+        await this.pause(fromRpc(error));
+      } finally {
+        call.cancel();
+        lease.numCalls -= 1;
+      }
+    }
+  }
+
+  /** End the generation; whoever iterates gets CANCELLED. */
+  cancel(): void {
+    this.isCancelled = true;
+    this.call?.cancel();
+    const accepted = this.progress.accepted;
+    if (!this.progress.detaches || !accepted) return;
+    const lease = this.pool.lease();
+    lease.client.cancelGeneration({ generationId: accepted.generationId }, this.metadata(), () => {
+      lease.numCalls -= 1;
+    });
+  }
+
+  /** Take over a generation whose own call, on `lease`, ended with `error`. Throws it when it cannot go on. */
+  async after(error: SluiceError, lease: Lease, canGoOn: boolean): Promise<void> {
+    this.avoid = lease;
+    if (!canGoOn && !this.progress.detaches) throw error;
+    this.progress.spec = { ...this.progress.spec, creditWindow: undefined }; // there are no grants from here on
+    await this.pause(error);
+  }
+
+  private open(lease: Lease) {
+    const options = { deadline: this.attempts.deadline };
+    return this.progress.hasBegun
+      ? lease.client.resumeGenerate({ spec: this.progress.rest() }, this.metadata(), options)
+      : lease.client.streamGenerate({ spec: this.progress.spec }, this.metadata(), options);
+  }
+
+  private async pause(error: SluiceError): Promise<void> {
+    if (this.isCancelled) throw error;
+    await this.attempts.pause(error);
+  }
+}
+
+function credentialsOf(tls: Tls | undefined): ChannelCredentials {
+  if (!tls) return ChannelCredentials.createInsecure();
+  const [ca, key, certificate] = [tls.ca, tls.key, tls.certificate].map((path) => (path ? readFileSync(path) : null));
+  return ChannelCredentials.createSsl(ca, key, certificate);
+}
+
+function checkLocal(target: string): void {
+  if (!/^(unix:|localhost:|127\.|\[::1\]:)/.test(target))
+    throw new Error(`the token would be sent to ${target} in plaintext: give tls: {}`);
+}

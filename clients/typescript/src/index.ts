@@ -1,0 +1,11 @@
+/** Client of sluice. `Client` is the way in; `v1` holds the generated types of the contract. */
+
+export { Client, ClientOptions, Stream, Tls } from "./client";
+export { SluiceError } from "./errors";
+export { Progress } from "./progress";
+export { NEVER, RetryPolicy } from "./retry";
+export { Generation, OpenKnobs, Session } from "./session";
+export { Knobs, Prompt } from "./spec";
+export * as control from "./gen/sluice/v1/control";
+export * as inference from "./gen/sluice/v1/inference";
+export * as types from "./gen/sluice/v1/types";

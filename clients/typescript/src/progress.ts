@@ -1,0 +1,94 @@
+/** What a client has received of one generation, and how to ask for the rest of it. Knows no call. */
+
+import { ConverseResponse, StreamGenerateResponse } from "./gen/sluice/v1/inference";
+import {
+  Accepted,
+  Delta,
+  DisconnectAction,
+  Finished,
+  GenerationSpec,
+  OutputFinished,
+  PromptInfo,
+} from "./gen/sluice/v1/types";
+
+export type Event = StreamGenerateResponse["event"] | ConverseResponse["frame"];
+
+export class Progress {
+  accepted: Accepted | undefined;
+  promptInfo: PromptInfo | undefined;
+  finished: Finished | undefined;
+  /** How each output ended. */
+  readonly ends = new Map<number, OutputFinished>();
+  lastSeq = 0n;
+  private numTokens = 0;
+  private readonly ids = new Map<number, number[]>();
+
+  constructor(public spec: GenerationSpec) {}
+
+  /** Whether the server keeps it when its connection is lost. */
+  get detaches(): boolean {
+    return this.spec.scheduling?.onDisconnect === DisconnectAction.DISCONNECT_ACTION_DETACH;
+  }
+
+  /** Whether going on means to resume; else it is asked for again. */
+  get hasBegun(): boolean {
+    return this.accepted !== undefined && (this.lastSeq > 0n || this.detaches);
+  }
+
+  /** Whether a lost connection can be made good. */
+  get canGoOn(): boolean {
+    return this.lastSeq === 0n || this.detaches || this.hasAllIds;
+  }
+
+  private get hasAllIds(): boolean {
+    return [...this.ids.values()].reduce((sum, ids) => sum + ids.length, 0) === this.numTokens;
+  }
+
+  /** Note an event; the delta in it, unless it was seen before. */
+  take(event: Event): Delta | undefined {
+    switch (event?.$case) {
+      case "delta":
+        return this.takeDelta(event.value);
+      case "accepted":
+        this.accepted = event.value;
+        return undefined;
+      case "promptInfo":
+        this.promptInfo = event.value;
+        return undefined;
+      case "outputFinished":
+        if (!this.ends.has(event.value.outputIndex)) this.ends.set(event.value.outputIndex, event.value);
+        return undefined;
+      case "finished":
+        this.finished = event.value;
+        return undefined;
+      default:
+        return undefined;
+    }
+  }
+
+  /** The spec of ResumeGenerate. Without all ids it has no prompt, so that no gateway begins again. */
+  rest(): GenerationSpec {
+    const accepted = this.accepted!;
+    const outputs = [...this.ids].map(([outputIndex, tokenIds]) => ({ outputIndex, tokenIds }));
+    const resume = { generationId: accepted.generationId, afterSeq: this.lastSeq, outputs };
+    if (!this.hasAllIds) return GenerationSpec.fromPartial({ resume });
+    const { model, revision, params } = accepted;
+    const rest = { ...this.spec, ...params, model, revision, resume, creditWindow: undefined };
+    // Converse accepts before max_tokens is settled.
+    const maxTokens = params?.sampling?.maxTokens ?? this.spec.sampling?.maxTokens;
+    if (params?.sampling) rest.sampling = { ...params.sampling, maxTokens };
+    return rest;
+  }
+
+  private takeDelta(delta: Delta): Delta | undefined {
+    if (delta.seq <= this.lastSeq) return undefined;
+    this.lastSeq = delta.seq;
+    this.numTokens += delta.consumed;
+    if (delta.tokens.length) {
+      const ids = this.ids.get(delta.outputIndex) ?? [];
+      this.ids.set(delta.outputIndex, ids);
+      for (const token of delta.tokens) ids.push(token.id);
+    }
+    return delta;
+  }
+}

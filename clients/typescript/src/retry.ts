@@ -1,0 +1,83 @@
+/** Whether and when a call that failed is made again, within its deadline. */
+
+import { status } from "@grpc/grpc-js";
+
+import { SluiceError } from "./errors";
+import { Progress } from "./progress";
+
+export interface RetryPolicy {
+  /** Calls made at most before a generation is accepted. */
+  attempts: number;
+  firstDelayS: number;
+  maxDelayS: number;
+  /** How long a broken generation is tried without news, and the longest RetryInfo that is obeyed. */
+  patienceS: number;
+}
+
+export const DEFAULT_RETRY: RetryPolicy = { attempts: 4, firstDelayS: 0.05, maxDelayS: 2, patienceS: 30 };
+export const NEVER: RetryPolicy = { attempts: 1, firstDelayS: 0, maxDelayS: 0, patienceS: 0 };
+
+/** The attempts at one call, with its generation's progress if it is one. */
+export class Attempts {
+  /** Times that it was lost after it had been accepted, and went on. */
+  numBroken = 0;
+  private numFailed = 0;
+  private newsS = now();
+  private seenSeq = 0n;
+  private readonly endS: number | undefined;
+
+  constructor(
+    private readonly policy: RetryPolicy,
+    timeoutS: number | undefined,
+    private readonly progress?: Progress,
+  ) {
+    this.endS = timeoutS === undefined ? undefined : now() + timeoutS;
+  }
+
+  /** grpc's deadline for the next attempt. */
+  get deadline(): Date | undefined {
+    return this.endS === undefined ? undefined : new Date(this.endS * 1000);
+  }
+
+  /** Wait before the next attempt. Throws `error` when there is none to make. */
+  async pause(error: SluiceError): Promise<void> {
+    const begun = this.progress?.accepted !== undefined;
+    if (this.progress && this.progress.lastSeq > this.seenSeq) {
+      this.seenSeq = this.progress.lastSeq;
+      this.numFailed = 0;
+      this.newsS = now();
+    }
+    this.numFailed += 1;
+    const delayS = this.delayS(error, begun);
+    if (delayS === undefined || (this.progress && !this.progress.canGoOn)) throw error;
+    if (this.endS !== undefined && now() + delayS >= this.endS) throw error;
+    this.numBroken += begun ? 1 : 0;
+    await new Promise((resolve) => setTimeout(resolve, delayS * 1000));
+  }
+
+  private delayS(error: SluiceError, begun: boolean): number | undefined {
+    const { attempts, firstDelayS, maxDelayS, patienceS } = this.policy;
+    if (!helps(error, begun)) return undefined;
+    if (begun ? now() - this.newsS >= patienceS : this.numFailed >= attempts) return undefined;
+    if ((error.retryAfterS ?? 0) > patienceS) return undefined;
+    const own = Math.min(firstDelayS * 2 ** (this.numFailed - 1), maxDelayS);
+    return Math.max(error.retryAfterS ?? 0, own * (0.5 + Math.random() / 2));
+  }
+}
+
+function helps(error: SluiceError, begun: boolean): boolean {
+  switch (error.code) {
+    case status.UNAVAILABLE:
+      return true;
+    case status.RESOURCE_EXHAUSTED:
+      return error.retryAfterS !== undefined && error.reason !== "DEADLINE_UNATTAINABLE";
+    case status.ABORTED:
+      return begun && error.reason === "SLOW_CONSUMER";
+    default:
+      return false;
+  }
+}
+
+function now(): number {
+  return Date.now() / 1000;
+}

@@ -1,0 +1,193 @@
+/** Many generations on one Converse call, each with its own credit. What ran on a call that is lost goes on by resuming. */
+
+import { ClientDuplexStream, Metadata } from "@grpc/grpc-js";
+
+import type { Stream } from "./client";
+import { SluiceError, fromFailed, fromRpc } from "./errors";
+import { ConverseRequest, ConverseResponse, Update } from "./gen/sluice/v1/inference";
+import { Delta, GenerationSpec } from "./gen/sluice/v1/types";
+import { Lease, Pool } from "./pool";
+import { Progress } from "./progress";
+import { Knobs, Prompt, build } from "./spec";
+
+const DEFAULT_WINDOW = 256;
+
+export interface OpenKnobs extends Knobs {
+  /** Tokens that the server may sample ahead of the reader; null is no limit. */
+  window?: number | null;
+  /** Give back what the reader has taken; true unless said otherwise. */
+  grants?: boolean;
+  /** Sampling waits for `closeInput`. */
+  keepInputOpen?: boolean;
+}
+
+export class Session {
+  private wire: Wire | undefined;
+
+  constructor(
+    private readonly pool: Pool,
+    private readonly metadata: () => Metadata,
+    private readonly streamOf: (spec: GenerationSpec, timeoutS: number | undefined) => Stream,
+  ) {}
+
+  /** Start a generation: `for await` over it. */
+  open(prompt: Prompt, knobs: OpenKnobs = {}): Generation {
+    const { window = DEFAULT_WINDOW, grants = true, keepInputOpen = false, ...others } = knobs;
+    const spec = build(prompt, others);
+    spec.creditWindow = window ?? undefined;
+    if (!this.wire?.takesMore) this.wire = new Wire(this.pool, this.metadata());
+    const step = grants && window ? Math.ceil(window / 2) : 0;
+    const generation = new Generation(this.wire, this.streamOf(spec, others.timeoutS), step, keepInputOpen);
+    const deadline = others.timeoutS === undefined ? undefined : durationOf(others.timeoutS);
+    this.wire.start(generation, { spec, keepInputOpen: keepInputOpen || undefined, deadline });
+    return generation;
+  }
+
+  /** Cancel what still runs. */
+  close(): void {
+    this.wire?.close();
+  }
+}
+
+type News = ConverseResponse["frame"] | SluiceError;
+
+export class Generation implements AsyncIterable<Delta> {
+  readonly tag: bigint;
+  readonly progress: Progress;
+  private readonly news: News[] = [];
+  private wake: () => void = () => undefined;
+  private taken = 0;
+
+  constructor(
+    private readonly wire: Wire,
+    private readonly rest: Stream,
+    private readonly step: number,
+    private readonly isAppended: boolean,
+  ) {
+    this.tag = wire.nextTag();
+    this.progress = rest.progress;
+  }
+
+  get numBroken(): number {
+    return this.rest.numBroken;
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<Delta, void, undefined> {
+    while (this.progress.finished === undefined) {
+      const news = this.news.shift();
+      if (news === undefined) {
+        await new Promise<void>((resolve) => (this.wake = resolve));
+        continue;
+      }
+      if (news instanceof SluiceError) {
+        await this.rest.after(news, this.wire.lease, !this.isAppended);
+        yield* this.rest;
+        return;
+      }
+      const delta = this.progress.take(news);
+      if (delta) {
+        yield delta;
+        this.taken += delta.consumed;
+        if (this.step && this.taken >= this.step) {
+          this.grant(this.taken);
+          this.taken = 0;
+        }
+      }
+    }
+  }
+
+  /** News from its session. */
+  deliver(news: News): void {
+    this.news.push(news);
+    this.wake();
+  }
+
+  /** Allow so many tokens more. */
+  grant(tokens: number): void {
+    this.wire.send({ tag: this.tag, frame: { $case: "grant", value: { tokens } } });
+  }
+
+  /** More prompt, while the input is open. */
+  append(text: string): void {
+    this.wire.send({ tag: this.tag, frame: { $case: "append", value: { piece: { $case: "text", value: text } } } });
+  }
+
+  /** The prompt is complete. */
+  closeInput(): void {
+    this.wire.send({ tag: this.tag, frame: { $case: "closeInput", value: {} } });
+  }
+
+  /** Change parameters from the next token on. */
+  update(update: Partial<Update>): void {
+    this.wire.send({ tag: this.tag, frame: { $case: "update", value: Update.fromPartial(update) } });
+  }
+
+  /** End it; whoever iterates gets CANCELLED. */
+  cancel(): void {
+    this.wire.send({ tag: this.tag, frame: { $case: "cancel", value: {} } });
+    if (this.wire.isLost) this.rest.cancel();
+  }
+}
+
+/** One Converse call. Nothing is written after its end: the status comes from the read side. */
+class Wire {
+  takesMore = true;
+  isLost = false;
+  readonly lease: Lease;
+  private tag = 0n;
+  private readonly generations = new Map<bigint, Generation>();
+  private readonly call: ClientDuplexStream<ConverseRequest, ConverseResponse>;
+
+  constructor(
+    private readonly pool: Pool,
+    metadata: Metadata,
+  ) {
+    this.lease = pool.lease();
+    this.call = this.lease.client.converse(metadata);
+    this.call.on("error", () => undefined); // the loop below throws it
+    void this.read();
+  }
+
+  nextTag(): bigint {
+    return (this.tag += 1n);
+  }
+
+  start(generation: Generation, open: Extract<NonNullable<ConverseRequest["frame"]>, { $case: "open" }>["value"]): void {
+    this.generations.set(generation.tag, generation);
+    this.send({ tag: generation.tag, frame: { $case: "open", value: open } });
+  }
+
+  send(frame: ConverseRequest): void {
+    if (!this.isLost && this.generations.has(frame.tag)) this.call.write(frame);
+  }
+
+  close(): void {
+    this.call.cancel();
+  }
+
+  private async read(): Promise<void> {
+    let lost = new SluiceError(14, "the server ended the stream of this session");
+    try {
+      for await (const frame of this.call as AsyncIterable<ConverseResponse>) this.deliver(frame);
+    } catch (error) {
+      lost = fromRpc(error);
+    }
+    this.isLost = true;
+    this.takesMore = false;
+    this.lease.numCalls -= 1;
+    for (const generation of this.generations.values()) generation.deliver(lost);
+  }
+
+  private deliver({ tag, frame }: ConverseResponse): void {
+    if (frame?.$case === "goingAway") this.takesMore = false;
+    const generation = this.generations.get(tag);
+    if (!generation) return;
+    if (frame?.$case === "finished" || frame?.$case === "failed") this.generations.delete(tag);
+    generation.deliver(frame?.$case === "failed" ? fromFailed(frame.value) : frame);
+    if (!this.takesMore && this.generations.size === 0) this.call.end(); // the server waits for the half-close
+  }
+}
+
+function durationOf(seconds: number): { seconds: bigint; nanos: number } {
+  return { seconds: BigInt(Math.floor(seconds)), nanos: Math.floor((seconds % 1) * 1e9) };
+}

@@ -1,0 +1,48 @@
+/** A request as plain values → the GenerationSpec of the contract. What is not given stays absent. */
+
+import { Chat, DisconnectAction, GenerationSpec, Role, SamplingParams } from "./gen/sluice/v1/types";
+
+export type Prompt = string | number[] | { chat: [role: "system" | "user" | "assistant", text: string][] } | GenerationSpec;
+
+export interface Knobs extends Partial<SamplingParams> {
+  model?: string;
+  stop?: string[];
+  ignoreEos?: boolean;
+  logprobs?: number;
+  jsonSchema?: string;
+  choices?: string[];
+  priority?: number;
+  /** Keep it running when the connection is lost. */
+  detach?: boolean;
+  /** Its deadline. */
+  timeoutS?: number;
+}
+
+const ROLES = { system: Role.ROLE_SYSTEM, user: Role.ROLE_USER, assistant: Role.ROLE_ASSISTANT };
+
+export function build(prompt: Prompt, knobs: Knobs): GenerationSpec {
+  const { model, stop, ignoreEos, logprobs, jsonSchema, choices, priority, detach, timeoutS, ...sampling } = knobs;
+  const spec = prompted(prompt);
+  spec.model = model ?? spec.model;
+  spec.sampling = SamplingParams.fromPartial({ ...spec.sampling, ...sampling });
+  if (stop || ignoreEos !== undefined)
+    spec.stop = { ...{ tokenIds: [] }, ...spec.stop, strings: stop ?? spec.stop?.strings ?? [], ignoreEos };
+  if (logprobs !== undefined) spec.output = { ...{ logprobTokenIds: [] }, ...spec.output, logprobs };
+  if (jsonSchema) spec.constraint = { form: { $case: "jsonSchema", value: jsonSchema } };
+  if (choices) spec.constraint = { form: { $case: "choice", value: { texts: choices } } };
+  const onDisconnect = detach ? DisconnectAction.DISCONNECT_ACTION_DETACH : undefined;
+  if (priority !== undefined || detach)
+    spec.scheduling = { ...{ ttftTarget: undefined, detachTtl: undefined }, ...spec.scheduling, priority, onDisconnect };
+  return spec;
+}
+
+function prompted(prompt: Prompt): GenerationSpec {
+  if (typeof prompt === "string") return GenerationSpec.fromPartial({ prompt: { $case: "text", value: prompt } });
+  if (Array.isArray(prompt)) return GenerationSpec.fromPartial({ prompt: { $case: "tokenIds", value: { ids: prompt } } });
+  if (!("chat" in prompt)) return GenerationSpec.fromPartial(prompt);
+  const messages = prompt.chat.map(([role, text]) => ({
+    role: ROLES[role],
+    parts: [{ part: { $case: "text" as const, value: text } }],
+  }));
+  return GenerationSpec.fromPartial({ prompt: { $case: "chat", value: Chat.fromPartial({ messages }) } });
+}

@@ -1,0 +1,121 @@
+"""An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840): one decoder layer that reads a token together with what the
+target thought before it, and guesses what the target says next. Loads the published checkpoint layout.
+
+Its own keys and values lie in cache blocks beside the target's, and so do the target's hidden states behind three of
+its layers, which the target's forward writes there. Where the target has not been yet, the head reads its own states.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.models.config import HeadConfig, read_head_config
+from engine.models.layers import Pack, Packer
+from engine.models.model import Model, token_bytes, zeros
+from engine.models.rope import rope_table
+from engine.models.weights import Checkpoint
+from kernels import ops
+from kernels.metadata import AttentionMetadata
+from kernels.slots import slot_width
+
+NUM_STATES = 3  # hidden states of the target that are read: low, middle, high
+
+
+class Head:
+    """Weights of one head, packed for its target's device.
+
+    Attributes:
+        behind: numbers of the target's layers behind which its hidden states are read.
+    """
+
+    def __init__(self, head: HeadConfig, source: Checkpoint, target: Model, num_positions: int, pack: Pack) -> None:
+        config = self.config = head.layer
+        self.dtype, self.device = target.dtype, target.device
+        self.behind = head.behind or default_behind(target.config.num_layers)
+        self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, config.head_dim
+        hidden, size = config.hidden_size, config.intermediate_size
+        packer = Packer(source, target.dtype, pack)
+        self._fuse = packer.linear([("fc", hidden)], NUM_STATES * hidden)
+        own = source.has("embed_tokens.weight")
+        self._embeddings = source.get("embed_tokens.weight", (config.vocab_size, hidden)) if own else target.embeddings
+        self._token_norm = packer.norm("midlayer.input_layernorm", hidden).float()
+        self._hidden_norm = packer.norm("midlayer.hidden_norm", hidden).float()
+        q, k, v = (f"midlayer.self_attn.{name}_proj" for name in "qkv")
+        queries, keys = self._heads * self._dim, self._kv_heads * self._dim
+        parts = [(q, queries), (k, keys), (v, keys)]
+        self._qkv = packer.linear(parts, 2 * hidden, rotated={q: self._dim, k: self._dim})
+        self._output = packer.linear([("midlayer.self_attn.o_proj", hidden)], queries)
+        norm = packer.norm("midlayer.post_attention_layernorm", hidden)
+        self._mlp_norm = packer.kept(norm)
+        gate_up = [("midlayer.mlp.gate_proj", size), ("midlayer.mlp.up_proj", size)]
+        self._gate_up = packer.linear(gate_up, hidden, norm=norm, gated=True)
+        self._down = packer.linear([("midlayer.mlp.down_proj", hidden)], size)
+        norm = packer.norm("norm", hidden)
+        self._norm = packer.kept(norm)
+        self._head = packer.head("lm_head", (head.draft_vocab_size, hidden), norm)
+        self._ids = _ids_of(source, head)
+        self._cis = rope_table(config, num_positions, self.device).unsqueeze(1)
+        self.num_parameters = source.num_parameters
+
+    def token_bytes(self, cache: torch.dtype) -> int:
+        """Bytes that `new_cache` of that dtype keeps of one token."""
+        return token_bytes(self.config, cache) + NUM_STATES * self.config.hidden_size * self.dtype.itemsize
+
+    def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
+        """Keys and values as `Model.new_cache`; then each hidden state, [num_blocks + 1, block_size, hidden] of the
+        model's dtype."""
+        shape = (num_blocks + 1, block_size)
+        return [
+            zeros((*shape, 2, self._kv_heads, slot_width(self._dim, dtype)), dtype, self.device),
+            *(zeros((*shape, self.config.hidden_size), self.dtype, self.device) for _ in range(NUM_STATES)),
+        ]
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
+        """Hidden states [T, hidden] (float32).
+
+        Args:
+            ids: int64 [T], the token behind each position.
+            states: [T, hidden] (float32) of the head itself at the positions before, which are used up; None where the
+                target's are in the cache.
+        """
+        if states is None:
+            seen = torch.cat([one.flatten(0, 1)[meta.write_slots] for one in cache[1:]], dim=1)
+            states = ops.linear(seen.float(), self._fuse).float()
+        eps, h = self.config.norm_eps, states
+        tokens = ops.rms_norm(ops.embedding(ids, self._embeddings).float(), self._token_norm, eps)
+        both = torch.cat((tokens, ops.rms_norm(h, self._hidden_norm, eps)), dim=1)
+        heads = ops.linear(both, self._qkv).view(len(h), self._heads + 2 * self._kv_heads, self._dim)
+        ops.rotate_and_write(heads, self._cis[meta.positions], cache[0], meta)
+        mixed = ops.paged_attention(heads[:, : self._heads], cache[0], meta, self._dim**-0.5, self.config.windows[0])
+        ops.linear_add_(h, mixed, self._output)
+        ops.linear_add_(h, ops.linear_gated(h, self._mlp_norm, eps, self._gate_up), self._down)
+        return h
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, hidden] → float32 [R, vocab of the target]; minus infinity where it can propose nothing."""
+        own = ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()
+        if self._ids is None:
+            return own
+        return own.new_full((len(own), self.config.vocab_size), float("-inf")).index_copy_(1, self._ids, own)
+
+
+def load_head(directory: Path, target: Model, num_positions: int, pack: Pack) -> Head:
+    """Read a head's directory. Raises ServiceError MODEL_INVALID naming file and tensor."""
+    config = read_head_config(directory)
+    return Head(config, Checkpoint(directory, target.dtype, target.device), target, num_positions, pack)
+
+
+def default_behind(num_layers: int) -> tuple[int, ...]:
+    """Behind which layers published heads read, where they do not say."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def _ids_of(source: Checkpoint, head: HeadConfig) -> Tensor | None:
+    """The target's id of each that the head can propose; None if they are the same. Stored as differences."""
+    if not source.has("d2t"):
+        return None
+    num = head.draft_vocab_size
+    return source.integers("d2t", (num,)) + torch.arange(num)

@@ -1,0 +1,132 @@
+"""What computes drafts: a smaller model of the same vocabulary, or a head that reads the target's hidden states.
+
+Both compute one entry a token into cache blocks beside the target's. A model's entry is of the token itself; a head's
+is of the token behind it and of what the target thought at its place, so it lags by one. Refuses what does not fit.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.errors import Code, ServiceError
+from engine.models.config import read_config, read_head_config
+from engine.models.eagle import Head, default_behind, load_head
+from engine.models.layers import Pack
+from engine.models.model import Model, load_model, token_bytes
+from engine.request import Limits
+from kernels.metadata import AttentionMetadata
+
+
+class Drafter(Protocol):
+    """Attributes:
+    lag: entries by which it is behind the tokens that exist.
+    context_length: entries of one sequence at most.
+    vocab_size: of the logits.
+    """
+
+    lag: int
+    context_length: int
+    vocab_size: int
+    device: torch.device
+
+    def token_bytes(self, cache: torch.dtype) -> int:
+        """Bytes that `new_cache` of that dtype keeps of one token."""
+
+    def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
+        """Tensors [num_blocks + 1, …], to be moved with the target's."""
+
+    def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
+        """Hidden states [T, hidden] of ids int64 [T]; `states` [T, hidden]: of the entries before, where the target has
+        none."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, hidden] → float32 [R, vocab]."""
+
+
+class ModelDrafter:
+    """A whole model: knows all it needs from the tokens."""
+
+    lag = 0
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.device = model.device
+        self.context_length, self.vocab_size = model.config.context_length, model.config.vocab_size
+        self.new_cache, self.logits = model.new_cache, model.logits
+
+    def token_bytes(self, cache: torch.dtype) -> int:
+        """See `Drafter`."""
+        return token_bytes(self._model.config, cache)
+
+    def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
+        """See `Drafter`."""
+        return self._model.forward(ids, meta.positions, cache, meta)
+
+
+class HeadDrafter:
+    """An EAGLE-3 head, and the target that writes its hidden states into the head's cache."""
+
+    lag = 1
+
+    def __init__(self, head: Head, target: Model) -> None:
+        self._head = head
+        self._target = target
+        self.device = head.device
+        self.context_length, self.vocab_size = head.config.context_length, head.config.vocab_size
+        self.token_bytes, self.forward, self.logits = head.token_bytes, head.forward, head.logits
+
+    def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
+        """See `Drafter`: from now on the target writes to it."""
+        cache = self._head.new_cache(num_blocks, block_size, dtype)
+        states = [one.flatten(0, 1) for one in cache[1:]]
+        self._target.taps = dict(zip(self._head.behind, states, strict=True))
+        return cache
+
+
+def load_drafter(kind: str, directory: Path, target: Model, limits: Limits, pack: Pack) -> Drafter:
+    """What drafts for `target`: `kind` draft or eagle. Raises ServiceError when it cannot, with both numbers."""
+    if kind == "eagle":
+        return _load_head(directory, target, limits, pack)
+    config = read_config(directory)
+    num_positions = min(limits.context_length, config.context_length)
+    draft = load_model(directory, config, target.dtype, target.device, num_positions, pack)
+    _check_vocabulary(draft.config.vocab_size, target)
+    _check_size(draft.num_parameters, target)
+    return ModelDrafter(draft)
+
+
+def _load_head(directory: Path, target: Model, limits: Limits, pack: Pack) -> Drafter:
+    config = read_head_config(directory)
+    _check_vocabulary(config.layer.vocab_size, target)
+    ours, theirs = config.layer.hidden_size, target.config.hidden_size
+    if ours != theirs:
+        raise _unfit(
+            f"reads hidden states of {ours} numbers, the model has {theirs}: choose a head made for this model"
+        )
+    if config.draft_vocab_size > config.layer.vocab_size:
+        raise _unfit(f"proposes {config.draft_vocab_size} ids, the model has {config.layer.vocab_size}")
+    behind, num = config.behind or default_behind(target.config.num_layers), target.config.num_layers
+    if len(set(behind)) != 3 or not all(1 <= one <= num for one in behind):
+        raise _unfit(
+            f"reads behind the layers {', '.join(map(str, behind))}; it takes three in 1 to {num}, all different"
+        )
+    head = load_head(directory, target, min(limits.context_length, config.layer.context_length), pack)
+    _check_size(head.num_parameters, target)
+    return HeadDrafter(head, target)
+
+
+def _check_vocabulary(ours: int, target: Model) -> None:
+    theirs = target.config.vocab_size
+    if ours != theirs:
+        raise _unfit(f"has a vocabulary of {ours} ids, the model {theirs}: choose a draft that shares its tokenizer")
+
+
+def _check_size(ours: int, target: Model) -> None:
+    if ours > target.num_parameters:
+        raise _unfit(f"has {ours} parameters, the model {target.num_parameters}: a draft must be the smaller one")
+
+
+def _unfit(message: str) -> ServiceError:
+    return ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", f"--draft-model: {message}", field="draft_model")

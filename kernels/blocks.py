@@ -1,0 +1,14 @@
+"""Copies of cache blocks: the torch twin of the kernel."""
+
+from torch import Tensor
+
+
+def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
+    """targets[l][b] = sources[l][a] of every layer l and pair (a, b).
+
+    Args:
+        sources, targets: layers [blocks, …], as many and with blocks alike; they may be the same ones.
+        pairs: int64 [N, 2]. No block is written twice, and none is both read and written: their order means nothing.
+    """
+    for source, target in zip(sources, targets, strict=True):
+        target[pairs[:, 1]] = source[pairs[:, 0]]

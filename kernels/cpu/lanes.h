@@ -1,0 +1,87 @@
+// What the sampler needs of vectors besides vector.h: masks of lanes as bits, sums in double, logarithms.
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+#include <cstring>
+
+#include "vector.h"
+
+namespace sluice {
+
+typedef double DoubleVec __attribute__((vector_size(LANES * 8)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef uint64_t Wide __attribute__((vector_size(LANES * 4)));  // a pair of lanes in each
+
+// Bit i says whether lane i, all ones or all zeros, is true.
+inline uint32_t bits_of(IntVec lanes) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(lanes));
+#elif defined(__AVX__)
+  return static_cast<uint32_t>(_mm256_movemask_ps(reinterpret_cast<__m256>(lanes)));
+#else
+  uint32_t found = 0;
+  for (int lane = 0; lane < LANES; ++lane) found |= static_cast<uint32_t>(lanes[lane] & 1) << lane;
+  return found;
+#endif
+}
+
+// 64-bit products of the low words of pairs.
+inline Wide multiply_low(Wide a, Wide b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Wide>(_mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Wide>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#else
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+// Calls `take` with each index of `from` [num, padded with -inf] whose value is `floor` at least and above -inf.
+template <typename Take>
+inline void each_above(const float* from, int64_t num, float floor, Take take) {
+  for (int64_t at = 0; at < num; at += LANES) {
+    const Vec values = load(from + at);
+    for (uint32_t left = bits_of((values >= floor) & (values > -__builtin_inff())); left; left &= left - 1)
+      take(at + __builtin_ctz(left));
+  }
+}
+
+// Sum of `num` values in double, lane by lane and then over the lanes: one fixed order.
+inline double total(const float* from, int64_t num) {
+  DoubleVec sums = {};
+  for (int64_t at = 0; at < num; at += LANES) sums += __builtin_convertvector(load(from + at), DoubleVec);
+  double found = 0.0;
+  for (int lane = 0; lane < LANES; ++lane) found += sums[lane];
+  return found;
+}
+
+// ln(x) to two units in the last place (Cephes' polynomial), x positive and normal.
+inline Vec log(Vec x) {
+  IntVec bits;
+  std::memcpy(&bits, &x, sizeof x);
+  IntVec power = ((bits >> 23) & 255) - 126;
+  bits = (bits & 0x007fffff) | 0x3f000000;
+  Vec m;
+  std::memcpy(&m, &bits, sizeof m);  // in [0.5, 1)
+  const IntVec small = m < 0.707106781186547524f;
+  power += small;  // a true lane is -1
+  m = (small ? m + m : m) - 1.0f;
+  const Vec z = m * m;
+  Vec p = broadcast(7.0376836292e-2f);
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  const Vec e = __builtin_convertvector(power, Vec);
+  return m + (m * z * p - e * 2.12194440e-4f - 0.5f * z) + e * 0.693359375f;
+}
+
+}  // namespace sluice

@@ -1,0 +1,147 @@
+// Which ids a row keeps: top-k, top-p and min-p as a floor under its scaled logits, typical-p as a band, as
+// kernels/sampling.py has them. Only the likely ids are looked at as long as these decide.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "lanes.h"
+
+namespace sluice {
+
+constexpr float INFINITE = std::numeric_limits<float>::infinity();
+constexpr int64_t FEW = 64;          // are sorted
+constexpr float NEAR = 16.0f;       // where nearly all of the mass is
+constexpr float FARTHEST = 104.0f;  // e to the power of what is lower is 0
+constexpr int64_t HEAP = 128;       // up to so many are found by one pass with a heap
+
+// What one row needs in passing; kept from row to row.
+struct Scratch {
+  std::vector<float> scaled, weights, distances;  // padded to whole vectors: -inf, 0, inf
+  std::vector<float> values, noise;
+  std::vector<int64_t> kept;
+  std::vector<std::pair<float, int64_t>> band;  // distances and ids
+};
+
+// The k-th largest scaled logit, 0 < k < num.
+inline float kth(Scratch& s, int64_t k, int64_t num) {
+  const float* from = s.scaled.data();
+  if (k > HEAP) {
+    s.values.assign(from, from + num);
+    std::nth_element(s.values.begin(), s.values.begin() + (k - 1), s.values.end(), std::greater<>());
+    return s.values[k - 1];
+  }
+  s.values.assign(from, from + k);
+  std::make_heap(s.values.begin(), s.values.end(), std::greater<>());
+  for (int64_t at = k; at < num; at += LANES) {  // the last vector may reach over the end of the row into the padding
+    const int64_t from_here = std::min(at, static_cast<int64_t>(s.scaled.size()) - LANES);
+    uint32_t left = bits_of(load(from + from_here) > s.values.front()) & (~0u << (at - from_here));
+    for (; left; left &= left - 1) {
+      const float value = from[from_here + __builtin_ctz(left)];
+      if (value <= s.values.front()) continue;
+      std::pop_heap(s.values.begin(), s.values.end(), std::greater<>());
+      s.values.back() = value;
+      std::push_heap(s.values.begin(), s.values.end(), std::greater<>());
+    }
+  }
+  return s.values.front();
+}
+
+// How much weight, and how many ids, lie within `reach`.
+inline std::pair<double, int64_t> within(const Scratch& s, float reach) {
+  DoubleVec sums = {};
+  int64_t count = 0;
+  for (int64_t at = 0; at < static_cast<int64_t>(s.distances.size()); at += LANES) {
+    const IntVec is_near = load(s.distances.data() + at) <= reach;
+    sums += __builtin_convertvector(is_near ? load(s.weights.data() + at) : Vec{}, DoubleVec);
+    count += __builtin_popcount(bits_of(is_near));
+  }
+  double mass = 0.0;
+  for (int lane = 0; lane < LANES; ++lane) mass += sums[lane];
+  return {mass, count};
+}
+
+// The distance up to which all ids are kept, where `share` of the weight is to be reached with the nearest. Those beyond
+// it that are kept too are left in `band`, nearest first, the lowest id of equals first. Bisection leaves few to sort.
+inline float nearest(Scratch& s, double share) {
+  const double enough = share * total(s.weights.data(), static_cast<int64_t>(s.weights.size()));
+  float low = -1.0f, high = NEAR;
+  double before = 0.0;
+  auto [mass_high, num_high] = within(s, high);
+  int64_t num_low = 0;
+  if (mass_high < enough) low = NEAR, before = mass_high, num_low = num_high;
+  if (mass_high < enough) high = FARTHEST, num_high = within(s, high).second;
+  while (num_high - num_low > FEW) {
+    const float middle = 0.5f * (low + high);
+    if (!(low < middle && middle < high)) break;  // as many equals
+    const auto [mass, count] = within(s, middle);
+    if (mass < enough)
+      low = middle, before = mass, num_low = count;
+    else
+      high = middle, num_high = count;
+  }
+  s.band.clear();
+  for (int64_t at = 0; at < static_cast<int64_t>(s.distances.size()); at += LANES) {
+    const Vec here = load(s.distances.data() + at);
+    for (uint32_t left = bits_of((here > low) & (here <= high)); left; left &= left - 1) {
+      const int64_t id = at + __builtin_ctz(left);
+      s.band.push_back({s.distances[id], id});
+    }
+  }
+  std::sort(s.band.begin(), s.band.end());
+  size_t kept = 0;
+  while (kept < s.band.size() && before < enough) before += static_cast<double>(s.weights[s.band[kept++].second]);
+  s.band.resize(kept);
+  return low;
+}
+
+// Drops the weight of whatever is below `floor`.
+inline void weigh_from(Scratch& s, float floor) {
+  for (int64_t at = 0; at < static_cast<int64_t>(s.scaled.size()); at += LANES)
+    store(s.weights.data() + at, load(s.scaled.data() + at) >= floor ? load(s.weights.data() + at) : Vec{});
+}
+
+// The least scaled logit of the nucleus of what is at `floor` or above; equals of the last are kept by it too.
+inline float top_p_floor(Scratch& s, float floor, double share) {
+  if (floor > -INFINITE) weigh_from(s, floor);
+  s.distances.resize(s.scaled.size());
+  for (int64_t at = 0; at < static_cast<int64_t>(s.scaled.size()); at += LANES) {
+    const Vec here = load(s.scaled.data() + at);
+    store(s.distances.data() + at, here >= floor ? -here : broadcast(INFINITE));
+  }
+  const float all = nearest(s, share);
+  return -(s.band.empty() ? all : s.band.back().first);
+}
+
+// Leaves in `kept` what is locally typical (Meister et al. 2022) of the ids at `floor` or above: those whose surprise is
+// nearest to the entropy of them all, until their mass reaches `share`.
+inline void find_typical(Scratch& s, float floor, double share) {
+  weigh_from(s, std::max(floor, -FARTHEST));
+  const int64_t num = static_cast<int64_t>(s.scaled.size());
+  DoubleVec sums = {};
+  for (int64_t at = 0; at < num; at += LANES) {
+    const Vec weights = load(s.weights.data() + at), scaled = load(s.scaled.data() + at);
+    sums += __builtin_convertvector(weights > 0.0f ? weights * scaled : Vec{}, DoubleVec);
+  }
+  double weighted = 0.0;
+  for (int lane = 0; lane < LANES; ++lane) weighted += sums[lane];
+  const float centre = static_cast<float>(weighted / total(s.weights.data(), num));  // of the mean surprise
+  s.distances.resize(num);
+  for (int64_t at = 0; at < num; at += LANES) {
+    const Vec here = load(s.scaled.data() + at), off = here - centre;
+    store(s.distances.data() + at, here >= floor ? (off < 0.0f ? -off : off) : broadcast(INFINITE));
+  }
+  const float all = nearest(s, share);
+  s.kept.clear();
+  for (int64_t at = 0; at < num; at += LANES)
+    for (uint32_t left = bits_of(load(s.distances.data() + at) <= all); left; left &= left - 1)
+      s.kept.push_back(at + __builtin_ctz(left));
+  for (const auto& [distance, id] : s.band) s.kept.push_back(id);
+}
+
+}  // namespace sluice

@@ -1,0 +1,60 @@
+"""A step's inputs from the state of its slots: the torch twins of the kernels that keep and read it on a device.
+
+State is a table of tokens and one of blocks, a row for each slot; a step changes it by short runs of numbers and reads
+what its rows compute. Takes and gives tensors of integers. Knows no request and no model.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NOWHERE = -1  # a slot of the cache that nothing is written to
+
+
+class Inputs(NamedTuple):
+    """Of a step's tokens, padded to T: token ids, positions in their sequences and slots of the cache, int64 [T]."""
+
+    ids: Tensor
+    positions: Tensor
+    write_slots: Tensor
+
+
+def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, values: Tensor) -> None:
+    """table[rows[i], firsts[i] …] = values[offsets[i] … offsets[i + 1]] of every run i, in place.
+
+    Args:
+        table: integers [slots, width].
+        rows, firsts: int64 [N]. Runs do not overlap, and end within the table.
+        offsets: int64 [N + 1].
+        values: integers [M], of the table's dtype.
+    """
+    for i in range(len(rows)):
+        run = values[offsets[i] : offsets[i + 1]]
+        table[rows[i], int(firsts[i]) : int(firsts[i]) + len(run)] = run
+
+
+def build_inputs(
+    tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
+) -> Inputs:
+    """The inputs of a step whose row i computes tokens from position starts[i] on.
+
+    Args:
+        tokens: int64 [slots, L], of each slot's sequence.
+        tables: int32 [slots, B], block tables.
+        slots, starts: int64 [R], of the rows.
+        ends: int64 [R], number of the step's tokens up to each row's last one.
+        num_tokens: T; tokens behind the last row's are padding: id 0 at position 0, written nowhere.
+    """
+    at = torch.arange(num_tokens, device=tokens.device)
+    rows = torch.searchsorted(ends, at, right=True)
+    is_padding = rows == len(slots)
+    rows = rows.clamp(max=len(slots) - 1)
+    firsts = torch.cat((ends.new_zeros(1), ends[:-1]))
+    positions = torch.where(is_padding, 0, starts[rows] + at - firsts[rows])
+    blocks = tables[slots[rows], positions // block_size].long()
+    return Inputs(
+        torch.where(is_padding, 0, tokens[slots[rows], positions]),
+        positions,
+        torch.where(is_padding, NOWHERE, blocks * block_size + positions % block_size),
+    )

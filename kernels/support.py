@@ -1,0 +1,32 @@
+"""What our GPU kernels take: asked once at start, so that nothing is found out by a request. Numbers only."""
+
+import torch
+
+LEAST_CAPABILITY = 80  # mma with bfloat16 and asynchronous copies
+HEAD_DIMS = range(64, 257, 16)
+MAX_GROUP = 64
+MAX_BLOCK = 128
+DTYPES = (torch.float16, torch.bfloat16)  # in float32 the tiles of attention do not fit into registers
+
+
+def unsupported(capability: int, dtype: torch.dtype, dim: int, group: int, block_size: int) -> str | None:
+    """What of these the kernels do not take, and what they do; None when they take all of it.
+
+    Args:
+        capability: the GPU's compute capability, as 90 for 9.0.
+        dtype: of weights and cache.
+        dim: head size.
+        group: query heads of a kv head.
+        block_size: tokens of a cache block.
+    """
+    if capability < LEAST_CAPABILITY:
+        return f"a GPU of compute capability {capability / 10}: {LEAST_CAPABILITY / 10} or newer (A100, H100) is"
+    if dtype not in DTYPES:
+        return f"{dtype}: {', '.join(str(one).removeprefix('torch.') for one in DTYPES)} are"
+    if dim not in HEAD_DIMS:
+        return f"head size {dim}: multiples of 16 from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]} are"
+    if group > MAX_GROUP:
+        return f"{group} query heads of one kv head: up to {MAX_GROUP} are"
+    if not 1 <= block_size <= MAX_BLOCK:
+        return f"--block-size {block_size}: 1 to {MAX_BLOCK} are"
+    return None

@@ -1,0 +1,127 @@
+"""Ahead-of-time compilation: a kernel in one configuration for one GPU architecture, and what it takes.
+
+Takes a `Case`, gives `Resources` read from the machine code and what is wrong with them. Needs no GPU: assembler and
+object dumper come with Triton. Knows no kernel; must not run under the interpreter.
+"""
+
+import dataclasses
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+SHARED_BYTES = {80: 166_912, 90: 232_448}  # of one block, by compute capability: A100 and H100/H200
+WARP = 32
+DUMPER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+PATTERNS = {
+    "vector_loads": r"ld\.global[^;\n]*\.v[248]",
+    "vector_stores": r"st\.global[^;\n]*\.v[248]",
+    "async_copies": r"cp\.async\.(?:c[ag]|bulk)",
+    "mma": r"(?<!w)(?<!wg)mma\.sync",
+    "wgmma": r"wgmma\.mma_async",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One configuration of a kernel.
+
+    Attributes:
+        name: unique; family/what is special about it.
+        kernel: the function under `triton.jit`.
+        types: per argument that is no constant, Triton's name of its type: "*bf16", "i32", "fp32".
+        constants: per constant argument, its value.
+        unaligned: arguments that are not known to be divisible by 16; every other pointer and integer is.
+        tensor_cores: products that must be there: "mma", "wgmma" (mma where there is none) or none.
+        vectors: "loads" and "stores" that must be vectorised.
+        since, until: least and greatest compute capability.
+        is_quick: compiled at each test run, not only at the long one.
+    """
+
+    name: str
+    kernel: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    unaligned: frozenset[str] = frozenset()
+    num_warps: int = 4
+    num_stages: int = 2
+    tensor_cores: str = ""
+    vectors: frozenset[str] = frozenset({"loads"})
+    since: int = 80
+    is_quick: bool = False
+    until: int = 90
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resources:
+    """What a compiled kernel takes: registers a thread, bytes of stack (spills) and shared memory, and how often some
+    instructions stand in its code."""
+
+    registers: int
+    stack: int
+    shared: int
+    vector_loads: int
+    vector_stores: int
+    async_copies: int
+    mma: int
+    wgmma: int
+    cubin_bytes: int
+
+
+def compile_case(case: Case, capability: int) -> Resources:
+    """Compile for a compute capability (80, 90). Raises triton.CompilationError when it does not compile."""
+    arguments = list(case.kernel.arg_names)
+    signature = {name: "constexpr" if name in case.constants else case.types[name] for name in arguments}
+    aligned = [
+        name
+        for name, kind in case.types.items()
+        if name not in case.unaligned and (kind.startswith("*") or kind in ("i32", "i64"))
+    ]
+    attributes = {(arguments.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(fn=case.kernel, signature=signature, constexprs=dict(case.constants), attrs=attributes)
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    built = triton.compile(source, target=GPUTarget("cuda", capability, WARP), options=options)
+    registers, stack = _usage(built.asm["cubin"])
+    counts = {name: len(re.findall(pattern, built.asm["ptx"])) for name, pattern in PATTERNS.items()}
+    return Resources(
+        registers=registers,
+        stack=stack,
+        shared=built.metadata.shared,
+        cubin_bytes=len(built.asm["cubin"]),
+        **counts,
+    )
+
+
+def faults(case: Case, capability: int, found: Resources) -> list[str]:
+    """What must not be so, on any version of the compiler."""
+    wrong = []
+    if found.stack:
+        wrong.append(f"spills: {found.stack} bytes of stack")
+    if found.shared > SHARED_BYTES[capability]:
+        wrong.append(f"{found.shared} bytes of shared memory; a block has {SHARED_BYTES[capability]}")
+    if "loads" in case.vectors and not found.vector_loads:
+        wrong.append("no vector loads")
+    if "stores" in case.vectors and not found.vector_stores:
+        wrong.append("no vector stores")
+    if case.tensor_cores == "wgmma" and capability >= 90 and not found.wgmma:
+        wrong.append("no wgmma")
+    if case.tensor_cores and not found.mma and not found.wgmma:
+        wrong.append("no tensor cores")
+    return wrong
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of the one function in a cubin."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run([DUMPER, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report.stdout + report.stderr)
+    assert found is not None, report.stdout + report.stderr
+    return int(found[1]), int(found[2])

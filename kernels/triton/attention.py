@@ -1,0 +1,260 @@
+"""Attention over the paged cache on a GPU: one interface for ragged queries, and the choice between its schedules.
+
+Rows of one token, of drafts or of a tree go to the split schedule, longer ones to prefill; of rows that share a prefix
+it is looked at once. Grids follow from bounds that the host knows: nothing is waited for. Knows no model, no request.
+"""
+
+import dataclasses
+import functools
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.ragged import AttentionOptions, Ragged
+from kernels.triton import configs
+from kernels.triton.attention_merge import attention_merge_kernel
+from kernels.triton.attention_prefill import attention_prefill_kernel
+from kernels.triton.attention_split import attention_split_kernel
+from kernels.triton.configs import Shape
+from kernels.triton.numbers import next_power_of_two
+
+SHORT = 16  # tokens of a row that the split schedule takes when every row of the step has as few
+MERGED = 16  # parts of one load
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gpu:
+    """What attention has to know of a GPU."""
+
+    name: str
+    capability: int
+    num_multiprocessors: int
+
+
+@functools.cache
+def gpu_of(device: torch.device) -> Gpu:
+    """A device's; where the interpreter runs, some."""
+    if device.type != "cuda":
+        return Gpu("", 90, 2)
+    found = torch.cuda.get_device_properties(device)
+    return Gpu(found.name, 10 * found.major + found.minor, found.multi_processor_count)
+
+
+def paged_attention(
+    q: Tensor,
+    cache: Tensor,
+    batch: Ragged,
+    options: AttentionOptions,
+    scales: Tensor | None = None,
+    gpu: Gpu | None = None,
+) -> Tensor:
+    """Attention of every query over its own row's cached keys, itself included.
+
+    Args:
+        q: [T or more, heads, D], the last dimension contiguous.
+        cache: [num_blocks, block_size, 2, kv_heads, D], any strides but the last; this step's keys already written.
+        scales: float32 [num_blocks, block_size, 2, kv_heads] of a quantised cache, any strides.
+        gpu: what schedules are chosen for; by itself the one that computes.
+
+    Returns:
+        [q's rows, heads * D] in q's dtype; rows beyond the batch's are not written.
+    """
+    if batch.tree is not None and (options.window is not None or batch.shared is not None):
+        raise ValueError("a tree of drafts has no sliding window and no shared prefix: its keys are not in their order")
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    call = _Call(q, cache, batch, options, gpu or gpu_of(q.device), scales, out)
+    if options.is_batch_invariant or batch.tree is not None or batch.max_query <= SHORT:
+        call.split(batch.num_rows, batch.num_tokens, batch.max_query)
+    else:
+        if batch.num_singles:
+            call.split(batch.num_singles, batch.num_singles, 1)
+        call.prefill()
+    return out.view(len(q), -1)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Of products: in float32 three in TF32, nearly as exact; in narrower formats there is nothing to choose."""
+    return "tf32x3" if dtype is torch.float32 else "tf32"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """One attention over one layer's cache."""
+
+    q: Tensor
+    cache: Tensor
+    batch: Ragged
+    options: AttentionOptions
+    gpu: Gpu
+    scales: Tensor | None
+    out: Tensor
+
+    @property
+    def shape(self) -> Shape:
+        group = self.q.shape[1] // self.cache.shape[3]
+        return Shape(self.q.shape[2], group, self.cache.dtype.itemsize, self.gpu.capability)
+
+    def split(self, num_rows: int, num_tokens: int, max_query: int) -> None:
+        """Of the first rows, which have `num_tokens` tokens together."""
+        batch, heads, kv_heads = self.batch, self.q.shape[1], self.cache.shape[3]
+        is_fixed = self.options.is_batch_invariant
+        tiles = configs.split_tiles(self.shape, configs.FIXED_ROWS if is_fixed else max_query, self.gpu.name)
+        num_blocks = triton.cdiv(max_query, tiles.block_m // self.shape.group)
+        if is_fixed:
+            splits = triton.cdiv(batch.max_context, configs.FIXED_SPLIT)
+        else:
+            programs = num_rows * num_blocks * kv_heads
+            splits = configs.num_splits(programs, batch.max_context, self.gpu.num_multiprocessors)
+        shared = None if self.options.window is not None or is_fixed else batch.shared
+        before = self._prefix_splits() if shared is not None else 0
+        slots = before + splits
+        if slots == 1:
+            parts = sums = self.out  # nothing to merge
+        else:
+            parts = self.q.new_empty((num_tokens, heads, slots, self.q.shape[2]), dtype=torch.float32)
+            sums = self.q.new_empty((num_tokens, heads, slots, 2), dtype=torch.float32)
+        if shared is not None:
+            self._prefix_pass(parts, sums, slots, before)
+        attention_split_kernel[(num_rows * num_blocks, kv_heads, splits)](
+            self.q,
+            self.cache,
+            self._scales,
+            batch.tables,
+            batch.starts,
+            batch.contexts,
+            batch.contexts if shared is None else shared.prefixes,
+            batch.starts if batch.tree is None else batch.tree,
+            self._sinks,
+            self.out,
+            parts,
+            sums,
+            *self._strides(batch.tables),
+            self.options.scale,
+            self.options.cap,
+            self.options.window or 0,
+            slots,
+            before,
+            num_blocks,
+            **self._constants(tiles),
+            KEYS=kv_heads,
+            SPLIT=configs.FIXED_SPLIT if is_fixed else configs.LEAST_SPLIT,
+            IS_FIXED=is_fixed,
+            IS_WHOLE=slots == 1,
+            IS_CAUSAL=True,
+            HAS_PREFIX=shared is not None,
+            HAS_TREE=batch.tree is not None,
+            HAS_SINKS=self.options.sinks is not None,
+        )
+        if slots > 1:
+            self._merge(parts, sums, slots, num_tokens)
+
+    def prefill(self) -> None:
+        """Of all rows but those of one token."""
+        batch, first = self.batch, self.batch.num_singles
+        tiles = configs.prefill_tiles(self.shape, self.gpu.name)
+        num_rows = batch.num_rows - first
+        num_blocks = (batch.num_tokens - first) // (tiles.block_m // self.shape.group) + num_rows
+        attention_prefill_kernel[(num_blocks, self.cache.shape[3])](
+            self.q,
+            self.cache,
+            self._scales,
+            batch.tables,
+            batch.starts,
+            batch.contexts,
+            self._sinks,
+            self.out,
+            *self._strides(batch.tables),
+            self.options.scale,
+            self.options.cap,
+            self.options.window or 0,
+            first,
+            num_rows,
+            **self._constants(tiles),
+            HAS_SINKS=self.options.sinks is not None,
+        )
+
+    def _prefix_splits(self) -> int:
+        assert self.batch.shared is not None
+        programs = len(self.batch.shared.lengths) * self.cache.shape[3]
+        return configs.num_splits(programs, self.batch.shared.max_length, self.gpu.num_multiprocessors)
+
+    def _prefix_pass(self, parts: Tensor, sums: Tensor, slots: int, splits: int) -> None:
+        """Of what rows share: every query of a group sees every key of its prefix."""
+        shared, kv_heads = self.batch.shared, self.cache.shape[3]
+        assert shared is not None
+        tiles = configs.split_tiles(self.shape, shared.max_rows, self.gpu.name)
+        num_blocks = triton.cdiv(shared.max_rows, tiles.block_m // self.shape.group)
+        attention_split_kernel[(len(shared.lengths) * num_blocks, kv_heads, splits)](
+            self.q,
+            self.cache,
+            self._scales,
+            shared.tables,
+            shared.starts,
+            shared.lengths,
+            shared.lengths,
+            shared.starts,
+            self._sinks,
+            self.out,
+            parts,
+            sums,
+            *self._strides(shared.tables),
+            self.options.scale,
+            self.options.cap,
+            0,
+            slots,
+            0,
+            num_blocks,
+            **self._constants(tiles),
+            KEYS=kv_heads,
+            SPLIT=configs.LEAST_SPLIT,
+            IS_FIXED=False,
+            IS_WHOLE=False,
+            IS_CAUSAL=False,
+            HAS_PREFIX=False,
+            HAS_TREE=False,
+            HAS_SINKS=False,
+        )
+
+    def _merge(self, parts: Tensor, sums: Tensor, slots: int, num_tokens: int) -> None:
+        heads, dim = self.q.shape[1:]
+        attention_merge_kernel[(num_tokens, heads)](
+            parts,
+            sums,
+            self.out,
+            self.out.stride(0),
+            slots,
+            HEADS=heads,
+            DIM=dim,
+            WIDTH=next_power_of_two(dim),
+            CHUNK=MERGED,
+            num_warps=4,
+        )
+
+    @property
+    def _scales(self) -> Tensor:
+        return self.cache if self.scales is None else self.scales
+
+    @property
+    def _sinks(self) -> Tensor:
+        return self.q if self.options.sinks is None else self.options.sinks
+
+    def _strides(self, tables: Tensor) -> tuple[int, ...]:
+        cache, scales = self.cache.stride()[:4], self._scales.stride()[:4]
+        return (*self.q.stride()[:2], *cache, *scales, tables.stride(0), self.out.stride(0))
+
+    def _constants(self, tiles: configs.Tiles) -> dict[str, int | bool | str]:
+        return {
+            "GROUP": self.shape.group,
+            "DIM": self.shape.dim,
+            "WIDTH": self.shape.width,
+            "BLOCK": self.cache.shape[1],
+            "TILE": tiles.tile,
+            "BLOCK_M": tiles.block_m,
+            "HAS_WINDOW": self.options.window is not None,
+            "HAS_CAP": self.options.cap > 0,
+            "QUANTISED": self.scales is not None,
+            "PRECISION": precision(self.q.dtype),
+            "num_warps": tiles.num_warps,
+            "num_stages": tiles.num_stages,
+        }

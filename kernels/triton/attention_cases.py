@@ -1,0 +1,165 @@
+"""Configurations of attention's kernels that are compiled ahead of time: those that the rules of `configs` choose."""
+
+import torch
+
+from kernels.triton import configs
+from kernels.triton.aot import SHARED_BYTES, Case
+from kernels.triton.attention import MERGED, precision
+from kernels.triton.attention_merge import attention_merge_kernel
+from kernels.triton.attention_prefill import attention_prefill_kernel
+from kernels.triton.attention_split import attention_split_kernel
+from kernels.triton.configs import Shape, Tiles
+from kernels.triton.numbers import next_power_of_two, pointer
+
+INTS = ("q_token", "q_head", "cache_block", "cache_offset", "cache_kind", "cache_head", "tables_row", "out_token")
+LOOSE = ("scales_block", "scales_offset", "scales_kind", "scales_head", "window")  # of any value
+FLOATS = ("scale", "cap")
+
+
+def _computed(kept: torch.dtype) -> torch.dtype:
+    """What queries are where keys are kept so."""
+    return torch.bfloat16 if kept.itemsize == 1 else kept
+
+
+def _types(kept: torch.dtype) -> dict[str, str]:
+    """What both schedules take."""
+    scales = "*fp32" if kept.itemsize == 1 else pointer(kept)
+    types = dict.fromkeys((*INTS, *LOOSE), "i32") | dict.fromkeys(FLOATS, "fp32")
+    computed = pointer(_computed(kept))
+    types |= {"q": computed, "cache": pointer(kept), "scales": scales, "out": computed}
+    return types | dict.fromkeys(("tables", "starts", "contexts"), "*i32")
+
+
+def _constants(shape: Shape, tiles: Tiles, kept: torch.dtype, flags: set[str]) -> dict[str, object]:
+    return {
+        "GROUP": shape.group,
+        "DIM": shape.dim,
+        "WIDTH": shape.width,
+        "BLOCK": 32,
+        "TILE": tiles.tile,
+        "BLOCK_M": tiles.block_m,
+        "HAS_WINDOW": "window" in flags,
+        "HAS_CAP": "cap" in flags,
+        "HAS_SINKS": "sinks" in flags,
+        "QUANTISED": kept.itemsize == 1,
+        "PRECISION": precision(_computed(kept)),
+    }
+
+
+def _split(
+    name: str,
+    capability: int,
+    dim: int,
+    group: int,
+    kept: torch.dtype = torch.bfloat16,
+    *,
+    max_query: int = 1,
+    flags: str = "",
+    is_quick: bool = False,
+) -> Case:
+    shape, given = Shape(dim, group, kept.itemsize, capability), set(flags.split())
+    is_fixed = "fixed" in given
+    tiles = configs.split_tiles(shape, configs.FIXED_ROWS if is_fixed else max_query)
+    types = _types(kept) | dict.fromkeys(("num_slots", "first_slot", "blocks_per_row"), "i32")
+    types |= {"prefixes": "*i32", "sinks": "*fp32" if "sinks" in given else types["q"]}
+    types |= {"tree": "*i64" if "tree" in given else "*i32"}
+    types |= dict.fromkeys(("parts", "sums"), types["out"] if "whole" in given else "*fp32")
+    constants = _constants(shape, tiles, kept, given) | {
+        "KEYS": 8,
+        "SPLIT": configs.FIXED_SPLIT if is_fixed else configs.LEAST_SPLIT,
+        "IS_FIXED": is_fixed,
+        "IS_WHOLE": "whole" in given,
+        "IS_CAUSAL": "prefix" not in given,
+        "HAS_PREFIX": "suffix" in given,
+        "HAS_TREE": "tree" in given,
+    }
+    return _case(f"split/{name}", attention_split_kernel, types, constants, tiles, "mma", capability, is_quick)
+
+
+def _prefill(
+    name: str,
+    capability: int,
+    dim: int,
+    group: int,
+    kept: torch.dtype = torch.bfloat16,
+    *,
+    flags: str = "",
+    is_quick: bool = False,
+) -> Case:
+    shape, given = Shape(dim, group, kept.itemsize, capability), set(flags.split())
+    tiles = configs.prefill_tiles(shape)
+    types = _types(kept) | {"first_row": "i32", "num_rows": "i32"}
+    types |= {"sinks": "*fp32" if "sinks" in given else types["q"]}
+    constants = _constants(shape, tiles, kept, given)
+    return _case(f"prefill/{name}", attention_prefill_kernel, types, constants, tiles, "wgmma", capability, is_quick)
+
+
+def _case(
+    name: str,
+    kernel: object,
+    types: dict[str, str],
+    constants: dict[str, object],
+    tiles: Tiles,
+    tensor_cores: str,
+    capability: int,
+    is_quick: bool,
+) -> Case:
+    loose = frozenset({*LOOSE, "num_slots", "first_slot", "blocks_per_row", "first_row", "num_rows"} & set(types))
+    vectors = frozenset({"loads"})
+    return Case(
+        f"attention-{name}",
+        kernel,
+        types,
+        constants,
+        loose,
+        tiles.num_warps,
+        tiles.num_stages,
+        tensor_cores,
+        vectors,
+        capability,
+        is_quick,
+        until=capability,
+    )
+
+
+def _merge(dim: int, *, is_quick: bool = False) -> Case:
+    types = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16", "out_token": "i32", "num_slots": "i32"}
+    constants = {"HEADS": 32, "DIM": dim, "WIDTH": next_power_of_two(dim), "CHUNK": MERGED}
+    loose = frozenset({"num_slots"})
+    return Case(f"attention-merge/d{dim}", attention_merge_kernel, types, constants, loose, is_quick=is_quick)
+
+
+def _of(capability: int) -> tuple[Case, ...]:
+    is_new = capability >= 90
+    names = {torch.float16: "fp16", torch.int8: "int8"}
+    if is_new:
+        names |= {torch.float8_e4m3fn: "fp8"}
+    variants = {
+        "whole": "whole",
+        "window": "window",
+        "cap": "cap",
+        "sinks": "sinks",
+        "prefix": "prefix",
+        "suffix": "suffix",
+        "fixed": "fixed",
+    }
+    return (
+        _split("d128-g4", capability, 128, 4, is_quick=True),
+        *(_split(f"d{dim}-g4", capability, dim, 4) for dim in (64, 80, 96, 192, 256)),
+        *(_split(f"d128-g{group}", capability, 128, group) for group in (1, 5, 8, 32)),
+        *(_split(f"d128-g4-{name}", capability, 128, 4, one, is_quick=name == "fp8") for one, name in names.items()),
+        *(_split(f"d128-g4-{name}", capability, 128, 4, flags=flags) for name, flags in variants.items()),
+        _split("d128-g4-drafts", capability, 128, 4, max_query=5),
+        _split("d128-g4-tree", capability, 128, 4, max_query=32, flags="tree"),
+        _prefill("d128-g4", capability, 128, 4, is_quick=True),
+        *(_prefill(f"d{dim}-g4", capability, dim, 4) for dim in (64, 80, 96, 192, 256)),
+        *(_prefill(f"d128-g{group}", capability, 128, group) for group in (1, 5, 8, 32)),
+        *(_prefill(f"d128-g4-{name}", capability, 128, 4, one) for one, name in names.items()),
+        *(_prefill(f"d128-g4-{name}", capability, 128, 4, flags=name) for name in ("window", "cap", "sinks")),
+    )
+
+
+CASES = (
+    *(case for capability in SHARED_BYTES for case in _of(capability)),
+    *(_merge(dim, is_quick=dim == 128) for dim in (64, 80, 128, 256)),
+)

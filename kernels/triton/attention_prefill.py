@@ -1,0 +1,151 @@
+"""Attention of many queries of a row: tiles of queries large enough for wgmma, keys in one pass, no splits.
+
+Blocks of queries are as many as the tokens allow at most, and find their row by bisection: no length is looked at on
+the host. Keys that every query of a tile sees are taken without masks.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.triton.attention_tiles import attend, begun, queries_of, row_of
+
+
+@triton.jit
+def attention_prefill_kernel(
+    q,  # [T, KEYS · GROUP, DIM]
+    cache,  # [blocks, BLOCK, 2, KEYS, DIM]
+    scales,  # float32 [blocks, BLOCK, 2, KEYS]; unused when not QUANTISED
+    tables,  # int32 [rows, …]
+    starts,  # int32 [rows + 1], a row's first token
+    contexts,  # int32 [rows], keys of a row
+    sinks,  # float32 [heads]; unused without HAS_SINKS
+    out,  # [T, heads, DIM]
+    q_token,
+    q_head,
+    cache_block,
+    cache_offset,
+    cache_kind,
+    cache_head,
+    scales_block,
+    scales_offset,
+    scales_kind,
+    scales_head,
+    tables_row,
+    out_token,
+    scale,
+    cap,
+    window,
+    first_row,
+    num_rows,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    QUANTISED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid: (blocks of queries, KEYS)."""
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    head = tl.program_id(1)
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the last queries of a row see most keys: they start first
+    row, first_block = row_of(block, starts, first_row, num_rows, BLOCK_Q)
+    skipped = (block - first_block) * BLOCK_Q
+    begin = tl.load(starts + row)
+    num = tl.load(starts + row + 1) - begin
+    if skipped >= num:
+        return
+    context = tl.load(contexts + row)
+
+    own, is_query, token, q_heads = queries_of(begin, num, skipped, head, GROUP, BLOCK_M)
+    dim = tl.arange(0, WIDTH)
+    mask = is_query[:, None] & (dim < DIM)[None, :]
+    queries = tl.load(q + token[:, None] * q_token + q_heads[:, None] * q_head + dim[None, :], mask=mask, other=0.0)
+
+    highest, total = begun(sinks + q_heads, is_query, 0, BLOCK_M, HAS_SINKS)
+    summed = tl.zeros((BLOCK_M, WIDTH), tl.float32)
+    position = context - num + own
+    bits = tl.zeros((BLOCK_M,), tl.int64)
+    table = tables + row.to(tl.int64) * tables_row
+    seen_by_all = context - num + skipped + 1
+    end = tl.minimum(context, seen_by_all + BLOCK_Q - 1)
+    first = 0
+    if HAS_WINDOW:  # every tile may be hidden from some query
+        first = tl.maximum(0, seen_by_all - window) // TILE * TILE
+    else:
+        first = seen_by_all // TILE * TILE
+        highest, total, summed = attend(
+            queries,
+            highest,
+            total,
+            summed,
+            0,
+            first,
+            position,
+            0,
+            bits,
+            table,
+            cache + head * cache_head,
+            cache + head * cache_head + cache_kind,
+            scales + head * scales_head,
+            scales + head * scales_head + scales_kind,
+            cache_block,
+            cache_offset,
+            scales_block,
+            scales_offset,
+            scale,
+            cap,
+            window,
+            DIM,
+            WIDTH,
+            BLOCK,
+            TILE,
+            False,
+            True,
+            HAS_WINDOW,
+            HAS_CAP,
+            False,
+            QUANTISED,
+            PRECISION,
+        )
+    highest, total, summed = attend(
+        queries,
+        highest,
+        total,
+        summed,
+        first,
+        end,
+        position,
+        0,
+        bits,
+        table,
+        cache + head * cache_head,
+        cache + head * cache_head + cache_kind,
+        scales + head * scales_head,
+        scales + head * scales_head + scales_kind,
+        cache_block,
+        cache_offset,
+        scales_block,
+        scales_offset,
+        scale,
+        cap,
+        window,
+        DIM,
+        WIDTH,
+        BLOCK,
+        TILE,
+        True,
+        True,
+        HAS_WINDOW,
+        HAS_CAP,
+        False,
+        QUANTISED,
+        PRECISION,
+    )
+    place = out + token[:, None] * out_token + q_heads[:, None] * DIM + dim[None, :]
+    result = summed / tl.maximum(total, 1e-30)[:, None]
+    tl.store(place, result.to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,93 @@
+"""How attention's kernels are configured: rules by head size, number formats and queries, and a table for each GPU.
+
+A table (`tuned/NAME.json`, made by `make bench-gpu`) overrides rules for what was measured on that GPU; nothing is ever
+measured while requests wait. Pure: no device is asked.
+"""
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+from kernels.triton.numbers import next_power_of_two
+
+TUNED = Path(__file__).parent / "tuned"
+WAVES = 2  # programs for each multiprocessor that splitting aims at: one computes while another loads
+MAX_SPLITS = 64
+LEAST_SPLIT = 256  # keys: fewer are not worth a program and a part to merge
+FIXED_SPLIT = 1024  # keys of a split, batch-invariant
+FIXED_ROWS = 64  # of a tile, batch-invariant: for one token as for many, as products of other shapes may sum otherwise
+LEAST_TILE_M = 16  # rows of a product on tensor cores
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of one kernel: rows of queries and heads, keys of a tile, warps, stages of the pipeline."""
+
+    block_m: int
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """What attention's configuration depends on.
+
+    Attributes:
+        group: query heads of a kv head.
+        bytes: of a cached number.
+        capability: the GPU's compute capability, 80 or 90.
+        width: head size, rounded up to a power of two.
+    """
+
+    dim: int
+    group: int
+    bytes: int
+    capability: int
+
+    @property
+    def width(self) -> int:
+        return next_power_of_two(self.dim)
+
+    def key(self, kind: str) -> str:
+        """Its name in a table."""
+        return f"{kind}-d{self.dim}-g{self.group}-b{self.bytes}"
+
+
+def split_tiles(shape: Shape, max_query: int, gpu: str = "") -> Tiles:
+    """Of attention with splits, for rows of `max_query` tokens at most."""
+    rows = min(64, max(LEAST_TILE_M, next_power_of_two(max_query * shape.group)), 8192 // shape.width)
+    block_m = max(rows, next_power_of_two(shape.group), LEAST_TILE_M)
+    tile = 64 if shape.width * shape.bytes <= 256 else 32
+    num_warps = 8 if shape.capability < 90 and block_m * shape.width > 4096 else 4  # else registers spill
+    rule = Tiles(block_m, tile, num_warps, 2 if shape.width > 128 else 3)
+    tuned = _table(gpu).get(shape.key("split"))
+    return dataclasses.replace(tuned, block_m=block_m) if tuned is not None else rule
+
+
+def prefill_tiles(shape: Shape, gpu: str = "") -> Tiles:
+    """Of attention without splits: as large as registers and, on sm_80, mma without wgmma allow."""
+    tuned = _table(gpu).get(shape.key("prefill"))
+    if tuned is not None:
+        return tuned
+    if shape.width > 128:
+        return Tiles(64, 32, 8, 2) if shape.capability < 90 else Tiles(128, 32, 8, 2)
+    if shape.capability < 90:
+        return Tiles(64, 32, 4, 2)
+    return Tiles(128, 64, 8, 3 if shape.bytes > 1 else 2)
+
+
+def num_splits(num_programs: int, max_context: int, num_multiprocessors: int) -> int:
+    """Splits of each row's keys, so that `num_programs` without splits become enough to fill the GPU."""
+    wanted = -(-WAVES * num_multiprocessors // max(1, num_programs))
+    return max(1, min(wanted, MAX_SPLITS, -(-max_context // LEAST_SPLIT)))
+
+
+@functools.cache
+def _table(gpu: str) -> dict[str, Tiles]:
+    """What was measured on a GPU of that name; nothing where nothing was."""
+    path = TUNED / f"{gpu.replace(' ', '_')}.json"
+    if not gpu or not path.exists():
+        return {}
+    return {key: Tiles(**entry) for key, entry in json.loads(path.read_text()).items()}

@@ -1,0 +1,181 @@
+"""Logits to tokens on a CUDA device: the kernels behind `sample`, whose twin is `kernels.sampling.sample`.
+
+Five launches, none of which waits for the host: peaks, floors, bands of typical-p, Gumbel-max over what is kept, and
+its merge. Rows are split over programs where there are few. A row's token depends on that row alone, whatever the
+split: peaks and best scores are exact, and mass is summed in integers.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.sampling import Rows
+from kernels.triton.aot import Case
+from kernels.triton.noise import gumbel, uniform_words
+from kernels.triton.truncation import band_kernel, floor_kernel, is_drawn, peak_of, scaled
+
+TILE = 4096  # values that look for a floor at once
+CALLS = 512  # of Philox at once, for 4 ids each
+WARPS = 8
+ROW_WARPS = 32  # of a kernel with one program a row, which waits for memory most; with fewer, finding floors spills
+MAX_SPLITS = 64
+MAX_VOCAB = 1 << 19  # see `truncation.ONE`
+NOBODY = tl.constexpr(0x7FFFFFFF)  # an id behind all others
+
+
+def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Draw one id per row; see `kernels.sampling.sample`.
+
+    Args:
+        logits: float32 [R, V], ids of a row contiguous, V up to `MAX_VOCAB`.
+        rows: columns [R] on the device of `logits`.
+
+    Returns:
+        ids int64 [R], -1 for bad rows, and bad bool [R].
+    """
+    num, vocab = logits.shape
+    if logits.dtype is not torch.float32 or logits.stride(1) != 1 or not 0 < vocab <= MAX_VOCAB:
+        raise ValueError(f"logits {list(logits.shape)} {logits.dtype}: float32 rows of up to {MAX_VOCAB} ids wanted")
+    temperature, top_k, top_p, min_p, typical_p, seeds, positions, outputs = (column.contiguous() for column in rows)
+    splits, stride = splits_of(num, vocab), logits.stride(0)
+    ids = torch.empty(num, dtype=torch.int64, device=logits.device)
+    if not num:
+        return ids, ids < 0
+    peaks, scores = logits.new_empty(num, splits), logits.new_empty(num, splits)
+    picks, lasts = torch.empty_like(peaks, dtype=torch.int32), torch.empty_like(ids)
+    floors, centres, reaches = logits.new_empty(3, num)
+    scratch = logits.new_empty(num, TILE)
+    row = (logits, stride, vocab)
+    peak_kernel[num, splits](*row, peaks, splits, TILE, num_warps=WARPS)
+    at = (peaks, temperature)
+    floor_kernel[num,](*row, *at, top_k, top_p, min_p, scratch, floors, splits, TILE, num_warps=ROW_WARPS)
+    bounds = (floors, centres, reaches, lasts)
+    band_kernel[num,](*row, *at, typical_p, *bounds, splits, TILE, num_warps=ROW_WARPS)
+    noise = (seeds, positions, outputs)
+    draw_kernel[num, splits](*row, *at, *bounds, *noise, scores, picks, splits, CALLS, num_warps=WARPS)
+    merge_kernel[num,](peaks, scores, picks, ids, splits, num_warps=1)
+    return ids, ids < 0
+
+
+def splits_of(num: int, vocab: int, programs: int = 264) -> int:
+    """Programs a row of so many: a power of two that fills a device of 132 multiprocessors twice, if rows are long."""
+    wanted = min(-(-programs // max(num, 1)), -(-vocab // TILE), MAX_SPLITS)
+    return 1 << (wanted - 1).bit_length()
+
+
+@triton.jit
+def peak_kernel(
+    logits_ptr,  # float32 [R, vocab], rows `stride` apart
+    stride,
+    vocab,
+    peaks_ptr,  # float32 [R, SPLITS]
+    SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The greatest logit of each part of a row; +inf for a part that holds NaN."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)  # grid: R, SPLITS
+    peak = tl.full([TILE], float("-inf"), tl.float32)
+    for first in range(part * TILE, vocab, SPLITS * TILE):
+        at = first + tl.arange(0, TILE)
+        value = tl.load(logits_ptr + row * stride + at, mask=at < vocab, other=float("-inf"))
+        peak = tl.maximum(peak, tl.where(value < float("inf"), value, float("inf")))
+    tl.store(peaks_ptr + row * SPLITS + part, tl.max(peak, 0))
+
+
+@triton.jit
+def draw_kernel(
+    logits_ptr,  # float32 [R, vocab], rows `stride` apart
+    stride,
+    vocab,
+    peaks_ptr,  # float32 [R, SPLITS]
+    temperature_ptr,  # float32 [R]
+    floors_ptr,  # float32 [R]
+    centres_ptr,  # float32 [R]
+    reaches_ptr,  # float32 [R]
+    lasts_ptr,  # int64 [R]
+    seeds_ptr,  # int64 [R]
+    positions_ptr,  # int64 [R]
+    outputs_ptr,  # int64 [R]
+    scores_ptr,  # float32 [R, SPLITS]
+    picks_ptr,  # int32 [R, SPLITS]
+    SPLITS: tl.constexpr,
+    CALLS: tl.constexpr,
+):
+    """The best score of each part of a row and the lowest id that has it. Noise is drawn where anything is kept."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)  # grid: R, SPLITS
+    peak, temperature = peak_of(peaks_ptr, row, SPLITS), tl.load(temperature_ptr + row)
+    drawn = is_drawn(peak, temperature)
+    temperature = tl.where(drawn, temperature, 1.0)
+    peak = tl.where(tl.abs(peak) < float("inf"), peak, 0.0)
+    floor = tl.where(drawn, tl.load(floors_ptr + row), 0.0)  # greedy: the peak alone
+    centre, reach = tl.load(centres_ptr + row), tl.load(reaches_ptr + row)
+    last = tl.load(lasts_ptr + row)
+    seed, position, output = tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tl.load(outputs_ptr + row)
+    best = tl.full([CALLS, 4], float("-inf"), tl.float32)
+    pick = tl.full([CALLS, 4], NOBODY, tl.int32)
+    for first in range(part * CALLS, tl.cdiv(vocab, 4), SPLITS * CALLS):
+        calls = first + tl.arange(0, CALLS)
+        at = calls[:, None] * 4 + tl.arange(0, 4)[None, :]
+        logits = tl.load(logits_ptr + row * stride + at, mask=at < vocab, other=float("-inf"))
+        x = scaled(logits, peak, temperature)
+        away = tl.abs(x - centre)
+        kept = (x >= floor) & (x > float("-inf")) & ((away < reach) | ((away == reach) & (at <= last)))
+        if tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0:
+            score = x
+            if drawn:
+                score += gumbel(uniform_words(seed, position, output, calls))
+            better = kept & (score > best)  # ids ascend: the first of equals stays
+            best = tl.where(better, score, best)
+            pick = tl.where(better, at, pick)
+    top = tl.max(tl.max(best, 1), 0)
+    lowest = tl.min(tl.min(tl.where(best == top, pick, NOBODY), 1), 0)
+    tl.store(scores_ptr + row * SPLITS + part, top)
+    tl.store(picks_ptr + row * SPLITS + part, lowest)
+
+
+@triton.jit
+def merge_kernel(
+    peaks_ptr,  # float32 [R, SPLITS]
+    scores_ptr,  # float32 [R, SPLITS]
+    picks_ptr,  # int32 [R, SPLITS]
+    ids_ptr,  # int64 [R]
+    SPLITS: tl.constexpr,
+):
+    """The best of a row's parts, the lowest id of equals; -1 for a row of no usable number."""
+    row = tl.program_id(0).to(tl.int64)  # grid: R
+    at = row * SPLITS + tl.arange(0, SPLITS)
+    scores = tl.load(scores_ptr + at)
+    pick = tl.min(tl.where(scores == tl.max(scores, 0), tl.load(picks_ptr + at), NOBODY), 0)
+    is_usable = tl.abs(peak_of(peaks_ptr, row, SPLITS)) < float("inf")
+    tl.store(ids_ptr + row, tl.where(is_usable, pick, -1).to(tl.int64))
+
+
+def _case(name: str, kernel: Any, warps: int, **constants: int) -> Case:  # noqa: ANN401 # a kernel has no type
+    floats = dict.fromkeys(
+        ("logits_ptr", "peaks_ptr", "scores_ptr", "floors_ptr", "centres_ptr", "reaches_ptr"), "*fp32"
+    )
+    floats |= dict.fromkeys(("temperature_ptr", "top_p_ptr", "min_p_ptr", "typical_p_ptr", "scratch_ptr"), "*fp32")
+    longs = dict.fromkeys(("top_k_ptr", "lasts_ptr", "seeds_ptr", "positions_ptr", "outputs_ptr", "ids_ptr"), "*i64")
+    types = floats | longs | {"stride": "i64", "vocab": "i32", "picks_ptr": "*i32"}
+    own = {argument: types[argument] for argument in kernel.arg_names if argument not in constants}
+    vectors = frozenset({"loads"} if "logits_ptr" in own else ())
+    splits = constants["SPLITS"]
+    return Case(
+        f"sampling/{name}-{splits}", kernel, own, constants, num_warps=warps, vectors=vectors, is_quick=splits == 1
+    )
+
+
+CASES = tuple(
+    case
+    for splits in (1, 8, MAX_SPLITS)
+    for case in (
+        _case("peak", peak_kernel, WARPS, SPLITS=splits, TILE=TILE),
+        _case("floor", floor_kernel, ROW_WARPS, SPLITS=splits, TILE=TILE),
+        _case("band", band_kernel, ROW_WARPS, SPLITS=splits, TILE=TILE),
+        _case("draw", draw_kernel, WARPS, SPLITS=splits, CALLS=CALLS),
+        _case("merge", merge_kernel, 1, SPLITS=splits),
+    )
+)

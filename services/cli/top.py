@@ -1,0 +1,123 @@
+"""`sluice top`: a live view of a service: requests, batch, cache and speed of each engine, and who has requests open.
+
+What WatchLoad tells, drawn anew at every answer. `view` makes the picture from two answers; it knows no channel.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from sluice.v1 import control_pb2
+
+EXIT_FAILED = 1
+BAR = 20  # characters
+STALE_S = 2.0  # an engine reports four times a second
+
+
+def top(  # noqa: PLR0913 # a command line lists its options
+    address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
+    interval: Annotated[float, typer.Option(envvar="SLUICE_INTERVAL", min=0.1, max=3600, help="seconds")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", envvar="SLUICE_ONCE", help="show it once and end")] = False,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token: TokenOption = None,
+) -> None:
+    """Watch the server at ADDRESS; Ctrl-C ends it. With an access file it needs a key of scope control or admin."""
+    # Imported here, so that the other commands start without them.
+    import grpc
+    from google.protobuf.duration_pb2 import Duration
+    from rich.console import Console
+    from rich.live import Live
+    from sluice.v1 import control_pb2, control_pb2_grpc
+
+    from services.cli.client import channel, describe
+
+    console = Console()
+    access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
+    every = Duration()
+    every.FromNanoseconds(int(interval * 1e9))
+    with channel(address, access) as opened:
+        stub = control_pb2_grpc.ControlServiceStub(opened)
+        answers = stub.WatchLoad(control_pb2.WatchLoadRequest(interval=every), metadata=access.metadata)
+        try:
+            before: control_pb2.Load | None = None
+            if once:
+                console.print(view(address, next(iter(answers)).load, before, interval))
+                return
+            with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+                for answer in answers:
+                    live.update(view(address, answer.load, before, interval), refresh=True)
+                    before = answer.load
+        except grpc.RpcError as error:
+            typer.echo(f"error: {describe(error, address)}", err=True)
+            raise typer.Exit(EXIT_FAILED) from None
+        except KeyboardInterrupt:
+            return
+        finally:
+            answers.cancel()
+
+
+def view(address: str, load: "control_pb2.Load", before: "control_pb2.Load | None", interval_s: float) -> "Group":
+    """The picture of `load`; rates are since `before`, `interval_s` earlier."""
+    from rich.console import Group
+    from rich.text import Text
+
+    line = Text.assemble(
+        ("sluice ", "bold"),
+        address,
+        f"   open {load.open_requests}/{load.max_open_requests} {bar(load.open_requests, load.max_open_requests)}",
+        f"   reserved {load.reserved_tokens:,} of {load.max_reserved_tokens:,} tokens",
+    )
+    earlier = {engine.engine_id: engine for engine in before.engines} if before is not None else {}
+    return Group(line, _engines(load, earlier, interval_s), _tenants(load))
+
+
+def bar(part: float, whole: float) -> str:
+    """A share as a bar of blocks; empty for a share of nothing."""
+    full = round(BAR * min(1.0, part / whole)) if whole > 0 else 0
+    return "█" * full + "░" * (BAR - full)
+
+
+def _engines(load: "control_pb2.Load", before: "dict[str, control_pb2.EngineLoad]", interval_s: float) -> "Table":
+    from rich.table import Table
+
+    from services.cli.client import seconds
+
+    columns = ("engine", "running", "waiting", "cache", "prompt found", "step ms", "tokens/s", "preempted/s")
+    table = Table(*columns, expand=True, box=None, header_style="bold")
+    for engine in load.engines:
+        was = before.get(engine.engine_id, engine)
+        used = engine.total_blocks - engine.free_blocks
+        queried = engine.prefix_query_tokens - was.prefix_query_tokens
+        hit = engine.prefix_hit_tokens - was.prefix_hit_tokens
+        share = used / engine.total_blocks if engine.total_blocks else 0.0
+        age_s = seconds(engine.age)
+        table.add_row(
+            engine.engine_id + (f" (silent {age_s:.0f} s)" if age_s > STALE_S else ""),
+            str(engine.running_requests),
+            str(engine.waiting_requests),
+            f"{bar(used, engine.total_blocks)} {share:.0%}",
+            f"{hit / queried:.0%}" if queried > 0 else "–",
+            f"{seconds(engine.step_time) * 1e3:.1f}",
+            f"{engine.tokens_per_second:,.0f}",
+            f"{max(0, engine.preemptions - was.preemptions) / interval_s:.1f}",
+            style="red" if age_s > STALE_S else "",
+        )
+    return table
+
+
+def _tenants(load: "control_pb2.Load") -> "Table":
+    from rich.table import Table
+
+    table = Table("tenant", "open", "reserved tokens", "", expand=True, box=None, header_style="bold")
+    for tenant in load.tenants:
+        share = bar(tenant.open_requests, load.open_requests)
+        table.add_row(tenant.tenant or "others", str(tenant.open_requests), f"{tenant.reserved_tokens:,}", share)
+    return table

@@ -1,0 +1,126 @@
+"""A request's time in the engine as phases: queue, prefill, decode, told after the fact from the marks of its trail.
+
+What has not begun is no phase; the one in which a request failed or was cancelled says so. Now and then a step is
+looked at, and becomes a span linked to the requests in it. Reads no clock and knows no span.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.trail import Kind, Mark, Trail
+from services.messages import Envelope
+from services.telemetry import names
+from services.telemetry.phases import Happening, Phase, Record, Value
+
+STEP_INTERVAL_S = 1.0  # between two steps that are looked at
+MAX_LINKS = 32  # of such a step
+MAX_STEPS = 32  # of such steps that a request's own phases tell of
+NOBODY = Envelope("", "")  # whom a step belongs to
+
+_EVENTS = {
+    Kind.CHUNK: names.EVENT_CHUNK,
+    Kind.PREEMPTED: names.EVENT_PREEMPTED,
+    Kind.RESUMED: names.EVENT_RESUMED,
+}
+
+
+class End(NamedTuple):
+    """How it ended: well, with an error's reason, or cancelled; and what is told of its last phase."""
+
+    at_s: float
+    error: str = ""
+    is_cancelled: bool = False
+    attributes: dict[str, Value] = {}
+
+
+@dataclasses.dataclass(slots=True)
+class Traced:
+    """An open request that somebody traces."""
+
+    envelope: Envelope
+    arrival_s: float
+    trail: Trail
+    steps: list[Happening] = dataclasses.field(default_factory=list)
+
+
+class EngineTrace:
+    """Tells the phases of requests, and some steps, through `record`."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._looked_at_s = 0.0
+
+    def begin(self, envelope: Envelope, now: float) -> Traced | None:
+        """A request has come; None if nobody traces it."""
+        return Traced(envelope, now, Trail()) if envelope.traceparent else None
+
+    def end(self, traced: Traced | None, end: End) -> None:
+        """It is over."""
+        if traced is not None:
+            for phase in phases_of(traced.arrival_s, traced.trail, traced.steps, end):
+                attempt = {names.ATTEMPT: traced.envelope.attempt} if traced.envelope.attempt else {}
+                attributes = {**phase.attributes, **attempt}
+                self._record(traced.envelope, dataclasses.replace(phase, attributes=attributes))
+
+    def wants_step(self, start_s: float) -> bool:
+        """Whether the step that began then is to be looked at."""
+        return start_s - self._looked_at_s >= STEP_INTERVAL_S
+
+    def step(self, start_s: float, end_s: float, inside: Sequence[Traced | None], num_tokens: int) -> None:
+        """One step that brought the requests `inside` so many tokens: they tell of it too."""
+        traced = [one for one in inside if one is not None]
+        if not traced:
+            return
+        self._looked_at_s = start_s
+        attributes: dict[str, Value] = {names.NUM_ROWS: len(inside), names.NUM_TOKENS: num_tokens}
+        for one in traced:
+            if len(one.steps) < MAX_STEPS:
+                one.steps.append(Happening(names.EVENT_STEP, end_s, attributes))
+        links = tuple(one.envelope.traceparent for one in traced[:MAX_LINKS])
+        self._record(NOBODY, Phase(names.SPAN_STEP, start_s, end_s, attributes, links=links))
+
+
+def phases_of(arrival_s: float, trail: Trail, steps: Sequence[Happening], end: End) -> list[Phase]:
+    """The phases that a request went through, one behind the other without a gap; `steps` are those of its steps that
+    were looked at."""
+    bounds = [
+        (names.SPAN_QUEUE, arrival_s),
+        (names.SPAN_PREFILL, trail.time_of(Kind.ADMITTED)),
+        (names.SPAN_DECODE, trail.time_of(Kind.FIRST_TOKEN)),
+    ]
+    begun = [(name, at_s) for name, at_s in bounds if at_s is not None]
+    ends = [*(at_s for _, at_s in begun[1:]), end.at_s]
+    happenings = sorted([*map(_happening, trail.marks), *steps], key=lambda one: one.at_s)
+    made: list[Phase] = []
+    for (name, start_s), end_s in zip(begun, ends, strict=True):
+        is_last = len(made) == len(begun) - 1
+        # A chunk ends with the step whose sample is the first token: it belongs to the prefill.
+        inside = tuple(
+            one
+            for one in happenings
+            if one.name and (start_s < one.at_s or name == names.SPAN_QUEUE) and (one.at_s <= end_s or is_last)
+        )
+        attributes = _attributes(name, trail, end) if is_last else _attributes(name, trail, None)
+        made.append(Phase(name, start_s, max(start_s, end_s), attributes, inside, end.error if is_last else ""))
+    return made
+
+
+def _attributes(name: str, trail: Trail, end: End | None) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    if name == names.SPAN_PREFILL:
+        found[names.NUM_CACHED] = next((mark.num_tokens for mark in trail.marks if mark.kind is Kind.ADMITTED), 0)
+    if end is not None:
+        found |= end.attributes
+        if end.is_cancelled:
+            found[names.CANCELLED] = True
+        if trail.num_dropped:
+            found[names.NUM_EVENTS_DROPPED] = trail.num_dropped
+    return found
+
+
+def _happening(mark: Mark) -> Happening:
+    attributes: dict[str, Value] = {names.NUM_TOKENS: mark.num_tokens}
+    if mark.output_index:
+        attributes[names.OUTPUT] = mark.output_index
+    return Happening(_EVENTS.get(mark.kind, ""), mark.at_s, attributes)

@@ -1,0 +1,113 @@
+"""Every metric that leaves the service: name, kind, unit, labels, meaning. The one table; a name is nowhere else.
+
+Names are OpenTelemetry's; Prometheus's follow from them: dots become underscores, the unit and `_total` are appended.
+Every sample also carries the role and the id of its process. Stdlib only.
+"""
+
+import dataclasses
+import enum
+
+# The convention's buckets, with room above for slow machines.
+DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 327.68)
+TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 120.0)
+TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+
+class Kind(enum.Enum):
+    """How values are to be read."""
+
+    COUNTER = enum.auto()
+    GAUGE = enum.auto()
+    HISTOGRAM = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. `unit` is "s", "By" or "" for plain counts; `labels` are those of its samples. A histogram that
+    somebody else keeps has its bounds from there: no `buckets` here."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def prometheus(self) -> str:
+        """Its name in the exposition format; of a histogram, without `_bucket`, `_sum` and `_count`."""
+        name = self.name.replace(".", "_") + {"s": "_seconds", "By": "_bytes", "": ""}[self.unit]
+        return name + "_total" if self.kind is Kind.COUNTER else name
+
+
+def _counter(name: str, text: str, *labels: str, unit: str = "") -> Metric:
+    return Metric(name, Kind.COUNTER, text, labels, unit)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, Kind.GAUGE, text, labels)
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...] = (), *labels: str, unit: str = "s") -> Metric:
+    return Metric(name, Kind.HISTOGRAM, text, labels, unit, buckets)
+
+
+# The gateway, as clients see it. A token is counted here and nowhere else.
+REQUESTS = _counter("sluice.requests", "Requests that were let in and have ended", "operation", "code", "reason")
+REFUSALS = _counter("sluice.refusals", "Requests that were not let in", "reason")
+TOKENS = _counter(
+    "sluice.tokens", "Tokens of ended requests; cached, reasoning and accepted are parts of others", "kind"
+)
+DURATION = _histogram("gen_ai.server.request.duration", "Request duration", DURATION_S, "operation", "code")
+TTFT = _histogram("gen_ai.server.time_to_first_token", "Time to first token", TTFT_S)
+TPOT = _histogram("gen_ai.server.time_per_output_token", "Time per output token after the first", TPOT_S)
+GAP = _histogram("sluice.inter_token_latency", "Time between two messages with tokens of one output")
+EVENTS = _counter("sluice.gateway.events", "Replays, slow readers, dropped messages", "event", "reason")
+RESERVED = _gauge("sluice.reserved_tokens", "Tokens that open requests may use")
+
+# Every process.
+OPEN = _gauge("sluice.requests.open", "Requests with state in this process")
+RING_IN = _counter("sluice.ring.in", "Frames from the ring, and those of them that were not as they should be", "what")
+RING_OUT = _counter("sluice.ring.out", "Frames to the ring, and what happened to messages on their way out", "what")
+RING = _counter("sluice.ring.events", "Messages handled and lost by this process", "what")
+LAG = _histogram(
+    "sluice.ring.lag",
+    "From a frame's departure to its arrival in the loop, on one host",
+)
+SPANS = _counter("sluice.spans", "Spans by what became of them", "outcome")
+
+# The engine: its queue and its steps.
+WAITING = _gauge("sluice.requests.waiting", "Sequences that wait for a slot")
+RUNNING = _gauge("sluice.requests.running", "Sequences with a slot")
+QUEUE_DEPTH = _gauge("sluice.queue.depth", "Sequences that wait for a slot, by whose they are", "policy", "tenant")
+QUEUE_TIME = _histogram("sluice.queue.time", "From arrival to first scheduled", TTFT_S, "policy", "tenant")
+ENGINE_ENDS = _counter("sluice.engine.requests", "Requests by their end in the engine", "end")
+ENGINE_ERRORS = _counter("sluice.engine.errors", "Requests that failed in the engine", "reason")
+STEPS = _counter("sluice.engine.steps", "Steps")
+STEP_TIME = _histogram(
+    "sluice.engine.step.time",
+    "Time of a step",
+)
+STEP_SPLIT = _counter("sluice.engine.step.part", "Time of steps by what it went to", "part", unit="s")
+STEP_SIZE = _histogram("sluice.engine.step.tokens", "Tokens computed in a step", unit="")
+COMPUTED = _counter("sluice.engine.tokens_computed", "Tokens computed, prompt and output")
+AWAITING_GRAMMAR = _gauge("sluice.grammar.waiting", "Requests whose grammar is being compiled")
+WITH_GRAMMAR = _gauge("sluice.grammar.open", "Open requests with a grammar")
+
+# Its cache, preemption and speculation.
+BLOCKS = _gauge(
+    "sluice.cache.blocks", "Cache blocks on the device by state, and those in use on lower tiers", "tier", "state"
+)
+PREFIX_QUERIES = _counter("sluice.prefix.query_tokens", "Tokens looked for in the prefix cache")
+PREFIX_HITS = _counter("sluice.prefix.hit_tokens", "Tokens found there")
+EVICTIONS = _counter("sluice.cache.evictions", "Cached blocks that were overwritten")
+MOVES = _counter("sluice.cache.moves", "Blocks moved between tiers", "what")
+PREEMPTIONS = _counter("sluice.preemptions", "Preempted sequences by what becomes of their blocks", "way")
+RECOMPUTED = _counter("sluice.recomputed_tokens", "Tokens computed once more after a preemption")
+DRAFTED = _counter("sluice.drafted_tokens", "Drafted tokens by their place in the draft", "place")
+ACCEPTED = _counter("sluice.accepted_tokens", "Those of them that were kept", "place")
+
+# The detokenizer.
+LATE_TOKENS = _counter("sluice.late_tokens", "Tokens behind their output's end")
+
+ALL: tuple[Metric, ...] = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

@@ -1,0 +1,99 @@
+"""A process's samples sent to an OTLP/gRPC collector, every few seconds.
+
+Samples are read on the loop; sending happens in a thread of its own, one at a time, so that a dead collector holds up
+nothing. Only imported where an endpoint is set.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from engine.histogram import Snapshot
+from services.telemetry import catalogue, names
+from services.telemetry.catalogue import Kind
+from services.telemetry.metrics import Metrics, Sample
+
+INTERVAL_S = 5.0
+TIMEOUT_S = 2.0
+
+Point = NumberDataPoint | HistogramDataPoint
+
+
+class MetricPush:
+    """Pushes until it is stopped, and once more then."""
+
+    def __init__(self, metrics: Metrics, resource: Mapping[str, str], endpoint: str) -> None:
+        self._metrics = metrics
+        self._resource = Resource.create(resource)
+        is_plain = not endpoint.startswith("https")
+        self._exporter = OTLPMetricExporter(endpoint=endpoint, insecure=is_plain, timeout=TIMEOUT_S)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="otlp-metrics")
+        self._start_ns = time.time_ns()
+
+    async def run(self) -> None:
+        """Push for ever."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            await self._push()
+
+    async def stop(self) -> None:
+        """Push what there is, and let go."""
+        await self._push()
+        self._exporter.shutdown()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _push(self) -> None:
+        data = data_of(self._metrics.samples(), self._resource, self._start_ns)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._exporter.export, data)
+
+
+def data_of(samples: Iterable[Sample], resource: Resource, start_ns: int) -> MetricsData:
+    """Samples as OpenTelemetry has them; counts go from `start_ns` on."""
+    now_ns = time.time_ns()
+    points: dict[catalogue.Metric, list[Point]] = {}
+    for sample in samples:
+        points.setdefault(sample.metric, []).append(_point(sample, start_ns, now_ns))
+    scope = ScopeMetrics(InstrumentationScope("sluice"), [_metric(*one) for one in points.items()], names.SCHEMA_URL)
+    return MetricsData([ResourceMetrics(resource, [scope], names.SCHEMA_URL)])
+
+
+def _metric(metric: catalogue.Metric, points: list[Point]) -> Metric:
+    numbers = [point for point in points if isinstance(point, NumberDataPoint)]
+    data: Sum | Gauge | Histogram
+    match metric.kind:
+        case Kind.COUNTER:
+            data = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+        case Kind.GAUGE:
+            data = Gauge(numbers)
+        case Kind.HISTOGRAM:
+            histograms = [point for point in points if isinstance(point, HistogramDataPoint)]
+            data = Histogram(histograms, AggregationTemporality.CUMULATIVE)
+    return Metric(metric.name, metric.help, metric.unit or "1", data)
+
+
+def _point(sample: Sample, start_ns: int, now_ns: int) -> Point:
+    attributes = dict(zip(sample.metric.labels, sample.labels, strict=True))
+    value = sample.value
+    if not isinstance(value, Snapshot):
+        return NumberDataPoint(attributes, start_ns, now_ns, float(value))
+    edge = 0.0  # minimum and maximum are not kept
+    return HistogramDataPoint(
+        attributes, start_ns, now_ns, value.num, value.total, value.counts, value.bounds, edge, edge
+    )

@@ -1,0 +1,37 @@
+"""A part of a request's life that is over, as plain values: what stages tell, and spans are made of.
+
+Times are of the monotonic clock. Knows no telemetry library, so that every stage may import it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from services.messages import Envelope
+
+Value: TypeAlias = str | int | float | bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that happened at one moment of a phase."""
+
+    name: str
+    at_s: float
+    attributes: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Phase:
+    """From `start_s` to `end_s`. `error` names what went wrong, or is empty; `links` are W3C headers of other spans."""
+
+    name: str
+    start_s: float
+    end_s: float
+    attributes: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    happenings: tuple[Happening, ...] = ()
+    error: str = ""
+    links: tuple[str, ...] = ()
+
+
+Record = Callable[[Envelope, Phase], None]  # the envelope says which request, and under which span

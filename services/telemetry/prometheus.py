@@ -1,0 +1,78 @@
+"""The Prometheus endpoint of a process: its samples in the exposition format, and the process's own figures."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.errors import Code, ServiceError
+from engine.histogram import Snapshot
+from services.telemetry import catalogue
+from services.telemetry.catalogue import Kind
+from services.telemetry.metrics import Metrics
+
+OWN = ("role", "process")
+
+
+class Samples(Collector):
+    """Turns samples into families."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """One family for each metric that has samples."""
+        families: dict[catalogue.Metric, Metric] = {}
+        own = [self._metrics.role, self._metrics.process_id]
+        for metric, value, labels in self._metrics.samples():
+            family = families.get(metric)
+            if family is None:
+                family = families[metric] = _family(metric)
+            _add(family, [*own, *labels], value)
+        return families.values()
+
+
+def registry_of(metrics: Metrics) -> CollectorRegistry:
+    """A registry of this process alone."""
+    registry = CollectorRegistry()
+    registry.register(Samples(metrics))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def serve(metrics: Metrics, host: str, port: int) -> None:
+    """Answer scrapes. Raises ServiceError when the port cannot be had."""
+    try:
+        start_http_server(port, host, registry_of(metrics))
+    except OSError as error:
+        raise ServiceError(
+            Code.FAILED_PRECONDITION,
+            "LISTEN_FAILED",
+            f"--metrics-port: cannot listen on {host}:{port} ({error.strerror}); choose another first port",
+            field="metrics_port",
+        ) from error
+
+
+def _family(metric: catalogue.Metric) -> Metric:
+    labels = [*OWN, *metric.labels]
+    match metric.kind:
+        case Kind.COUNTER:
+            return CounterMetricFamily(metric.prometheus, metric.help, labels=labels)
+        case Kind.GAUGE:
+            return GaugeMetricFamily(metric.prometheus, metric.help, labels=labels)
+        case Kind.HISTOGRAM:
+            return HistogramMetricFamily(metric.prometheus, metric.help, labels=labels)
+
+
+def _add(family: Metric, labels: list[str], value: float | Snapshot) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        assert isinstance(value, Snapshot)
+        buckets, so_far = [], 0
+        for bound, num in zip([*map(str, value.bounds), "+Inf"], value.counts, strict=True):
+            so_far += num
+            buckets.append((bound, so_far))
+        family.add_metric(labels, buckets, value.total)
+    else:
+        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily) and not isinstance(value, Snapshot)
+        family.add_metric(labels, value)

@@ -1,0 +1,30 @@
+"""Whether a process pushes its metrics over OTLP, and for how long: while its body runs."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+from services.telemetry.metrics import Metrics
+from services.telemetry.tracing import endpoint_of
+
+ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+@contextlib.asynccontextmanager
+async def pushing(metrics: Metrics, resource: Mapping[str, str], otlp_endpoint: str) -> AsyncIterator[None]:
+    """Push to `otlp_endpoint`, or where OpenTelemetry's variables say, or not at all."""
+    endpoint = endpoint_of(otlp_endpoint, ENDPOINT_VARIABLES)
+    if not endpoint:
+        yield
+        return
+    # Here, because most processes of most deployments never need it and start faster without.
+    from services.telemetry.otlp_metrics import MetricPush
+
+    push = MetricPush(metrics, resource, endpoint)
+    task = asyncio.create_task(push.run(), name="push metrics")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await push.stop()

@@ -1,0 +1,78 @@
+"""The way of spans to a collector: a bounded queue in front of OTLP/gRPC, with counts of what became of them.
+
+When the collector is dead or slow the newest spans are dropped and counted, silently and at once; nothing waits.
+"""
+
+from collections.abc import Sequence
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+QUEUE_SIZE = 4096
+EXPORT_DELAY_MS = 200
+EXPORT_TIMEOUT_S = 2
+
+
+class SpanQueue(SpanProcessor):
+    """The batching processor, never asked for more than it has room for: full, it would log each span that it drops.
+
+    `counts` has queued, dropped, exported and failed.
+    """
+
+    def __init__(self, exporter: SpanExporter, counts: dict[str, int], size: int = QUEUE_SIZE) -> None:
+        self._counts = counts
+        self._size = size
+        self._exporter = _Counted(exporter, counts)
+        batch = min(512, size)
+        self._batches = BatchSpanProcessor(self._exporter, size, EXPORT_DELAY_MS, batch)
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        """Nothing."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue it, or drop and count it."""
+        if self._counts["queued"] - self._exporter.num_taken >= self._size:
+            self._counts["dropped"] += 1
+            return
+        self._counts["queued"] += 1
+        self._batches.on_end(span)
+
+    def shutdown(self) -> None:
+        """Send what waits."""
+        self._batches.shutdown()  # type: ignore[no-untyped-call] # the SDK's
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Send what waits, now."""
+        return self._batches.force_flush(timeout_millis)
+
+
+class _Counted(SpanExporter):
+    """An exporter, and how many spans it was given and got rid of. Runs on the processor's thread."""
+
+    def __init__(self, exporter: SpanExporter, counts: dict[str, int]) -> None:
+        self.num_taken = 0
+        self._exporter = exporter
+        self._counts = counts
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send a batch."""
+        self.num_taken += len(spans)
+        result = self._exporter.export(spans)
+        self._counts["exported" if result is SpanExportResult.SUCCESS else "failed"] += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """Close the channel."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Nothing is kept here."""
+        return True
+
+
+def otlp_queue(endpoint: str, counts: dict[str, int]) -> SpanQueue:
+    """A queue to an OTLP/gRPC endpoint, http://host:port."""
+    is_plain = not endpoint.startswith("https")
+    return SpanQueue(OTLPSpanExporter(endpoint=endpoint, insecure=is_plain, timeout=EXPORT_TIMEOUT_S), counts)

@@ -1,0 +1,53 @@
+"""One log line for each request that ends, if that is asked for; with its prompt only if that is asked for too."""
+
+import logging
+
+from services.gateway.observer import Started, Used
+from services.telemetry import logs
+from services.work import ChatPrompt, Detokenize, TextPrompt, Work, unpack_ids
+
+logger = logging.getLogger(__name__)
+
+
+class RequestLog:
+    """Writes the lines, or nothing."""
+
+    def __init__(self, *, is_on: bool, shows_prompts: bool) -> None:
+        self._is_on = is_on
+        self._shows_prompts = shows_prompts
+
+    def ended(self, started: Started, traceparent: str, end: tuple[str, str], used: Used, took_s: float) -> None:
+        """A request is over; `end` is the name of its status and its reason."""
+        if not self._is_on:
+            return
+        code, reason = end
+        envelope = started.envelope
+        fields: dict[str, object] = {
+            "tenant": envelope.tenant,
+            "model": envelope.model,
+            "code": code,
+            "reason": reason or used.finish_reason,
+            "prompt_tokens": used.num_prompt,
+            "cached_tokens": used.num_cached,
+            "completion_tokens": used.num_completion,
+            "ttft_s": round(used.ttft_s, 4),
+            "duration_s": round(took_s, 4),
+        }
+        if self._shows_prompts:
+            fields["prompt"] = prompt_of(started.work)
+        about = logs.about(envelope, **fields)
+        trace_id = traceparent.split("-")[1:2]
+        about[logs.FIELDS] = {**about[logs.FIELDS], **({"trace_id": trace_id[0]} if trace_id else {})}
+        logger.info("%s ended", started.method, extra=about)
+
+
+def prompt_of(work: Work) -> object:
+    """What was asked about, as plain values."""
+    if isinstance(work, Detokenize):
+        return unpack_ids(work.ids)
+    prompt = work.prompt
+    if isinstance(prompt, TextPrompt):
+        return prompt.text
+    if isinstance(prompt, ChatPrompt):
+        return [str(message) for message in prompt.messages]
+    return unpack_ids(prompt.ids)

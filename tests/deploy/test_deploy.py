@@ -1,0 +1,150 @@
+"""What is deployed beside the code: compose, Kubernetes, Prometheus and Grafana, held to the settings and metrics that
+there are. None of it is started here."""
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from engine.config import EngineConfig
+from services.config import ServiceConfig
+from services.telemetry import catalogue
+from services.telemetry.catalogue import Kind
+from tools import dashboards
+
+ROOT = Path(__file__).parents[2]
+KUBERNETES = ROOT / "deploy/kubernetes"
+VERSION = "1.34"  # of Kubernetes, whose schemas are asked
+SETTINGS = {
+    f"SLUICE_{field.name.upper()}" for config in (EngineConfig, ServiceConfig) for field in dataclasses.fields(config)
+}
+OWN = {  # of compose.yaml itself
+    "SLUICE_PORT",
+    "SLUICE_ENGINE",
+    "SLUICE_TEXT_IMAGE",
+    "SLUICE_ENGINE_IMAGE",
+    "SLUICE_CUDA_IMAGE",
+    "SLUICE_ENGINE_MEMORY",
+    "SLUICE_ENGINE_CPUS",
+}
+
+
+def load(path: str) -> Any:  # noqa: ANN401 # as YAML has it
+    return yaml.safe_load((ROOT / path).read_text())
+
+
+def documents() -> list[dict[str, Any]]:
+    """The resources, rendered by kubectl where there is one."""
+    if shutil.which("kubectl"):
+        command = ["kubectl", "kustomize", str(KUBERNETES)]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return list(yaml.safe_load_all(text))
+    names = load("deploy/kubernetes/kustomization.yaml")["resources"]
+    return [yaml.safe_load((KUBERNETES / name).read_text()) for name in names]
+
+
+def sample_names() -> set[str]:
+    """Names under which samples of our metrics can be asked for."""
+    found = set()
+    for metric in catalogue.ALL:
+        ends = ("_bucket", "_sum", "_count") if metric.kind is Kind.HISTOGRAM else ("",)
+        found |= {metric.prometheus + end for end in ends}
+    return found
+
+
+def recorded() -> set[str]:
+    return {rule["record"] for group in load("deploy/prometheus/rules.yml")["groups"] for rule in group["rules"]}
+
+
+def queries() -> Iterator[str]:
+    for name in ("rules", "alerts"):
+        for group in load(f"deploy/prometheus/{name}.yml")["groups"]:
+            yield from (rule["expr"] for rule in group["rules"])
+    for panels in dashboards.DASHBOARDS.values():
+        yield from (expr for panel in panels for expr, _ in panel.queries)
+
+
+def test_kubernetes_resources_keep_to_their_schemas() -> None:
+    found = documents()
+    kinds = {document["kind"] for document in found}
+    assert {"Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "NetworkPolicy"} <= kinds
+    for document in found:
+        kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+def test_a_wrong_resource_is_found() -> None:
+    (wrong,) = (document for document in documents() if document["kind"] == "PodDisruptionBudget")
+    wrong["spec"]["maxUnavailble"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSION, strict=True)
+
+
+def test_the_pod_is_probed_locked_down_and_scaled_by_its_queue() -> None:
+    by_kind = {
+        document["kind"]: document["spec"]
+        for document in documents()
+        if document["kind"] != "ConfigMap" and "spec" in document
+    }
+    pod = by_kind["Deployment"]["template"]["spec"]
+    containers = {container["name"]: container for container in pod["containers"]}
+    assert set(containers) == {"gateway", "tokenizer", "engine", "detokenizer"}
+    assert containers["gateway"]["readinessProbe"]["grpc"]["port"] == 50051
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    for container in containers.values():
+        assert container["livenessProbe"]["exec"]["command"] == ["sluice", "healthcheck"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert set(container["resources"]) == {"requests", "limits"}
+        assert {one["name"] for one in container["env"]} <= SETTINGS
+    (metric,) = by_kind["HorizontalPodAutoscaler"]["metrics"]
+    assert metric["pods"]["metric"]["name"] in sample_names()
+    labels = by_kind["Deployment"]["template"].get("metadata", {}).get("labels", {})
+    assert by_kind["PodDisruptionBudget"]["selector"]["matchLabels"].items() <= labels.items()
+    grace_s = ServiceConfig().grace_s
+    assert pod["terminationGracePeriodSeconds"] > grace_s
+
+
+def test_compose_runs_every_role_locked_down_with_settings_that_exist() -> None:
+    services = load("compose.yaml")["services"]
+    for role in ("gateway", "tokenizer", "engine", "detokenizer"):
+        service = services[role]
+        assert service["environment"]["SLUICE_ROLE"] == role
+        assert service["read_only"] is True and service["user"] == "10001:10001" and service["cap_drop"] == ["ALL"]
+        assert service["mem_limit"] and service["cpus"] and service["pids_limit"] and service["healthcheck"]
+        assert service["depends_on"]["keys"]["condition"] == "service_completed_successfully"
+        assert any(volume.startswith(f"keys-{role}:/keys:ro") for volume in service["volumes"])
+    assert services["engine-gpu"]["profiles"] == ["gpu"]
+    observed = {name for name, service in services.items() if service.get("profiles") == ["observability"]}
+    assert observed == {"otel-collector", "tempo", "prometheus", "grafana"}
+    assert all(":" in services[name]["image"] and "latest" not in services[name]["image"] for name in observed)
+    used = set(re.findall(r"SLUICE_[A-Z_]+", (ROOT / "compose.yaml").read_text()))
+    assert used - OWN <= SETTINGS
+
+
+def test_images_need_nothing_that_the_package_does_not() -> None:
+    named = re.findall(r'^    "([A-Za-z0-9_-]+)[><=]', (ROOT / "pyproject.toml").read_text(), re.M)
+    for kind in ("text", "engine"):
+        lines = (ROOT / f"deploy/requirements-{kind}.txt").read_text().splitlines()
+        assert {line for line in lines if line and line[0] not in "#-"} <= set(named)
+    assert "torch" not in (ROOT / "deploy/requirements-text.txt").read_text().splitlines()
+
+
+def test_rules_and_panels_ask_for_metrics_that_exist() -> None:
+    known = sample_names() | recorded() | {"process_resident_memory_bytes", "up"}
+    for query in queries():
+        asked = set(re.findall(r"\b((?:sluice|gen_ai)[a-z_:0-9]+|process_[a-z_]+|up)\b(?=[\[{)]|\s|$)", query))
+        assert asked and asked <= known, query
+
+
+@pytest.mark.parametrize("name", list(dashboards.DASHBOARDS))
+def test_dashboards_are_what_the_table_says(name: str) -> None:
+    text = (dashboards.TARGET / f"{name}.json").read_text()
+    assert text == dashboards.text_of(name), "run python -m tools.dashboards"
+    assert json.loads(text)["panels"]

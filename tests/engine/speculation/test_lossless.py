@@ -1,0 +1,204 @@
+"""Drafts beside everything that a request may ask for at once: grammars, log probabilities, penalties, ends, several
+outputs, prefix hits, preemption, chunks, credit; and outputs that go on behind what was received."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.limits import limits_of
+from engine.models.config import read_config
+from engine.request import EngineRequest, FinishReason, SamplingParams
+from services.tokenizer.grammar_forms import grammar_of
+from services.tokenizer.grammar_frames import Job
+from services.work import Constraint, ConstraintForm
+from tests.engine.speculation.test_verification import Prophet
+from tests.engine.test_engine_oracle import ROOMY, make_engine
+from tests.oracle.checkpoints import Shape, make_checkpoint
+from tests.oracle.heads import make_head
+from tests.oracle.schemas import SCHEMAS
+from tests.oracle.tokenizers import byte_level_bpe
+
+SHAPE = Shape(vocab=404, layers=3, context=1024)
+WIDE = dataclasses.replace(ROOMY, max_num_seqs=24, kv_cache_tokens=16 * 1024)
+# Nine tokens a step, and blocks for two or three of the outputs below: chunks and preemption are the rule.
+NARROW = dataclasses.replace(WIDE, max_num_batched_tokens=9, kv_cache_tokens=240, admission_watermark=-3.0)
+ENDS = (FinishReason.EOS, FinishReason.STOP_TOKEN, FinishReason.LENGTH)
+Key = tuple[str, int]  # request id, output
+
+
+@dataclasses.dataclass
+class Output:
+    """What a client would have of one output."""
+
+    ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[Any] = dataclasses.field(default_factory=list)
+    finish: FinishReason | None = None
+
+
+def grammar(form: ConstraintForm, source: str) -> str:
+    return grammar_of(Job(Constraint(form, source)))
+
+
+def asked() -> dict[str, EngineRequest]:
+    """Requests that have little in common but a prefix, which takes two blocks."""
+    person = grammar(ConstraintForm.JSON_SCHEMA, json.dumps(SCHEMAS["person"]))
+    digits = grammar(ConstraintForm.REGEX, r"([a-c]{2}-){3,6}[0-9]{2}")
+    penalties = {"presence_penalty": 0.7, "frequency_penalty": -0.4, "repetition_penalty": 1.3}
+    free = {"ignore_eos": True, "max_tokens": 30}
+    knobs: dict[str, dict[str, Any]] = {
+        "schema": {"grammar": person, "temperature": 2.0, "n": 2, "logprobs": 2, "max_tokens": 60},
+        "pattern": {"grammar": digits, "temperature": 1.0, **penalties, "min_tokens": 5, "max_tokens": 60},
+        "greedy": {"temperature": 0.0, "logprobs": 3, "logprob_token_ids": (3, 5), "prompt_logprobs": 1, **free},
+        "penalties": {"temperature": 0.8, **penalties, "n": 3, **free},
+        "ends": {"temperature": 1.4, "top_k": 40, "stop_token_ids": tuple(range(0, 404, 25)), "max_tokens": 60},
+        "bars": {
+            "temperature": 0.9,
+            "top_k": 9,
+            "bad_words": ((7, 8), (9,), (4, 4)),
+            "min_tokens": 9,
+            "max_tokens": 30,
+        },
+        "best": {"temperature": 0.9, "n": 1, "best_of": 3, "logprobs": 0, **free},
+        "few": {"allowed_token_ids": (6, 7, 8), "temperature": 0.6, **free},
+    }
+    rng, shared, made = random.Random(4), [5, 6, 7, 8] * 5, {}
+    for at, (name, more) in enumerate(knobs.items()):
+        prompt = (*shared, *(rng.randrange(300) for _ in range(at % 4 * 5 + 1)))
+        params = SamplingParams(seed=rng.getrandbits(64), **more)
+        limit = 2 if name == "bars" else None
+        made[name] = EngineRequest(name, prompt, params, priority=at, max_draft_tokens=limit)
+    return made
+
+
+def run(engine: Engine, requests: list[EngineRequest]) -> dict[Key, Output]:
+    """All at once; whoever has credit gets more now and then."""
+    for request in requests:
+        engine.add(request)
+    outputs: dict[Key, Output] = {}
+    while engine.has_work:
+        events = engine.step()
+        engine.scheduler.check()
+        assert not events.failed
+        for event in events.sampled:
+            output = outputs.setdefault((event.request_id, event.output_index), Output())
+            output.ids.extend(event.token_ids)
+            output.logprobs.extend(event.logprobs)
+            output.finish = event.finish or output.finish
+    assert engine.scheduler.cache.pool.num_held == 0
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = make_checkpoint(tmp_path_factory.mktemp("everything"), SHAPE, seed=1)
+    byte_level_bpe(made)
+    (made / "head").mkdir()
+    make_head(made / "head", SHAPE)
+    yield made
+
+
+@pytest.fixture(scope="module")
+def plain(directory: Path) -> dict[Key, Output]:
+    """Each alone, drafting nothing."""
+    engine = make_engine(directory, WIDE)
+    outputs: dict[Key, Output] = {}
+    for request in asked().values():
+        outputs |= run(engine, [request])
+    assert len(outputs) == 11 and {output.finish for output in outputs.values()} == set(ENDS), {
+        key: (output.finish, len(output.ids)) for key, output in outputs.items()
+    }
+    return outputs
+
+
+def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, Output]) -> Engine:
+    """An engine whose drafts are as `who` makes them."""
+    draft = {"draft": directory, "eagle": directory / "head"}.get(who)
+    config = dataclasses.replace(
+        config,
+        speculation=who if draft else "ngram",
+        draft_model="x" if draft else "",
+        draft_length="adaptive" if who == "adaptive" else "fixed",
+        max_draft_tokens=5,
+    )
+    model = read_config(directory)
+    engine = build_engine(config, model, directory, limits_of(config, model, 1 << 20), draft).engine
+    if who == "prophet":
+        known = {key: (output.ids, output.logprobs) for key, output in plain.items()}
+        return Engine(engine.scheduler, engine.runner, proposer=Prophet(known, 0.8))
+    return engine
+
+
+WAYS = [
+    *(("prophet", WIDE), ("prophet", NARROW), ("ngram", NARROW)),
+    *(("draft", WIDE), ("draft", NARROW), ("eagle", NARROW), ("adaptive", WIDE)),
+]
+
+
+@pytest.mark.parametrize(("who", "config"), WAYS, ids=[f"{who}-{config.kv_cache_tokens}" for who, config in WAYS])
+def test_everything_at_once_is_as_alone_and_without_drafts(
+    directory: Path, plain: dict[Key, Output], who: str, config: EngineConfig
+) -> None:
+    engine = drafting(directory, config, who, plain)
+    for _ in range(2):  # the second time with what is left of the prefixes
+        assert run(engine, list(asked().values())) == plain
+    stats = engine.scheduler.draft_stats
+    assert stats.num_drafted >= stats.num_accepted > 0
+    assert (engine.scheduler.num_preemptions > 0) == (config is NARROW)
+    assert engine.scheduler.cache.stats.hit_tokens > 0
+
+
+@pytest.mark.parametrize("who", ["prophet", "draft"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_outputs_go_on_behind_what_was_received(
+    directory: Path, plain: dict[Key, Output], who: str, share: float
+) -> None:
+    """As after a replay or a client's resumption: under drafts a message may have ended anywhere."""
+    resumed: list[EngineRequest] = []
+    had: dict[Key, list[int]] = {}
+    for name, request in asked().items():
+        if request.params.best_of:  # chosen at its end: begins anew
+            continue
+        ids = [plain[name, index].ids for index in range(request.params.n)]
+        cut = [one[: int(len(one) * share) + index] for index, one in enumerate(ids)]
+        parts = tuple(None if len(one) >= len(ids[index]) else tuple(one) for index, one in enumerate(cut))
+        had |= {(name, index): one for index, one in enumerate(cut) if parts[index] is not None}
+        resumed.append(dataclasses.replace(request, resume_ids=parts))
+    engine = drafting(directory, NARROW, who, plain)
+    outputs = run(engine, resumed)
+    assert outputs.keys() == had.keys()
+    for key, output in outputs.items():
+        num = len(had[key])
+        assert had[key] + output.ids == plain[key].ids
+        assert output.logprobs == plain[key].logprobs[num:]
+        assert output.finish is plain[key].finish
+    assert engine.scheduler.draft_stats.num_accepted > 0 or share > 0.5  # a model reads no prompt for so little
+
+
+def test_credit_holds_drafts_back_and_changes_no_token(directory: Path, plain: dict[Key, Output]) -> None:
+    engine = drafting(directory, WIDE, "prophet", plain)
+    names = ["schema", "greedy", "penalties"]
+    for name in names:
+        engine.add(dataclasses.replace(asked()[name], credit=3))
+    ids: dict[Key, list[int]] = {}
+    spent, granted = dict.fromkeys(names, 0), dict.fromkeys(names, 3)
+    while granted:
+        for event in engine.step().sampled:
+            name = event.request_id
+            ids.setdefault((name, event.output_index), []).extend(event.token_ids)
+            spent[name] += len(event.token_ids)
+            assert spent[name] <= granted[name]
+            if event.is_last:
+                del granted[name]
+        for name in [name for name in granted if spent[name] == granted[name]]:
+            granted[name] += 4
+            engine.grant(name, 4)
+    assert ids == {key: output.ids for key, output in plain.items() if key[0] in names}
+    assert engine.scheduler.draft_stats.num_accepted > 0

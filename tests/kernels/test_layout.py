@@ -1,0 +1,37 @@
+"""The order of the cache's bytes: the same shape on every device, whole blocks for copies."""
+
+import pytest
+import torch
+
+from engine.cache.tiers import Kind, Move
+from engine.runner.store import BlockStore
+from kernels.layout import blocks_of, new_layers
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_a_layer_has_one_shape_and_a_copy_takes_all_layers_of_a_block(is_whole: bool, num_layers: int) -> None:
+    layers = new_layers(5, num_layers, 4, 2, 8, torch.zeros, is_whole=is_whole)
+    assert [tuple(layer.shape) for layer in layers] == [(5, 4, 2, 2, 8)] * num_layers
+    for i, layer in enumerate(layers):
+        layer.copy_(torch.arange(layer.numel()).view(layer.shape) + 1000 * i)
+    want = [layer[3].clone() for layer in layers]
+    blocks = blocks_of(layers)
+    assert len(blocks) == (1 if is_whole else num_layers)
+    for memory in blocks:
+        memory[1] = memory[3]
+    assert all(torch.equal(layer[1], one) for layer, one in zip(layers, want, strict=True))
+    assert all(not torch.equal(layer[2], one) for layer, one in zip(layers, want, strict=True))
+
+
+def test_blocks_of_one_memory_go_to_host_memory_and_come_back() -> None:
+    layers = new_layers(5, 3, 4, 2, 8, torch.zeros, is_whole=True)
+    for layer in layers:
+        layer.copy_(torch.randn(layer.shape))
+    want = [layer[2].clone() for layer in layers]
+    store = BlockStore(layers, num_host=2, beside=new_layers(5, 1, 4, 1, 8, torch.zeros, is_whole=True))
+    assert store.block_bytes == (3 * 2 + 1) * 4 * 2 * 8 * 4
+    store.move([Move(Kind.SAVE, 2, 1)])
+    layers[0][2] = 0
+    store.move([Move(Kind.RESTORE, 1, 4)])
+    assert all(torch.equal(layer[4], one) for layer, one in zip(layers, want, strict=True))

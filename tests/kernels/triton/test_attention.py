@@ -1,0 +1,175 @@
+"""Attention over the paged cache on a GPU's kernels: every schedule against its twin in float64."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import twins
+from kernels.ragged import AttentionOptions, Ragged, Shared
+from kernels.triton import attention, configs
+from kernels.triton.attention import Gpu, paged_attention
+from tests.kernels.triton.harness import Pages, assert_close
+
+GPU = Gpu("", 90, 8)
+CPU = torch.device("cpu")
+SINGLES = [(1, 1), (1, 70)]
+MIXED = [(1, 64), (2, 21), (33, 80)]
+LONG = pytest.mark.long
+
+
+def step(
+    rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Pages, Ragged]:
+    """Queries, pages and rows of (tokens, context) each; queries are a part of wider memory."""
+    counts, contexts = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    pages = Pages.of(contexts.tolist(), block, kv_heads, dim, dtype, seed=dim + block)
+    generator = torch.Generator().manual_seed(len(rows))
+    wide = torch.randn(int(counts.sum()), heads + 2 * kv_heads, dim, generator=generator).to(dtype)
+    return wide[:, :heads], pages, Ragged.of(counts, contexts, pages.tables.numpy(), CPU)
+
+
+def check(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None) -> Tensor:
+    got = paged_attention(q, cache, batch, options, scales, GPU)
+    assert_close(got, twins.ragged_attention(q, cache, batch, options, scales), q.dtype)
+    return got
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block"),
+    [
+        (2, 2, 64, 16),
+        (8, 2, 80, 5),
+        pytest.param(5, 1, 96, 32, marks=LONG),
+        pytest.param(8, 1, 128, 8, marks=LONG),
+        (1, 1, 256, 64),
+        pytest.param(4, 1, 192, 128, marks=LONG),
+        (5, 1, 64, 1),
+    ],
+)
+@pytest.mark.parametrize("rows", [SINGLES, MIXED], ids=["decode", "mixed"])
+def test_equals_its_twin(rows: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block: int) -> None:
+    q, pages, batch = step(rows, heads, kv_heads, dim, block)
+    check(q, pages.cache, batch, AttentionOptions(dim**-0.5))
+
+
+def test_half_precision() -> None:
+    q, pages, batch = step(MIXED, 8, 2, 64, 16, torch.float16)
+    check(q, pages.cache, batch, AttentionOptions(0.125))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(AttentionOptions(0.125, window=1), marks=LONG),
+        AttentionOptions(0.125, window=13),
+        pytest.param(AttentionOptions(0.125, window=533), marks=LONG),
+        pytest.param(AttentionOptions(0.125, cap=1.0), marks=LONG),
+        AttentionOptions(0.125, window=33, cap=30.0, sinks=torch.tensor([0.5, -2.0, 50.0, 0.0])),
+        pytest.param(AttentionOptions(0.125, sinks=torch.tensor([1.0, -30.0, 3.0, 0.0])), marks=LONG),
+    ],
+)
+@pytest.mark.parametrize("rows", [SINGLES, MIXED], ids=["decode", "mixed"])
+def test_windows_caps_and_sinks(rows: list[tuple[int, int]], options: AttentionOptions) -> None:
+    q, pages, batch = step(rows, 4, 2, 64, 16)
+    check(q, pages.cache, batch, options)
+
+
+@pytest.mark.parametrize("kept_as", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("is_per_token", [True, False])
+def test_quantised_caches(kept_as: torch.dtype, is_per_token: bool) -> None:
+    q, pages, batch = step([(1, 40), (18, 30)], 4, 2, 64, 16)
+    cache = (pages.cache * 20).to(kept_as)
+    scales = (
+        torch.rand(cache.shape[:4]) / 20 if is_per_token else torch.tensor([[0.05], [0.025]]).expand(cache.shape[:4])
+    )
+    owned = torch.unique(torch.cat([pages.tables[0, :3], pages.tables[1, :2]])).long()
+    cache[[i for i in range(len(cache)) if i not in owned.tolist()]] = 0x7F if kept_as is torch.int8 else torch.nan
+    check(q, cache, batch, AttentionOptions(0.125), scales)
+
+
+@pytest.mark.parametrize("rows", [[(1, 1), (1, 300)], [(4, 5), (4, 300)]], ids=["one", "drafts"])
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0, 50.0, 0.0])], ids=["", "sinks"])
+def test_splits_are_merged(rows: list[tuple[int, int]], sinks: Tensor | None) -> None:
+    """Also those that have nothing to look at."""
+    q, pages, batch = step(rows, 4, 2, 64, 16)
+    assert configs.num_splits(2 * 2, batch.max_context, GPU.num_multiprocessors) > 1
+    check(q, pages.cache, batch, AttentionOptions(0.125, sinks=sinks))
+
+
+def test_trees_of_drafts() -> None:
+    """A token sees its ancestors and what was there before the tree."""
+    q, pages, batch = step([(1, 20), (6, 26), (8, 8)], 4, 2, 64, 16)
+    parents = [[-1], [-1, 0, 0, 1, 2, 2], [-1, 0, 1, 2, 3, 4, 5, 6]]
+    masks: list[int] = []
+    for row in parents:
+        own: list[int] = []
+        for i, parent in enumerate(row):
+            own.append(1 << i | (own[parent] if parent >= 0 else 0))
+        masks += own
+    check(q, pages.cache, dataclasses.replace(batch, tree=torch.tensor(masks)), AttentionOptions(0.125))
+
+
+def test_a_tree_has_no_window() -> None:
+    q, pages, batch = step([(2, 20)], 4, 2, 64, 16)
+    with pytest.raises(ValueError, match="no sliding window"):
+        paged_attention(
+            q, pages.cache, dataclasses.replace(batch, tree=torch.ones(2).long()), AttentionOptions(0.125, 4), None, GPU
+        )
+
+
+@pytest.mark.parametrize("prefix", [16, pytest.param(80, marks=LONG)])
+def test_shared_prefixes_are_looked_at_once(prefix: int) -> None:
+    """Rows 0 to 2 share their first blocks, row 3 shares nothing."""
+    q, pages, batch = step([(1, 90), (1, 97), (1, 81), (1, 33)], 4, 2, 64, 16)
+    tables = pages.tables.clone()
+    tables[1:3, : prefix // 16] = tables[0, : prefix // 16]
+    # What the rows had there before is nobody's now.
+    lost = pages.tables[1:3, : prefix // 16].reshape(-1).long()
+    pages.cache[lost] = torch.nan
+    shared = Shared(
+        starts=torch.tensor([0, 3, 4], dtype=torch.int32),
+        lengths=torch.tensor([prefix, 0], dtype=torch.int32),
+        tables=tables[[0, 3]],
+        prefixes=torch.tensor([prefix] * 3 + [0], dtype=torch.int32),
+        max_rows=3,
+        max_length=prefix,
+    )
+    check(q, pages.cache, dataclasses.replace(batch, tables=tables, shared=shared), AttentionOptions(0.125))
+
+
+def test_bits_depend_neither_on_company_nor_on_chunks() -> None:
+    """Batch-invariant: a sequence alone, beside others of any length, and in chunks of any size."""
+    options = AttentionOptions(0.125, is_batch_invariant=True)
+    q, pages, batch = step([(1, 20), (40, 1100)], 2, 1, 64, 16)
+    whole = paged_attention(q, pages.cache, batch, options, None, GPU)
+    tables = pages.tables[1:].numpy()
+    for size in (1, 7):
+        for at in (0, 40 - size):
+            rows = np.array([size], dtype=np.int64), np.array([1060 + at + size], dtype=np.int64)
+            alone = paged_attention(
+                q[1 + at : 1 + at + size], pages.cache, Ragged.of(*rows, tables, CPU), options, None, GPU
+            )
+            assert torch.equal(alone, whole[1 + at : 1 + at + size]), (size, at)
+
+
+def test_blocks_beyond_what_32_bits_address() -> None:
+    """Block 40,000 of 65,536 bytes each; of the memory only two blocks are ever touched."""
+    memory = torch.empty(40_001 * 65_536, dtype=torch.int8)
+    cache = torch.as_strided(memory, (40_001, 16, 2, 2, 64), (65_536, 256, 128, 64, 1))
+    cache[-1] = torch.randint(-100, 100, cache.shape[1:], dtype=torch.int8)
+    scales = torch.tensor(0.02).expand(cache.shape[:4])
+    tables = np.array([[40_000]], dtype=np.int32)
+    batch = Ragged.of(np.array([1]), np.array([11]), tables, CPU)
+    check(torch.randn(1, 4, 64), cache, batch, AttentionOptions(0.125), scales)
+
+
+def test_a_schedule_follows_from_bounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits: more for fewer rows, none for many or for short ones."""
+    assert attention.SHORT >= 1 + 8
+    assert configs.num_splits(8, 32_768, 132) == 33
+    assert configs.num_splits(512, 32_768, 132) == 1
+    assert configs.num_splits(1, 200, 132) == 1
+    assert configs.num_splits(1, 1 << 20, 132) == configs.MAX_SPLITS

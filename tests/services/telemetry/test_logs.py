@@ -1,0 +1,72 @@
+"""Log lines: JSON and console, the trace's id in every line about a request, prompts only where they are asked for."""
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from engine.request import SamplingParams
+from services.gateway.observer import Started, Used
+from services.messages import Envelope
+from services.telemetry import logs
+from services.telemetry.metrics import Metrics
+from services.telemetry.observer import GatewayObserver
+from services.telemetry.request_log import RequestLog
+from services.telemetry.tracing import Tracer
+from services.work import Detokenize, Generate, TextPrompt, Tokenize, TokenPrompt, Work, pack_ids
+
+TRACE = "ab" * 16
+ENVELOPE = Envelope("r1", "g", tenant="acme", model="m", traceparent=f"00-{TRACE}-{'cd' * 8}-01")
+SECRET = "my private\nprompt"
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], _ = before
+    root.setLevel(before[1])
+
+
+def line(capsys: pytest.CaptureFixture[str], form: str, work: Work, *, shows_prompts: bool) -> str:
+    logs.configure("info", form, "gateway-0")
+    log = RequestLog(is_on=True, shows_prompts=shows_prompts)
+    observer = GatewayObserver(Tracer(None), Metrics("gateway", "g"), lambda envelope: None, log)
+    observer.request_started(Started(ENVELOPE, "Generate", work)).ended(8, "QUEUE_FULL", Used(num_prompt=3))
+    (shown,) = capsys.readouterr().err.splitlines()
+    return shown
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_requests_line_has_its_trace_and_no_prompt(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    shown = line(capsys, form, Generate(TextPrompt(SECRET), SamplingParams()), shows_prompts=False)
+    assert TRACE in shown and "r1" in shown and "QUEUE_FULL" in shown and "acme" in shown
+    assert "private" not in shown and "prompt_tokens" in shown
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        (Generate(TextPrompt(SECRET), SamplingParams()), SECRET),
+        (Tokenize(TokenPrompt(pack_ids([1, 2]))), [1, 2]),
+        (Detokenize(pack_ids([3])), [3]),
+    ],
+)
+def test_prompts_are_told_where_they_are_asked_for(
+    capsys: pytest.CaptureFixture[str], work: Work, told: object
+) -> None:
+    assert json.loads(line(capsys, "json", work, shows_prompts=True))["prompt"] == told
+
+
+def test_a_failure_in_json_is_one_line_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "json", "engine-0")
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        logging.getLogger("x").exception("could not %s", "do", extra=logs.about(ENVELOPE))
+    found = json.loads(capsys.readouterr().err)
+    assert (found["message"], found["trace_id"], found["request_id"]) == ("could not do", TRACE, "r1")
+    assert "ValueError: bad" in found["exception"] and found["process"] == "engine-0"
+    assert "trace_id" not in logs.about(Envelope("r", "g"))[logs.FIELDS]

@@ -1,0 +1,148 @@
+"""After a random storm every counter, at Prometheus and over OTLP, adds up exactly to what clients saw."""
+
+import asyncio
+import contextlib
+import random
+import urllib.request
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from prometheus_client.parser import text_string_to_metric_families
+from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+from services.telemetry.collector import Collector
+from tests.system.roles import free_ports
+from tests.system.service import Service, serve, spec, wait_until
+
+NUM = 120
+AT_ONCE = 12
+ROLES = ("engine", "gateway", "tokenizer", "detokenizer")
+KINDS = {"prompt": "prompt_tokens", "cached": "cached_tokens", "completion": "completion_tokens"}
+
+Stub: TypeAlias = "inference_pb2_grpc.InferenceServiceAsyncStub"  # only the stubs of types have it
+
+
+class Seen:
+    """What clients saw."""
+
+    def __init__(self) -> None:
+        self.ends: Counter[str] = Counter()  # of requests that were let in, by code
+        self.refused: Counter[str] = Counter()  # by reason
+        self.tokens: Counter[str] = Counter()
+        self.num_with_tokens = 0
+        self.num_gaps = 0  # of requests that were read to their end
+
+    def used(self, usage: types_pb2.Usage) -> None:
+        """Usage of a request that ended."""
+        for kind, field in KINDS.items():
+            self.tokens[kind] += getattr(usage, field)
+        self.num_with_tokens += usage.completion_tokens > 0
+
+
+async def one(stub: Stub, rng: random.Random, seen: Seen) -> None:
+    """A stream that ends in one of five ways: well, cancelled by its id, too long in tokens, refused, or tokenized."""
+    way = rng.choice(["well", "well", "by id", "too long", "refused", "tokenize"])
+    if way == "tokenize":
+        await stub.Tokenize(inference_pb2.TokenizeRequest(text="import os"))
+        seen.ends["OK"] += 1
+        return
+    prompt = [rng.randrange(4000) for _ in range(rng.choice((1, 30, 200)))]
+    wanted = spec(prompt, 300 if way == "by id" else rng.randrange(1, 12))
+    if way == "too long":
+        wanted.text = "def f(x): return x\n" * 2000
+    if way == "refused":
+        wanted.sampling.top_p = 7.0
+    call = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=wanted), timeout=60)
+    try:
+        async for event in call:
+            if way == "by id" and event.HasField("accepted"):
+                name = event.accepted.generation_id
+                await stub.CancelGeneration(inference_pb2.CancelGenerationRequest(generation_id=name))
+            if event.HasField("finished"):
+                seen.used(event.finished.usage)
+        seen.ends["OK"] += 1
+    except grpc.aio.AioRpcError as error:
+        failed(error, seen)
+
+
+def failed(error: grpc.aio.AioRpcError, seen: Seen) -> None:
+    """Count an error: whether it was let in is told by its trailers."""
+    trailers = {key: value for key, value in error.trailing_metadata() or ()}
+    details = list(rpc_status.from_call(error).details)
+    if "x-sluice-trace-id" not in trailers and "x-sluice-generation-id" not in trailers:
+        info = error_details_pb2.ErrorInfo()
+        assert details[0].Unpack(info)
+        seen.refused[info.reason] += 1
+        return
+    seen.ends[error.code().name] += 1
+    usage = types_pb2.Usage()
+    for detail in details:
+        if detail.Unpack(usage):
+            seen.used(usage)
+
+
+async def storm(service: Service, seen: Seen) -> None:
+    rng = random.Random(11)
+    left = iter(range(NUM))
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        stub: Stub = inference_pb2_grpc.InferenceServiceStub(channel)
+
+        async def work() -> None:
+            for _ in left:
+                await one(stub, rng, seen)
+
+        await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+
+
+def scraped(port: int) -> dict[str, Counter[tuple[str, ...]]]:
+    """Values at an endpoint by sample name and labels, those of the process itself left out."""
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+    found: dict[str, Counter[tuple[str, ...]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = tuple(value for key, value in sorted(sample.labels.items()) if key not in ("role", "process"))
+            found.setdefault(sample.name, Counter())[labels] += sample.value  # type: ignore[assignment] # a float
+    return found
+
+
+def by_label(counts: Iterable[tuple[tuple[str, ...], float]], at: int) -> dict[str, float]:
+    """Sums by one label."""
+    sums: Counter[str] = Counter()
+    for labels, value in counts:
+        sums[labels[at]] += value  # type: ignore[assignment] # a float
+    return {name: num for name, num in sums.items() if num}
+
+
+def test_counters_add_up_to_what_clients_saw() -> None:
+    collector, seen, first = Collector(), Seen(), free_ports(1)[0]
+    with contextlib.ExitStack() as stack:
+        stack.callback(collector.stop)
+        options = ("--metrics-port", str(first), "--otlp-endpoint", collector.endpoint, "--max-num-seqs", "8")
+        service = stack.enter_context(serve(*options))
+        ports = {role: first + i for i, role in enumerate(ROLES)}
+        asyncio.run(storm(service, seen))
+        wait_until(
+            lambda: not any(scraped(port)["sluice_requests_open"].total() for port in ports.values()), 10, "open"
+        )
+        gateway, engine = scraped(ports["gateway"]), scraped(ports["engine"])
+    assert set(seen.ends) == {"OK", "CANCELLED", "INVALID_ARGUMENT"} and set(seen.refused) == {"INVALID_PARAMETER"}
+    assert by_label(gateway["sluice_requests_total"].items(), 0) == seen.ends
+    assert by_label(gateway["sluice_refusals_total"].items(), 0) == seen.refused
+    tokens = by_label(gateway["sluice_tokens_total"].items(), 0)
+    assert {kind: tokens.get(kind, 0) for kind in KINDS} == {kind: seen.tokens[kind] for kind in KINDS}
+    assert gateway["gen_ai_server_request_duration_seconds_count"].total() == seen.ends.total()
+    assert gateway["gen_ai_server_time_to_first_token_seconds_count"].total() == seen.num_with_tokens
+    # Behind the gateway: what the tokenizer let through, and the gateway's own first token.
+    ends = by_label(engine["sluice_engine_requests_total"].items(), 0)
+    assert sum(ends.values()) <= seen.ends.total() + 1
+    assert ends["finished"] >= 1 + seen.num_with_tokens - seen.ends["CANCELLED"]
+    assert engine["sluice_cache_blocks"]["used", "device"] == 0
+    assert engine["sluice_engine_step_time_seconds_count"] == engine["sluice_engine_steps_total"]
+    pushed = {point.attributes["code"]: 0.0 for point in collector.points("sluice.requests")}
+    for point in collector.points("sluice.requests"):
+        pushed[point.attributes["code"]] += point.value
+    assert pushed == seen.ends, "what OTLP brought differs from what Prometheus saw"

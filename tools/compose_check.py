@@ -1,0 +1,266 @@
+"""The compose stack on a real Docker daemon: built, brought up, streamed through, a container killed, its metrics and
+traces read, and brought down. `make test-compose`; BASE_IMAGE and PIP_NO_INDEX are handed on to the build.
+
+Prints what it saw, line by line; exit status 1 at the first thing that is not as it should be.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+from services.telemetry.collector import Collector
+
+ROOT = Path(__file__).parents[1]
+PROJECT = "sluice-check"
+PORT = "50951"
+ROLES = ("gateway", "tokenizer", "engine", "detokenizer")
+MAX_TEXT_MB = 120.0  # above the base image
+MAX_FIRST_TOKEN_S = 20.0
+NUM_TOKENS = 600
+SPANS = {"tokenize", "queue", "prefill", "decode", "detokenize", "text_completion demo"}
+METRICS_OF = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9464/metrics').read().decode())"
+
+
+class Check(Exception):
+    """Something is not as it should be."""
+
+
+def run(*command: str, **environment: str) -> str:
+    """Run to the end; its output. Raises Check when it fails."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment})
+    if done.returncode:
+        raise Check(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-2000:]}")
+    return done.stdout
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(text, flush=True)
+
+
+class Stack:
+    """The compose project."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._environment = {
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            "SLUICE_PORT": PORT,
+            "SLUICE_TEXT_IMAGE": "sluice-text:check",
+            "SLUICE_ENGINE_IMAGE": "sluice-engine:check",
+        }
+        has_plugin = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
+        self._compose = ("docker", "compose") if has_plugin else ("docker-compose",)
+        self._collector = collector
+
+    def compose(self, *arguments: str) -> str:
+        """A command of compose."""
+        return run(*self._compose, *arguments, **self._environment)
+
+    def build(self) -> None:
+        """Both images, and what the one without torch adds to its base."""
+        base = os.environ.get("BASE_IMAGE", "python:3.11.14-slim-bookworm")
+        arguments = [
+            "--build-arg",
+            f"BASE_IMAGE={base}",
+            "--build-arg",
+            f"PIP_NO_INDEX={os.environ.get('PIP_NO_INDEX', '')}",
+        ]
+        for target in ("text", "engine"):
+            start = time.monotonic()
+            image = f"sluice-{target}:check"
+            run("docker", "build", "--network", "host", "--target", target, "-t", image, *arguments, ".")
+            more = (size_of(image) - size_of(base)) / 1e6
+            say(f"built {image} in {time.monotonic() - start:.0f} s: {more:.0f} MB above {base}")
+            if target == "text" and more > MAX_TEXT_MB:
+                raise Check(f"{image} is {more:.0f} MB above its base, at most {MAX_TEXT_MB:.0f} were to be")
+
+    def up(self) -> None:
+        """Bring it up; containers send their spans to a collector of ours, on the host's side of their network."""
+        self.compose("up", "--no-start", "keys")
+        self.compose("up", "--no-start", "engine")
+        networks = json.loads(run("docker", "network", "inspect", f"{PROJECT}_ring"))
+        host = networks[0]["IPAM"]["Config"][0]["Gateway"]
+        self._environment["SLUICE_OTLP_ENDPOINT"] = f"http://{host}:{self._collector.port}"
+        self.compose("up", "-d")
+
+    def container(self, role: str) -> str:
+        """The id of a role's container."""
+        return self.compose("ps", "-q", role).strip()
+
+    def metrics(self, role: str) -> str:
+        """Its Prometheus page."""
+        return run("docker", "exec", self.container(role), "python3", "-c", METRICS_OF)
+
+    def down(self) -> None:
+        """Nothing stays, volumes included."""
+        self.compose("down", "-v", "-t", "15")
+
+
+def size_of(image: str) -> int:
+    """Bytes of an image."""
+    return int(run("docker", "image", "inspect", "--format", "{{.Size}}", image))
+
+
+@contextlib.contextmanager
+def channel() -> Iterator[grpc.Channel]:
+    """To the published port; a channel of its own, so that no back-off of an earlier one is felt."""
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    with grpc.insecure_channel(f"127.0.0.1:{PORT}", options=options) as opened:
+        yield opened
+
+
+def stream(num: int, trace_id: str = "", after: int = 0, then: str = "", stack: Stack | None = None) -> str:
+    """The text of a greedy generation; after so many tokens the container of the role `then` is killed."""
+    sampling = types_pb2.SamplingParams(max_tokens=num, temperature=0.0)
+    spec = types_pb2.GenerationSpec(
+        text="def mean(values):", sampling=sampling, stop=types_pb2.StopConditions(ignore_eos=True)
+    )
+    metadata = (("traceparent", f"00-{trace_id}-{secrets.token_hex(8)}-01"),) if trace_id else ()
+    text, num_tokens, longest_s, last_s = "", 0, 0.0, time.monotonic()
+    with channel() as opened:
+        stub = inference_pb2_grpc.InferenceServiceStub(opened)
+        for event in stub.StreamGenerate(
+            inference_pb2.StreamGenerateRequest(spec=spec), metadata=metadata, timeout=120
+        ):
+            if not event.HasField("delta"):
+                continue
+            now_s = time.monotonic()
+            longest_s, last_s = max(longest_s, now_s - last_s if num_tokens else 0.0), now_s
+            text += event.delta.text
+            num_tokens += event.delta.consumed
+            if then and stack is not None and num_tokens >= after:
+                run("docker", "restart", "--time", "0", stack.container(then))
+                then = ""
+    if num_tokens != num:
+        raise Check(f"{num_tokens} tokens came instead of {num}")
+    say(f"streamed {num_tokens} tokens; the longest pause was {longest_s:.2f} s")
+    return text
+
+
+def wait_until_served(timeout_s: float) -> float:
+    """Seconds until the first token comes."""
+    start = time.monotonic()
+    while time.monotonic() - start < timeout_s:
+        with channel() as opened:
+            try:
+                stub = health_pb2_grpc.HealthStub(opened)
+                if stub.Check(health_pb2.HealthCheckRequest(), timeout=2).status == 1:
+                    stream(1)
+                    return time.monotonic() - start
+            except grpc.RpcError:
+                pass
+        time.sleep(0.1)
+    raise Check(f"nothing served within {timeout_s:.0f} s")
+
+
+def check_locks(stack: Stack) -> None:
+    """Nobody is root, and nothing of the image can be written."""
+    for role in ROLES:
+        name = stack.container(role)
+        if run("docker", "exec", name, "id", "-u").strip() != "10001":
+            raise Check(f"{role} runs as another user")
+        try:
+            run("docker", "exec", name, "touch", "/opt/x")
+        except Check:
+            continue
+        raise Check(f"{role} could write to its root")
+    say("every role runs as 10001 on a read-only root")
+
+
+def check_kills(stack: Stack, whole: str) -> None:
+    """Streams outlive every process behind the gateway; the gateway's own end breaks the connection."""
+    for role in ("detokenizer", "tokenizer", "engine"):
+        say(f"killing the {role} in mid-stream")
+        if stream(NUM_TOKENS, after=100, then=role, stack=stack) != whole:
+            raise Check(f"the text changed when the {role} was killed")
+        wait_until_served(60)
+    say("killing the gateway in mid-stream")
+    try:
+        stream(NUM_TOKENS, after=100, then="gateway", stack=stack)
+    except grpc.RpcError as error:
+        assert isinstance(error, grpc.Call)
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise Check(f"the stream ended with {error.code().name}") from error
+        say("the stream ended with UNAVAILABLE, as its connection broke")
+    else:
+        raise Check("the stream outlived its gateway")
+    say(f"serving again after {wait_until_served(60):.1f} s")
+
+
+def check_telemetry(stack: Stack, collector: Collector, trace_id: str) -> None:
+    """Metrics of all roles, and one trace across them."""
+    for role, name in {
+        "gateway": "gen_ai_server_time_to_first_token_seconds_count",
+        "tokenizer": "sluice_ring_in_total",
+        "engine": "sluice_engine_steps_total",
+        "detokenizer": "sluice_ring_lag_seconds_count",
+    }.items():
+        lines = [line for line in stack.metrics(role).splitlines() if line.startswith(name)]
+        if not any(float(line.rsplit(" ", 1)[1]) > 0 for line in lines):
+            raise Check(f"the {role} shows no {name}")
+    spans = collector.wait_for(trace_id, SPANS, 15)
+    processes = {span.process for span in spans}
+    if not {span.name for span in spans} >= SPANS or len(processes) != len(ROLES):
+        raise Check(f"of the trace only {sorted(span.name for span in spans)} came")
+    say(f"metrics of {len(ROLES)} roles read; one trace of {len(spans)} spans from {len(processes)} containers")
+
+
+def check(stack: Stack, collector: Collector) -> None:
+    """Everything, in order."""
+    start = time.monotonic()
+    stack.up()
+    wait_until_served(180)
+    took_s = time.monotonic() - start
+    say(f"first token {took_s:.1f} s after up began")
+    check_locks(stack)
+    trace_id = secrets.token_hex(16)
+    whole = stream(NUM_TOKENS, trace_id)
+    check_telemetry(stack, collector, trace_id)
+    check_kills(stack, whole)
+    if took_s > MAX_FIRST_TOKEN_S:
+        raise Check(f"the first token took {took_s:.1f} s, at most {MAX_FIRST_TOKEN_S:.0f} were to be")
+
+
+def main() -> int:
+    """Run it all; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--no-build", action="store_true", help="take sluice-text:check and sluice-engine:check as they are"
+    )
+    arguments = parser.parse_args()
+    if shutil.which("docker") is None:
+        say("no docker here")
+        return 1
+    collector = Collector("0.0.0.0")  # containers reach it by their network's gateway
+    stack = Stack(collector)
+    try:
+        if not arguments.no_build:
+            stack.build()
+        check(stack, collector)
+    except Check as wrong:
+        say(f"FAILED: {wrong}")
+        with contextlib.suppress(Check):
+            say(stack.compose("logs", "--tail", "20"))
+        return 1
+    finally:
+        with contextlib.suppress(Check):
+            stack.down()
+        collector.stop()
+    say("the compose stack works")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""Writes Grafana's dashboards (deploy/grafana/dashboards) from the table below: `python -m tools.dashboards`.
+
+A panel is a title, a unit and queries; everything else of Grafana's JSON follows from these. A test holds the files to
+the table, the queries to the catalogue of metrics.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+TARGET = Path(__file__).parents[1] / "deploy/grafana/dashboards"
+WIDTH, HEIGHT = 12, 8  # of a panel, on a grid 24 wide
+WINDOW = "$__rate_interval"
+
+
+class Panel(NamedTuple):
+    """One graph; `queries` are (PromQL, legend)."""
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+
+
+def quantiles(title: str, metric: str, by: str = "") -> Panel:
+    """p50, p90 and p99 of a histogram of seconds."""
+    groups = f"le, {by}" if by else "le"
+    legend = f" {{{{{by}}}}}" if by else ""
+    queries = tuple(
+        (f"histogram_quantile({q}, sum by ({groups}) (rate({metric}_bucket[{WINDOW}])))", f"p{round(q * 100)}{legend}")
+        for q in (0.5, 0.9, 0.99)
+    )
+    return Panel(title, "s", queries)
+
+
+def rates(title: str, metric: str, by: str, unit: str = "ops") -> Panel:
+    """Rate of a counter by a label."""
+    return Panel(title, unit, ((f"sum by ({by}) (rate({metric}[{WINDOW}]))", f"{{{{{by}}}}}"),))
+
+
+def one(title: str, unit: str, query: str, legend: str) -> Panel:
+    """One query."""
+    return Panel(title, unit, ((query, legend),))
+
+
+DASHBOARDS: dict[str, tuple[Panel, ...]] = {
+    "latency": (
+        quantiles("Time to first token", "gen_ai_server_time_to_first_token_seconds"),
+        quantiles("Between two tokens", "sluice_inter_token_latency_seconds"),
+        quantiles("Per output token", "gen_ai_server_time_per_output_token_seconds"),
+        quantiles("Whole request", "gen_ai_server_request_duration_seconds", "operation"),
+        quantiles("In the queue", "sluice_queue_time_seconds", "tenant"),
+        quantiles("Between processes", "sluice_ring_lag_seconds", "role"),
+    ),
+    "throughput": (
+        one("Output tokens a second", "short", "sluice:output_tokens:rate1m", "output"),
+        one("Prompt tokens a second", "short", "sluice:prompt_tokens:rate1m", "prompt"),
+        rates("Requests by status", "sluice_requests_total", "code", "reqps"),
+        rates("Tokens by kind", "sluice_tokens_total", "kind"),
+        one(
+            "Tokens computed",
+            "short",
+            f"sum by (process) (rate(sluice_engine_tokens_computed_total[{WINDOW}]))",
+            "{{process}}",
+        ),
+        one("Memory", "bytes", "process_resident_memory_bytes", "{{instance}}"),
+    ),
+    "cache": (
+        one("Blocks in use", "percentunit", "sluice:cache_usage:ratio", "{{process}}"),
+        one("Blocks by tier", "short", "sum by (tier, state) (sluice_cache_blocks)", "{{tier}} {{state}}"),
+        one("Prompt tokens found", "percentunit", "sluice:prefix_hits:ratio5m", "hit rate"),
+        rates("Evictions", "sluice_cache_evictions_total", "process"),
+        one("Tokens looked for", "short", f"sum(rate(sluice_prefix_query_tokens_total[{WINDOW}]))", "looked for"),
+        rates("Computed once more", "sluice_recomputed_tokens_total", "process"),
+    ),
+    "scheduling": (
+        one("Running", "short", "sum by (process) (sluice_requests_running)", "{{process}}"),
+        one("Waiting", "short", "sum by (process) (sluice_requests_waiting)", "{{process}}"),
+        one("Open, by stage", "short", "sum by (role) (sluice_requests_open)", "{{role}}"),
+        rates("Preemptions by way", "sluice_preemptions_total", "way"),
+        quantiles("Step", "sluice_engine_step_time_seconds", "process"),
+        rates("What steps go to", "sluice_engine_step_part_seconds_total", "part", "percentunit"),
+        Panel(
+            "Tokens of a step",
+            "short",
+            ((f"histogram_quantile(0.5, sum by (le) (rate(sluice_engine_step_tokens_bucket[{WINDOW}])))", "p50"),),
+        ),
+        one("Tokens that open requests may use", "short", "sum(sluice_reserved_tokens)", "reserved"),
+    ),
+    "speculation": (
+        rates("Drafted, by place", "sluice_drafted_tokens_total", "place"),
+        rates("Kept, by place", "sluice_accepted_tokens_total", "place"),
+        one(
+            "Share that is kept",
+            "percentunit",
+            f"sum(rate(sluice_accepted_tokens_total[{WINDOW}])) / sum(rate(sluice_drafted_tokens_total[{WINDOW}]))",
+            "kept",
+        ),
+        one("Requests with a grammar", "short", "sum(sluice_grammar_open)", "open"),
+        one("Grammars being compiled", "short", "sum(sluice_grammar_waiting)", "waiting"),
+    ),
+    "errors": (
+        one("Share of requests that fail", "percentunit", "sluice:errors:ratio5m", "failed"),
+        one(
+            "Requests that did not end well",
+            "reqps",
+            f'sum by (code, reason) (rate(sluice_requests_total{{code!="OK"}}[{WINDOW}]))',
+            "{{code}} {{reason}}",
+        ),
+        rates("Not let in", "sluice_refusals_total", "reason", "reqps"),
+        rates("Ends in the engine", "sluice_engine_requests_total", "end"),
+        rates("Frames that were not as they should be", "sluice_ring_in_total", "what"),
+        rates("Spans", "sluice_spans_total", "outcome"),
+    ),
+}
+
+
+def dashboard(name: str, panels: tuple[Panel, ...]) -> dict[str, object]:
+    """Grafana's JSON of one dashboard."""
+    source = {"type": "prometheus", "uid": "prometheus"}
+    shown = [
+        {
+            "id": i + 1,
+            "type": "timeseries",
+            "title": panel.title,
+            "datasource": source,
+            "gridPos": {"x": i % 2 * WIDTH, "y": i // 2 * HEIGHT, "w": WIDTH, "h": HEIGHT},
+            "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+            "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+            "targets": [
+                {"refId": chr(ord("A") + j), "datasource": source, "expr": expr, "legendFormat": legend}
+                for j, (expr, legend) in enumerate(panel.queries)
+            ],
+        }
+        for i, panel in enumerate(panels)
+    ]
+    return {
+        "uid": f"sluice-{name}",
+        "title": f"sluice: {name}",
+        "tags": ["sluice"],
+        "schemaVersion": 41,
+        "version": 1,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "links": [{"type": "dashboards", "tags": ["sluice"], "title": "sluice", "asDropdown": True}],
+        "panels": shown,
+    }
+
+
+def text_of(name: str) -> str:
+    """What the file of a dashboard holds."""
+    return json.dumps(dashboard(name, DASHBOARDS[name]), indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write them all."""
+    for name in DASHBOARDS:
+        (TARGET / f"{name}.json").write_text(text_of(name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Compile the Triton kernels ahead of time and compare what they take with the golden file, or write that file anew.
+
+`python -m tools.kernel_resources` compares and exits 1 with the differences; `--update` accepts them. `--quick` keeps
+to the cases of `make test`, `--only TEXT` to names that contain it. What is wrong with any version of the compiler
+(spills, too much shared memory, no vector loads, no tensor cores) fails always; the golden figures belong to one.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+# One process compiles what another interprets: which of the two is settled when Triton is imported.
+os.environ["TRITON_INTERPRET"] = "0"
+os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # else the size of the machine code depends on where the files lie
+
+import triton
+
+from kernels.triton.aot import SHARED_BYTES, Case, Resources, compile_case, faults
+from kernels.triton.cases import CASES
+
+GOLDEN = Path(__file__).resolve().parent.parent / "tests/kernels/triton/resources.json"
+
+
+def main() -> int:
+    """What the command line asks for; 1 when something is not as it was."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--update", action="store_true", help="accept today's figures")
+    parser.add_argument("--quick", action="store_true", help="only the cases of make test")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains it")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    arguments = parser.parse_args()
+    chosen = [case for case in CASES if arguments.only in case.name and (case.is_quick or not arguments.quick)]
+    found, wrong = compile_all(chosen, arguments.jobs)
+    golden: dict[str, Any] = {"triton": "", "cases": {}}
+    if GOLDEN.exists():
+        golden = json.loads(GOLDEN.read_text())
+    if arguments.update:
+        write(golden, found, is_whole=len(chosen) == len(CASES))
+    elif golden["triton"] == triton.__version__:
+        wrong += differences(golden["cases"], found)
+    else:
+        print(f"golden figures are of Triton {golden['triton']}, this is {triton.__version__}: not compared")
+    print("\n".join(wrong) or f"{len(found)} compiled kernels are as they should be")
+    return bool(wrong)
+
+
+def compile_all(cases: Sequence[Case], jobs: int) -> tuple[dict[str, Resources], list[str]]:
+    """Each case for each architecture: its resources, by name and architecture, and what is wrong."""
+    asked = [
+        (CASES.index(case), capability)
+        for case in cases
+        for capability in SHARED_BYTES
+        if case.since <= capability <= case.until
+    ]
+    if jobs == 1:
+        compiled = list(map(_compile, asked))
+    else:
+        with ProcessPoolExecutor(jobs) as pool:
+            compiled = list(pool.map(_compile, asked))
+    found, wrong = {}, []
+    for (index, capability), (resources, complaints) in zip(asked, compiled, strict=True):
+        key = f"{CASES[index].name} sm_{capability}"
+        found[key] = resources
+        wrong += [f"{key}: {complaint}" for complaint in complaints]
+    return found, wrong
+
+
+def _compile(asked: tuple[int, int]) -> tuple[Resources, list[str]]:
+    index, capability = asked  # a case by its place: kernels do not travel between processes
+    resources = compile_case(CASES[index], capability)
+    return resources, faults(CASES[index], capability, resources)
+
+
+def differences(golden: dict[str, dict[str, int]], found: dict[str, Resources]) -> list[str]:
+    """What is not as in the golden figures, a line each."""
+    lines = []
+    for key, resources in found.items():
+        now, before = dataclasses.asdict(resources), golden.get(key, {})
+        changed = [f"{name} {before.get(name)} → {value}" for name, value in now.items() if before.get(name) != value]
+        if changed:
+            lines.append(f"{key}: {', '.join(changed)}; accept with python -m tools.kernel_resources --update")
+    return lines
+
+
+def write(golden: dict[str, Any], found: dict[str, Resources], is_whole: bool) -> None:
+    """Accept `found`; what else the file has stays unless everything was compiled."""
+    before = golden["cases"] if golden["triton"] == triton.__version__ and not is_whole else {}
+    cases = {**before, **{key: dataclasses.asdict(resources) for key, resources in found.items()}}
+    lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(cases[key])}" for key in sorted(cases))
+    GOLDEN.write_text(f'{{\n  "triton": "{triton.__version__}",\n  "cases": {{\n{lines}\n  }}\n}}\n')
+
+
+if __name__ == "__main__":
+    sys.exit(main())
