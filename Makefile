@@ -127,7 +127,6 @@ bench-gpu: ## tune for this GPU, then measure attention and the engine against t
 	$(GPU_PYTHON) -m benchmarks.gpu_attention --tune
 	$(GPU_PYTHON) -m benchmarks.gpu_engine
 
-
 .PHONY: bench-telemetry
 bench-telemetry: $(VENV)/.run ## what traces, metrics and a dead collector cost
 	$(BIN)/python -m benchmarks.telemetry

@@ -163,7 +163,7 @@ class Run:
         step = self.progress.step
         inputs, labels = batch(self.plan, step, ids, self.device)
         loss = self.pupil.loss(inputs, labels, step)
-        loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        loss.backward()
         self.optimiser.step(step, recipe.rate_factor(self.plan, step))
         nats = loss.item()
         self.progress = checkpoint.Progress(
