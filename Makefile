@@ -134,6 +134,7 @@ bench-telemetry: $(VENV)/.run ## what traces, metrics and a dead collector cost
 .PHONY: dashboards
 dashboards: $(VENV)/.run ## write Grafana's dashboards from their table
 	$(BIN)/python -m tools.dashboards
+
 .PHONY: kernel-resources
 kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and accept what they take (no GPU needed)
 	$(BIN)/python -m tools.kernel_resources --update --jobs 2
