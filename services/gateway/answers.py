@@ -11,7 +11,7 @@ from services.gateway.errors import to_rpc
 from services.gateway.observer import Used
 from services.gateway.open_requests import OpenRequest
 from services.messages import Scored, Text, Timings, Tokenized, TokenRecord
-from services.work import unpack_ids
+from services.work import Generate, unpack_ids
 
 _REASONS = {
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
@@ -172,10 +172,11 @@ def tokenized(request: OpenRequest, value: Tokenized) -> inference_pb2.TokenizeR
 
 
 def effective(request: OpenRequest) -> types_pb2.EffectiveParams | None:
-    """Parameters as used; `max_tokens` as the engine settled it."""
-    params = request.asked.effective
-    if params is not None and request.max_tokens:
-        params.sampling.max_tokens = request.max_tokens
+    """Parameters as used; `max_tokens` as the engine settled it, or until then as it was asked for."""
+    params, work = request.asked.effective, request.asked.work
+    max_tokens = request.max_tokens or (work.params.max_tokens if isinstance(work, Generate) else 0)
+    if params is not None and max_tokens:
+        params.sampling.max_tokens = max_tokens
     return params
 
 

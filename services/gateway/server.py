@@ -55,6 +55,7 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_send_message_length", settings.max_send_bytes),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),  # a minute by default, which outweighs the one above
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
