@@ -65,7 +65,9 @@ def notes_of(dtype: torch.dtype, weights: str) -> tuple[str, ...]:
         return ("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again",)
     notes = []
     if weights and native.instruction_set() != native.VNNI:
-        notes.append(f"this CPU has no AVX-512 VNNI: products of {weights} weights are exact but not faster in batches")
+        notes.append(
+            f"this CPU has no AVX-512 VNNI: products of {weights} weights take four instructions where one would do"
+        )
     if dtype is torch.bfloat16 and not computes_bfloat16():
         notes.append("this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read")
     if dtype is torch.bfloat16 and computes_bfloat16() and not onednn_works():
