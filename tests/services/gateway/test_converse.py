@@ -63,6 +63,14 @@ async def test_accepted_comes_before_the_engine_has_seen_it() -> None:
         assert frames[-1].finished.params.sampling.max_tokens == 8
 
 
+async def test_accepted_has_the_max_tokens_that_the_open_set() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        await talk.open(1, sampling={"max_tokens": 5})
+        assert (await talk.read()).accepted.params.sampling.max_tokens == 5
+        talk.call.cancel()
+
+
 async def test_a_failure_ends_its_generation_and_not_the_stream() -> None:
     async with running() as rig:
         talk = Talker(rig)
