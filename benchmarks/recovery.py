@@ -25,6 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.machine import write
 from benchmarks.streams import Received, at_phase, stream_all, varied
+from services.supervisor.restarts import SOON_S
 
 ROLES = ("tokenizer", "engine", "detokenizer", "gateway")
 PHASES = ("prefill", "decode", "last")
@@ -112,6 +113,7 @@ class Campaign:
         end = time.monotonic() + BACK_WITHIN_S
         while not self._watch.is_back(killed_at) and time.monotonic() < end:
             time.sleep(POLL_S)
+        time.sleep(SOON_S)  # what ends as soon as it is back is made to wait: no pause of ours
         noticed = self._watch.after(killed_at, serving=False)
         back = None if noticed is None else self._watch.after(killed_at + noticed, serving=True)
         self.noticed_s.append(BACK_WITHIN_S if noticed is None else noticed)
