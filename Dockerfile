@@ -3,8 +3,8 @@
 #   docker build --target text   -t sluice-text .
 #   docker build --target engine -t sluice-engine .
 #
-# TORCH_INDEX names an index of torch wheels besides the default one, as torch's installation page lists them: the one
-# for CPU makes the engine's image much smaller, others choose the version of CUDA.
+# Where pip finds torch, and so whether for CPU or CUDA, is the base image's own configuration (/etc/pip.conf): wheels
+# for CPU alone make the engine's image much smaller.
 #
 # Without a network: put wheels of everything in deploy/wheels, give a BASE_IMAGE that has Python 3.11 and pip, and
 # --build-arg PIP_NO_INDEX=1; COMPILER= (empty) goes without our own CPU kernels. Every version is pinned by
@@ -12,7 +12,6 @@
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
-ARG TORCH_INDEX=""
 ARG COMPILER=g++
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_FIND_LINKS=/src/deploy/wheels
 RUN if [ -n "$COMPILER" ] && ! command -v c++ >/dev/null; then \
@@ -25,7 +24,7 @@ RUN python3 -m venv /opt/build && /opt/build/bin/pip install -q -c constraints.t
  && python3 -m venv /opt/text --without-pip && python3 -m venv /opt/engine --without-pip
 RUN /opt/build/bin/pip --python /opt/text/bin/python install -q -c constraints.txt -r deploy/wheels/requirements-text.txt
 RUN /opt/build/bin/pip --python /opt/engine/bin/python install -q -c constraints.txt \
-      ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r deploy/wheels/requirements-engine.txt
+      -r deploy/wheels/requirements-engine.txt
 COPY pyproject.toml setup.py README.md MANIFEST.in LICENSE ./
 COPY kernels kernels
 RUN /opt/build/bin/python setup.py -q build_ext
