@@ -22,10 +22,10 @@ from engine.engine import Engine
 from engine.plan import Plan, StepResult
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
-from services import engine_process
 from services.cli.options import takes_settings
 from services.config import ServiceConfig
-from services.engine_loop import EngineStage, Place
+from services.engine import process as engine_process
+from services.engine.stage import EngineStage, Place
 from services.messages import Cancel, Message, Tokens
 from services.process import Process
 from services.roles import run_role

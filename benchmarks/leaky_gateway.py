@@ -5,8 +5,8 @@ import typer
 from engine.config import EngineConfig
 from services.cli.options import takes_settings
 from services.config import ServiceConfig
-from services.gateway.desk import Desk
-from services.gateway.open_requests import OpenRequest
+from services.gateway.requests.desk import Desk
+from services.gateway.requests.open_requests import OpenRequest
 from services.roles import run_role
 
 LEAK_BYTES = 1024

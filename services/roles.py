@@ -99,7 +99,7 @@ async def _body(process: Process) -> int:
 
             return await tokenizer.run(process)
         case Role.ENGINE:
-            from services import engine_process
+            from services.engine import process as engine_process
 
             return await engine_process.run(process)
         case Role.DETOKENIZER:

@@ -22,7 +22,7 @@ def new(
     import msgspec
 
     from services.config import bad_setting
-    from services.gateway.identity import Scope, digest_of, new_key
+    from services.gateway.access.identity import Scope, digest_of, new_key
 
     wanted = [one.strip() for one in scopes.split(",")]
     unknown = [one for one in wanted if one not in list(Scope)]

@@ -14,21 +14,21 @@ from pathlib import Path
 from grpc_health.v1 import health, health_pb2
 
 from services.gateway import server
-from services.gateway.control import Control
-from services.gateway.converse import Converse
-from services.gateway.desk import Desk
-from services.gateway.errors import draining
-from services.gateway.guard import Guard
-from services.gateway.identity import Access, read_access
-from services.gateway.inference import Inference
+from services.gateway.access.guard import Guard
+from services.gateway.access.identity import Access, read_access
+from services.gateway.access.quota import Quotas, TenantLimits
+from services.gateway.calls.control import Control
+from services.gateway.calls.converse import Converse
+from services.gateway.calls.inference import Inference
+from services.gateway.contract.errors import draining
 from services.gateway.listener import Listener
 from services.gateway.neighbours import Neighbours
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
-from services.gateway.parking import Parking
-from services.gateway.quota import Quotas, TenantLimits
+from services.gateway.recovery.watch import RingWatch, Senses
+from services.gateway.requests.desk import Desk
+from services.gateway.requests.parking import Parking
 from services.gateway.settings import GatewaySettings
-from services.gateway.watch import RingWatch, Senses
 from services.messages import Failed, Message, Probe, Report, Result, Text
 from services.watched import Watched
 

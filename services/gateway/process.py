@@ -9,11 +9,11 @@ from pathlib import Path
 
 from engine.request import SamplingParams
 from services.config import ServiceConfig, parse_peers
+from services.gateway.access.tls import files_of
 from services.gateway.gateway import Gateway
 from services.gateway.neighbours import SOCKET_SUFFIX
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
-from services.gateway.tls import files_of
 from services.listening import bound
 from services.messages import Keep, Role
 from services.process import Process

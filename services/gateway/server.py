@@ -14,15 +14,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2
 
 from engine.errors import Code, ServiceError, invalid
-from services.gateway.calls import Context
-from services.gateway.control import Control
-from services.gateway.converse import Converse
-from services.gateway.guard import Guard
-from services.gateway.inference import Inference, refuse, refuse_feature
+from services.gateway.access.guard import Guard
+from services.gateway.access.tls import server_credentials
+from services.gateway.calls.control import Control
+from services.gateway.calls.converse import Converse
+from services.gateway.calls.inference import Inference, refuse, refuse_feature
+from services.gateway.calls.metadata import Context
 from services.gateway.oip.service import SERVICE as OIP
 from services.gateway.oip.service import OpenInference
 from services.gateway.settings import GatewaySettings
-from services.gateway.tls import server_credentials
 from services.listening import check_plaintext
 
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]

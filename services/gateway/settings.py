@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.request import Limits, SamplingParams
-from services.gateway.tls import TlsFiles
+from services.gateway.access.tls import TlsFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

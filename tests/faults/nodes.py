@@ -18,12 +18,12 @@ from engine.plan import Plan, StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from services.detokenizer.stage import DetokenizerStage
-from services.engine_loop import EngineStage, Place
-from services.gateway.desk import Desk
+from services.engine.stage import EngineStage, Place
+from services.gateway.access.quota import Quotas, TenantLimits
 from services.gateway.observer import Unobserved
-from services.gateway.quota import Quotas, TenantLimits
+from services.gateway.recovery.watch import RingWatch, Senses
+from services.gateway.requests.desk import Desk
 from services.gateway.settings import GatewaySettings, ModelInfo
-from services.gateway.watch import RingWatch, Senses
 from services.messages import Message, Probe, Report, Role, Visit
 from services.ring.leases import Leases
 from services.ring.loop import Stage

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from engine.errors import ServiceError
 from engine.request import SamplingParams
 from services.detokenizer.stage import DetokenizerStage
-from services.engine_loop import EngineStage
-from services.gateway.calls import Call
-from services.gateway.open_requests import OpenRequest, State
-from services.gateway.translate import Asked
+from services.engine.stage import EngineStage
+from services.gateway.calls.metadata import Call
+from services.gateway.contract.translate import Asked
+from services.gateway.requests.open_requests import OpenRequest, State
 from services.messages import Append, CloseInput, Grant, Role
 from services.tokenizer.stage import TokenizerStage
 from services.work import Generate, Scheduling, TokenPrompt, pack_ids

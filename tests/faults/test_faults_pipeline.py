@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from services.gateway.recovery import Recovery
+from services.gateway.recovery.resend import Recovery
 from services.messages import Census
 from tests.faults.pipeline import World
 

@@ -16,11 +16,11 @@ from tests.system.service import Service, generate, serve, spec, wait_until
 
 # Where requests change hands: "module:function" of the process named.
 POINTS = {
-    "gateway opens": "services.gateway.desk:Desk.open",
-    "gateway submits": "services.gateway.desk:Desk.submit",
-    "gateway delivers": "services.gateway.desk:Desk.deliver",
-    "gateway closes": "services.gateway.desk:Desk.close",
-    "gateway sends again": "services.gateway.desk:Desk.resubmit",
+    "gateway opens": "services.gateway.requests.desk:Desk.open",
+    "gateway submits": "services.gateway.requests.desk:Desk.submit",
+    "gateway delivers": "services.gateway.requests.desk:Desk.deliver",
+    "gateway closes": "services.gateway.requests.desk:Desk.close",
+    "gateway sends again": "services.gateway.requests.desk:Desk.resubmit",
     "tokenizer takes": "services.tokenizer.stage:TokenizerStage.handle",
     "tokenizer answers": "services.tokenizer.stage:TokenizerStage._answer",
     "tokenizer finishes": "services.tokenizer.stage:TokenizerStage._finish",

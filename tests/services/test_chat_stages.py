@@ -14,7 +14,7 @@ from engine.plan import StepResult
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from services.detokenizer.stage import DetokenizerStage
-from services.engine_loop import EngineStage, Place
+from services.engine.stage import EngineStage, Place
 from services.messages import Envelope, Message, Report, Submit, Text
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import Threads, TokenizerStage

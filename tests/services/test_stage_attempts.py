@@ -12,7 +12,7 @@ from engine.plan import Plan, StepResult
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from services.detokenizer.stage import DetokenizerStage
-from services.engine_loop import EngineStage, Place
+from services.engine.stage import EngineStage, Place
 from services.messages import Admitted, Cancel, Census, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
 from services.ring.leases import Leases
 from services.tokenizer.encoding import TextEncoder

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from services.gateway.identity import digest_of
+from services.gateway.access.identity import digest_of
 from tests.services.certificates import Authority, written
 from tests.system.service import generate, serve, spec
 

@@ -8,14 +8,14 @@ import grpc
 from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, invalid
-from services.gateway.calls import Context
-from services.gateway.desk import Desk
-from services.gateway.errors import not_found, to_status
-from services.gateway.inference import refuse
+from services.gateway.calls.inference import refuse
+from services.gateway.calls.metadata import Context
+from services.gateway.contract.errors import not_found, to_status
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.lane import Lane, Refused
 from services.gateway.oip.tensors import Tensor
 from services.gateway.oip.translate import INPUTS, OUTPUTS, VERSION, check_version, read
+from services.gateway.requests.desk import Desk
 
 SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 MAX_AT_ONCE = 256  # requests of one stream; the next is read when one has ended

@@ -8,7 +8,7 @@ import msgspec
 from sluice.v1 import types_pb2
 
 from engine.errors import invalid, unsupported
-from services.gateway.errors import not_found
+from services.gateway.contract.errors import not_found
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.tensors import Tensor, read_inputs
 

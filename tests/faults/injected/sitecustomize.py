@@ -106,7 +106,7 @@ KNOWN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
     "row_error": (RUNNER, row_error),
     "out_of_memory": (RUNNER, out_of_memory),
     "device_lost": (RUNNER, device_lost),
-    "leak": ("services.gateway.desk", leak),
+    "leak": ("services.gateway.requests.desk", leak),
     "slow": (str(WANTED.get("slow", "")).partition(":")[0], slow),
 }
 

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from engine.errors import ServiceError
 from services.cli.token import token
-from services.gateway.identity import Identity, Scope, read_access
+from services.gateway.access.identity import Identity, Scope, read_access
 
 
 def test_a_new_key_and_its_lines_fit_together(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.identity import digest_of
+from services.gateway.access.identity import digest_of
 from services.messages import Submit
 from services.work import ChatPrompt, Generate, TextPrompt, TokenPrompt
 from tests.services.edge.edge_rig import EdgeRig, edge

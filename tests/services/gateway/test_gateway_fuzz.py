@@ -12,8 +12,9 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
+from tests.services.gateway.contract.limits_table import SMALL, SPEC
+from tests.services.gateway.contract.test_limits_walk import answer
 from tests.services.gateway.fake_ring import Rig, running, unary_request
-from tests.services.gateway.limits_table import SMALL, SPEC
 from tests.services.gateway.raw_http2 import (
     PREFACE,
     RST_STREAM,
@@ -23,7 +24,6 @@ from tests.services.gateway.raw_http2 import (
     message,
     send,
 )
-from tests.services.gateway.test_limits_walk import answer
 
 long = pytest.mark.long
 STATED = {

@@ -11,15 +11,15 @@ from sluice.v1 import control_pb2, inference_pb2
 
 from engine.errors import ServiceError, invalid
 from services.gateway import server
-from services.gateway.control import Control
-from services.gateway.converse import Converse
-from services.gateway.desk import MAX_FUTILE_ATTEMPTS
-from services.gateway.errors import to_rpc
-from services.gateway.inference import Inference
-from services.gateway.liveness import UNCHANGED, Liveness
+from services.gateway.calls.control import Control
+from services.gateway.calls.converse import Converse
+from services.gateway.calls.inference import Inference
+from services.gateway.contract.errors import to_rpc
 from services.gateway.neighbours import Neighbours
 from services.gateway.oip.service import OpenInference
-from services.gateway.parking import Parking
+from services.gateway.recovery.liveness import UNCHANGED, Liveness
+from services.gateway.requests.desk import MAX_FUTILE_ATTEMPTS
+from services.gateway.requests.parking import Parking
 from services.messages import Load, Probe, Report, Role, Visit
 from services.work import pack_ids
 from tests.services.gateway.fake_ring import (

@@ -9,14 +9,14 @@ import grpc
 import pytest
 
 from engine.errors import ServiceError
-from services.gateway import guard
-from services.gateway.identity import digest_of
-from services.gateway.inference import Inference
+from services.gateway.access import guard
+from services.gateway.access.identity import digest_of
+from services.gateway.calls.inference import Inference
 from services.gateway.neighbours import Neighbours
 from services.gateway.oip import translate
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.service import SERVICE, OpenInference
-from services.gateway.parking import Parking
+from services.gateway.requests.parking import Parking
 from services.work import Generate
 from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
 

@@ -1,0 +1,144 @@
+"""In front of the engine's stage: requests whose grammar is still to be compiled wait here, and hold up nobody.
+
+Compiling runs in threads; what comes behind a waiting request waits with it, in order. A grammar is kept for as long as
+its request is open, so that the engine need not compile it in the middle of a step. Knows no grammar.
+"""
+
+import dataclasses
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+import msgspec
+
+from engine.errors import ServiceError, engine_fault
+from engine.sampling.grammars import Grammar, Grammars
+from services.engine.stage import Emit, EngineStage
+from services.messages import Cancel, Census, Message, Probe, Prompt, Report, failed
+from services.telemetry.logs import about
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that waits, and what has come behind it."""
+
+    prompt: Prompt
+    came: float
+    future: "Future[Grammar]"
+    behind: list[Message] = dataclasses.field(default_factory=list)
+
+
+class GrammarGate:
+    """A stage around the engine's."""
+
+    def __init__(
+        self, stage: EngineStage, grammars: Grammars, executor: Executor, wake: Callable[[], None], emit: Emit
+    ) -> None:
+        """`wake` asks for a turn; it is called from the executor's threads."""
+        self._stage = stage
+        self._grammars = grammars
+        self._executor = executor
+        self._wake = wake
+        self._emit = emit
+        self._waiting: dict[str, _Waiting] = {}
+        self._compiled: deque[_Waiting] = deque()
+        self._kept: dict[str, Grammar] = {}
+
+    @property
+    def progress(self) -> int:
+        """The engine's."""
+        return self._stage.progress
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their grammar."""
+        return len(self._waiting)
+
+    @property
+    def num_kept(self) -> int:
+        """Open requests that have one."""
+        return len(self._kept)
+
+    def handle(self, message: Message) -> None:
+        """Take what needs a grammar, and what is about such a request; let anything else pass."""
+        if isinstance(message, Census):
+            for name in [one for one, it in self._waiting.items() if message.has_ended(it.prompt.envelope)]:
+                self._drop(name)
+        if isinstance(message, Probe | Report | Census):
+            self._stage.handle(message)
+            return
+        envelope = message.envelope
+        waiting = self._waiting.get(envelope.request_id)
+        if waiting is not None and envelope.attempt < waiting.prompt.envelope.attempt:
+            return  # of an attempt that was given up
+        match message:
+            case Prompt():
+                if waiting is None or envelope.attempt > waiting.prompt.envelope.attempt:
+                    self._drop(envelope.request_id)
+                    self._take(message)
+            case Cancel(output_index=None):
+                self._drop(envelope.request_id)
+                self._stage.handle(message)
+            case _ if waiting is not None:
+                waiting.behind.append(message)
+            case _:
+                self._stage.handle(message)
+
+    def turn(self) -> bool:
+        """Let in whose grammar is there, then a turn of the engine."""
+        while self._compiled:
+            waiting = self._compiled.popleft()
+            if self._waiting.get(waiting.prompt.envelope.request_id) is waiting:
+                self._let_in(waiting)
+        if self._kept:
+            self._kept = {name: grammar for name, grammar in self._kept.items() if self._stage.is_open(name)}
+        return self._stage.turn()
+
+    def reap(self) -> None:
+        """Who waits comes in, and goes then."""
+        self._stage.reap()
+
+    def _take(self, prompt: Prompt) -> None:
+        source = prompt.params.grammar
+        grammar = self._grammars.compiled(source) if source else None
+        if grammar is not None:
+            self._kept[prompt.envelope.request_id] = grammar
+        if grammar is not None or not source:
+            self._stage.handle(prompt)
+            return
+        future = self._executor.submit(self._grammars.compile, source)
+        waiting = _Waiting(prompt, time.monotonic(), future)
+        self._waiting[prompt.envelope.request_id] = waiting
+        future.add_done_callback(lambda _: self._done(waiting))
+
+    def _done(self, waiting: _Waiting) -> None:
+        """In a thread."""
+        self._compiled.append(waiting)
+        self._wake()
+
+    def _let_in(self, waiting: _Waiting) -> None:
+        """The grammar is there, or will never be. What breaks here must cost this request only."""
+        envelope = waiting.prompt.envelope
+        del self._waiting[envelope.request_id]
+        try:
+            self._kept[envelope.request_id] = waiting.future.result()
+            if envelope.time_left_s is not None:
+                left_s = envelope.time_left_s - (time.monotonic() - waiting.came)
+                envelope = msgspec.structs.replace(envelope, time_left_s=left_s)
+            self._stage.handle(msgspec.structs.replace(waiting.prompt, envelope=envelope))
+            for message in waiting.behind:
+                self._stage.handle(message)
+        except ServiceError as error:
+            self._emit(failed(envelope, error))
+        except Exception:
+            logger.exception("a request could not be let in", extra=about(envelope))
+            self._emit(failed(envelope, engine_fault()))
+
+    def _drop(self, request_id: str) -> None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            waiting.future.cancel()

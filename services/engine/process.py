@@ -1,0 +1,84 @@
+"""The engine process: loads the model and drives it from the ring. The only one that imports torch."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from engine.build import build_engine
+from services.engine.figures import figures
+from services.engine.grammar_gate import GrammarGate
+from services.engine.stage import About, EngineStage, Place
+from services.model_source import resolve_draft
+from services.process import Process
+from services.telemetry import catalogue
+from services.telemetry.metrics import Labelled, Sample
+
+logger = logging.getLogger(__name__)
+
+NUM_COMPILERS = 2  # threads that compile grammars: one that takes long does not hold up the next
+ATTEND_S = 0.1  # how often probes are answered during a step, between two layers
+
+
+async def run(process: Process) -> int:
+    """Run until told to stop; the exit status. Raises ServiceError when the checkpoint cannot be served."""
+    start = time.monotonic()
+    config = process.engine_config
+    draft = resolve_draft(config.draft_model, config.speculation) if config.draft_model else None
+    built = build_engine(config, process.model, process.source.directory, process.limits, draft)
+    took = time.monotonic() - start
+    about = (process.source.name, built.device, built.quantization or built.dtype, built.kernels)
+    cache = (built.num_blocks, built.cache_dtype, took)
+    logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %s in %.2f s", *about, *cache)
+    if built.threads:
+        logger.info("computing on %s", built.threads)
+    for note in built.notes:
+        logger.warning(note)
+    ring = process.ring
+    formats = (built.dtype, built.num_parameters, built.quantization, built.cache_dtype, built.kernels)
+    place = Place(ring.process_id, ring.epoch, ring.leases)
+    stage = EngineStage(built.engine, place, ring.emit, process.record, About(*formats))
+    tenants = Labelled()
+
+    def queued(tenant: str, seconds: float) -> None:
+        process.metrics.observe(catalogue.QUEUE_TIME, seconds, config.scheduling_policy, tenants(tenant))
+
+    stage.on_scheduled = queued
+    loop = asyncio.get_running_loop()
+
+    def attend() -> None:
+        process.heart.beat(built.engine.stats.mean_step_s)
+        ring.attend()
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(ring.schedule)
+
+    built.engine.runner.watch(at_most_every(ATTEND_S, attend))
+    with ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="grammar") as compilers:
+        gate = GrammarGate(stage, built.grammars, compilers, wake, ring.emit)
+        process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
+        process.metrics.collect_from(lambda: grammar_figures(gate))
+        return await process.run(gate)
+
+
+def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+    """`call`, passed over while the last one is less than `seconds` ago."""
+    last = time.monotonic()
+
+    def passed_over_or_called() -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= seconds:
+            last = now
+            call()
+
+    return passed_over_or_called
+
+
+def grammar_figures(gate: GrammarGate) -> list[Sample]:
+    """Requests with grammars."""
+    return [
+        Sample(catalogue.AWAITING_GRAMMAR, gate.num_waiting),
+        Sample(catalogue.WITH_GRAMMAR, gate.num_kept),
+    ]

@@ -1,0 +1,306 @@
+"""The engine's place in the ring: Prompt in; Tokens or Failed out; a step a turn; reports of its load.
+
+The only file that knows both ring and engine.
+"""
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import assert_never
+
+from engine.cache.prefix import root
+from engine.engine import Engine
+from engine.errors import ServiceError
+from engine.request import EngineRequest
+from engine.scheduler.events import Sampled, Times
+from services.engine.answers import load_of, logprobs_of, scores_of
+from services.engine.trace import End, EngineTrace, Traced, by_position
+from services.messages import (
+    Admitted,
+    Append,
+    Cancel,
+    Census,
+    Change,
+    CloseInput,
+    Failed,
+    Grant,
+    Message,
+    Prompt,
+    Report,
+    Result,
+    Timings,
+    Tokens,
+    Update,
+    failed,
+)
+from services.ring.leases import Leases
+from services.telemetry import names
+from services.telemetry.phases import Record, Value
+from services.work import TokenPrompt, unpack_ids
+
+REPORT_INTERVAL_S = 0.25
+
+Emit = Callable[[Message], None]
+
+
+@dataclasses.dataclass(slots=True)
+class _Open:
+    """What the ring needs to know of a request that the engine works on."""
+
+    prompt: Prompt
+    traced: Traced | None  # None: nobody traces it
+    num_changes: int = 0  # that have come
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class About:
+    """What people may want to know of the model that was loaded."""
+
+    dtype: str = ""
+    num_parameters: int = 0
+    quantization: str = ""
+    cache_dtype: str = ""
+    kernels: str = ""
+
+
+UNKNOWN = About()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """An engine's place in the ring: who it is, which boot of it, which gateways live, what time it is."""
+
+    id: str
+    epoch: int
+    leases: Leases = dataclasses.field(default_factory=Leases)
+    clock: Callable[[], float] = time.monotonic
+
+
+def _unheard(tenant: str, seconds: float) -> None:
+    """Nobody counts."""
+
+
+class EngineStage:
+    """Drives one engine."""
+
+    def __init__(self, engine: Engine, place: Place, emit: Emit, record: Record, about: About = UNKNOWN) -> None:
+        self.engine = engine
+        self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
+        self.errors: Counter[str] = Counter()  # those that failed, by reason
+        self.on_scheduled: Callable[[str, float], None] = _unheard  # told tenant and seconds in the queue
+        self._place = place
+        self._emit = emit
+        self._trace = EngineTrace(record)
+        self._about = about
+        self._open: dict[str, _Open] = {}
+        self._served_token = False
+        self._reported_at = 0.0
+
+    @property
+    def progress(self) -> int:
+        """Layers computed since start."""
+        return self.engine.runner.progress
+
+    @property
+    def num_open(self) -> int:
+        """Requests with state here."""
+        return len(self._open)
+
+    def is_open(self, request_id: str) -> bool:
+        """Whether the engine works on it."""
+        return request_id in self._open
+
+    def handle(self, message: Message) -> None:
+        """Take a Prompt, a Cancel or a change of a request; pass anything else on."""
+        match message:
+            case Prompt():
+                self._add(message)
+            case Grant() | Append() | Update() | CloseInput():
+                self._change(message)
+            case Cancel():
+                opened = self._open.get(message.envelope.request_id)
+                if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
+                    self._cancel(message)
+                self._emit(message)
+            case Census():
+                for request_id, opened in list(self._open.items()):
+                    if message.has_ended(opened.prompt.envelope):
+                        self._drop(request_id)
+                self._emit(message)
+            case Failed() | Result():
+                self._emit(message)
+            case _:
+                raise TypeError(f"an engine takes no {type(message).__name__}")
+
+    def turn(self) -> bool:
+        """One engine step; also for paused requests, as a deadline may pass."""
+        if self._open:
+            start = self._place.clock()
+            events = self.engine.step()
+            if self._trace.wants_step(start):
+                inside = [self._open[name].traced for name in {one.request_id for one in events.sampled}]
+                self._trace.step(start, self._place.clock(), inside, sum(len(one.token_ids) for one in events.sampled))
+            for sampled in events.sampled:
+                self._emit(self._tokens(sampled))
+            for request_id, error in events.failed:
+                self._fail(request_id, error)
+        self._report()
+        return self.engine.has_work
+
+    def reap(self) -> None:
+        """Let go of requests whose gateway is gone: nobody takes their tokens."""
+        for request_id, opened in list(self._open.items()):
+            if self._place.leases.is_over(opened.prompt.envelope):
+                self._drop(request_id)
+
+    def _cancel(self, message: Cancel) -> None:
+        """End the whole request silently; or one output of it, whose end the engine tells like any other."""
+        if message.output_index is None:
+            self._drop(message.envelope.request_id)
+        else:
+            self.engine.cancel(message.envelope.request_id, message.output_index)
+
+    def _change(self, message: Change) -> None:
+        """Carry out what a client says of its request; one that cannot be ends it. Its request may have ended."""
+        envelope = message.envelope
+        opened = self._open.get(envelope.request_id)
+        if opened is None or opened.prompt.envelope.attempt != envelope.attempt:
+            return
+        if message.index != opened.num_changes:
+            self._drop(envelope.request_id)  # one was lost on its way: a replay, which is coming, has all of them
+            return
+        opened.num_changes += 1
+        try:
+            _apply(self.engine, message, self._place.clock())
+        except ServiceError as error:
+            self.engine.cancel(envelope.request_id)
+            self._fail(envelope.request_id, error)
+
+    def _drop(self, request_id: str) -> None:
+        """Let go of a request whose end is told by somebody else."""
+        self.engine.cancel(request_id)
+        self._trace.end(self._open.pop(request_id).traced, End(self._place.clock(), is_cancelled=True))
+        self._count("cancelled")
+
+    def _add(self, prompt: Prompt) -> None:
+        envelope = prompt.envelope
+        self._place.leases.seen(envelope.origin, envelope.epoch)
+        opened = self._open.get(envelope.request_id)
+        if opened is not None:
+            if envelope.attempt <= opened.prompt.envelope.attempt:
+                self._count("stale")
+                return
+            self._drop(envelope.request_id)  # a replay and what it replaces must not both speak
+        now, scheduling = self._place.clock(), prompt.scheduling
+        traced = self._trace.begin(envelope, now)
+        request = EngineRequest(
+            request_id=envelope.request_id,
+            prompt_ids=tuple(unpack_ids(prompt.ids)),
+            params=prompt.params,
+            priority=scheduling.priority,
+            ttft_target_s=float("inf") if scheduling.ttft_target_s is None else scheduling.ttft_target_s,
+            bypasses_cache=scheduling.bypasses_cache,
+            tenant=envelope.tenant,
+            arrival_s=now,
+            deadline_s=float("inf") if envelope.time_left_s is None else now + envelope.time_left_s,
+            credit=scheduling.credit,
+            is_open=scheduling.is_open,
+            cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
+            max_draft_tokens=scheduling.max_draft_tokens,
+            trail=None if traced is None else traced.trail,
+            resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
+        )
+        try:
+            self.engine.add(request)
+        except ServiceError as error:
+            self._count("failed", error.reason)
+            self._trace.end(traced, End(self._place.clock(), error.reason))
+            self._emit(failed(envelope, error))
+            return
+        self._open[envelope.request_id] = _Open(prompt, traced)
+
+    def _tokens(self, sampled: Sampled) -> Tokens:
+        opened = self._open[sampled.request_id]
+        prompt = opened.prompt
+        admitted = None
+        if sampled.admission is not None:
+            self._served_token = True
+            found = sampled.admission
+            resumed = (prompt.resume[sampled.output_index] if prompt.resume else None) or b""
+            admitted = Admitted(
+                found.num_prompt, found.num_cached, found.max_tokens, prompt.stops, prompt.text, resumed
+            )
+        timings = None
+        if sampled.times is not None:
+            num_tokens = sampled.first_index + len(sampled.token_ids)
+            timings = self._end(opened, sampled.times, num_tokens, has_spans=sampled.is_last)
+        if sampled.is_last:
+            del self._open[sampled.request_id]
+            self._count("finished")
+        return Tokens(
+            envelope=prompt.envelope,
+            first_index=sampled.first_index,
+            ids=sampled.token_ids,
+            output_index=sampled.output_index,
+            logprobs=tuple(logprobs_of(logprob) for logprob in sampled.logprobs),
+            admitted=admitted,
+            finish=sampled.finish,
+            timings=timings,
+            num_drafted=sampled.num_drafted,
+            num_accepted=sampled.num_accepted,
+            prompt=scores_of(prompt, sampled),
+        )
+
+    def _end(self, opened: _Open, times: Times, num_tokens: int, *, has_spans: bool) -> Timings:
+        """Durations of an output that finished; spans with the last output of a request."""
+        prompt = opened.prompt
+        if has_spans:
+            attributes: dict[str, Value] = {names.NUM_TOKENS: num_tokens, names.NUM_PREEMPTIONS: times.num_preemptions}
+            attributes |= {names.NUM_DRAFTED: times.num_drafted, names.NUM_ACCEPTED: times.num_accepted}
+            if times.drafted_at:
+                attributes[names.ACCEPTED_AT] = by_position(times)
+            self.on_scheduled(prompt.envelope.tenant, times.queue_s)
+            self._trace.end(opened.traced, End(times.end_s, attributes=attributes))
+        return Timings(
+            prompt.tokenize_s, times.queue_s, times.prefill_s, times.decode_s, num_preemptions=times.num_preemptions
+        )
+
+    def _fail(self, request_id: str, error: ServiceError) -> None:
+        opened = self._open.pop(request_id)
+        self._count("failed", error.reason)
+        self._trace.end(opened.traced, End(self._place.clock(), error.reason))
+        self._emit(failed(opened.prompt.envelope, error))
+
+    def _count(self, end: str, error: str = "") -> None:
+        self.ended[end] = self.ended.get(end, 0) + 1
+        if error:
+            self.errors[error] += 1
+
+    def _report(self) -> None:
+        """Tell the load, now and then."""
+        now = self._place.clock()
+        if now - self._reported_at < REPORT_INTERVAL_S:
+            return
+        self._reported_at = now
+        load, about, place = load_of(self.engine), self._about, self._place
+        self._emit(Report(place.id, place.epoch, load, self._served_token, *dataclasses.astuple(about)))
+
+
+def _apply(engine: Engine, message: Change, now: float) -> None:
+    """Raises ServiceError when the engine refuses it."""
+    request_id = message.envelope.request_id
+    match message:
+        case Grant():
+            engine.grant(request_id, message.tokens)
+        case Append():
+            assert isinstance(message.piece, TokenPrompt), "the tokenizer makes ids of text"
+            engine.append(request_id, unpack_ids(message.piece.ids))
+        case Update():
+            left_s = message.time_left_s
+            deadline_s = None if left_s is None else now + left_s
+            engine.update(request_id, message.max_tokens, message.priority, deadline_s)
+        case CloseInput():
+            engine.close_input(request_id)
+        case _:
+            assert_never(message)

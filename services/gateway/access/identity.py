@@ -1,0 +1,159 @@
+"""Who a caller is: tenants, their keys and certificates, as one file says. Nothing else that a client sends matters.
+
+The file is TOML; keys are 256 random bits, so their SHA-256 is kept and no slow hash is needed:
+
+    [tenants.acme]               # limits; absent ones do not limit
+    requests_per_minute = 600
+    tokens_per_minute = 200_000  # prompt and output
+    max_concurrent = 16
+
+    [[keys]]                     # as `sluice token new` prints it
+    sha256 = "9f86d0…"           # 64 hex digits
+    tenant = "acme"
+    scopes = ["generate"]        # generate, control, admin
+
+    [[certificates]]             # of mTLS: a subject alternative name, or the common name
+    name = "batch.acme.example"
+    tenant = "acme"
+    scopes = ["generate", "control"]
+
+Pure but for `read_access`, which reads the file. Knows no call.
+"""
+
+import contextvars
+import dataclasses
+import enum
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import Code, ServiceError
+from services.config import bad_setting
+from services.gateway.access.quota import TenantLimits
+
+KEY_PREFIX = "sluice_"
+MAX_KEY_BYTES = 256
+SHELF_BYTES = 4  # of a digest: names a short list, in which digests are compared in constant time
+
+
+class Scope(enum.StrEnum):
+    """What an identity may do."""
+
+    GENERATE = "generate"
+    CONTROL = "control"
+    ADMIN = "admin"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """An authenticated caller. The tenant salts the prefix cache and owns generations."""
+
+    tenant: str
+    scopes: frozenset[Scope]
+
+
+LOCAL = Identity("default", frozenset(Scope))  # everybody, where no access file was given
+CALLER: contextvars.ContextVar[Identity] = contextvars.ContextVar("caller")  # set once per call, by the guard
+
+
+class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sha256: str
+    tenant: str
+    scopes: list[Scope]
+
+
+class _Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    tenant: str
+    scopes: list[Scope]
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenants: dict[str, TenantLimits] = {}
+    keys: list[_Key] = []
+    certificates: list[_Certificate] = []
+
+
+class Access:
+    """The contents of an access file."""
+
+    def __init__(self, file: _File) -> None:
+        self._limits = file.tenants
+        self._names = {one.name: Identity(one.tenant, frozenset(one.scopes)) for one in file.certificates}
+        self._shelves: dict[bytes, list[tuple[bytes, Identity]]] = {}
+        for one in file.keys:
+            digest = bytes.fromhex(one.sha256)
+            entry = (digest, Identity(one.tenant, frozenset(one.scopes)))
+            self._shelves.setdefault(digest[:SHELF_BYTES], []).append(entry)
+
+    def by_key(self, key: str) -> Identity | None:
+        """Whose key it is."""
+        if len(key) > MAX_KEY_BYTES:
+            return None
+        digest = digest_of(key)
+        found = None
+        for known, identity in self._shelves.get(digest[:SHELF_BYTES], ()):
+            if hmac.compare_digest(known, digest):
+                found = identity
+        return found
+
+    def by_names(self, names: Iterable[str]) -> Identity | None:
+        """Who shows a certificate of these names: the first that is known."""
+        return next((self._names[name] for name in names if name in self._names), None)
+
+    def limits_of(self, tenant: str) -> TenantLimits:
+        """Its limits; none where the file gives none."""
+        return self._limits.get(tenant) or TenantLimits()
+
+
+def read_access(path: Path) -> Access:
+    """Read an access file. Raises ServiceError naming the file and the place, never a value: it holds secrets."""
+    try:
+        file = msgspec.toml.decode(path.read_bytes(), type=_File)
+    except OSError as error:
+        raise bad_setting("access_file", f"cannot read {path}: {error.strerror}") from None
+    except msgspec.ValidationError as error:
+        raise bad_setting("access_file", f"{path}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise bad_setting("access_file", f"{path} is not TOML") from None
+    for at, key in enumerate(file.keys):
+        if not _is_digest(key.sha256):
+            raise bad_setting("access_file", f"{path}: keys[{at}].sha256 is not 64 hex digits")
+    entries: list[_Key | _Certificate] = [*file.keys, *file.certificates]
+    if any(not entry.tenant or not entry.scopes for entry in entries):
+        raise bad_setting("access_file", f"{path}: a key or certificate has an empty tenant or no scope")
+    return Access(file)
+
+
+def new_key() -> str:
+    """A key of 256 random bits."""
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+def digest_of(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def unauthenticated(message: str) -> ServiceError:
+    """Nobody that we know."""
+    return ServiceError(Code.UNAUTHENTICATED, "CREDENTIALS_INVALID", message)
+
+
+def not_allowed(method: str, wanted: Iterable[Scope]) -> ServiceError:
+    """Known, but without the scope."""
+    scopes = " or ".join(sorted(wanted))
+    return ServiceError(
+        Code.PERMISSION_DENIED,
+        "NOT_ALLOWED",
+        f"{method} needs the scope {scopes}, which these credentials do not have",
+        details={"scope": scopes},
+    )
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and all(one in "0123456789abcdefABCDEF" for one in text)

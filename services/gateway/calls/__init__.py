@@ -1,0 +1,1 @@
+"""The RPCs: one coroutine per call, and the state of a stream that carries many generations."""

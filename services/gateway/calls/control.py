@@ -1,0 +1,162 @@
+"""The handlers of ControlService that are built: models, server info, load, drain."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from sluice.v1 import control_pb2, types_pb2
+
+from engine.errors import ServiceError, invalid
+from engine.request import Limits
+from services.gateway.calls.inference import refuse
+from services.gateway.calls.metadata import Context
+from services.gateway.contract.answers import duration
+from services.gateway.contract.errors import not_found
+from services.gateway.contract.fields import BUILT, FEATURE_FIELDS
+from services.gateway.contract.knobs import seconds
+from services.gateway.load import Loads
+from services.gateway.requests.desk import Desk
+
+SCHEMA_REVISION = 3
+MAX_PAGE = 1000
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # of WatchLoad
+MAX_GRACE_S = 24 * 3600.0
+DRAIN_INTERVAL_S = 0.25  # between two reports of Drain
+FEATURES = (
+    control_pb2.FEATURE_STREAM,
+    control_pb2.FEATURE_CONVERSE,
+    control_pb2.FEATURE_TOKENIZE,
+    control_pb2.FEATURE_REASONING,
+    control_pb2.FEATURE_WATCH_LOAD,
+    control_pb2.FEATURE_DRAIN,
+    *(feature for feature, path in FEATURE_FIELDS if path in BUILT),
+)
+
+
+def features(limits: Limits) -> "list[control_pb2.Feature.ValueType]":
+    """What this server offers: speculation only where somebody drafts."""
+    missing = () if limits.max_draft_tokens else (control_pb2.FEATURE_SPECULATION,)
+    return [feature for feature in FEATURES if feature not in missing]
+
+
+class Control:
+    """The handlers. `drain` makes the gateway refuse new work and ends the running after so many seconds."""
+
+    def __init__(self, desk: Desk, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+        self.loads = Loads(desk)
+        self._desk = desk
+        self._drain = drain
+        self._draining: asyncio.Task[None] | None = None
+        self._start_time = Timestamp(seconds=int(time.time()))
+
+    async def list_models(
+        self, request: control_pb2.ListModelsRequest, context: Context
+    ) -> control_pb2.ListModelsResponse:
+        """ListModels: the one model, on one page."""
+        size = request.page_size if request.HasField("page_size") else 1
+        if not 1 <= size <= MAX_PAGE:
+            await refuse(context, invalid("page_size", f"{size} is not in [1, {MAX_PAGE}]"))
+        if request.page_token:
+            await refuse(context, invalid("page_token", "is not one that this server gave out"))
+        return control_pb2.ListModelsResponse(models=[self._model()])
+
+    async def get_model(self, request: control_pb2.GetModelRequest, context: Context) -> control_pb2.GetModelResponse:
+        """GetModel."""
+        known = self._desk.settings.model.id
+        if request.model != known:
+            await refuse(context, not_found("model", request.model, f"this server serves {known!r}"))
+        return control_pb2.GetModelResponse(model=self._model())
+
+    async def get_server_info(
+        self, request: control_pb2.GetServerInfoRequest, context: Context
+    ) -> control_pb2.GetServerInfoResponse:
+        """GetServerInfo: version, limits and what is built."""
+        settings = self._desk.settings
+        return control_pb2.GetServerInfoResponse(
+            version=settings.version,
+            schema_revision=SCHEMA_REVISION,
+            gateway_id=settings.gateway_id,
+            start_time=self._start_time,
+            limits=self._limits(),
+            features=features(settings.limits),
+        )
+
+    async def get_load(self, request: control_pb2.GetLoadRequest, context: Context) -> control_pb2.GetLoadResponse:
+        """GetLoad: this gateway, and each engine as it last reported."""
+        return control_pb2.GetLoadResponse(load=self.loads.now())
+
+    async def watch_load(self, request: control_pb2.WatchLoadRequest, context: Context) -> None:
+        """WatchLoad: the same, again and again, until the caller has enough."""
+        interval_s = 1.0
+        try:
+            if request.HasField("interval"):
+                interval_s = seconds("interval", request.interval, MAX_INTERVAL_S, MIN_INTERVAL_S)
+        except ServiceError as error:
+            await refuse(context, error)
+        while True:
+            await context.write(control_pb2.WatchLoadResponse(load=self.loads.now()))
+            await asyncio.sleep(interval_s)
+
+    async def drain(self, request: control_pb2.DrainRequest, context: Context) -> None:
+        """Drain: once begun it goes on, whoever watches."""
+        grace_s = self._desk.settings.grace_s
+        try:
+            if request.HasField("grace"):
+                grace_s = seconds("grace", request.grace, MAX_GRACE_S, 0.0)
+        except ServiceError as error:
+            await refuse(context, error)
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(grace_s), name="drain")
+        while (num_open := self._desk.num_open) or not self._draining.done():
+            await context.write(control_pb2.DrainResponse(open_requests=num_open))
+            await asyncio.wait([self._draining], timeout=DRAIN_INTERVAL_S)
+        await context.write(control_pb2.DrainResponse(drained=True))
+
+    def _model(self) -> control_pb2.Model:
+        model, defaults = self._desk.settings.model, self._desk.settings.model.defaults
+        refusal: ServiceError | None = self._desk.refusal
+        report = self.loads.any_report
+        return control_pb2.Model(
+            id=model.id,
+            revision=model.revision,
+            architecture=model.architecture,
+            dtype=report.dtype if report else "",
+            parameter_count=report.num_parameters if report else 0,
+            quantization=report.quantization if report else "",
+            kv_cache_dtype=report.cache_dtype if report else "",
+            kernels=report.kernels if report else "",
+            context_length=model.context_length,
+            vocab_size=self._desk.settings.limits.vocab_size,
+            eos_token_ids=model.eos_ids,
+            defaults=types_pb2.SamplingParams(
+                max_tokens=defaults.max_tokens or None,
+                temperature=defaults.temperature,
+                top_k=defaults.top_k,
+                top_p=defaults.top_p,
+                min_p=defaults.min_p,
+            ),
+            state=control_pb2.MODEL_STATE_READY if refusal is None else control_pb2.MODEL_STATE_LOADING,
+        )
+
+    def _limits(self) -> control_pb2.ServerLimits:
+        settings, limits = self._desk.settings, self._desk.settings.limits
+        return control_pb2.ServerLimits(
+            max_receive_message_bytes=settings.max_receive_bytes,
+            max_send_message_bytes=settings.max_send_bytes,
+            max_prompt_bytes=limits.max_prompt_bytes,
+            max_logprobs=limits.max_logprobs,
+            max_stop_strings=limits.max_stop_strings,
+            max_stop_bytes=limits.max_stop_bytes,
+            max_stop_token_ids=limits.max_stop_token_ids,
+            max_priority=limits.max_priority,
+            max_temperature=limits.max_temperature,
+            max_open_requests=settings.max_open_requests,
+            max_reserved_tokens=settings.max_reserved_tokens,
+            max_chat_messages=settings.max_chat_messages,
+            stall_timeout=duration(settings.stall_timeout_s),
+            max_stream_generations=settings.max_stream_generations,
+            max_stream_frames_per_second=settings.max_stream_frames_per_s,
+            max_credit=limits.max_credit,
+        )

@@ -1,0 +1,145 @@
+"""The handler of Converse: one task reads frames, one writes them; the state between them is a Conversation.
+
+The task of the call writes. Both hold back for each other: frames are not read while too many answers wait. Ends like
+every call: nothing waits in the clean-up, and cancellation is raised on.
+"""
+
+import asyncio
+import dataclasses
+import logging
+
+import grpc
+from sluice.v1 import inference_pb2
+
+from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, invalid
+from services.gateway.access.rate import Rate
+from services.gateway.calls.conversation import Conversation
+from services.gateway.calls.inference import refuse
+from services.gateway.calls.metadata import Call, Context, read_call
+from services.gateway.contract.errors import slow_consumer
+from services.gateway.requests.desk import Desk
+from services.gateway.requests.parking import Parking
+
+log = logging.getLogger(__name__)
+
+HALF_CLOSE_S = 1.0  # what a client gets to half-close after the server has said that it goes away
+
+
+class Converse:
+    """`converse` is the handler."""
+
+    def __init__(self, desk: Desk, parking: Parking) -> None:
+        self._desk = desk
+        self._parking = parking
+
+    async def converse(self, requests: object, context: Context) -> None:
+        """Converse: many generations on one stream."""
+        failure: ServiceError | None = cancelled()  # unless something else is found out
+        talk: _Talk | None = None
+        try:
+            talk = _Talk(self._desk, self._parking, context, read_call("Converse", context))
+            await talk.run()
+            failure = None
+            return
+        except ServiceError as error:
+            failure = error
+        except asyncio.CancelledError:
+            failure = deadline_exceeded() if context.time_remaining() == 0 else cancelled()
+            raise
+        except grpc.aio.InternalError:
+            raise  # the connection is gone
+        except Exception:
+            log.exception("the handler of Converse failed")
+            failure = engine_fault()
+        finally:
+            if talk is not None:
+                talk.close(failure)
+        await refuse(context, failure)
+
+
+class _Talk:
+    """One call of Converse while it runs."""
+
+    def __init__(self, desk: Desk, parking: Parking, context: Context, call: Call) -> None:
+        self._context = context
+        self._call = call
+        self._rate = Rate(desk.settings.max_stream_frames_per_s, desk.clock)
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._fault: ServiceError | None = None  # of the stream itself
+        self._is_stuck = False
+        self._conversation = Conversation(desk, parking, self._call_now, self._news.set)
+        self._reading: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until nothing runs and nothing can come. Raises ServiceError for a fault of the stream."""
+        writing = asyncio.current_task()
+        assert writing is not None
+        self._conversation.interrupt = lambda error: self._break_off(writing)
+        self._reading = asyncio.create_task(self._read(), name="converse reading")
+        try:
+            await self._write()
+        except asyncio.CancelledError:
+            if self._is_stuck and writing.uncancel() == 0:
+                raise slow_consumer() from None
+            raise
+        await asyncio.wait([self._reading], timeout=HALF_CLOSE_S)
+
+    def close(self, error: ServiceError | None) -> None:
+        """Release everything; waits for nothing."""
+        self._conversation.close(error)
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _write(self) -> None:
+        conversation = self._conversation
+        while True:
+            frame = conversation.next()
+            if frame is not None:
+                conversation.reader.begin_write()
+                await self._context.write(frame)
+                conversation.reader.end_write()
+                if conversation.has_room:
+                    self._room.set()
+            elif self._fault is not None:
+                raise self._fault
+            elif conversation.is_over:
+                return
+            else:
+                self._news.clear()
+                await self._news.wait()
+
+    async def _read(self) -> None:
+        """Take frames until the client half-closes."""
+        try:
+            while True:
+                await asyncio.sleep(self._rate.wait_s())
+                frame = await self._context.read()
+                if frame is grpc.aio.EOF:
+                    self._conversation.half_close()
+                    return
+                if not isinstance(frame, inference_pb2.ConverseRequest):
+                    raise invalid(
+                        "request", "is not a valid ConverseRequest: broken encoding, or text that is not UTF-8"
+                    )
+                self._conversation.take(frame)
+                while not self._conversation.has_room:
+                    self._room.clear()
+                    await self._room.wait()
+        except ServiceError as error:
+            self._fault = error
+        except grpc.aio.BaseError:
+            return  # the connection is gone, and grpc cancels the call
+        except Exception:
+            log.exception("reading a Converse stream failed")
+            self._fault = engine_fault()
+        self._news.set()
+
+    def _break_off(self, writing: "asyncio.Task[object]") -> None:
+        """A write does not end, and there is news."""
+        if not self._is_stuck:
+            self._is_stuck = True
+            writing.cancel()
+
+    def _call_now(self) -> Call:
+        return dataclasses.replace(self._call, time_left_s=self._context.time_remaining())

@@ -1,0 +1,212 @@
+"""The handlers of InferenceService: one coroutine per call, `context.write` and never a generator.
+
+Each call: read the metadata, translate, open at the desk, write what comes, close in `finally`. Closing waits for
+nothing, so a cancelled call leaves at once; cancellation is always raised on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+from sluice.v1 import inference_pb2, types_pb2
+
+from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, unsupported
+from services.gateway.access.identity import CALLER
+from services.gateway.calls.metadata import Call, Context, read_call
+from services.gateway.calls.session import Session
+from services.gateway.calls.story import Manner
+from services.gateway.contract import answers, translate
+from services.gateway.contract.errors import not_found, to_status
+from services.gateway.contract.translate import Asked
+from services.gateway.neighbours import Neighbours
+from services.gateway.requests.desk import Desk
+from services.gateway.requests.followed import Followed
+from services.gateway.requests.open_requests import OpenRequest, State
+from services.gateway.requests.parking import Parking
+from services.messages import Detokenized, Tokenized
+from services.telemetry.logs import about
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_STATES = {
+    State.RUNNING: inference_pb2.GENERATION_STATE_RUNNING,
+    State.FINISHED: inference_pb2.GENERATION_STATE_FINISHED,
+    State.FAILED: inference_pb2.GENERATION_STATE_FAILED,
+    State.CANCELLED: inference_pb2.GENERATION_STATE_CANCELLED,
+}
+
+
+class Inference:
+    """The handlers. Errors become a status in `_answer` and nowhere else."""
+
+    def __init__(self, desk: Desk, parking: Parking, neighbours: Neighbours) -> None:
+        self._desk = desk
+        self._neighbours = neighbours
+        self._parking = parking
+        self._settings = desk.settings
+
+    async def generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> inference_pb2.GenerateResponse:
+        """Generate: everything at once, at the end."""
+
+        async def body(session: Session) -> inference_pb2.GenerateResponse:
+            await session.outcome()
+            return answers.whole(session.request)
+
+        def ask(call: Call) -> Asked:
+            return translate.whole(request.spec, call.priority, self._settings)
+
+        return await self._answer("Generate", context, self._opening(ask), body)
+
+    async def stream_generate(self, request: inference_pb2.StreamGenerateRequest, context: Context) -> None:
+        """StreamGenerate: accepted, deltas, output_finished, finished."""
+
+        def ask(call: Call) -> Asked:
+            return translate.generation(request.spec, call.priority, self._settings)
+
+        async def body(session: Session) -> None:
+            manner = Manner(is_eager=False, tells_prompt=session.request.asked.tells_prompt)
+            await session.stream(inference_pb2.StreamGenerateResponse, manner)
+
+        await self._answer("StreamGenerate", context, self._opening(ask, streams=True), body)
+
+    async def resume_generate(self, request: inference_pb2.ResumeGenerateRequest, context: Context) -> None:
+        """ResumeGenerate: what the reader lacks of a generation that outlived its last one, and what comes."""
+        point = request.spec.resume
+        request_id, owner = self._neighbours.split(point.generation_id)
+        can_go_on = request.spec.WhichOneof("prompt") is not None  # with what its client has
+        if self._neighbours.is_other(owner):
+            try:
+                await self._neighbours.resume(owner, CALLER.get().tenant, request, context)
+                return
+            except ServiceError as error:
+                if not can_go_on:
+                    await refuse(context, error)
+
+        def take(call: Call) -> Followed:
+            translate.check_resume(request.spec)
+            try:
+                followed = self._parking.take(request_id, call.caller.tenant)
+            except ServiceError:
+                if not can_go_on:
+                    raise
+            else:
+                self._desk.lift_credit(followed.request)
+                return followed
+            asked = translate.continuation(request.spec, call.priority, self._settings)
+            return Followed(self._desk, call, asked, streams=True)
+
+        async def body(session: Session) -> None:
+            tells_prompt = session.request.asked.tells_prompt and not point.after_seq
+            manner = Manner(is_eager=False, tells_prompt=tells_prompt, after_seq=point.after_seq)
+            await session.stream(inference_pb2.ResumeGenerateResponse, manner)
+
+        await self._answer("ResumeGenerate", context, take, body)
+
+    async def tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Tokenize: through the ring, as everything."""
+
+        async def body(session: Session) -> inference_pb2.TokenizeResponse:
+            value = await session.outcome()
+            assert isinstance(value, Tokenized)
+            return answers.tokenized(session.request, value)
+
+        return await self._answer(
+            "Tokenize", context, self._opening(lambda call: translate.tokenization(request, self._settings)), body
+        )
+
+    async def detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Detokenize: through the ring, as everything."""
+
+        async def body(session: Session) -> inference_pb2.DetokenizeResponse:
+            value = await session.outcome()
+            assert isinstance(value, Detokenized)
+            envelope = session.request.envelope
+            return inference_pb2.DetokenizeResponse(model=envelope.model, revision=envelope.revision, text=value.text)
+
+        return await self._answer(
+            "Detokenize", context, self._opening(lambda call: translate.detokenization(request, self._settings)), body
+        )
+
+    async def cancel_generation(
+        self, request: inference_pb2.CancelGenerationRequest, context: Context
+    ) -> inference_pb2.CancelGenerationResponse:
+        """CancelGeneration: idempotent; says what it found."""
+        try:
+            if not 1 <= len(request.generation_id) <= 128:
+                raise not_found("generation", request.generation_id, "send the id that Accepted named")
+            tenant = CALLER.get().tenant
+            request_id, owner = self._neighbours.split(request.generation_id)
+            if self._neighbours.is_other(owner):
+                return await self._neighbours.cancel(owner, tenant, request, context)
+            index = request.output_index if request.HasField("output_index") else None
+            found, state = self._desk.cancel(request_id, tenant, index)
+        except ServiceError as error:
+            await refuse(context, error)
+            raise
+        return inference_pb2.CancelGenerationResponse(found=_STATES[found], state=_STATES[state])
+
+    async def _answer(
+        self,
+        method: str,
+        context: Context,
+        find: Callable[[Call], Followed],
+        body: Callable[[Session], Awaitable[_T]],
+    ) -> _T:
+        session: Session | None = None
+        failure: ServiceError | None = cancelled()  # unless something else is found out
+        try:
+            call = read_call(method, context)
+            session = Session(context, find(call), self._parking)
+            answer = await session.run(body)
+            failure = None
+            return answer
+        except ServiceError as error:
+            failure = error
+        except asyncio.CancelledError:
+            failure = deadline_exceeded() if context.time_remaining() == 0 else cancelled()
+            raise
+        except grpc.aio.InternalError:
+            raise  # the connection is gone
+        except Exception:
+            extra = about(session.request.envelope) if session is not None else None
+            log.exception("a handler of %s failed", method, extra=extra)
+            failure = engine_fault()
+        finally:
+            if session is not None:
+                session.close(failure)
+        self._count_refusal(session, failure)
+        await refuse(context, failure, session.request if session else None)
+        raise failure
+
+    def _opening(self, ask: Callable[[Call], Asked], *, streams: bool = False) -> Callable[[Call], Followed]:
+        return lambda call: Followed(self._desk, call, ask(call), streams=streams)
+
+    def _count_refusal(self, session: Session | None, failure: ServiceError) -> None:
+        if session is None:
+            self._desk.observer.count("refused", reason=failure.reason)
+
+
+async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
+    """End the call with the status of `error`; grpc raises out of it."""
+    extra: dict[str, str] = {}
+    used: types_pb2.Usage | None = None
+    trailers = tuple(context.trailing_metadata() or ())
+    if request is not None:
+        extra = {"generation_id": request.generation_id, "last_seq": str(request.last_seq)}
+        used = answers.usage(answers.used(request)) if request.admitted is not None else None
+    code, message, details = to_status(error, extra, used)
+    await context.abort(code, message, (*trailers, *details))
+
+
+async def refuse_feature(name: str, context: Context) -> None:
+    """Answer an RPC that is not built."""
+    await refuse(context, unsupported(name, f"{name} is not supported by this server"))

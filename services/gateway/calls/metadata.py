@@ -1,0 +1,73 @@
+"""What a gRPC call carries besides its request: trace context, priority, deadline. Read once, at entry."""
+
+import dataclasses
+import re
+from typing import Any, TypeAlias
+
+import grpc
+
+from engine.errors import invalid
+from services.gateway.access.identity import CALLER, LOCAL, Identity
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]  # grpc's own type parameters; handlers differ in theirs
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_KEYS = ("traceparent", "tracestate", "x-sluice-priority")
+MAX_TRACESTATE_BYTES = 512
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """One call. `time_left_s` is None without a deadline; `traceparent` is "" without a trace."""
+
+    method: str
+    caller: Identity = LOCAL
+    traceparent: str = ""
+    tracestate: str = ""
+    priority: int = 0
+    time_left_s: float | None = None
+
+
+def read_call(method: str, context: Context) -> Call:
+    """Read the metadata and the deadline. Raises `ServiceError` for a key given twice or a malformed value."""
+    found: dict[str, str] = {}
+    for key, value in context.invocation_metadata() or ():
+        if key not in _KEYS:
+            continue
+        if key in found:
+            raise invalid(key, "is given more than once")
+        found[key] = value if isinstance(value, str) else value.decode("ascii", "replace")
+    left_s = context.time_remaining()
+    return Call(
+        method=method,
+        caller=CALLER.get(),
+        traceparent=_traceparent(found.get("traceparent", "")),
+        tracestate=_tracestate(found.get("tracestate", "")),
+        priority=_priority(found.get("x-sluice-priority", "0")),
+        time_left_s=left_s,
+    )
+
+
+def sooner(call: Call, seconds: float | None) -> Call:
+    """The call with a deadline no later than in `seconds`; None sets none."""
+    left_s = [one for one in (call.time_left_s, seconds) if one is not None]
+    return dataclasses.replace(call, time_left_s=min(left_s, default=None))
+
+
+def _traceparent(value: str) -> str:
+    if value and not _TRACEPARENT.fullmatch(value):
+        raise invalid("traceparent", f"{value[:80]!r} is not of the form 00-<32 hex>-<16 hex>-<2 hex>")
+    return value
+
+
+def _tracestate(value: str) -> str:
+    if len(value) > MAX_TRACESTATE_BYTES:
+        raise invalid("tracestate", f"has {len(value)} bytes; at most {MAX_TRACESTATE_BYTES}")
+    return value
+
+
+def _priority(value: str) -> int:
+    try:
+        return int(value[:12])
+    except ValueError:
+        raise invalid("x-sluice-priority", f"{value[:80]!r} is not a number") from None

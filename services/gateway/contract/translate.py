@@ -1,0 +1,252 @@
+"""From the contract to messages: defaults filled in, limits checked, what is not built refused.
+
+Takes sluice.v1 requests, gives work for the ring and the effective parameters. Knows no call, no state and no socket.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from sluice.v1 import inference_pb2, types_pb2
+
+from engine.checks import check_credit, check_ids, check_params, check_prompt
+from engine.errors import invalid, unsupported
+from engine.request import Limits, SamplingParams
+from services.gateway.access.admission import BYTES_PER_TOKEN
+from services.gateway.contract import knobs
+from services.gateway.contract.chat import chat_prompt, num_bytes
+from services.gateway.contract.constraint import constraint
+from services.gateway.contract.errors import not_found
+from services.gateway.contract.fields import refuse_unbuilt
+from services.gateway.settings import GatewaySettings, ModelInfo
+from services.work import (
+    ChatPrompt,
+    Detokenize,
+    Generate,
+    PromptInput,
+    TextPrompt,
+    Tokenize,
+    TokenPrompt,
+    Work,
+    pack_ids,
+)
+
+MAX_ID_BYTES = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client asked for, ready for the ring.
+
+    Attributes:
+        reserve: tokens that admission sets aside.
+        effective: parameters to echo; `max_tokens` is set when the engine has said it. None without a generation.
+        token_records: whether the client wants a record per token.
+        tells_prompt: whether it wants the prompt's tokens.
+        idempotency_key: names it while it is in flight, or "".
+        detach_ttl_s: how long it is kept when its reader has gone; None lets it end with its reader.
+        resume: per output the ids that it goes on behind (int32); empty for a generation from its beginning.
+        after_seq: sequence number behind which its deltas are numbered.
+        num_outputs: that it gets back.
+    """
+
+    work: Work
+    reserve: int = 0
+    num_outputs: int = 1
+    effective: types_pb2.EffectiveParams | None = None
+    token_records: bool = True
+    tells_prompt: bool = False
+    idempotency_key: str = ""
+    detach_ttl_s: float | None = None
+    resume: tuple[bytes, ...] = ()
+    after_seq: int = 0
+
+    @property
+    def is_search(self) -> bool:
+        """Whether outputs are chosen, and emitted, only at the end."""
+        return isinstance(self.work, Generate) and self.work.params.is_search
+
+
+def whole(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+    """The work of Generate; `priority` is that of the metadata. Raises `ServiceError`."""
+    if spec.scheduling.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
+        raise invalid("scheduling.on_disconnect", "DETACH is for streams, which can be resumed: leave it out")
+    return generation(spec, priority, settings)
+
+
+def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+    """The work of StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
+    if spec.HasField("credit_window"):
+        raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
+    _check_no_resume(spec)
+    return _generation(spec, priority, settings, is_open=False)
+
+
+def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+    """The work of ResumeGenerate where nobody knows the generation any more: from what its client has. Raises
+    `ServiceError`."""
+    for field, is_there in (("revision", spec.HasField("revision")), ("seed", spec.sampling.HasField("seed"))):
+        if not is_there:
+            raise invalid(field, "is needed, as Accepted named it: the owner of the generation is gone")
+    if spec.HasField("credit_window"):
+        raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
+    asked = _generation(spec, priority, settings, is_open=False)
+    if asked.is_search:
+        raise invalid("resume", "best_of and beam search answer at their end only: start the generation again")
+    received: list[bytes] = [b""] * asked.num_outputs
+    named: set[int] = set()
+    for at, one in enumerate(spec.resume.outputs):
+        if one.output_index >= asked.num_outputs or one.output_index in named:
+            limit = f"is not below {asked.num_outputs}, or there twice"
+            raise invalid(f"resume.outputs[{at}].output_index", f"{one.output_index} {limit}")
+        named.add(one.output_index)
+        received[one.output_index] = pack_checked(f"resume.outputs[{at}].token_ids", one.token_ids, settings)
+    resume = tuple(received) if any(received) else ()
+    return dataclasses.replace(asked, resume=resume, after_seq=spec.resume.after_seq)
+
+
+def _check_no_resume(spec: types_pb2.GenerationSpec) -> None:
+    if spec.HasField("resume"):
+        raise invalid("resume", "is for ResumeGenerate: leave it out")
+
+
+def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings) -> Asked:
+    """The work of a generation of Converse. Raises `ServiceError`."""
+    spec, is_open = frame.spec, frame.keep_input_open
+    _check_no_resume(spec)
+    if spec.HasField("credit_window"):
+        check_credit(spec.credit_window, settings.limits, "credit_window")
+        if spec.sampling.best_of > max(spec.sampling.n, 1) or spec.sampling.HasField("beam"):
+            raise invalid("credit_window", "best_of and beam search answer at their end only: leave it out")
+    if is_open and spec.HasField("chat"):
+        raise unsupported("keep_input_open", "a chat cannot be appended to: send text or token_ids")
+    for field in ("echo", "prompt_logprobs"):
+        if is_open and spec.output.HasField(field):
+            message = "tells a whole prompt, and the input of this one stays open: leave it out"
+            raise invalid(f"output.{field}", message)
+    if is_open and spec.HasField("truncate_prompt_tokens"):
+        raise invalid("truncate_prompt_tokens", "needs a whole prompt, and the input of this one stays open")
+    return _generation(spec, priority, settings, is_open=is_open)
+
+
+def check_resume(spec: types_pb2.GenerationSpec) -> None:
+    """Raise `ServiceError` unless it names a generation and a point of it."""
+    if not spec.HasField("resume"):
+        raise invalid("resume", "is missing; name the generation and the last delta received")
+    size = len(spec.resume.generation_id.encode())
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise invalid("resume.generation_id", f"has {size} bytes; 1 to {MAX_ID_BYTES} are allowed")
+
+
+def _generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool) -> Asked:
+    _check_model(spec, settings.model)
+    refuse_unbuilt(spec)
+    limits = settings.limits
+    params = knobs.sampling(spec, settings.model.defaults, limits)
+    check_params(params, limits)
+    words = knobs.bad_words(spec.sampling, limits)
+    stops = knobs.stops(spec.stop, limits, settings.model.eos_ids)
+    text = knobs.text(spec)
+    scheduling = knobs.scheduling(spec, priority, limits, is_open=is_open)
+    keep_last = _keep_last(spec, limits)
+    prompt, size = _prompt(spec, params, settings)
+    limit = constraint(spec, prompt, params)
+    echo = spec.output.echo and params.prompt_logprobs < 0  # else the engine tells more of it
+    size = min(size, keep_last or size)
+    output = params.max_tokens or max(0, limits.context_length - size)
+    detach_ttl_s = knobs.detach_ttl_s(spec.scheduling)
+    return Asked(
+        work=Generate(prompt, params, stops, text, echo, keep_last, scheduling, constraint=limit, bad_words=words),
+        reserve=size + output * params.num_sequences,
+        num_outputs=params.n,
+        effective=knobs.effective(params, stops, text, scheduling, spec, detach_ttl_s),
+        token_records=spec.output.token_records if spec.output.HasField("token_records") else True,
+        tells_prompt=spec.output.echo or params.prompt_logprobs >= 0,
+        idempotency_key=knobs.idempotency_key(spec),
+        detach_ttl_s=detach_ttl_s,
+    )
+
+
+def _keep_last(spec: types_pb2.GenerationSpec, limits: Limits) -> int:
+    """0 where it is absent."""
+    asked = spec.truncate_prompt_tokens
+    if spec.HasField("truncate_prompt_tokens") and not 1 <= asked <= limits.context_length:
+        raise invalid("truncate_prompt_tokens", f"{asked} is not in [1, {limits.context_length}]")
+    return asked
+
+
+def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettings) -> Asked:
+    """The work of Tokenize. Raises `ServiceError`."""
+    _check_model(request, settings.model)
+    add = request.add_special_tokens if request.HasField("add_special_tokens") else True
+    if request.WhichOneof("prompt") == "text":
+        check_bytes(len(request.text.encode()), settings)
+        return Asked(Tokenize(prompt=TextPrompt(request.text), add_special_tokens=add))
+    if request.WhichOneof("prompt") != "chat":
+        raise invalid("prompt", "is missing; send text or chat")
+    refuse_unbuilt(request.chat, "chat.")
+    return Asked(Tokenize(prompt=_chat(request.chat, settings)[0], add_special_tokens=add))
+
+
+def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> Asked:
+    """The work of Detokenize. Raises `ServiceError`."""
+    _check_model(request, settings.model)
+    ids = pack_checked("token_ids", request.token_ids, settings)
+    skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+    return Asked(Detokenize(ids=ids, skip_special_tokens=skip))
+
+
+def _check_model(
+    request: types_pb2.GenerationSpec | inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest,
+    model: ModelInfo,
+) -> None:
+    if request.HasField("model") and request.model != model.id:
+        raise not_found("model", request.model, f"this server serves {model.id!r}")
+    if request.HasField("revision") and request.revision != model.revision:
+        raise not_found("model", f"{model.id}@{request.revision}", f"this server serves revision {model.revision!r}")
+
+
+def _prompt(
+    spec: types_pb2.GenerationSpec, params: SamplingParams, settings: GatewaySettings
+) -> tuple[PromptInput, int]:
+    """The prompt and its size in tokens: exact for ids, estimated for text."""
+    match spec.WhichOneof("prompt"):
+        case "text":
+            size = len(spec.text.encode())
+            check_bytes(size, settings)
+            if not size:
+                raise invalid("prompt", "is empty; send at least one byte of text")
+            return TextPrompt(spec.text), size // BYTES_PER_TOKEN + 1
+        case "token_ids":
+            ids = pack_checked("prompt.token_ids", spec.token_ids.ids, settings)
+            num = len(spec.token_ids.ids)
+            check_prompt(min(num, spec.truncate_prompt_tokens or num), params, settings.limits)
+            return TokenPrompt(ids), len(spec.token_ids.ids)
+        case "chat":
+            chat, size = _chat(spec.chat, settings)
+            return chat, size // BYTES_PER_TOKEN + len(chat.messages)
+        case _:
+            raise invalid("prompt", "is missing; send text, token_ids or chat")
+
+
+def pack_checked(field: str, ids: Sequence[int], settings: GatewaySettings, num_before: int = 0) -> bytes:
+    """The ids as the ring carries them; they follow `num_before` others. Raises `ServiceError`."""
+    num, limit = num_before + len(ids), settings.max_token_ids
+    if num > limit:
+        raise invalid(field, f"{num} ids in all; at most {limit}", limit=limit, actual=num)
+    check_ids(field, ids, settings.limits)
+    return pack_ids(ids)
+
+
+def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, int]:
+    """The conversation and its bytes."""
+    prompt = chat_prompt(chat, settings)
+    size = num_bytes(prompt)
+    check_bytes(size, settings)
+    return prompt, size
+
+
+def check_bytes(size: int, settings: GatewaySettings, field: str = "prompt") -> None:
+    """Raise `ServiceError` for more text than a prompt may have."""
+    limit = settings.limits.max_prompt_bytes
+    if size > limit:
+        raise invalid(field, f"has {size} bytes; this server takes {limit}", limit=limit, actual=size)

@@ -1,0 +1,148 @@
+"""Keeps the door as wide open as the ring is whole: probes, warm-up, losses, and what is sent again after them.
+
+Between the desk and the ring; time comes in with `beat`. Knows no gRPC, no task and no loop: the gateway calls, and is
+told by `on_change` that there is something new to publish.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from engine.errors import engine_fault, stage_lost
+from engine.request import SamplingParams
+from services.gateway.calls.metadata import Call
+from services.gateway.contract.translate import Asked
+from services.gateway.recovery.liveness import Liveness
+from services.gateway.recovery.resend import Recovery
+from services.gateway.requests.desk import Desk
+from services.gateway.requests.open_requests import OpenRequest, State
+from services.gateway.settings import GatewaySettings
+from services.messages import Message, Probe
+from services.ring.peers import peer_of
+from services.work import Generate, TokenPrompt
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Senses:
+    """What the watch asks its process for.
+
+    Attributes:
+        step_s: the engines' longest recent step.
+        num_lost_frames: of the ring, that never came to this process.
+        on_change: there is something to publish.
+    """
+
+    step_s: Callable[[], float]
+    num_lost_frames: Callable[[], int]
+    on_change: Callable[[], None]
+
+
+class RingWatch:
+    """Of one gateway."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        settings: GatewaySettings,
+        emit: Callable[[Message], None],
+        clock: Callable[[], float],
+        senses: Senses,
+    ) -> None:
+        self._desk = desk
+        self._settings = settings
+        self._emit = emit
+        self._clock = clock
+        self._senses = senses
+        self._liveness = Liveness(settings.gateway_id, settings.epoch, settings.stages, settings.probe_timeout_s)
+        self._recovery = Recovery(self._way_of, settings.recovery_timeout_s)
+        self._num_lost_frames = 0
+        self._warm_up: OpenRequest | None = None
+        self._is_warm = False
+
+    def beat(self, elapsed_s: float) -> None:
+        """Send probes and see what has become of earlier ones; `elapsed_s` is the time that this process ran since."""
+        for probe in self._liveness.send(elapsed_s):
+            self._emit(probe)
+        if self._is_warm and self._liveness.is_lost(self._senses.step_s()):
+            self.stage_lost()
+        if self._recovery.is_overdue(self._clock()):
+            self._desk.fail_all(stage_lost("serving"))
+        num_lost = self._senses.num_lost_frames()
+        if num_lost != self._num_lost_frames:  # what came to us was lost on its way: who it was for is unknown
+            self._num_lost_frames = num_lost
+            self._recovery.again([one for one in self._desk.requests if one.outcome is None and not one.is_own])
+            self._missed()
+        self._warm()
+        self._replay()
+
+    def returned(self, probe: Probe) -> None:
+        """A probe has come round."""
+        changes = self._liveness.returned(probe)
+        if changes.missed:
+            self._recovery.missed(changes.missed, self._desk.requests)
+            self._missed()
+        if changes.new:
+            to_blame = self._recovery.replaced(changes.new, self._desk.requests)
+            if to_blame is not None:
+                to_blame.end(engine_fault("a process of this server ended twice while it worked on this request"))
+            self.stage_lost()
+        self._warm()
+
+    def delivered(self) -> None:
+        """Something has come for a request: the next may be sent again."""
+        if self._recovery.is_busy:
+            self._replay()
+
+    def stage_lost(self, *, planned: bool = False) -> None:
+        """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
+        self._desk.pause_streams()
+        self._recovery.lost(self._clock(), planned=planned)
+        self._is_warm = False
+        self._liveness.forget()
+        self._give_up_warm_up()
+        if not self._desk.is_draining:
+            self._desk.refusal = stage_lost("serving")
+        self._senses.on_change()
+
+    def _missed(self) -> None:
+        """Frames were lost: the warm-up or a Cancel may have been in one."""
+        self._give_up_warm_up()
+        self._desk.take_census()
+
+    def _give_up_warm_up(self) -> None:
+        if self._warm_up is not None:
+            self._warm_up.end(stage_lost("serving"))
+
+    def _way_of(self, request_id: str) -> tuple[str, str, str]:
+        tokenizers, engines, detokenizers = self._settings.stages
+        return peer_of(request_id, tokenizers), peer_of(request_id, engines), peer_of(request_id, detokenizers)
+
+    def _replay(self) -> None:
+        for request in self._recovery.due(self._clock()):
+            self._desk.resubmit(request)
+
+    def _warm(self) -> None:
+        """Have one token made, once a probe has come back on every way; open the door when it is there."""
+        if self._warm_up is None:
+            if not self._is_warm and self._liveness.is_complete:
+                self._warm_up = self._desk.open_own(Call("warm-up"), one_token(self._settings))
+                self._warm_up.on_news = self._warm
+            return
+        if self._warm_up.state is State.RUNNING:
+            return
+        made, self._warm_up = self._warm_up, None
+        self._desk.close(made)
+        self._is_warm = made.state is State.FINISHED
+        if not self._is_warm:
+            return
+        self._recovery.restored()
+        self._desk.take_census()
+        if not self._desk.is_draining:
+            self._desk.refusal = None
+        self._senses.on_change()
+
+
+def one_token(settings: GatewaySettings) -> Asked:
+    """The work of a warm-up."""
+    token_id = settings.model.eos_ids[0] if settings.model.eos_ids else 0
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    return Asked(Generate(prompt=TokenPrompt(token_id.to_bytes(4, "little")), params=params), token_records=False)

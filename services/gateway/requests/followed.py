@@ -1,0 +1,59 @@
+"""A request from its opening to its end, with the trace that follows it: what every call that has one needs."""
+
+from engine.errors import ServiceError
+from services.gateway.calls.metadata import Call
+from services.gateway.contract import answers
+from services.gateway.contract.translate import Asked
+from services.gateway.observer import RequestTrace, Started
+from services.gateway.requests.desk import Desk
+from services.messages import Envelope
+
+
+class Followed:
+    """One request that was let in; `submit` sends it, `close` releases it on every path."""
+
+    def __init__(self, desk: Desk, call: Call, asked: Asked, *, streams: bool) -> None:
+        """Raises `ServiceError` when it is not let in."""
+        self._desk = desk
+        self.request = desk.open(call, asked, streams=streams)
+        self._trace = _observe(desk, call, asked, self.request.envelope, streams)
+        self.request.on_replay = lambda attempt: self._trace.happened("replayed", attempt=attempt)
+        self._saw_token = False
+        self._is_sent = False
+        self._is_closed = False
+
+    @property
+    def trailers(self) -> tuple[tuple[str, str], ...]:
+        """Metadata that name it."""
+        generation = ("x-sluice-generation-id", self.request.generation_id)
+        trace = self._trace.traceparent
+        return (generation, ("x-sluice-trace-id", trace[3:35]), ("traceresponse", trace)) if trace else (generation,)
+
+    def submit(self) -> None:
+        """Send it round the ring. A second time another call has come to read it."""
+        if self._is_sent:
+            self._trace.happened("reattached")
+            return
+        self._is_sent = True
+        self._desk.submit(self.request, self._trace.traceparent)
+
+    def note_token(self) -> None:
+        """Something has come: perhaps the first token."""
+        if not self._saw_token and self.request.first_token_s is not None:
+            self._saw_token = True
+            self._trace.first_token()
+
+    def close(self, error: ServiceError | None) -> None:
+        """Release everything; waits for nothing. A second time does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.note_token()
+        self._desk.close(self.request)
+        self.request.detach()
+        status, reason = (int(error.code), error.reason) if error else (0, "")
+        self._trace.ended(status, reason, answers.used(self.request))
+
+
+def _observe(desk: Desk, call: Call, asked: Asked, envelope: Envelope, streams: bool) -> RequestTrace:
+    return desk.observer.request_started(Started(envelope, call.method, asked.work, streams))

@@ -1,0 +1,79 @@
+"""The engine's place in the ring: several outputs of one request, each with its own end."""
+
+import collections
+
+from engine.cache.cache import KVCache
+from engine.engine import Engine
+from engine.request import FinishReason, Limits, SamplingParams
+from engine.scheduler.scheduler import Scheduler
+from services.engine.stage import EngineStage, Place
+from services.messages import Cancel, Envelope, Failed, Message, Prompt, Report, Tokens
+from services.work import Scheduling, Stops, pack_ids
+from tests.services.test_stage_attempts import Nines, unrecorded
+
+LIMITS = Limits(context_length=100, vocab_size=400)
+
+
+def make() -> tuple[EngineStage, list[Message]]:
+    """A stage whose model says 9, and what it emits beside reports."""
+    sent: list[Message] = []
+    scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
+    emit = lambda message: None if isinstance(message, Report) else sent.append(message)  # noqa: E731 # shorter so
+    return EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), emit, unrecorded), sent
+
+
+def prompt(**params: object) -> Prompt:
+    options = SamplingParams(**{"max_tokens": 3, **params})  # type: ignore[arg-type] # mixed values
+    return Prompt(Envelope("a", "g"), pack_ids([5, 6, 7]), options, Stops(), Scheduling(), 0.0)
+
+
+def run(stage: EngineStage) -> None:
+    while stage.turn():
+        pass
+
+
+def test_each_output_is_admitted_and_ends_for_itself() -> None:
+    stage, sent = make()
+    stage.handle(prompt(n=3))
+    run(stage)
+    tokens = collections.defaultdict(list)
+    for message in sent:
+        assert isinstance(message, Tokens)
+        tokens[message.output_index].append(message)
+    assert sorted(tokens) == [0, 1, 2]
+    for messages in tokens.values():
+        assert [message.first_index for message in messages] == [0, 1, 2]
+        assert [message.admitted is not None for message in messages] == [True, False, False]
+        assert [message.finish for message in messages] == [None, None, FinishReason.LENGTH]
+        assert messages[-1].timings is not None
+    assert stage.num_open == 0 and stage.ended == {"finished": 1}
+
+
+def test_one_output_is_cancelled_by_its_index() -> None:
+    stage, sent = make()
+    stage.handle(prompt(n=2))
+    stage.turn()
+    stage.handle(Cancel(Envelope("a", "g"), output_index=1))
+    assert isinstance(sent[-1], Cancel) and stage.num_open == 1
+    run(stage)
+    ends = {one.output_index: one.finish for one in sent if isinstance(one, Tokens) and one.finish}
+    assert ends == {0: FinishReason.LENGTH, 1: FinishReason.CANCELLED}
+    assert stage.num_open == 0
+
+
+def test_a_cancel_of_all_forgets_ends_that_are_not_told_yet() -> None:
+    stage, sent = make()
+    stage.handle(prompt())
+    stage.turn()
+    stage.handle(Cancel(Envelope("a", "g"), output_index=0))
+    stage.handle(Cancel(Envelope("a", "g")))
+    sent.clear()
+    run(stage)
+    assert sent == [] and stage.num_open == 0 and stage.ended == {"cancelled": 1}
+
+
+def test_what_the_engine_refuses_fails_at_once() -> None:
+    stage, sent = make()
+    stage.handle(prompt(n=5))
+    assert isinstance(sent[0], Failed) and sent[0].reason == "SLOT_CAPACITY"
+    assert stage.num_open == 0 and stage.ended == {"failed": 1}

@@ -1,0 +1,144 @@
+"""Phases of a request in the engine, told from its trail: by hand, and through a stage that preempts and fails."""
+
+from engine.cache.cache import KVCache
+from engine.engine import Engine
+from engine.request import Limits, SamplingParams
+from engine.scheduler.events import Times
+from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.settings import SchedulerSettings
+from engine.trail import MAX_MARKS, Kind, Mark, Trail
+from services.engine.stage import EngineStage, Place
+from services.engine.trace import STEP_INTERVAL_S, End, by_position, phases_of
+from services.messages import Cancel, Envelope, Message, Prompt
+from services.telemetry import names
+from services.telemetry.phases import Happening, Phase
+from services.work import Scheduling, Stops, pack_ids
+from tests.services.test_stage_attempts import Nines
+
+PARENT = f"00-{'1' * 32}-{'2' * 16}-01"
+
+
+def trail(*marks: Mark) -> Trail:
+    made = Trail()
+    for mark in marks:
+        made.note(mark)
+    return made
+
+
+def test_phases_touch_and_hold_what_happened_in_them() -> None:
+    noted = trail(
+        Mark(Kind.ADMITTED, 2.0, 16),
+        Mark(Kind.CHUNK, 3.0, 40),
+        Mark(Kind.CHUNK, 4.0, 8),
+        Mark(Kind.FIRST_TOKEN, 4.0),
+        Mark(Kind.PREEMPTED, 5.0, 60),
+        Mark(Kind.RESUMED, 6.0, 32, 1),
+    )
+    step = Happening(names.EVENT_STEP, 7.0, {})
+    queue, prefill, decode = phases_of(1.0, noted, [step], End(9.0, attributes={names.NUM_TOKENS: 5}))
+    assert [(one.name, one.start_s, one.end_s) for one in (queue, prefill, decode)] == [
+        ("queue", 1.0, 2.0),
+        ("prefill", 2.0, 4.0),
+        ("decode", 4.0, 9.0),
+    ]
+    assert [one.attributes["sluice.tokens"] for one in prefill.happenings] == [40, 8]
+    assert prefill.attributes == {names.NUM_CACHED: 16} and decode.attributes == {names.NUM_TOKENS: 5}
+    told = [(one.name, one.at_s) for one in decode.happenings]
+    assert told == [(names.EVENT_PREEMPTED, 5.0), (names.EVENT_RESUMED, 6.0), (names.EVENT_STEP, 7.0)]
+    assert decode.happenings[1].attributes == {names.NUM_TOKENS: 32, names.OUTPUT: 1}
+    assert not any(one.error for one in (queue, prefill, decode))
+
+
+def test_a_request_that_ends_early_says_where() -> None:
+    (queue,) = phases_of(1.0, trail(), [], End(2.0, "DEADLINE_EXCEEDED"))
+    assert (queue.name, queue.end_s, queue.error) == ("queue", 2.0, "DEADLINE_EXCEEDED")
+    queue, prefill = phases_of(1.0, trail(Mark(Kind.ADMITTED, 1.5)), [], End(2.0, is_cancelled=True))
+    assert queue.error == prefill.error == "" and names.CANCELLED not in queue.attributes
+    assert prefill.attributes[names.CANCELLED] is True
+
+
+def test_a_trail_is_bounded_and_keeps_what_tells_phases_apart() -> None:
+    noted = trail(*(Mark(Kind.CHUNK, float(i), 1) for i in range(MAX_MARKS + 5)), Mark(Kind.FIRST_TOKEN, 999.0))
+    assert len(noted.marks) == MAX_MARKS + 1 and noted.num_dropped == 5
+    assert noted.time_of(Kind.FIRST_TOKEN) == 999.0 and noted.time_of(Kind.ADMITTED) is None
+    (*_, last) = phases_of(0.0, noted, [], End(1000.0))
+    assert last.attributes[names.NUM_EVENTS_DROPPED] == 5
+
+
+class Rig:
+    """A stage with a clock of its own: a step takes a second."""
+
+    def __init__(self, num_blocks: int = 40, budget: int = 40) -> None:
+        self.now = 0.0
+        self.phases: list[tuple[str, Phase]] = []
+        limits = Limits(context_length=100, vocab_size=400)
+        lax = SchedulerSettings(watermark=-10.0)  # lets in what will not fit
+        scheduler = Scheduler(KVCache(num_blocks, 4, True), limits, (2,), 4, budget, lax)
+        place = Place("engine-0", 1, clock=lambda: self.now)
+        engine = Engine(scheduler, Nines(), clock=self.tick)
+        self.stage = EngineStage(engine, place, self.emit, self.record)
+
+    def tick(self) -> float:
+        self.now += 0.5
+        return self.now
+
+    def emit(self, message: Message) -> None:
+        """Nobody is told."""
+
+    def record(self, envelope: Envelope, phase: Phase) -> None:
+        self.phases.append((envelope.request_id, phase))
+
+    def ask(self, name: str, num_prompt: int, num: int, traceparent: str = PARENT) -> None:
+        ids, params = pack_ids([5] * num_prompt), SamplingParams(max_tokens=num)
+        envelope = Envelope(name, "g", traceparent=traceparent)
+        self.stage.handle(Prompt(envelope, ids, params, Stops(), Scheduling(), 0.0))
+
+    def run(self) -> None:
+        while self.stage.turn():
+            pass
+
+    def of(self, name: str) -> dict[str, Phase]:
+        return {phase.name: phase for request, phase in self.phases if request == name}
+
+
+def test_chunks_preemptions_and_resumes_are_told() -> None:
+    rig = Rig(num_blocks=14, budget=8)
+    rig.ask("a", 20, 24)
+    rig.ask("b", 20, 24)
+    rig.run()
+    for name in "ab":
+        assert list(rig.of(name)) == ["queue", "prefill", "decode"]
+    chunks = [one for one in rig.of("a")["prefill"].happenings if one.name == names.EVENT_CHUNK]
+    assert sum(int(one.attributes[names.NUM_TOKENS]) for one in chunks) >= 16 and len(chunks) >= 2
+    told = [one.name for name in "ab" for phase in rig.of(name).values() for one in phase.happenings]
+    assert told.count(names.EVENT_PREEMPTED) == rig.stage.engine.scheduler.num_preemptions > 0
+    assert told.count(names.EVENT_RESUMED) == told.count(names.EVENT_PREEMPTED)
+
+
+def test_steps_are_looked_at_now_and_then_and_linked() -> None:
+    rig = Rig()
+    rig.now = STEP_INTERVAL_S
+    rig.ask("a", 4, 6)
+    rig.ask("b", 4, 6, traceparent="")
+    rig.run()
+    steps = [phase for request, phase in rig.phases if not request]
+    assert steps and all(step.name == names.SPAN_STEP and step.links == (PARENT,) for step in steps)
+    assert steps[0].attributes == {names.NUM_ROWS: 2, names.NUM_TOKENS: 2}
+    assert rig.of("b") == {}, "nobody traces it"
+    told = [one for phase in rig.of("a").values() for one in phase.happenings if one.name == names.EVENT_STEP]
+    assert len(told) == len(steps)
+
+
+def test_cancelled_and_refused_requests_have_spans() -> None:
+    rig = Rig()
+    rig.ask("a", 4, 50)
+    rig.stage.turn()
+    rig.stage.handle(Cancel(Envelope("a", "g")))
+    assert rig.of("a")["decode"].attributes[names.CANCELLED] is True
+    rig.ask("c", 90, 50)
+    assert rig.of("c")["queue"].error == "CONTEXT_LENGTH_EXCEEDED"
+
+
+def test_drafts_are_told_by_their_place() -> None:
+    times = Times(0.0, 0.0, 0.0, 0.0, 0, num_drafted=5, num_accepted=3, drafted_at=(3, 2), accepted_at=(2, 1))
+    assert by_position(times) == "2/3 1/2"

@@ -1,0 +1,417 @@
+"""Converse: each behaviour that the contract states, against a ring that is played by hand."""
+
+import asyncio
+import dataclasses
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from sluice.v1 import inference_pb2, types_pb2
+
+from engine.errors import Code, stage_lost
+from services.messages import Append, Cancel, CloseInput, Failed, Grant, Update
+from services.work import Generate, TextPrompt, TokenPrompt, pack_ids
+from tests.services.gateway.calls.test_gateway_inference import failure
+from tests.services.gateway.fake_ring import Rig, generation, public, running, settings, text_of
+from tests.services.gateway.talker import Talker, ids
+
+PING = {"ping": inference_pb2.Ping(nonce=7)}
+
+
+async def assert_alive(talk: Talker) -> None:
+    """Whatever was wrong with a generation, the stream goes on."""
+    await talk.send(0, **PING)
+    assert (await talk.read()).pong.nonce == 7
+
+
+async def test_generations_run_side_by_side_and_each_has_its_end() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        one, two = await talk.open(1), await talk.open(5)
+        assert await talk.kinds(2) == [(1, "accepted"), (5, "accepted")]
+        rig.ring.play(*generation(two, ["a", "b"]))
+        assert await talk.kinds(4) == [(5, "prompt_info"), (5, "delta"), (5, "delta"), (5, "output_finished")]
+        assert (await talk.read()).finished.last_seq == 2
+        rig.ring.play(*generation(one, ["c"]))
+        assert await talk.kinds(4) == [(1, "prompt_info"), (1, "delta"), (1, "output_finished"), (1, "finished")]
+        assert await talk.end() == grpc.StatusCode.OK
+        assert rig.ring.cancels == [] and rig.gateway.desk.admission.num_requests == 0
+        assert not rig.gateway.desk.streams
+
+
+async def test_those_that_have_something_to_say_take_turns() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        one, two = await talk.open(1), await talk.open(2)
+        await talk.kinds(2)
+        rig.ring.play(*generation(one, ["a", "b"]), *generation(two, ["a", "b"]))
+        tags = [tag for tag, _ in await talk.kinds(10)]
+        assert tags == [1, 2] * 5
+        talk.call.cancel()
+
+
+async def test_accepted_comes_before_the_engine_has_seen_it() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1)
+        frame = await talk.read()
+        assert frame.accepted.generation_id == public(submit)
+        assert not frame.accepted.params.sampling.HasField("max_tokens")
+        rig.ring.play(*generation(submit, ["a"]))
+        frames = await talk.rest()
+        assert (frames[0].prompt_info.prompt_tokens, frames[0].prompt_info.cached_tokens) == (3, 1)
+        assert frames[-1].finished.params.sampling.max_tokens == 8
+
+
+async def test_accepted_has_the_max_tokens_that_the_open_set() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        await talk.open(1, sampling={"max_tokens": 5})
+        assert (await talk.read()).accepted.params.sampling.max_tokens == 5
+        talk.call.cancel()
+
+
+async def test_a_failure_ends_its_generation_and_not_the_stream() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1)
+        await talk.kinds(1)
+        rig.ring.play(text_of(submit, 0, "a", first=True))
+        await talk.kinds(2)
+        error = stage_lost("engine")
+        assert rig.gateway is not None
+        rig.gateway.deliver(Failed(submit.envelope, int(error.code), error.reason, error.message, retry_after_s=1.0))
+        tag, failed, info = await talk.failure()
+        assert (tag, failed.code, info.reason, info.domain) == (1, Code.UNAVAILABLE, "STAGE_LOST", "sluice")
+        assert (failed.generation_id, failed.last_seq) == (public(submit), 1)
+        assert failed.usage.completion_tokens == 1 and info.metadata["last_seq"] == "1"
+        await talk.open(2)
+        assert await talk.kinds(1) == [(2, "accepted")]
+        talk.call.cancel()
+
+
+async def test_an_open_that_is_refused_fails_and_uses_its_tag() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        await talk.send(3, open=inference_pb2.Open(spec=types_pb2.GenerationSpec(text="")))
+        tag, failed, info = await talk.failure()
+        assert (tag, failed.code, info.reason) == (3, Code.INVALID_ARGUMENT, "INVALID_PARAMETER")
+        assert failed.generation_id == ""
+        await talk.send(3, open=inference_pb2.Open(spec=types_pb2.GenerationSpec(text="x")))
+        tag, failed, info = await talk.failure()
+        assert (tag, failed.code, info.metadata["tag"]) == (0, Code.INVALID_ARGUMENT, "3")
+        await assert_alive(talk)
+        assert await talk.end() == grpc.StatusCode.OK
+
+
+async def test_a_tag_that_is_not_above_all_before_is_refused_and_disturbs_nobody() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(4)
+        await talk.kinds(1)
+        for tag in (4, 2):
+            await talk.send(tag, open=inference_pb2.Open(spec=types_pb2.GenerationSpec(text="x")))
+            named, _, info = await talk.failure()
+            assert (named, info.metadata["tag"]) == (0, str(tag))
+        rig.ring.play(*generation(submit, ["a"]))
+        assert [tag for tag, _ in await talk.kinds(4)] == [4] * 4
+        assert len(rig.ring.submits) == 1 and await talk.end() == grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("tag", "frame"),
+    [(0, {"grant": inference_pb2.Grant(tokens=1)}), (0, {"open": inference_pb2.Open()}), (1, PING), (1, {}), (9, {})],
+)
+async def test_a_frame_that_is_misplaced_is_refused_under_tag_0(tag: int, frame: dict[str, object]) -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        await talk.open(1)
+        await talk.kinds(1)
+        await talk.send(tag, **frame)
+        named, failed, info = await talk.failure()
+        assert (named, failed.code, info.metadata["tag"]) == (0, Code.INVALID_ARGUMENT, str(tag))
+        await assert_alive(talk)
+        assert len(rig.gateway.desk.requests) == 1 and rig.ring.cancels == []
+        talk.call.cancel()
+
+
+async def test_a_frame_for_a_generation_that_never_was_is_answered_and_uses_the_tag() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        await talk.send(6, grant=inference_pb2.Grant(tokens=1))
+        tag, failed, info = await talk.failure()
+        assert (tag, failed.code, info.reason) == (6, Code.NOT_FOUND, "GENERATION_NOT_FOUND")
+        await talk.send(6, open=inference_pb2.Open())
+        assert (await talk.failure())[0] == 0
+        assert await talk.end() == grpc.StatusCode.OK
+
+
+async def test_a_frame_for_a_generation_that_has_ended_does_nothing() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1, credit_window=1)
+        await talk.kinds(1)
+        rig.ring.play(*generation(submit, ["a"]))
+        await talk.kinds(4)
+        for frame in ({"grant": inference_pb2.Grant(tokens=1)}, {"cancel": inference_pb2.Cancel()}):
+            await talk.send(1, **frame)
+        await assert_alive(talk)
+        assert rig.ring.cancels == [] and await talk.end() == grpc.StatusCode.OK
+
+
+async def test_changes_reach_the_ring_in_order_and_are_remembered() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1, keep_input_open=True, credit_window=2, sampling={"max_tokens": 5, "n": 2})
+        assert isinstance(submit.work, Generate)
+        assert (submit.work.scheduling.credit, submit.work.scheduling.is_open) == (2, True)
+        await talk.send(1, append=inference_pb2.Append(text=" more"))
+        await talk.send(1, append=inference_pb2.Append(token_ids=ids(7, 8)))
+        await talk.send(1, update=inference_pb2.Update(max_tokens=9, priority=3, deadline=Duration(seconds=5)))
+        await talk.send(1, close_input=inference_pb2.CloseInput())
+        await talk.send(1, close_input=inference_pb2.CloseInput())
+        await talk.send(1, cancel=inference_pb2.Cancel(output_index=1))
+        await talk.send(1, grant=inference_pb2.Grant(tokens=10))
+        await talk.emitted(Grant)
+        envelope = submit.envelope
+        request = rig.gateway.desk.requests.get(envelope.request_id)
+        expected = [
+            Append(envelope, TextPrompt(" more")),
+            Append(envelope, TokenPrompt(pack_ids([7, 8])), index=1),
+            Update(envelope, 9, 3, 5.0, index=2),
+            CloseInput(envelope, index=3),
+            Cancel(envelope, output_index=1),
+            Grant(envelope, 10, index=4),
+        ]
+        kinds = (Append, Update, CloseInput, Cancel, Grant)
+        assert [one for one in rig.ring.emitted if isinstance(one, kinds)] == expected
+        assert request is not None and request.changes == expected and request.allowed == 12
+        # 2 tokens of prompt and 2 × 5 of output at the open, 2 and 2 for the pieces, 2 × 4 for the update
+        assert rig.gateway.desk.admission.num_tokens == request.reserved == 2 + 10 + 4 + 8
+        talk.call.cancel()
+        await rig.ring.until(lambda: not len(rig.gateway.desk.requests))
+        assert rig.gateway.desk.admission.num_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "field"),
+    [
+        ({"append": {"text": "x" * 101}}, "append.text"),
+        ({"append": {"token_ids": {"ids": [1] * 11}}}, "append.token_ids"),
+        ({"append": {"message": {}}}, "append.message"),
+        ({"update": {"max_tokens": 3}}, "update.max_tokens"),
+        ({"grant": {"tokens": 0}}, "grant.tokens"),
+        ({"cancel": {"output_index": 1}}, "output_index"),
+    ],
+)
+async def test_a_frame_that_cannot_be_carried_out_fails_its_generation(frame: dict[str, object], field: str) -> None:
+    limits = dataclasses.replace(settings().limits, max_prompt_bytes=140)
+    async with running(settings(max_token_ids=10, limits=limits)) as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1, text="x" * 40, keep_input_open=True, credit_window=1, sampling={"min_tokens": 4})
+        await talk.kinds(1)
+        await talk.send(1, **frame)
+        tag, failed, info = await talk.failure()
+        assert (tag, failed.generation_id) == (1, public(submit))
+        assert failed.code in (Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED) and field in failed.message
+        assert info.reason in ("INVALID_PARAMETER", "FEATURE_UNSUPPORTED")
+        await assert_alive(talk)
+        assert rig.ring.cancels == [submit.envelope.request_id]
+        assert await talk.end() == grpc.StatusCode.OK
+
+
+async def test_an_append_to_a_closed_input_fails_its_generation() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        await talk.open(1)
+        await talk.kinds(1)
+        await talk.send(1, append=inference_pb2.Append(text="x"))
+        _, failed, info = await talk.failure()
+        assert (failed.code, info.reason) == (Code.FAILED_PRECONDITION, "INPUT_CLOSED")
+        await assert_alive(talk)
+        talk.call.cancel()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"output": {"echo": True}},
+        {"truncate_prompt_tokens": 5},
+        {"chat": {"messages": [{"role": 2, "parts": [{"text": "hi"}]}]}},
+    ],
+)
+async def test_an_open_input_goes_not_with_what_needs_the_whole_prompt(fields: dict[str, object]) -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        asked = types_pb2.GenerationSpec(text="x")
+        asked.MergeFrom(types_pb2.GenerationSpec(**fields))  # type: ignore[arg-type] # a table of literals
+        await talk.send(1, open=inference_pb2.Open(spec=asked, keep_input_open=True))
+        _, failed, _ = await talk.failure()
+        assert failed.code in (Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED) and rig.ring.submits == []
+        talk.call.cancel()
+
+
+async def test_a_cancel_ends_the_generation_and_the_stream_lives() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1)
+        await talk.kinds(1)
+        await talk.send(1, cancel=inference_pb2.Cancel())
+        _, failed, info = await talk.failure()
+        assert (failed.code, info.reason) == (Code.CANCELLED, "CLIENT_CANCELLED")
+        assert rig.ring.cancels == [submit.envelope.request_id]
+        await assert_alive(talk)
+        assert await talk.end() == grpc.StatusCode.OK
+
+
+async def test_half_close_closes_inputs_and_lets_generations_end() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1, keep_input_open=True)
+        await talk.call.done_writing()
+        assert await talk.emitted(CloseInput) == [CloseInput(submit.envelope)]
+        rig.ring.play(*generation(submit, ["a"]))
+        kinds = [frame.WhichOneof("frame") for frame in await talk.remaining()]
+        assert kinds == ["accepted", "prompt_info", "delta", "output_finished", "finished"]
+        assert await talk.call.code() == grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("spent_before", [True, False])
+async def test_half_close_fails_what_waits_for_credit(spent_before: bool) -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1, credit_window=1)
+        await talk.kinds(1)
+        if spent_before:
+            rig.ring.play(text_of(submit, 0, "a", first=True))
+            assert await talk.kinds(3) == [(1, "prompt_info"), (1, "delta"), (1, "throttled")]
+        await talk.call.done_writing()
+        if not spent_before:
+            await assert_half_closed(rig)
+            rig.ring.play(text_of(submit, 0, "a", first=True))
+            assert await talk.kinds(2) == [(1, "prompt_info"), (1, "delta")]
+        _, failed, info = await talk.failure()
+        assert (failed.code, info.reason, failed.last_seq) == (Code.ABORTED, "SLOW_CONSUMER", 1)
+        assert await talk.remaining() == [] and await talk.call.code() == grpc.StatusCode.OK
+        assert rig.ring.cancels == [submit.envelope.request_id]
+
+
+async def assert_half_closed(rig: Rig) -> None:
+    (stream,) = rig.gateway.desk.streams
+    while not stream.is_half_closed:  # type: ignore[attr-defined] # the only kind there is
+        await asyncio.sleep(0)
+
+
+async def test_abrupt_close_cancels_all() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submits = [await talk.open(1), await talk.open(2)]
+        talk.call.cancel()
+        await rig.ring.until(lambda: len(rig.ring.cancels) == 2)
+        assert rig.ring.cancels == [one.envelope.request_id for one in submits]
+        assert rig.gateway.desk.admission.num_requests == 0
+
+
+async def test_the_deadline_of_the_call_is_that_of_each_and_an_open_may_name_a_nearer_one() -> None:
+    async with running() as rig:
+        talk = Talker(rig, timeout=50.0)
+        far = await talk.open(1)
+        opened = inference_pb2.Open(spec=types_pb2.GenerationSpec(text="x"), deadline=Duration(seconds=3))
+        await talk.send(2, open=opened)
+        await rig.ring.until(lambda: len(rig.ring.submits) == 2)
+        near = rig.ring.submits[-1]
+        assert far.envelope.time_left_s is not None and 3.0 < far.envelope.time_left_s < 60.0
+        assert near.envelope.time_left_s == 3.0
+        talk.call.cancel()
+
+
+async def test_the_deadline_of_the_call_ends_the_stream() -> None:
+    async with running() as rig:
+        talk = Talker(rig, timeout=0.3)
+        submit = await talk.open(1)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await talk.kinds(2)
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        await rig.ring.until(lambda: rig.ring.cancels == [submit.envelope.request_id])
+
+
+async def test_more_generations_than_a_stream_takes_are_refused() -> None:
+    async with running(settings(max_stream_generations=2)) as rig:
+        talk = Talker(rig)
+        await talk.open(1)
+        await talk.open(2)
+        await talk.kinds(2)
+        await talk.send(3, open=inference_pb2.Open(spec=types_pb2.GenerationSpec(text="x")))
+        tag, failed, info = await talk.failure()
+        assert (tag, failed.code, info.reason) == (3, Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        await talk.send(1, cancel=inference_pb2.Cancel())
+        await talk.failure()
+        await talk.open(4)
+        assert await talk.kinds(1) == [(4, "accepted")]
+        talk.call.cancel()
+
+
+async def test_bytes_that_are_no_frame_end_the_stream() -> None:
+    async with running() as rig:
+        path = "/sluice.v1.InferenceService/Converse"
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = rig.channel.stream_stream(path)
+        call = method()
+        opened = inference_pb2.Open(spec=types_pb2.GenerationSpec(text="x"))
+        await call.write(inference_pb2.ConverseRequest(tag=1, open=opened).SerializeToString())
+        await rig.ring.next_submit()
+        await call.write(b"\xff\xff")
+        await call.read()
+        error, reason = await failure(call.read())
+        assert (error.code(), reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_PARAMETER")
+        await rig.ring.until(lambda: len(rig.ring.cancels) == 1)
+
+
+async def test_a_server_that_drains_says_so_and_lets_the_running_end() -> None:
+    async with running() as rig:
+        talk, idle = Talker(rig), Talker(rig)
+        submit = await talk.open(1)
+        await talk.kinds(1)
+        await assert_alive(idle)
+        stopping = asyncio.create_task(rig.gateway.stop(30.0))
+        assert await talk.kinds(1) == [(0, "going_away")] == await idle.kinds(1)
+        await talk.send(2, open=inference_pb2.Open(spec=types_pb2.GenerationSpec(text="x")))
+        tag, failed, info = await talk.failure()
+        assert (tag, failed.code, info.reason) == (2, Code.UNAVAILABLE, "DRAINING")
+        rig.ring.play(*generation(submit, ["a"]))
+        assert [frame.WhichOneof("frame") for frame in await talk.rest()][-1] == "finished"
+        assert await talk.call.code() == grpc.StatusCode.OK == await idle.end()
+        await stopping
+
+
+async def test_a_process_that_is_coming_back_is_told_of_and_the_generation_goes_on() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1)
+        await talk.kinds(1)
+        rig.ring.play(text_of(submit, 0, "a", first=True))
+        await talk.kinds(2)
+        rig.ring.epoch = 2
+        frame = await talk.read()
+        assert frame.throttled.reason == inference_pb2.THROTTLE_REASON_RECOVERY
+        await rig.ring.until(lambda: rig.ring.submits[-1].envelope.attempt == 1)
+        rig.ring.play(text_of(rig.ring.submits[-1], 1, "b", last=True))
+        kinds = [frame.WhichOneof("frame") for frame in await talk.rest()]
+        assert kinds[-3:] == ["delta", "output_finished", "finished"] and rig.ring.cancels == []
+
+
+async def test_a_reader_that_takes_nothing_ends_the_stream_and_all_on_it() -> None:
+    options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4096))
+    chosen = settings(stall_timeout_s=0.05)
+    async with running(chosen, channel_options=options) as rig:
+        talk = Talker(rig)
+        one, other = await talk.open(1), await talk.open(2)
+        await talk.kinds(2)
+        at = 0
+        while not rig.ring.cancels:
+            rig.ring.play(text_of(one, at, "x" * 2000, first=at == 0))
+            at += 1
+            await asyncio.sleep(0)
+        await rig.ring.until(lambda: len(rig.ring.cancels) == 2)
+        assert set(rig.ring.cancels) == {one.envelope.request_id, other.envelope.request_id}
+        error, reason = await failure(talk.remaining())
+        assert (error.code(), reason) == (grpc.StatusCode.ABORTED, "SLOW_CONSUMER")

@@ -1,0 +1,349 @@
+"""What every field of every request may hold: values at its limits, just inside and just outside. Used by the walk.
+
+One entry for each leaf of a request's descriptor that the server acts on. `good` and `bad` are whole messages' fields:
+a value alone means little where fields depend on each other. The limits are those of `SMALL`, so that what is one too
+many stays small.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sluice.v1 import types_pb2
+
+from services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, MAX_TOOLS
+from tests.services.gateway.fake_ring import settings
+
+Fields = dict[str, Any]
+CONTEXT, VOCAB, PROMPT_BYTES, TOKEN_IDS, MESSAGES = 50_000, 60_000, 300_000, 40, 8
+SMALL = settings(
+    limits=dataclasses.replace(
+        settings().limits, context_length=CONTEXT, vocab_size=VOCAB, max_prompt_bytes=PROMPT_BYTES
+    ),
+    max_token_ids=TOKEN_IDS,
+    max_chat_messages=MESSAGES,
+)
+KIB = 1024
+USER, ASSISTANT, TOOL = types_pb2.ROLE_USER, types_pb2.ROLE_ASSISTANT, types_pb2.ROLE_TOOL
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """Messages that are accepted and messages that are refused, for one field."""
+
+    good: Sequence[Fields]
+    bad: Sequence[Fields] = ()
+
+
+def knob(group: str, name: str, good: Sequence[object], bad: Sequence[object] = (), **rest: object) -> Edge:
+    """Of a field in a group of the spec; `rest` goes with it."""
+
+    def fields(value: object) -> Fields:
+        return {"text": "hello", group: {name: value, **rest}}
+
+    return Edge([fields(value) for value in good], [fields(value) for value in bad])
+
+
+def constrained(form: str, good: Sequence[object], bad: Sequence[object]) -> Edge:
+    """Of a form of constraint."""
+    return knob("constraint", form, good, bad)
+
+
+def chat(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a chat
+    return {"chat": {"messages": [turn()], **fields}}
+
+
+def turn(role: int = USER, **fields: Any) -> Fields:  # noqa: ANN401 # any field of a message
+    return {"role": role, "parts": [{"text": "hi"}], **fields}
+
+
+def said(*, of: int = USER, **fields: Any) -> Fields:  # noqa: ANN401 # any field of a message
+    return chat(messages=[turn(of, **fields)])
+
+
+def call(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a call
+    return said(of=ASSISTANT, tool_calls=[{"name": "f", "arguments": "{}", **fields}])
+
+
+def tool(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a tool
+    return chat(tools=[{"name": "f", **fields}])
+
+
+def json_of(size: int) -> str:
+    """A JSON object of so many bytes."""
+    return '{"a":"' + "x" * (size - 8) + '"}'
+
+
+def duration(group: str, name: str, high_s: int, **rest: object) -> Edge:
+    """A time above 0, of `high_s` at most."""
+    return knob(
+        group,
+        name,
+        [{"nanos": 1}, {"seconds": high_s - 1}, {"seconds": high_s}],
+        [{}, {"seconds": -1}, {"seconds": high_s, "nanos": 1}, {"seconds": high_s + 1}],
+        **rest,
+    )
+
+
+ALL_OF_IT = {"on_disconnect": types_pb2.DISCONNECT_ACTION_DETACH}
+TTFT, TTL = duration("scheduling", "ttft_target", 3600), duration("scheduling", "detach_ttl", 600, **ALL_OF_IT)
+
+
+def beam(**fields: Any) -> Fields:  # noqa: ANN401 # any field of a beam search
+    return {"text": "hello", "sampling": {"beam": {"width": 2, **fields}}}
+
+
+SPEC: Mapping[str, Edge] = {
+    "model": Edge([{"text": "a", "model": "toy"}], [{"text": "a", "model": ""}, {"text": "a", "model": "x" * 257}]),
+    "revision": Edge([{"text": "a", "revision": "r1"}], [{"text": "a", "revision": "r2"}]),
+    "text": Edge(
+        [{"text": "x"}, {"text": "x" * (PROMPT_BYTES - 1)}, {"text": "é" * (PROMPT_BYTES // 2)}],
+        [{}, {"text": ""}, {"text": "x" * (PROMPT_BYTES + 1)}, {"text": "é" * (PROMPT_BYTES // 2) + "x"}],
+    ),
+    "token_ids.ids": Edge(
+        [{"token_ids": {"ids": ids}} for ids in ([0], [VOCAB - 1], [1] * (TOKEN_IDS - 1), [1] * TOKEN_IDS)],
+        [{"token_ids": {"ids": ids}} for ids in ([], [VOCAB], [1] * (TOKEN_IDS + 1))],
+    ),
+    "chat.messages.role": Edge([said(of=role) for role in (1, 2, 3, 4, 5)], [said(of=0), said(of=6)]),
+    "chat.messages.parts.text": Edge(
+        [said(parts=[{"text": "x"}] * num) for num in (1, MAX_PARTS - 1, MAX_PARTS)],
+        [
+            *[said(parts=[{"text": "x"}] * (MAX_PARTS + 1)), said(parts=[]), said(parts=[{}])],
+            *[{"chat": {}}, chat(messages=[]), chat(messages=[turn()] * (MESSAGES + 1))],
+            said(parts=[{"text": "x" * (PROMPT_BYTES + 1)}]),
+        ],
+    ),
+    "chat.messages.tool_calls.id": Edge([call(id="i" * n) for n in (0, 63, 64)], [call(id="i" * 65)]),
+    "chat.messages.tool_calls.name": Edge(
+        [call(name=name) for name in ("f", "f" * 63, "f" * 64)],
+        [call(name=name) for name in ("", "f" * 65, "a b")]
+        + [said(of=ASSISTANT, tool_calls=[{"name": "f", "arguments": "{}"}] * (MAX_CALLS + 1))]
+        + [said(tool_calls=[{"name": "f", "arguments": "{}"}])],
+    ),
+    "chat.messages.tool_calls.arguments": Edge(
+        [call(arguments=json_of(size)) for size in (256 * KIB - 1, 256 * KIB)],
+        [call(arguments=text) for text in (json_of(256 * KIB + 1), "", "[]", "{", "[" * 5000)],
+    ),
+    "chat.messages.tool_call_id": Edge(
+        [said(of=TOOL, tool_call_id="i" * n) for n in (0, 63, 64)],
+        [said(of=TOOL, tool_call_id="i" * 65), said(tool_call_id="i")],
+    ),
+    "chat.messages.name": Edge(
+        [said(of=TOOL, name="i" * n) for n in (0, 63, 64)], [said(of=TOOL, name="i" * 65), said(name="i")]
+    ),
+    "chat.messages.reasoning": Edge(
+        [said(of=ASSISTANT, reasoning="x")],
+        [said(of=ASSISTANT, reasoning="x" * (PROMPT_BYTES + 1)), said(reasoning="x")],
+    ),
+    "chat.add_generation_prompt": Edge([chat(add_generation_prompt=value) for value in (True, False)]),
+    "chat.tools.name": Edge(
+        [tool(name=name) for name in ("f", "f" * 63, "f" * 64)]
+        + [chat(tools=[{"name": f"f{at}"} for at in range(num)]) for num in (MAX_TOOLS - 1, MAX_TOOLS)],
+        [tool(name=name) for name in ("", "f" * 65, "é")]
+        + [chat(tools=[{"name": f"f{at}"} for at in range(MAX_TOOLS + 1)]), chat(tools=[{"name": "f"}] * 2)],
+    ),
+    "chat.tools.description": Edge(
+        [tool(description="x" * n) for n in (0, 16 * KIB - 1, 16 * KIB)], [tool(description="x" * (16 * KIB + 1))]
+    ),
+    "chat.tools.parameters": Edge(
+        [tool(parameters=json_of(size)) for size in (64 * KIB - 1, 64 * KIB)],
+        [tool(parameters=text) for text in (json_of(64 * KIB + 1), "", "7")],
+    ),
+    "chat.tool_choice.mode": Edge(
+        [chat(tool_choice={"mode": mode}) for mode in (0, 1, 2)]
+        + [chat(tools=[{"name": "f"}], tool_choice={"mode": types_pb2.TOOL_MODE_REQUIRED})],
+        [chat(tool_choice={"mode": mode}) for mode in (types_pb2.TOOL_MODE_REQUIRED, 4)],
+    ),
+    "chat.tool_choice.name": Edge(
+        [chat(tools=[{"name": "f"}], tool_choice={"name": "f"})],
+        [chat(tools=[{"name": "f"}], tool_choice={"name": name}) for name in ("", "g")],
+    ),
+    "constraint.json_schema": constrained(
+        "json_schema", [json_of(64 * KIB - 1), json_of(64 * KIB)], ["", json_of(64 * KIB + 1)]
+    ),
+    "constraint.regex": constrained("regex", ["a", "a" * (16 * KIB)], ["", "a" * (16 * KIB + 1)]),
+    "constraint.grammar": constrained("grammar", ["a", "a" * (64 * KIB)], ["", "a" * (64 * KIB + 1)]),
+    "constraint.choice.texts": constrained(
+        "choice",
+        [{"texts": texts} for texts in (["a"], ["a"] * 1024, ["a" * 4096] * 16)],
+        [{"texts": texts} for texts in ([], ["a"] * 1025, ["a", ""], ["a" * 4097], ["a" * 4096] * 16 + ["a"])],
+    ),
+    "chat.template_variables": Edge(
+        [chat(template_variables=json_of(size)) for size in (16 * KIB - 1, 16 * KIB)],
+        [chat(template_variables=text) for text in (json_of(16 * KIB + 1), "[]", '{"messages": 1}')],
+    ),
+    "sampling.max_tokens": knob("sampling", "max_tokens", [1, CONTEXT - 3, CONTEXT], [0, CONTEXT + 1, 2**32 - 1]),
+    "sampling.min_tokens": knob("sampling", "min_tokens", [0, CONTEXT - 1, CONTEXT], [CONTEXT + 1]),
+    "sampling.temperature": knob("sampling", "temperature", [0.0, 99.9, 100.0], [-0.1, 100.1, math.nan, math.inf]),
+    "sampling.top_k": knob("sampling", "top_k", [0, 2**31 - 2, 2**31 - 1], [2**31]),
+    "sampling.top_p": knob("sampling", "top_p", [0.001, 0.999, 1.0], [0.0, 1.001, math.nan]),
+    "sampling.min_p": knob("sampling", "min_p", [0.0, 0.999, 1.0], [-0.1, 1.001, math.nan]),
+    "sampling.typical_p": knob("sampling", "typical_p", [0.001, 0.999, 1.0], [0.0, 1.001, math.nan]),
+    "sampling.presence_penalty": knob("sampling", "presence_penalty", [-2.0, 1.9, 2.0], [-2.1, 2.1, math.nan]),
+    "sampling.frequency_penalty": knob("sampling", "frequency_penalty", [-2.0, 1.9, 2.0], [-2.1, 2.1, math.nan]),
+    "sampling.repetition_penalty": knob(
+        "sampling", "repetition_penalty", [0.001, 99.9, 100.0], [0.0, -1.0, 100.1, math.nan]
+    ),
+    "sampling.logit_bias.key": knob(
+        "sampling",
+        "logit_bias",
+        [{0: 1.0}, {VOCAB - 1: 1.0}, dict.fromkeys(range(1023), 1.0), dict.fromkeys(range(1024), 1.0)],
+        [{VOCAB: 1.0}, dict.fromkeys(range(1025), 1.0)],
+    ),
+    "sampling.logit_bias.value": knob(
+        "sampling", "logit_bias", [{1: -100.0}, {1: 99.9}, {1: 100.0}], [{1: -100.1}, {1: 100.1}, {1: math.nan}]
+    ),
+    "sampling.seed": knob("sampling", "seed", [0, 2**64 - 1]),
+    "sampling.n": knob("sampling", "n", [1, 127, 128], [0, 129]),
+    "sampling.best_of": knob("sampling", "best_of", [1, 127, 128], [0, 129, 2**32 - 1]),
+    "sampling.beam.width": Edge([beam(width=n) for n in (2, 31, 32)], [beam(width=n) for n in (0, 1, 33)]),
+    "sampling.beam.length_penalty": Edge(
+        [beam(length_penalty=value) for value in (-10.0, 9.9, 10.0)],
+        [beam(length_penalty=value) for value in (-10.1, 10.1, math.nan)],
+    ),
+    "sampling.beam.early_stopping": Edge([beam(early_stopping=value) for value in (True, False)]),
+    "sampling.allowed_token_ids": knob(
+        "sampling",
+        "allowed_token_ids",
+        [[], [VOCAB - 1], list(range(4095)), list(range(4096))],
+        [[VOCAB], [1, 1], list(range(4097))],
+    ),
+    "sampling.bad_token_ids": knob(
+        "sampling",
+        "bad_token_ids",
+        [[], [VOCAB - 1], list(range(4095)), list(range(4096))],
+        [[VOCAB], [1, 1], list(range(4097))],
+    ),
+    "sampling.bad_words": knob(
+        "sampling",
+        "bad_words",
+        [[], ["a" * 127], ["a" * 128], ["a"] * 63, ["a"] * 64],
+        [[""], [" "], ["a" * 129], ["é" * 65], ["a"] * 65],
+    ),
+    "stop.strings": knob(
+        "stop",
+        "strings",
+        [[], ["a" * 255], ["a" * 256], ["a"] * 31, ["a"] * 32],
+        [[""], ["a" * 257], ["é" * 129], ["a"] * 33],
+    ),
+    "stop.token_ids": knob("stop", "token_ids", [[VOCAB - 1], [1] * 63, [1] * 64], [[VOCAB], [1] * 65]),
+    "stop.include": knob("stop", "include", [True, False], [], strings=["a"]),
+    "stop.ignore_eos": knob("stop", "ignore_eos", [True, False]),
+    "output.logprobs": knob("output", "logprobs", [0, 19, 20], [21, 2**32 - 1]),
+    "output.logprob_token_ids": knob(
+        "output",
+        "logprob_token_ids",
+        [[], [VOCAB - 1], list(range(31)), list(range(32))],
+        [[VOCAB], [1, 1], list(range(33))],
+        logprobs=0,
+    ),
+    "output.prompt_logprobs": knob("output", "prompt_logprobs", [], [21, 2**32 - 1]),  # as with echo
+    "output.echo": knob("output", "echo", [False]),  # true needs more of the ring than this walk plays
+    "output.skip_special_tokens": knob("output", "skip_special_tokens", [True, False]),
+    "output.token_records": knob("output", "token_records", [True, False]),
+    "output.split_sections": knob("output", "split_sections", [False], [True]),
+    "cache.bypass": knob("cache", "bypass", [True, False]),
+    "scheduling.priority": knob("scheduling", "priority", [-1000, 999, 1000], [-1001, 1001]),
+    "scheduling.ttft_target.seconds": TTFT,
+    "scheduling.ttft_target.nanos": TTFT,
+    "scheduling.on_disconnect": knob("scheduling", "on_disconnect", [0, 1, 2], [3]),
+    "scheduling.detach_ttl.seconds": TTL,
+    "scheduling.detach_ttl.nanos": TTL,
+    "idempotency_key": Edge(
+        [{"text": "a", "idempotency_key": "k" * n} for n in (1, 127, 128)],
+        [{"text": "a", "idempotency_key": key} for key in ("", "k" * 129, "é" * 65)],
+    ),
+    "credit_window": Edge([], [{"text": "a", "credit_window": n} for n in (0, 1)]),
+    "truncate_prompt_tokens": Edge(
+        [{"text": "a", "truncate_prompt_tokens": n} for n in (1, CONTEXT - 1, CONTEXT)],
+        [{"text": "a", "truncate_prompt_tokens": n} for n in (0, CONTEXT + 1)],
+    ),
+    "resume.generation_id": Edge([], [{"text": "a", "resume": {"generation_id": "x"}}]),
+    # This gateway's engines draft nothing: to ask for it is refused by name.
+    "speculation.enabled": knob("speculation", "enabled", [False], []),
+    "speculation.max_tokens": knob("speculation", "max_tokens", [1, 63, 64], [0, 65, 2**32 - 1]),
+    "resume.after_seq": Edge([], [{"text": "a", "resume": {"after_seq": 1}}]),
+    "resume.outputs.output_index": Edge([], [{"text": "a", "resume": {"outputs": [{"output_index": 0}]}}]),
+    "resume.outputs.token_ids": Edge([], [{"text": "a", "resume": {"outputs": [{"token_ids": [1]}]}}]),
+}
+
+TOKENIZE: Mapping[str, Edge] = {
+    "model": SPEC["model"],
+    "revision": SPEC["revision"],
+    "text": Edge([{"text": ""}, *SPEC["text"].good], [{}, *SPEC["text"].bad[2:]]),
+    "add_special_tokens": Edge([{"text": "a", "add_special_tokens": value} for value in (True, False)]),
+    **{path: edge for path, edge in SPEC.items() if path.startswith("chat.")},
+}
+
+DETOKENIZE: Mapping[str, Edge] = {
+    "model": Edge([{"model": "toy"}], [{"model": "x" * 257}]),
+    "revision": Edge([{"revision": "r1"}], [{"revision": ""}]),
+    "token_ids": Edge(
+        [{"token_ids": ids} for ids in ([], [VOCAB - 1], [1] * (TOKEN_IDS - 1), [1] * TOKEN_IDS)],
+        [{"token_ids": ids} for ids in ([VOCAB], [1] * (TOKEN_IDS + 1))],
+    ),
+    "skip_special_tokens": Edge([{"skip_special_tokens": value} for value in (True, False)]),
+}
+
+_NO_ONE = "f" * 32
+CANCEL: Mapping[str, Edge] = {
+    "generation_id": Edge([], [{"generation_id": name} for name in ("", _NO_ONE, "x" * 128, "x" * 129)]),
+    "output_index": Edge([], [{"generation_id": _NO_ONE, "output_index": at} for at in (0, 2**32 - 1)]),
+}
+
+OPENED = {"text": "x" * 40, "credit_window": 1, "sampling": {"min_tokens": 4}}  # what frames are sent to
+MAX_CREDIT = 1 << 20
+
+
+def frame(kind: str, name: str, good: Sequence[object], bad: Sequence[object] = ()) -> Edge:
+    """Of a field in a frame of Converse."""
+    return Edge([{kind: {name: value}} for value in good], [{kind: {name: value}} for value in bad])
+
+
+_DEADLINE = frame(
+    "update",
+    "deadline",
+    [{"nanos": 1}, {"seconds": 86_399}, {"seconds": 86_400}],
+    [{}, {"seconds": -1}, {"seconds": 86_401}],
+)
+_OPEN_DEADLINE = [{"open": {"spec": {"text": "a"}, "deadline": time}} for time in ({}, {"seconds": 86_401})]
+FRAMES: Mapping[str, Edge] = {
+    "tag": Edge([], []),  # its rules are of order, not of size
+    "open.keep_input_open": Edge([], []),
+    "open.deadline.seconds": Edge([], _OPEN_DEADLINE),
+    "open.deadline.nanos": Edge([], _OPEN_DEADLINE),
+    "append.text": frame(
+        "append",
+        "text",
+        ["x", "x" * (PROMPT_BYTES - 41), "x" * (PROMPT_BYTES - 40)],
+        ["", "x" * (PROMPT_BYTES - 39)],
+    ),
+    "append.token_ids.ids": frame(
+        "append",
+        "token_ids",
+        [{"ids": ids} for ids in ([VOCAB - 1], [1] * (TOKEN_IDS - 1), [1] * TOKEN_IDS)],
+        [{"ids": ids} for ids in ([], [VOCAB], [1] * (TOKEN_IDS + 1))],
+    ),
+    "append.message": Edge([], [{"append": {"message": {}}}, {"append": {}}]),
+    "update.max_tokens": frame("update", "max_tokens", [4, CONTEXT - 1, CONTEXT], [0, 3, CONTEXT + 1]),
+    "update.priority": frame("update", "priority", [-1000, 999, 1000], [-1001, 1001]),
+    "update.stop": Edge([], [{"update": {"stop": {}}}]),
+    "update.deadline.seconds": _DEADLINE,
+    "update.deadline.nanos": _DEADLINE,
+    "grant.tokens": frame("grant", "tokens", [1, MAX_CREDIT - 2, MAX_CREDIT - 1], [0, MAX_CREDIT, 2**32 - 1]),
+    "cancel.output_index": frame("cancel", "output_index", [0], [1, 2**32 - 1]),
+    "ping.nonce": Edge([], []),
+}
+
+CONTROL: Mapping[str, Edge] = {  # by method and field
+    "ListModels.page_size": Edge(
+        [{"page_size": num} for num in (1, 999, 1000)], [{"page_size": num} for num in (0, 1001, 2**32 - 1)]
+    ),
+    "ListModels.page_token": Edge([{"page_token": ""}], [{"page_token": "x"}, {"page_token": "x" * 257}]),
+    "GetModel.model": Edge([{"model": "toy"}], [{"model": name} for name in ("", "x" * 256, "x" * 257)]),
+    "GetServerInfo": Edge([{}]),
+    "GetLoad": Edge([{}]),
+    "LoadModel.model": Edge([], [{"model": "toy"}]),
+    "UnloadModel.model": Edge([], [{"model": "toy"}]),
+}

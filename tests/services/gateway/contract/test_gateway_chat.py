@@ -1,0 +1,155 @@
+"""Chats of the contract: tools, calls and their answers, each checked and passed on; sections in the answers."""
+
+from typing import Any
+
+import pytest
+from sluice.v1 import types_pb2
+
+from engine.errors import Code, ServiceError
+from engine.request import FinishReason
+from services.gateway.contract import translate
+from services.gateway.contract.chat import MAX_VARIABLES_BYTES
+from services.messages import Admitted, Text, TokenRecord
+from services.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
+from tests.services.gateway.fake_ring import SETTINGS, running, stream_request, unary_request
+
+ASK = {"role": types_pb2.ROLE_USER, "parts": [{"text": "hi"}]}
+CALL = {"id": "c1", "name": "f", "arguments": '{"a": 1}'}
+
+
+def asked(output: dict[str, Any], **chat: Any) -> translate.Asked:  # noqa: ANN401 # any field of the message
+    made = types_pb2.Chat(**{"messages": [ASK], **chat})
+    options = types_pb2.OutputOptions(**output)
+    return translate.generation(types_pb2.GenerationSpec(chat=made, output=options), 0, SETTINGS)
+
+
+def prompt(**chat: Any) -> ChatPrompt:  # noqa: ANN401 # any field of the message
+    work = asked({}, **chat).work
+    assert isinstance(work, Generate) and isinstance(work.prompt, ChatPrompt)
+    return work.prompt
+
+
+def test_tools_calls_and_answers_reach_the_template() -> None:
+    messages = [
+        ASK,
+        {"role": types_pb2.ROLE_ASSISTANT, "tool_calls": [CALL], "reasoning": "hm"},
+        {"role": types_pb2.ROLE_TOOL, "parts": [{"text": "3"}], "tool_call_id": "c1", "name": "f"},
+    ]
+    tools = [{"name": "f", "description": "d", "parameters": '{"type": "object"}'}, {"name": "g"}]
+    made = prompt(messages=messages, tools=tools, template_variables='{"enable_thinking": false}')
+    assert made.messages == (
+        ChatMessage("user", "hi"),
+        ChatMessage("assistant", None, "hm", (ToolCall("f", '{"a": 1}', "c1"),)),
+        ChatMessage("tool", "3", tool_call_id="c1", name="f"),
+    )
+    assert made.tools == (
+        Tool("f", "d", '{"type": "object"}'),
+        Tool("g", None, '{"type": "object", "properties": {}}'),
+    )
+    assert made.variables == '{"enable_thinking": false}'
+
+
+@pytest.mark.parametrize(("mode", "num"), [(0, 1), (types_pb2.TOOL_MODE_AUTO, 1), (types_pb2.TOOL_MODE_NONE, 0)])
+def test_the_model_is_told_of_tools_unless_it_may_not_call(mode: int, num: int) -> None:
+    assert len(prompt(tools=[{"name": "f"}], tool_choice={"mode": mode}).tools) == num
+
+
+TOOL = types_pb2.ROLE_TOOL
+SAID = types_pb2.ROLE_ASSISTANT
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"name": "f"}] * 2}, "chat.tools[1].name"),
+    ({"tools": [{"name": f"f{at}"} for at in range(129)]}, "chat.tools"),
+    ({"tools": [{"name": ""}]}, "chat.tools[0].name"),
+    ({"tools": [{"name": "a b"}]}, "chat.tools[0].name"),
+    ({"tools": [{"name": "a" * 65}]}, "chat.tools[0].name"),
+    ({"tools": [{"name": "f", "description": "x" * 16385}]}, "chat.tools[0].description"),
+    ({"tools": [{"name": "f", "parameters": "x" * 65537}]}, "chat.tools[0].parameters"),
+    ({"tools": [{"name": "f", "parameters": "[]"}]}, "chat.tools[0].parameters"),
+    ({"tools": [{"name": "f", "parameters": '{"a": ' * 20000}]}, "chat.tools[0].parameters"),
+    ({"tools": [{"name": "f", "parameters": '{"a": NaN}'}]}, "chat.tools[0].parameters"),
+    ({"tool_choice": {"mode": 9}}, "chat.tool_choice.mode"),
+    ({"tool_choice": {"mode": types_pb2.TOOL_MODE_REQUIRED}}, "chat.tool_choice.mode"),
+    ({"tools": [{"name": "f"}], "tool_choice": {"name": "g"}}, "chat.tool_choice.name"),
+    ({"tools": [{"name": "f"}], "tool_choice": {"name": ""}}, "chat.tool_choice.name"),
+    ({"template_variables": "{"}, "chat.template_variables"),
+    ({"template_variables": '{"messages": []}'}, "chat.template_variables"),
+    ({"template_variables": " " * MAX_VARIABLES_BYTES + "{}"}, "chat.template_variables"),
+    ({"messages": [{**ASK, "tool_calls": [CALL]}]}, "chat.messages[0].tool_calls"),
+    ({"messages": [{**ASK, "reasoning": "x"}]}, "chat.messages[0].reasoning"),
+    ({"messages": [{**ASK, "tool_call_id": "x"}]}, "chat.messages[0].tool_call_id"),
+    ({"messages": [{**ASK, "role": TOOL, "name": "x" * 65}]}, "chat.messages[0].name"),
+    ({"messages": [{**ASK, "role": SAID, "tool_calls": [CALL] * 129}]}, "chat.messages[0].tool_calls"),
+    (
+        {"messages": [{"role": SAID, "tool_calls": [{**CALL, "arguments": "3"}]}]},
+        "chat.messages[0].tool_calls[0].arguments",
+    ),
+    ({"messages": [{"role": SAID, "tool_calls": [{**CALL, "name": ""}]}]}, "chat.messages[0].tool_calls[0].name"),
+    ({"messages": [{"role": SAID}]}, "chat.messages[0].parts"),
+]
+
+
+@pytest.mark.parametrize(("chat", "field"), BAD, ids=range(len(BAD)))
+def test_what_is_wrong_is_refused_by_its_field(chat: dict[str, Any], field: str) -> None:
+    with pytest.raises(ServiceError) as caught:
+        prompt(**chat)
+    assert (caught.value.code, caught.value.field) == (Code.INVALID_ARGUMENT, field)
+    assert len(caught.value.message) < 300
+
+
+def test_tools_count_towards_the_prompt() -> None:
+    tools = [{"name": f"f{at}", "parameters": '{"x": "' + "y" * 60_000 + '"}'} for at in range(20)]
+    with pytest.raises(ServiceError) as caught:
+        prompt(tools=tools)
+    assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({"mode": types_pb2.TOOL_MODE_REQUIRED}, ("f", "g")),
+        ({"name": "g"}, ("g",)),
+        ({"mode": types_pb2.TOOL_MODE_AUTO}, ()),
+        ({"mode": types_pb2.TOOL_MODE_NONE}, ()),
+    ],
+)
+def test_calls_that_must_be_made(choice: dict[str, Any], names: tuple[str, ...]) -> None:
+    made = prompt(tools=[{"name": "f"}, {"name": "g"}], tool_choice=choice)
+    assert made.must_call == names and len(made.tools) in (2, 0)
+
+
+def test_how_text_is_made_is_passed_on_and_echoed() -> None:
+    made = asked({"skip_special_tokens": False, "split_sections": False})
+    assert isinstance(made.work, Generate) and made.effective is not None
+    assert (made.work.text.skip_special_tokens, made.work.text.split_sections) == (False, False)
+    echoed = made.effective.output
+    assert (echoed.skip_special_tokens, echoed.split_sections) == (False, False)
+
+
+async def test_sections_come_as_their_own_fields() -> None:
+    async with running() as rig:
+        call = rig.stub.StreamGenerate(stream_request())
+        envelope = (await rig.ring.next_submit()).envelope
+        record = (TokenRecord(1, b"x"),)
+        calls = (ToolCall("f", "{}", "id1"),)
+        rig.ring.play(
+            Text(envelope, 0, record, "", admitted=Admitted(3, 0, 8, Stops()), reasoning="why", num_reasoning=1),
+            Text(envelope, 1, record, "", tool_calls=calls),
+            Text(envelope, 2, (), "so", finish=FinishReason.EOS, tool_calls=calls),
+        )
+        events = [event async for event in call]
+        deltas = [event.delta for event in events if event.HasField("delta")]
+        assert "".join(one.reasoning for one in deltas) == "why" and "".join(one.text for one in deltas) == "so"
+        assert [one.id for delta in deltas for one in delta.tool_calls] == ["id1", "id1"]
+        assert events[-1].finished.usage.reasoning_tokens == 1
+
+
+async def test_sections_of_a_whole_answer() -> None:
+    async with running() as rig:
+        call = rig.stub.Generate(unary_request())
+        envelope = (await rig.ring.next_submit()).envelope
+        rig.ring.play(
+            Text(envelope, 0, (), "", admitted=Admitted(3, 0, 8, Stops()), reasoning="w"),
+            Text(envelope, 0, (), "", finish=FinishReason.EOS, reasoning="hy", tool_calls=(ToolCall("f", "{}", "i"),)),
+        )
+        (output,) = (await call).outputs
+        assert (output.text, output.reasoning, output.tool_calls[0].name) == ("", "why", "f")
