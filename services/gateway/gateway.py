@@ -53,8 +53,9 @@ class Gateway:
         self._emit = emit
         self._clock = clock
         access = _access(settings.access_file)
-        self._guard = Guard(access, clock, settings.peer_secret)
-        self.desk = Desk(settings, emit, observer or Unobserved(), clock, _quotas(access, settings.num_gateways))
+        observer = observer or Unobserved()
+        self._guard = Guard(access, clock, observer, settings.peer_secret)
+        self.desk = Desk(settings, emit, observer, clock, _quotas(access, settings.num_gateways))
         self._parking = Parking(lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests)
         self._neighbours = Neighbours(settings.gateway_id, settings.neighbours, settings.peer_secret)
         self._control = Control(self.desk, self.drain)
@@ -85,7 +86,8 @@ class Gateway:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
         inference = Inference(self.desk, self._parking, self._neighbours)
         adapter = OpenInference(self.desk, inference.stream_generate)
-        handlers = server.Handlers(inference, Converse(self.desk, self._parking), self._control, adapter)
+        converse = Converse(self.desk, self._parking)
+        handlers = server.Handlers(inference, converse, self._control, adapter, self.desk.observer)
         build = functools.partial(server.build, self._settings, self._guard, handlers, self._health)
         self._listener = Listener(self._settings, build)
         await self._publish()

@@ -15,7 +15,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 logger = logging.getLogger(__name__)
 
-QUEUE_SIZE = 4096
 EXPORT_DELAY_MS = 200
 EXPORT_TIMEOUT_S = 2
 LAST_S = 2.0  # at the end, for what waits
@@ -27,7 +26,7 @@ class SpanQueue(SpanProcessor):
     `counts` has queued, dropped, exported and failed.
     """
 
-    def __init__(self, exporter: SpanExporter, counts: dict[str, int], size: int = QUEUE_SIZE) -> None:
+    def __init__(self, exporter: SpanExporter, counts: dict[str, int], size: int) -> None:
         self._counts = counts
         self._size = size
         self._exporter = _Counted(exporter, counts)
@@ -90,7 +89,7 @@ class _Counted(SpanExporter):
         return True
 
 
-def otlp_queue(endpoint: str, counts: dict[str, int]) -> SpanQueue:
-    """A queue to an OTLP/gRPC endpoint, http://host:port."""
+def otlp_queue(endpoint: str, counts: dict[str, int], size: int) -> SpanQueue:
+    """A queue of `size` spans to an OTLP/gRPC endpoint, http://host:port."""
     is_plain = not endpoint.startswith("https")
-    return SpanQueue(OTLPSpanExporter(endpoint=endpoint, insecure=is_plain, timeout=EXPORT_TIMEOUT_S), counts)
+    return SpanQueue(OTLPSpanExporter(endpoint=endpoint, insecure=is_plain, timeout=EXPORT_TIMEOUT_S), counts, size)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Attributes = Mapping[str, Value | tuple[str, ...]]
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+QUEUE_SIZE = 4096  # spans that wait for the collector
 SAMPLED = "01"
 NOT_SAMPLED = "00"
 
@@ -72,13 +73,19 @@ class Tracer:
         # Who is sampled was decided before: what comes here is wanted.
         provider = TracerProvider(resource=Resource.create(resource), sampler=ALWAYS_ON, shutdown_on_exit=False)
         tracer = cls(provider, sampling)
-        provider.add_span_processor(otlp_queue(endpoint, tracer.counts))
+        provider.add_span_processor(otlp_queue(endpoint, tracer.counts, QUEUE_SIZE))
         return tracer
 
     @property
     def is_on(self) -> bool:
         """Whether spans go anywhere."""
         return self._tracer is not None
+
+    @property
+    def num_waiting(self) -> int:
+        """Spans that the collector has not taken yet."""
+        counts = self.counts
+        return counts["queued"] - counts["exported"] - counts["failed"]
 
     def record(self, request_id: str, parent: Parent, phase: Phase) -> None:
         """A phase that is over, under a remote parent; held back when its request is not sampled."""
