@@ -5,14 +5,15 @@ answers nothing.
 
 Demo model, 64 tokens in and 64 out, closed loop. Three services stand side by side: without telemetry, with traces and
 metrics to a collector, with the same to a black hole. Each round loads one after the other, in an order that changes,
-for as long as `requests` take. The collector answers without reading, lest its own work be charged. Throughput is the
-median of ratios within a round, as the machine changes from one to the next; steps are the engine's own, those of all
-rounds together: its histogram has buckets of one percent here (fine_steps).
+for as long as `requests` take. The collector answers without reading, lest its own work be charged. Ratios are medians
+of those within a round, as the machine changes from one to the next. Steps are the engine's own: its histogram has
+buckets of one percent here (fine_steps); beside the medians, the percentiles of all rounds together.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -36,6 +37,7 @@ LENGTH = 64
 SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "error")
 BENCH = (sys.executable, "-m", "services.cli.main", "bench", "--input-len", str(LENGTH), "--output-len", str(LENGTH))
 PORT = 19464  # the first of metrics
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 BUCKET = re.compile(r'^sluice_engine_step_time_seconds_bucket{(?:.*,)?le="([^"]+)".*} (\S+)$', re.M)
 
 
@@ -87,10 +89,21 @@ class Steps:
         """Those that came after `before`."""
         return Steps(Counter({bound: num - before.at_most[bound] for bound, num in self.at_most.items()}))
 
+    def __add__(self, other: "Steps") -> "Steps":
+        return Steps(Counter({bound: num + other.at_most[bound] for bound, num in self.at_most.items()}))
+
     def percentile_ms(self, share: float) -> float:
         """Upper end of the bucket in which it lies."""
         wanted = share * self.at_most[math.inf]
         return 1e3 * next(bound for bound, num in sorted(self.at_most.items()) if num >= wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What one load of one service brought."""
+
+    tokens_per_s: float
+    steps: Steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +113,14 @@ class Service:
     address: str
     metrics_port: int
 
-    def load(self, streams: int, requests: int) -> float:
-        """Tokens a second of so many requests."""
+    def load(self, streams: int, requests: int) -> Loaded:
+        """So many requests, at most `streams` at once."""
+        before = self.steps()
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             more = ["--concurrency", str(streams), "--requests", str(requests), "--warmup", "0", "--json", file.name]
             subprocess.run([*BENCH, "--address", self.address, *more], check=True, stdout=subprocess.DEVNULL)
-            return float(json.loads(Path(file.name).read_text())["output_tokens_per_s"])
+            speed = float(json.loads(Path(file.name).read_text())["output_tokens_per_s"])
+        return Loaded(speed, self.steps().since(before))
 
     def steps(self) -> Steps:
         """The engine's steps so far."""
@@ -135,7 +150,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=128)
     options = parser.parse_args()
-    speeds: dict[str, list[float]] = {}
+    loads: dict[str, list[Loaded]] = {}
     with collector() as (endpoint, sink), black_hole() as hole, contextlib.ExitStack() as stack:
         ways = {"plain": [], "traced": ["--otlp-endpoint", endpoint], "black_hole": ["--otlp-endpoint", hole]}
         services = {
@@ -143,28 +158,34 @@ def main() -> None:
         }
         for service in services.values():
             service.load(options.streams, 2 * options.streams)
-        before = {way: service.steps() for way, service in services.items()}
         for i in range(options.rounds):
             names = list(services)
             for way in names[i % 3 :] + names[: i % 3]:
-                speeds.setdefault(way, []).append(services[way].load(options.streams, options.requests))
-            print({way: round(found[-1]) for way, found in speeds.items()}, flush=True)
-        steps = {way: service.steps().since(before[way]) for way, service in services.items()}
+                loads.setdefault(way, []).append(services[way].load(options.streams, options.requests))
+            last = {way: found[-1] for way, found in loads.items()}
+            print(
+                {way: (round(one.tokens_per_s), one.steps.percentile_ms(0.99)) for way, one in last.items()}, flush=True
+            )
     command = "python -m benchmarks.telemetry" + "".join(f" --{name} {num}" for name, num in vars(options).items())
-    write("telemetry", command, {**result(speeds, steps), "exports_received": sink.num})
+    write("telemetry", command, {**result(loads), "exports_received": sink.num})
 
 
-def result(speeds: dict[str, list[float]], steps: dict[str, Steps]) -> dict[str, object]:
+def result(loads: dict[str, list[Loaded]]) -> dict[str, object]:
     """Ratios to the service without telemetry."""
-    found: dict[str, object] = {"plain_tokens_per_s": round(median(speeds["plain"]), 1)}
+    plain = loads["plain"]
+    found: dict[str, object] = {"plain_tokens_per_s": round(median([one.tokens_per_s for one in plain]), 1)}
     for way in ("traced", "black_hole"):
-        ratios = [one / plain for one, plain in zip(speeds[way], speeds["plain"], strict=True)]
-        found[f"{way}_throughput_ratio"] = round(median(ratios), 4)
-    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        times = {way: one.percentile_ms(share) for way, one in steps.items()}
-        found[f"step_{name}_ms"] = {way: round(ms, 2) for way, ms in times.items()}
-        found[f"black_hole_step_{name}_ratio"] = round(times["black_hole"] / times["plain"], 4)
-    found["num_steps"] = {way: one.at_most[math.inf] for way, one in steps.items()}
+        pairs = list(zip(loads[way], plain, strict=True))
+        found[f"{way}_throughput_ratio"] = round(
+            median([one.tokens_per_s / base.tokens_per_s for one, base in pairs]), 4
+        )
+        for name, share in PERCENTILES.items():
+            ratios = [one.steps.percentile_ms(share) / base.steps.percentile_ms(share) for one, base in pairs]
+            found[f"{way}_step_{name}_ratio"] = round(median(ratios), 4)
+    pooled = {way: functools.reduce(Steps.__add__, [one.steps for one in ones]) for way, ones in loads.items()}
+    for name, share in PERCENTILES.items():
+        found[f"step_{name}_ms"] = {way: round(steps.percentile_ms(share), 2) for way, steps in pooled.items()}
+    found["num_steps"] = {way: steps.at_most[math.inf] for way, steps in pooled.items()}
     return found
 
 
