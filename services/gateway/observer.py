@@ -38,6 +38,8 @@ class Used:
     num_reasoning: int = 0  # of them
     num_drafted: int = 0
     num_accepted: int = 0  # of those that were drafted
+    drafted_at: tuple[int, ...] = ()  # the same by their place in the draft
+    accepted_at: tuple[int, ...] = ()
     ttft_s: float = 0.0
     finish_reason: str = ""
     timings: Timings | None = None

@@ -56,4 +56,5 @@ SDKS = (
         "conformance/prepare.sh",
     ),
     Sdk("go", (str(CLIENTS / "go" / "build" / "driver"),), ("go",), "conformance/prepare.sh"),
+    Sdk("cpp", (str(CLIENTS / "cpp" / "build" / "driver"),), ("c++", "cmake", "protoc"), "conformance/prepare.sh"),
 )
