@@ -56,4 +56,5 @@ SDKS = (
         "conformance/prepare.sh",
     ),
     Sdk("go", (str(CLIENTS / "go" / "build" / "driver"),), ("go",), "conformance/prepare.sh"),
+    Sdk("java", ("sh", str(CLIENTS / "java" / "build" / "driver.sh")), ("javac", "protoc"), "conformance/prepare.sh"),
 )
