@@ -15,15 +15,15 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2
 
 from services.gateway import server
-from services.gateway.access.guard import Guard
 from services.gateway.access.identity import Access, read_access
 from services.gateway.access.quota import Quotas, TenantLimits
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
+from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
+from services.gateway.calls.neighbours import Neighbours
 from services.gateway.contract.errors import draining
 from services.gateway.listener import Listener
-from services.gateway.neighbours import Neighbours
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
 from services.gateway.recovery.watch import RingWatch, Senses

@@ -15,12 +15,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2
 
 from engine.errors import Code, ServiceError, invalid, unsupported
-from services.gateway.access.guard import Guard
+from services.gateway.access.metadata import Context
 from services.gateway.access.tls import server_credentials
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
+from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
-from services.gateway.calls.metadata import Context
 from services.gateway.calls.refusal import turn_away
 from services.gateway.observer import Observer
 from services.gateway.oip.service import SERVICE as OIP
