@@ -26,6 +26,7 @@ from services.gateway.observer import Observer
 from services.gateway.oip.service import SERVICE as OIP
 from services.gateway.oip.service import OpenInference
 from services.gateway.settings import GatewaySettings
+from services.gateway.threads import yielding_threads
 from services.listening import check_plaintext
 
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -81,7 +82,8 @@ def build(
     checks: health.aio.HealthServicer,
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
-    server = grpc.aio.server(options=options(settings), interceptors=(guard,))
+    with yielding_threads():
+        server = grpc.aio.server(options=options(settings), interceptors=(guard,))
     tables = (
         (INFERENCE, inference_table(handlers)),
         (CONTROL, control_table(handlers.control)),
