@@ -30,7 +30,7 @@ from services.gateway.recovery.watch import RingWatch, Senses
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
 from services.gateway.settings import GatewaySettings
-from services.messages import Failed, Message, Probe, Report, Result, Text
+from services.messages import Failed, Message, Preempted, Probe, Report, Result, Text
 from services.watched import Watched
 
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
@@ -66,6 +66,7 @@ class Gateway:
             Text: self._deliver,
             Failed: self._deliver,
             Result: self._deliver,
+            Preempted: self._deliver,
             Probe: self._watch.returned,
             Report: self._control.loads.report,
         }
@@ -124,7 +125,7 @@ class Gateway:
         self._has_said_so = False
         self._watch.stage_lost(planned=planned)
 
-    def _deliver(self, message: Text | Failed | Result) -> None:
+    def _deliver(self, message: Text | Failed | Result | Preempted) -> None:
         self.desk.deliver(message)
         self._watch.delivered()
 

@@ -92,6 +92,9 @@ class Generation:
         if request.outcome is None and request.is_spent and self._told_allowed != request.allowed:
             self._told_allowed = request.allowed
             return self._throttled(inference_pb2.THROTTLE_REASON_CREDIT)
+        if request.outcome is None and request.is_preempted:
+            request.is_preempted = False
+            return self._throttled(inference_pb2.THROTTLE_REASON_PREEMPTED)
         if request.outcome is None and self._is_paused:
             self._is_paused = False
             return self._throttled(inference_pb2.THROTTLE_REASON_RECOVERY)

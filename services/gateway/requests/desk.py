@@ -34,6 +34,7 @@ from services.messages import (
     Failed,
     Grant,
     Message,
+    Preempted,
     Result,
     Submit,
     Text,
@@ -193,7 +194,7 @@ class Desk:
         self.admission.grow(num_tokens)
         request.reserved += num_tokens
 
-    def deliver(self, message: Text | Failed | Result) -> None:
+    def deliver(self, message: Text | Failed | Result | Preempted) -> None:
         """Take a message that came round the ring."""
         if self.requests.deliver(message, self.clock()) == "gap":
             self._close_gap(message.envelope)
