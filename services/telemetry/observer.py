@@ -114,6 +114,9 @@ class _Trace:
         code = _CODE_NAMES.get(status_code, "UNKNOWN")
         self._finish(code, reason, used, took)
         self._log.ended(self._started, self.traceparent, (code, reason), used, took)
+        self._count(code, reason or used.finish_reason, used, took)
+
+    def _count(self, code: str, reason: str, used: Used, took: float) -> None:
         metrics = self._metrics
         metrics.count(catalogue.REQUESTS, self._operation, code, reason)
         metrics.observe(catalogue.DURATION, took, self._operation, code)
@@ -130,6 +133,12 @@ class _Trace:
             metrics.observe(catalogue.TTFT, self._ttft_s)
         if self._ttft_s and used.num_completion > 1:
             metrics.observe(catalogue.TPOT, (took - self._ttft_s) / (used.num_completion - 1))
+        if used.num_prompt:
+            metrics.observe(catalogue.PROMPT_LENGTH, used.num_prompt)
+            metrics.observe(catalogue.OUTPUT_LENGTH, used.num_completion)
+        if used.timings is not None:
+            metrics.observe(catalogue.PREFILL_TIME, used.timings.prefill_s)
+            metrics.observe(catalogue.DECODE_TIME, used.timings.decode_s)
 
     def _is_chosen(self) -> bool:
         return self._work is None or self._tracer.sampling.takes(trace_id_of(self._work))

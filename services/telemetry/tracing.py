@@ -84,8 +84,7 @@ class Tracer:
     @property
     def num_waiting(self) -> int:
         """Spans that the collector has not taken yet."""
-        counts = self.counts
-        return counts["queued"] - counts["exported"] - counts["failed"]
+        return waiting(self.counts)
 
     def record(self, request_id: str, parent: Parent, phase: Phase) -> None:
         """A phase that is over, under a remote parent; held back when its request is not sampled."""
@@ -124,6 +123,9 @@ class Tracer:
 
     def _make(self, parent: Parent, phase: Phase) -> None:
         assert self._tracer is not None
+        if self.num_waiting >= QUEUE_SIZE:  # it would be dropped: making it costs more than its step can spare
+            self.counts["dropped"] += 1
+            return
         span = self._tracer.start_span(
             phase.name,
             context=parent_context(*parent),
@@ -142,6 +144,11 @@ class Tracer:
 
     def _wall_ns(self, at_s: float) -> int:
         return int(at_s * 1e9) + self._offset_ns
+
+
+def waiting(counts: Mapping[str, int]) -> int:
+    """Of spans by what became of them: those that are queued or on their way."""
+    return counts["queued"] - counts["exported"] - counts["failed"]
 
 
 def finish(span: "Span | None", attributes: Attributes, error: str) -> None:

@@ -202,6 +202,8 @@ def test_counters_add_up_to_what_clients_saw() -> None:
     assert by_label(gateway["sluice_refusals_total"].items(), 0) == seen.refused
     tokens = by_label(gateway["sluice_tokens_total"].items(), 0)
     assert {kind: tokens.get(kind, 0) for kind in KINDS} == {kind: seen.tokens[kind] for kind in KINDS}
+    assert gateway["sluice_request_prompt_tokens_sum"].total() == seen.tokens["prompt"]
+    assert gateway["sluice_request_output_tokens_sum"].total() == seen.tokens["completion"]
     assert gateway["gen_ai_server_request_duration_seconds_count"].total() == seen.ends.total()
     assert gateway["gen_ai_server_time_to_first_token_seconds_count"].total() == seen.num_with_tokens
     # Behind the gateway: what the tokenizer let through, and the gateway's own first token.
