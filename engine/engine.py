@@ -42,10 +42,11 @@ class StepRunner(Launcher, Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepEvents:
-    """What one step brought: tokens, and requests that ended without success."""
+    """What one step brought: tokens, requests that ended without success, and those that lost their place."""
 
     sampled: list[Sampled]
     failed: list[tuple[str, ServiceError]]
+    preempted: list[str]
 
 
 @dataclasses.dataclass(slots=True)
@@ -149,13 +150,13 @@ class Engine:
         if moves:
             self.runner.move(moves)
         if plan is None:
-            return StepEvents(ended, failed)
+            return StepEvents(ended, failed, self.scheduler.preempted)
         planned = self._clock()
         result = self._run(plan)
         computed = self._clock()
         sampled, broken = self.scheduler.apply(plan, result, computed)
         self.split.add(drafted - start, planned - drafted, computed - planned, self._clock() - computed)
-        return StepEvents(ended + sampled, failed + broken)
+        return StepEvents(ended + sampled, failed + broken, self.scheduler.preempted)
 
     def _draft(self, proposer: Proposer) -> None:
         asks = self.scheduler.asks(grow=proposer.writes_cache)

@@ -34,6 +34,7 @@ class Floor:
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.placements: list[Placement] = []  # that no plan has carried yet
         self.num_preemptions = 0
+        self.preempted: list[str] = []  # requests of the step being planned that lost a place they had use for
         self.num_swaps = 0  # preempted sequences whose blocks are worth moving
         self.num_recomputed = 0  # tokens computed once more, because a preemption had dropped them
         self.now_s = 0.0  # of the step being planned
@@ -96,6 +97,7 @@ class Floor:
         if idle:
             leaving[0].state = State.PAUSED
         else:
+            self.preempted.append(group.request_id)
             self._await(leaving[0])
 
     def wake(self, group: Group) -> None:

@@ -243,7 +243,13 @@ class Scheduler:
     def plan(self, now: float) -> Plan | None:
         """What the next step computes; None when there is nothing to do."""
         self._planned_s = now
+        self._floor.preempted = []
         return self._planner.plan(now)
+
+    @property
+    def preempted(self) -> list[str]:
+        """Requests that lost their place to others in the step planned last, and wait for another one."""
+        return self._floor.preempted
 
     def apply(self, plan: Plan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
         """Advance the rows of `plan`; what was cancelled meanwhile is passed over."""

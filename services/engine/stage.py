@@ -27,6 +27,7 @@ from services.messages import (
     Failed,
     Grant,
     Message,
+    Preempted,
     Prompt,
     Report,
     Result,
@@ -134,6 +135,9 @@ class EngineStage:
                 self._emit(self._tokens(sampled))
             for request_id, error in events.failed:
                 self._fail(request_id, error)
+            for request_id in events.preempted:
+                if request_id in self._open:
+                    self._emit(Preempted(self._open[request_id].prompt.envelope))
         self._report()
         return self.engine.has_work
 
