@@ -282,7 +282,7 @@ def main() -> int:
             stack.build()
         check_packages()
         check(stack, collector)
-    except Check as wrong:
+    except (Check, grpc.RpcError) as wrong:
         say(f"FAILED: {wrong}")
         with contextlib.suppress(Check):
             say(stack.compose("logs", "--tail", "20"))
