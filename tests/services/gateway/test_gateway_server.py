@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from sluice.v1 import control_pb2, inference_pb2
 
+from engine.computing import Computing
 from engine.errors import ServiceError, invalid
 from services.gateway import server
 from services.gateway.calls.control import Control
@@ -215,13 +216,32 @@ async def test_drain_refuses_new_work_and_lets_the_running_finish() -> None:
 
 async def test_models_info_and_load() -> None:
     async with running() as rig:
-        rig.gateway.deliver(Report("e0", 1, Load(num_running=3, step_s=0.5), served_token=True))
+        how = Computing(
+            "cpu", "native", "v4", "v4", "float32", "int8", "bfloat16", 7, 2, "--threads", "jemalloc", ("slow",)
+        )
+        rig.gateway.deliver(Report("e0", 1, Load(num_running=3, step_s=0.5), served_token=True, computing=how))
         models = await rig.control.ListModels(control_pb2.ListModelsRequest())
         model = await rig.control.GetModel(control_pb2.GetModelRequest(model="toy"))
         info = await rig.control.GetServerInfo(control_pb2.GetServerInfoRequest())
         load = await rig.control.GetLoad(control_pb2.GetLoadRequest())
         assert [one.id for one in models.models] == ["toy"] == [model.model.id]
         assert model.model.state == control_pb2.MODEL_STATE_READY
+        assert (model.model.quantization, model.model.kv_cache_dtype, model.model.kernels) == ("int8", "bfloat16", "v4")
+        assert list(info.engines) == [
+            control_pb2.EngineInfo(
+                engine_id="e0",
+                device="cpu",
+                mode="native",
+                kernels="v4",
+                instruction_set="v4",
+                dtype="float32",
+                quantization="int8",
+                kv_cache_dtype="bfloat16",
+                threads=2,
+                allocator="jemalloc",
+                notes=["slow"],
+            )
+        ]
         assert (info.gateway_id, info.limits.max_prompt_bytes) == ("g0", 1 << 20)
         assert [(one.engine_id, one.running_requests) for one in load.load.engines] == [("e0", 3)]
         assert load.load.open_requests == 0
