@@ -1,18 +1,16 @@
 """A runner for a device that works while the host plans: steps are launched before the one before them is collected.
 
 Steps whose rows all decode, or all verify as many drafts, and want nothing but sampling go to `UniformSteps`; others to
-the plain `Runner`, which waits for the device. A token id of `IN_FLIGHT` in a plan stands for what the row's slot has
-sampled in a step that nobody has collected yet. Knows no policy.
+the plain `Runner`, which waits for the device. Knows no policy.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 from torch import Tensor
 
 from engine.cache.tiers import Move
 from engine.models.model import Model
-from engine.plan import Placement, Plan, Run, StepResult, num_accepted
+from engine.plan import IN_FLIGHT, Placement, Plan, Run, StepResult, num_accepted
 from engine.runner.device import Arrival, Device
 from engine.runner.faults import device_faults
 from engine.runner.graphs import Graphs
@@ -20,12 +18,13 @@ from engine.runner.runner import Done, Runner
 from engine.runner.state import DeviceState, Slots
 from engine.runner.steps import BAD, Recorded, UniformSteps
 
-IN_FLIGHT = -1  # a token id that only the device knows
 UNKNOWN = -1  # the device has no token of the slot that nobody told it
 
 
 class Launched:
     """A step that the device is computing."""
+
+    is_done = False
 
     def __init__(self, plan: Plan, arrival: Arrival) -> None:
         self._plan = plan
@@ -57,6 +56,8 @@ def result_of(plan: Plan, rows: list[list[int]]) -> StepResult:
 
 class OverlappedRunner:
     """`plain` with the uniform steps of `state` before it."""
+
+    depth = 1  # the device computes one while the next is planned
 
     def __init__(
         self, plain: Runner, steps: UniformSteps, state: DeviceState, device: Device, graphs: Graphs[Recorded]
@@ -138,18 +139,7 @@ class OverlappedRunner:
         """The plan with the ids of what is in flight, which is waited for."""
         if self._last is None or IN_FLIGHT not in plan.token_ids:
             return plan
-        return fill(plan, self._last.sampled())
-
-
-def fill(plan: Plan, sampled: dict[int, int]) -> Plan:
-    """The plan with its rows' ids in flight replaced by what their slots have sampled."""
-    ids, at = list(plan.token_ids), 0
-    for slot, num in zip(plan.slots, plan.query_lens, strict=True):
-        for i in range(at, at + num):
-            if ids[i] == IN_FLIGHT:
-                ids[i] = sampled[slot]
-        at += num
-    return dataclasses.replace(plan, token_ids=ids)
+        return plan.known(self._last.sampled())
 
 
 def overlap(

@@ -105,6 +105,12 @@ class Floor:
             if sequence.state is State.PAUSED:
                 self._await(sequence)
 
+    def give_back(self, group: Group, num_tokens: int) -> None:
+        """Credit that was spent for tokens which nobody gets."""
+        if num_tokens and group.credit is not None and group.sequences:
+            group.credit += num_tokens
+            self.wake(group)
+
     def fill(self, sequence: Sequence) -> None:
         """More of its tokens are computed: blocks may have become full, and others may have left the window."""
         self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
@@ -194,8 +200,8 @@ class Floor:
     def _start(self, sequence: Sequence, num_computed: int) -> None:
         sequence.state = State.RUNNING
         sequence.num_computed = sequence.room = num_computed
+        sequence.num_places += 1
         if sequence.drafting is not None:
-            sequence.drafting.num_places += 1
             sequence.drafting.num_seen = 0
         self.running.append(sequence)
         self._tell(sequence)

@@ -15,10 +15,10 @@ from engine.engine import Engine
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.models.model import load_model
-from engine.plan import Ask, Placement, Plan
+from engine.plan import IN_FLIGHT, Ask, Placement, Plan
 from engine.request import EngineRequest, SamplingParams
 from engine.runner.graphs import Graphs, Key, sizes
-from engine.runner.overlapped import IN_FLIGHT, fill, overlap, result_of, wants_only_sampling
+from engine.runner.overlapped import overlap, result_of, wants_only_sampling
 from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
@@ -196,7 +196,7 @@ def test_a_row_without_a_usable_number_fails_alone() -> None:
 
 def test_ids_in_flight_are_filled_in_by_slot() -> None:
     plan = decode([4, 2], [5, 6], [IN_FLIGHT, 8])
-    assert fill(plan, {2: 1, 4: 3}).token_ids == [3, 8]
+    assert plan.known({2: 1, 4: 3}).token_ids == [3, 8]
 
 
 def test_sizes_are_captured_largest_first_and_a_step_takes_the_least_that_holds_it() -> None:
