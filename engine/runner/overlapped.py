@@ -1,9 +1,10 @@
 """A runner for a device that works while the host plans: steps are launched before the one before them is collected.
 
-Steps whose rows all decode, or all verify as many drafts, and want nothing but sampling go to `UniformSteps`; others to
+Steps whose rows all decode or verify drafts, and want nothing but sampling, go to `UniformSteps`; others to
 the plain `Runner`, which waits for the device. Knows no policy.
 """
 
+import itertools
 from collections.abc import Callable
 
 from torch import Tensor
@@ -34,7 +35,9 @@ class Launched:
     def collect(self) -> StepResult:
         """Wait for the device and return the sampled tokens."""
         if self._result is None:
-            self._result = result_of(self._plan, self._arrival.wait().tolist())
+            ids, ends = self._arrival.wait().tolist(), itertools.accumulate(self._plan.query_lens)
+            rows = [ids[end - num : end] for end, num in zip(ends, self._plan.query_lens, strict=True)]
+            self._result = result_of(self._plan, rows)
         return self._result
 
     def sampled(self) -> dict[int, int]:
@@ -44,9 +47,10 @@ class Launched:
 
 def result_of(plan: Plan, rows: list[list[int]]) -> StepResult:
     """The result of a uniform step whose rows sampled these ids. Behind a wrong draft nothing counts."""
-    failed, runs = set(), {}
+    failed, runs, end = set(), {}, 0
     for i, ids in enumerate(rows):
-        drafts = plan.token_ids[i * len(ids) + 1 : (i + 1) * len(ids)]
+        end += len(ids)
+        drafts = plan.drafted(i, end)
         if BAD in ids[: 1 + num_accepted(drafts, ids)]:
             failed.add(i)
         elif drafts:
@@ -114,24 +118,24 @@ class OverlappedRunner:
         return self._graphs.grow()
 
     def _is_uniform(self, plan: Plan) -> bool:
-        """Whether every row samples behind each of as many tokens and wants nothing else."""
-        num = plan.query_lens[0]
+        """Whether every row samples behind each of its tokens and wants nothing else."""
         drafts = plan.drafts
         return all(
-            length == num and samples and self._is_plain[slot] and drafts.get(i, 0) == num - 1
+            samples and self._is_plain[slot] and drafts.get(i, 0) == length - 1
             for i, (slot, length, samples) in enumerate(zip(plan.slots, plan.query_lens, plan.samples, strict=True))
         )
 
     def _launch(self, plan: Plan) -> Launched:
-        num = plan.query_lens[0]
-        for i, (slot, start) in enumerate(zip(plan.slots, plan.starts, strict=True)):
-            ids = plan.token_ids[i * num : (i + 1) * num]
+        end = 0
+        for slot, start, num in zip(plan.slots, plan.starts, plan.query_lens, strict=True):
+            end += num
+            ids = plan.token_ids[end - num : end]
             if self._ahead[slot] != start or num > 1:
                 assert IN_FLIGHT not in ids, f"slot {slot}: the token at {start} is on no device"
                 self._state.note(slot, start, ids)
             self._ahead[slot] = start + 1 if num == 1 else UNKNOWN
         self._state.flush()
-        self._last = Launched(plan, self._steps.launch(self._graphs, plan.slots, plan.starts, num))
+        self._last = Launched(plan, self._steps.launch(self._graphs, plan.slots, plan.starts, plan.query_lens))
         self._num_steps += 1
         return self._last
 

@@ -41,9 +41,10 @@ CONFIG = EngineConfig(
 )
 BLOCKS = 18  # fewer than five sequences need: preemption is common
 LENGTH = 48
-PLAIN: list[dict[str, Any]] = [{}, {"n": 2}, {"min_tokens": 4}]
+PLAIN: list[dict[str, Any]] = [{}, {"n": 2}]
 MIXED: list[dict[str, Any]] = [
     *PLAIN,
+    {"min_tokens": 4},
     {"logprobs": 2},
     {"presence_penalty": 0.7, "repetition_penalty": 1.2},
     {"best_of": 2},
@@ -189,4 +190,4 @@ def test_a_step_that_fails_is_computed_again_and_with_it_what_rests_on_it(
         *(OverlappedRunner, "_launch", launched) if at == "launch" else (Launched, "collect", collected)
     )
     assert run(own, 4) == expected
-    assert calls[0] > 3
+    assert calls[0] >= 3
