@@ -103,7 +103,7 @@ simulate-long: EVENTS = 10000000
 simulate-long: $(VENV)/.dev ## ten million events of it (nightly: EVENTS=100000000)
 	@$(BIN)/python -m tests.engine.scheduler.simulate --seed $(SEED) --seeds 500 --events $(EVENTS) --jobs 2
 
-bench-recovery: $(VENV)/.run ## 180 kills under load: what clients notice (a quarter of an hour)
+bench-recovery: $(VENV)/.run ## 240 kills, 20 hangs and saturation under load: what clients notice (half an hour)
 	$(BIN)/python -m benchmarks.recovery
 
 bench-scheduler: $(VENV)/.run ## the scheduler's own cost, and its policies in simulated time

@@ -1,68 +1,43 @@
-"""What clients notice when processes of the ring are killed: lost streams, lost or repeated tokens, pauses.
+"""What clients notice when processes of the ring are killed, hang, or have more to do than they can.
 
-    python -m benchmarks.recovery [--seeds 20] [--streams 32] [--tokens 64]
+    python -m benchmarks.recovery [--seeds 20] [--hangs 5] [--saturated-s 60] [--streams 32] [--tokens 64]
 
-Each process is killed while prompts are computed, in the midst of decoding, and when the first stream has ended,
-once per seed, in one service that is never restarted as a whole. The requests are of every kind that a replay must not
-disturb; every answer is compared with that of the same service before anything was killed. The clients of a killed
-gateway resume, as SDKs do, at the one that takes its place; a search, of which nothing was received, begins again.
+Each process in turn is killed while prompts are computed, in the midst of decoding, and when the first stream has
+ended, once per seed, in one service that is never restarted as a whole; then each is stopped (SIGSTOP) for good. The
+requests are of every kind that a replay must not disturb; every answer is compared with that of the same service before
+anything happened to it. The clients of a gateway that is gone resume, as SDKs do, at the one that takes its place; a
+search, of which nothing was received, begins again. Last, a service that has far more to do than it can is watched:
+none of its processes may be taken for stuck.
 """
 
 import argparse
-import collections
 import contextlib
+import dataclasses
+import itertools
 import json
 import signal
+import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-import grpc
 import psutil
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.health import Watch
 from benchmarks.machine import write
-from benchmarks.streams import Received, at_phase, stream_all, varied
+from benchmarks.streams import at_phase, stream_all, varied
 from services.supervisor.restarts import SOON_S
 
 ROLES = ("tokenizer", "engine", "detokenizer", "gateway")
 PHASES = ("prefill", "decode", "last")
 SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
 OPTIONS = ("--dtype", "float32", "--max-restarts", "100000", "--max-num-batched-tokens", "256")
-POLL_S = 0.02
 BACK_WITHIN_S = 60.0
+NUM_STARTS = 3
+SATURATED = (96, 400)  # streams at once, tokens of each prompt
 
-
-class Watch(threading.Thread):
-    """Asks for the service's health all the time; notes when it changed."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(daemon=True)
-        self.changes: collections.deque[tuple[float, bool]] = collections.deque([(0.0, True)])
-        self._address = address
-
-    def run(self) -> None:
-        with grpc.insecure_channel(self._address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            while True:
-                serving = False  # also while nobody answers
-                with contextlib.suppress(grpc.RpcError):
-                    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
-                    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-                if serving is not self.changes[-1][1]:
-                    self.changes.append((time.monotonic(), serving))
-                time.sleep(POLL_S)
-
-    def after(self, at_s: float, serving: bool) -> float | None:
-        """Seconds from `at_s` until it was first so; None while it was not."""
-        return next((when - at_s for when, what in tuple(self.changes) if what is serving and when >= at_s), None)
-
-    def is_back(self, at_s: float) -> bool:
-        """Whether it has been lost and found since."""
-        lost = self.after(at_s, serving=False)
-        return lost is not None and self.after(at_s + lost, serving=True) is not None
+Harm = Callable[[psutil.Process], None]
 
 
 @contextlib.contextmanager
@@ -76,13 +51,43 @@ def served() -> Iterator[tuple[str, psutil.Process]]:
             process.send_signal(signal.SIGTERM)
 
 
-def child(supervisor: psutil.Process, name: str) -> psutil.Process:
-    """A process of the ring by its id."""
-    return next(one for one in supervisor.children() if name in " ".join(one.cmdline()))
+def child(supervisor: psutil.Process, role: str) -> psutil.Process:
+    """The first process of a role."""
+    return next(one for one in supervisor.children() if f"{role}-0" in " ".join(one.cmdline()))
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of the harm done to one role, over all times that it was done."""
+
+    num_harmed: int = 0
+    num_lost: int = 0
+    num_resumed: int = 0
+    num_different: int = 0
+    num_broken_sequences: int = 0
+    pauses_s: list[float] = dataclasses.field(default_factory=list)
+    noticed_s: list[float] = dataclasses.field(default_factory=list)
+    back_s: list[float] = dataclasses.field(default_factory=list)
+
+    def figures(self) -> dict[str, object]:
+        """As they are written down; seconds to hundredths, percentiles by nearest rank."""
+        return {
+            "times": self.num_harmed,
+            "streams": len(self.pauses_s),
+            "streams_lost": self.num_lost,
+            "streams_resumed_by_their_clients": self.num_resumed,
+            "answers_different": self.num_different,
+            "sequence_numbers_broken": self.num_broken_sequences,
+            "pause_p50_s": at(self.pauses_s, 0.5),
+            "pause_p99_s": at(self.pauses_s, 0.99),
+            "not_serving_after_s_worst": at(self.noticed_s, 1.0),
+            "serving_again_after_s_p50": at(self.back_s, 0.5),
+            "serving_again_after_s_worst": at(self.back_s, 1.0),
+        }
 
 
 class Campaign:
-    """Kills, and what came of them."""
+    """Harm done to one service under load, and what came of it."""
 
     def __init__(self, address: str, supervisor: psutil.Process, num_streams: int, num_tokens: int) -> None:
         self._address = address
@@ -91,41 +96,67 @@ class Campaign:
         self._watch = Watch(address)
         self._watch.start()
         self._undisturbed = stream_all(address, self._specs)
-        self.lost = 0
-        self.broken = 0
-        self.different = 0
-        self.broken_sequences = 0
-        self.pauses_s: list[float] = []
-        self.noticed_s: list[float] = []
-        self.back_s: list[float] = []
+        self._back_at_s: dict[str, float] = {}
 
-    def kill(self, role: str, phase: str, seed: int) -> None:
-        """Kill once under load."""
-        killed_at = 0.0
+    def do(self, harm: Harm, role: str, phase: str, seed: int, outcome: Outcome) -> None:
+        """Harm a process once under load; returns when the service serves again."""
+        harmed_at = 0.0
+        self._let_live(role)
 
-        def harm() -> None:
-            nonlocal killed_at
-            child(self._supervisor, f"{role}-0").kill()
-            killed_at = time.monotonic()
+        def now() -> None:
+            nonlocal harmed_at
+            harm(child(self._supervisor, role))
+            harmed_at = time.monotonic()
 
-        answers = stream_all(self._address, self._specs, at_phase(phase, seed, harm))
-        self._compare(answers)
-        end = time.monotonic() + BACK_WITHIN_S
-        while not self._watch.is_back(killed_at) and time.monotonic() < end:
-            time.sleep(POLL_S)
-        time.sleep(SOON_S)  # what ends as soon as it is back is made to wait: no pause of ours
-        noticed = self._watch.after(killed_at, serving=False)
-        back = None if noticed is None else self._watch.after(killed_at + noticed, serving=True)
-        self.noticed_s.append(BACK_WITHIN_S if noticed is None else noticed)
-        self.back_s.append(BACK_WITHIN_S if noticed is None or back is None else noticed + back)
-
-    def _compare(self, answers: list[Received]) -> None:
+        answers = stream_all(self._address, self._specs, at_phase(phase, seed, now))
+        noticed_s, back_s = self._watch.lost_and_found(harmed_at, BACK_WITHIN_S)
+        self._back_at_s[role] = time.monotonic()
+        outcome.num_harmed += 1
+        outcome.noticed_s.append(noticed_s)
+        outcome.back_s.append(back_s)
         for answer, expected in zip(answers, self._undisturbed, strict=True):
-            self.lost += bool(answer.error)
-            self.broken += bool(answer.num_broken)
-            self.different += not answer.error and answer.answer != expected.answer
-            self.broken_sequences += answer.seqs != list(range(1, len(answer.seqs) + 1))
-            self.pauses_s.append(answer.longest_gap_s)
+            outcome.num_lost += bool(answer.error)
+            outcome.num_resumed += bool(answer.num_broken)
+            outcome.num_different += not answer.error and answer.answer != expected.answer
+            outcome.num_broken_sequences += answer.seqs != list(range(1, len(answer.seqs) + 1))
+            outcome.pauses_s.append(answer.longest_gap_s)
+
+    def start_s(self) -> float:
+        """How long the engine takes to start, with nothing else to do: from its death until a token went round."""
+        times = []
+        for _ in range(NUM_STARTS):
+            self._let_live("engine")
+            killed_at = time.monotonic()
+            child(self._supervisor, "engine").kill()
+            times.append(self._watch.lost_and_found(killed_at, BACK_WITHIN_S)[1])
+            self._back_at_s["engine"] = time.monotonic()
+        return statistics.median(times)
+
+    def saturate(self, seconds: float, num_tokens: int) -> dict[str, object]:
+        """More work than can be done, for a while: which processes were replaced, what was lost, what health said."""
+        num_streams, prompt_length = SATURATED
+        specs = varied(num_streams, num_tokens, prompt_length)
+        before, num_changes = self._processes(), len(self._watch.changes)
+        num_sent = num_lost = 0
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            answers = stream_all(self._address, specs)
+            num_sent += len(answers)
+            num_lost += sum(bool(answer.error) for answer in answers)
+        return {
+            "streams": num_sent,
+            "at_once": num_streams,
+            "streams_lost": num_lost,
+            "false_restarts": len(before - self._processes()),
+            "times_not_serving": len(self._watch.changes) - num_changes,
+        }
+
+    def _processes(self) -> set[int]:
+        return {one.pid for one in self._supervisor.children()}
+
+    def _let_live(self, role: str) -> None:
+        """What ends as soon as it is back is made to wait by its supervisor: no pause that this is about."""
+        time.sleep(max(0.0, self._back_at_s.get(role, 0.0) + SOON_S - time.monotonic()))
 
 
 def at(values: list[float], share: float) -> float:
@@ -134,36 +165,40 @@ def at(values: list[float], share: float) -> float:
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
 
 
+def run(campaign: Campaign, what: str, harm: Harm, moments: list[tuple[str, int]]) -> dict[str, object]:
+    """Harm every role at every moment (phase, seed), in turn; its figures by role."""
+    outcomes = {role: Outcome() for role in ROLES}
+    for number, ((phase, seed), role) in enumerate(itertools.product(moments, ROLES), start=1):
+        campaign.do(harm, role, phase, seed, outcomes[role])
+        lost, different = (
+            sum(getattr(one, name) for one in outcomes.values()) for name in ("num_lost", "num_different")
+        )
+        print(f"{what} {number}/{len(moments) * len(ROLES)}: lost {lost}, different {different}", file=sys.stderr)
+    return {role: outcome.figures() for role, outcome in outcomes.items()}
+
+
 def main() -> None:
     """Measure, print, write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=20, help="kills of each process in each of three phases")
+    parser.add_argument("--hangs", type=int, default=5, help="times that each process is stopped for good")
+    parser.add_argument("--saturated-s", type=float, default=60.0, help="seconds of more work than can be done")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
-    figures: dict[str, object] = {}
     with served() as (address, supervisor):
-        for role in ROLES:
-            campaign = Campaign(address, supervisor, options.streams, options.tokens)
-            for number, (phase, seed) in enumerate((phase, seed) for phase in PHASES for seed in range(options.seeds)):
-                campaign.kill(role, phase, seed)
-                print(f"{role} {number + 1}/{len(PHASES) * options.seeds}: lost {campaign.lost}", file=sys.stderr)
-            figures[role] = {
-                "kills": len(PHASES) * options.seeds,
-                "streams": len(campaign.pauses_s),
-                "streams_lost": campaign.lost,
-                "streams_resumed_by_their_clients": campaign.broken,
-                "answers_different": campaign.different,
-                "sequence_numbers_broken": campaign.broken_sequences,
-                "pause_p50_s": at(campaign.pauses_s, 0.5),
-                "pause_p99_s": at(campaign.pauses_s, 0.99),
-                "not_serving_after_s_worst": at(campaign.noticed_s, 1.0),
-                "serving_again_after_s_p50": at(campaign.back_s, 0.5),
-                "serving_again_after_s_worst": at(campaign.back_s, 1.0),
-            }
-            print(json.dumps({role: figures[role]}, indent=2), file=sys.stderr)
-    command = f"python -m benchmarks.recovery --seeds {options.seeds} --streams {options.streams}"
-    write("recovery", f"{command} --tokens {options.tokens}", figures)
+        campaign = Campaign(address, supervisor, options.streams, options.tokens)
+        figures: dict[str, object] = {"engine_start_s": round(campaign.start_s(), 2)}
+        kills = list(itertools.product(PHASES, range(options.seeds)))
+        figures["killed"] = run(campaign, "kill", psutil.Process.kill, kills)
+        print(json.dumps(figures, indent=2), file=sys.stderr)
+        figures["hung"] = run(
+            campaign, "hang", psutil.Process.suspend, [("decode", seed) for seed in range(options.hangs)]
+        )
+        figures["saturated"] = campaign.saturate(options.saturated_s, options.tokens)
+    command = f"python -m benchmarks.recovery --seeds {options.seeds} --hangs {options.hangs}"
+    command += f" --saturated-s {options.saturated_s:g} --streams {options.streams} --tokens {options.tokens}"
+    write("recovery", command, figures)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ def bench(  # noqa: PLR0913 # a command line lists its options
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     levels = _levels(sweep, plot)
+    for flag, path in (("--json", json_file), ("--plot", plot)):
+        _check_place(flag, path)
     plan = Plan(address, concurrency, rate, input_len, output_len, requests, warmup, seed)
     plan.access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
@@ -92,6 +94,13 @@ def _levels(sweep: str, plot: Path | None) -> list[float]:
     if plot is not None and not levels:
         raise typer.BadParameter("--plot draws the loads of --sweep: give both")
     return levels
+
+
+def _check_place(flag: str, path: Path | None) -> None:
+    """Say before the load, not after it, that its figures could not be written."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        what = "is a directory" if path.is_dir() else f"there is no directory {path.parent}"
+        raise typer.BadParameter(f"{flag} {path}: {what}; give the name of a file to write")
 
 
 class Plan:
@@ -202,5 +211,5 @@ async def _one(plan: Plan, client: "sluice.AsyncClient", prompt: list[int]) -> l
         async for delta in client.stream(prompt, **knobs):
             arrivals.append((time.perf_counter(), delta.consumed))
     except sluice.SluiceError as error:
-        return load.Sample(start, tuple(arrivals), time.perf_counter(), error.code.name)
+        return load.Sample(start, tuple(arrivals), time.perf_counter(), error.code.name, error.message)
     return load.Sample(start, tuple(arrivals), time.perf_counter())

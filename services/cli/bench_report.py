@@ -19,11 +19,15 @@ def show(figures: Figures) -> None:
         row = figures[name]
         table.add_row(name.removesuffix("_ms"), *(f"{row[key]:.2f}" for key in row))
     console = Console()
-    console.print(table)
+    if figures["e2e_ms"]:
+        console.print(table)
+    num_failed = sum(figures["errors"].values())
     console.print(
         f"{figures['requests']} requests, {figures['output_tokens']} tokens in {figures['duration_s']} s: "
-        f"{figures['output_tokens_per_s']} tokens/s, {figures['requests_per_s']} requests/s; errors {figures['errors']}"
+        f"{figures['output_tokens_per_s']} tokens/s, {figures['requests_per_s']} requests/s; {num_failed} failed"
     )
+    for code, num in figures["errors"].items():
+        console.print(f"{num} x {code}, first: {figures['first_errors'][code]}", markup=False)
 
 
 def show_levels(levels: Levels) -> None:

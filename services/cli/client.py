@@ -62,9 +62,10 @@ def seconds(duration: Duration) -> float:
     return duration.seconds + duration.nanos / 1e9
 
 
-def usage_of(usage: types_pb2.Usage) -> dict[str, int]:
-    """Usage as plain numbers."""
-    return {field.name: getattr(usage, field.name) for field in usage.DESCRIPTOR.fields}
+def usage_of(usage: types_pb2.Usage) -> dict[str, int | list[int]]:
+    """Usage as plain numbers; lists of them where it tells of each position."""
+    values = [(field, getattr(usage, field.name)) for field in usage.DESCRIPTOR.fields]
+    return {field.name: list(value) if field.is_repeated else value for field, value in values}
 
 
 def timings_of(timings: types_pb2.Timings) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """`sluice generate`: one prompt over real gRPC, streamed to the terminal or printed as one JSON object."""
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +46,7 @@ def generate(  # noqa: PLR0913 # a command line lists its options
 
     from services.cli.client import client, describe
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _text(prompt)
     given: sluice.Knobs = {"ignore_eos": ignore_eos, "stop": stop or []}
     for name, value in (
         ("model", model),
@@ -73,6 +74,16 @@ def generate(  # noqa: PLR0913 # a command line lists its options
         except BrokenPipeError as error:
             sys.stdout = None  # nobody reads: the interpreter must not flush at exit
             raise typer.Exit(EXIT_FAILED) from error
+
+
+def _text(prompt: str) -> str:
+    """The prompt's text. Raises BadParameter for bytes that are no text, wherever they came from."""
+    raw = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{raw[error.start]:02x} at position {error.start}"
+        raise typer.BadParameter(f"PROMPT: is not UTF-8 ({found}); convert it, for example with iconv") from error
 
 
 def _show(stream: "Stream", as_json: bool) -> None:

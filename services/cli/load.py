@@ -1,5 +1,6 @@
 """The arithmetic of a load test: arrival times, latencies of one request, percentiles. Pure: no clock, no socket."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -9,12 +10,14 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """One request as its client saw it. Times in seconds on one clock; `error` is a status code's name or ""."""
+    """One request as its client saw it. Times in seconds on one clock; `error` is a status code's name or "", `message`
+    what the server said of it."""
 
     start: float
     arrivals: tuple[tuple[float, int], ...]  # (time, tokens) of each message
     end: float
     error: str = ""
+    message: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -52,15 +55,13 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 def report(samples: Sequence[Sample]) -> dict[str, object]:
     """Figures of a run: TTFT, ITL (gap between messages), TPOT, end-to-end in milliseconds; throughput in tokens/s."""
     good = [sample for sample in samples if not sample.error and sample.arrivals]
-    errors: dict[str, int] = {}
-    for sample in samples:
-        if sample.error:
-            errors[sample.error] = errors.get(sample.error, 0) + 1
+    bad = [sample for sample in samples if sample.error]
     took = max((s.end for s in samples), default=0.0) - min((s.start for s in samples), default=0.0)
     num_tokens = sum(sample.num_tokens for sample in good)
     return {
         "requests": len(samples),
-        "errors": errors,
+        "errors": dict(collections.Counter(sample.error for sample in bad)),
+        "first_errors": {sample.error: sample.message for sample in reversed(bad)},
         "duration_s": round(took, 4),
         "output_tokens": num_tokens,
         "output_tokens_per_s": round(num_tokens / took, 2) if took > 0 else 0.0,

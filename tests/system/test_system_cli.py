@@ -59,6 +59,9 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         assert [(one["load"], one["output_tokens"]) for one in levels] == [(1, 27), (2, 27)]
         assert picture.read_text().count("<polyline") == 7
 
+        failed = sluice("bench", "--requests", "2", "--warmup", "0", "--input-len", "5000", environment=env)
+        assert failed.returncode == 1 and "2 x INVALID_ARGUMENT, first: prompt" in failed.stdout
+
         writer = subprocess.Popen(
             [*SLUICE, "generate", "x = ", "--max-tokens", "1900"],
             env={**os.environ, "SLUICE_ADDRESS": service.address, "SLUICE_IGNORE_EOS": "1"},
@@ -78,7 +81,9 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         (("generate", "x", "--max-tokens", "many"), "--max-tokens"),
         (("generate", "x", "--max-tokens", "-1"), "outside what its field can carry"),
         (("generate", "x", "--no-such-flag"), "No such option"),
+        (("generate", "\udcff\udcfe"), "is not UTF-8 (byte 0xff at"),
         (("bench", "--concurrency", "0"), "--concurrency"),
+        (("bench", "--json", "/nowhere/at/all.json"), "there is no directory"),
         (("bench", "--sweep", "1,many"), "is no list of numbers"),
         (("bench", "--plot", "load.svg"), "give both"),
         (("keys", "somewhere", "../up"), "is not a process id"),

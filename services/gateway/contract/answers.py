@@ -189,8 +189,10 @@ def used(request: OpenRequest) -> Used:
         num_cached=admitted.num_cached if admitted else 0,
         num_completion=request.num_tokens,
         num_reasoning=sum([output.num_reasoning for output in request.outputs]),
-        num_drafted=request.num_drafted,
-        num_accepted=request.num_accepted,
+        num_drafted=request.drafts.num_drafted,
+        num_accepted=request.drafts.num_accepted,
+        drafted_at=tuple(request.drafts.drafted_at),
+        accepted_at=tuple(request.drafts.accepted_at),
         ttft_s=request.first_token_s - request.started_s if request.first_token_s is not None else 0.0,
         finish_reason=last.finish.value if last and last.finish else "",
         timings=last.timings if last else None,
@@ -206,6 +208,8 @@ def usage(spent: Used) -> types_pb2.Usage:
         reasoning_tokens=spent.num_reasoning,
         drafted_tokens=spent.num_drafted,
         accepted_tokens=spent.num_accepted,
+        drafted_tokens_by_position=spent.drafted_at,
+        accepted_tokens_by_position=spent.accepted_at,
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 from engine.errors import ServiceError
 from engine.histogram import Histogram
 from engine.request import FinishReason
+from engine.scheduler.draft_stats import DraftStats
 from services.gateway.contract.translate import Asked
 from services.gateway.requests.history import History, num_bytes
 from services.gateway.requests.reader import Reader, SlotLimits
@@ -112,8 +113,7 @@ class OpenRequest:
         self.allowed = _credit(asked)  # tokens that may be sampled in all; None is without limit
         self.reserved = asked.reserve
         self.max_tokens = 0  # as the engine settled or the client changed it; 0 before
-        self.num_drafted = 0  # tokens, for all outputs
-        self.num_accepted = 0  # of them
+        self.drafts = DraftStats()  # for all outputs
         self._waiting: list[Text] = []
         self._waiting_bytes = 0
 
@@ -172,8 +172,8 @@ class OpenRequest:
             self.max_tokens = self.max_tokens or text.admitted.max_tokens
         output.ids.extend([token.id for token in text.tokens])
         output.num_reasoning += text.num_reasoning
-        self.num_drafted += text.num_drafted
-        self.num_accepted += text.num_accepted
+        if text.num_drafted:  # one draft a message
+            self.drafts.record(text.num_drafted, text.num_accepted)
         if text.tokens or text.finish is not None or has_content([text]):
             self._waiting.append(text)
             self._waiting_bytes += num_bytes(text)

@@ -16,10 +16,12 @@ def test_report_of_known_samples() -> None:
     samples = [
         Sample(0.0, ((0.5, 1), (1.0, 2), (1.5, 2)), 2.0),
         Sample(1.0, ((1.25, 1),), 2.0),
-        Sample(0.0, (), 4.0, "UNAVAILABLE"),
+        Sample(0.0, (), 4.0, "UNAVAILABLE", "the first"),
+        Sample(0.0, (), 4.0, "UNAVAILABLE", "another"),
     ]
     figures = report(samples)
-    assert figures["errors"] == {"UNAVAILABLE": 1}
+    assert figures["errors"] == {"UNAVAILABLE": 2}
+    assert figures["first_errors"] == {"UNAVAILABLE": "the first"}
     assert figures["output_tokens"] == 6
     assert figures["output_tokens_per_s"] == 1.5
     assert figures["ttft_ms"] == {"mean": 375.0, "p50": 250.0, "p90": 500.0, "p99": 500.0, "max": 500.0}

@@ -67,6 +67,8 @@ async def test_usage_and_deltas_tell_what_was_drafted() -> None:
         rig.ring.script = lambda submit: rig.ring.play(*drafted(submit))
         answer = await rig.stub.Generate(unary_request())
         assert (answer.usage.drafted_tokens, answer.usage.accepted_tokens) == (9, 3)
+        assert list(answer.usage.drafted_tokens_by_position) == [2, 2, 2, 1, 1, 1]
+        assert list(answer.usage.accepted_tokens_by_position) == [2, 1, 0, 0, 0, 0]
         events = [event async for event in rig.stub.StreamGenerate(stream_request())]
         deltas = [event.delta for event in events if event.WhichOneof("event") == "delta"]
         assert sum(delta.drafted_tokens for delta in deltas) == 9

@@ -1581,6 +1581,8 @@ class Usage(_message.Message):
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_BY_POSITION_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_BY_POSITION_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     cached_tokens: _builtins.int
@@ -1593,6 +1595,14 @@ class Usage(_message.Message):
     """Tokens drafted by speculation."""
     accepted_tokens: _builtins.int
     """Drafted tokens that were accepted."""
+    @_builtins.property
+    def drafted_tokens_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Drafted tokens by their place in the draft: first those that were first in theirs. Their sum is drafted_tokens."""
+
+    @_builtins.property
+    def accepted_tokens_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of them that were accepted: as many numbers. Their sum is accepted_tokens."""
+
     def __init__(
         self,
         *,
@@ -1602,10 +1612,12 @@ class Usage(_message.Message):
         reasoning_tokens: _builtins.int = ...,
         drafted_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
+        drafted_tokens_by_position: _abc.Iterable[_builtins.int] | None = ...,
+        accepted_tokens_by_position: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "accepted_tokens_by_position", b"accepted_tokens_by_position", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "drafted_tokens", b"drafted_tokens", "drafted_tokens_by_position", b"drafted_tokens_by_position", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

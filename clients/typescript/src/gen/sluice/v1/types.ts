@@ -288,6 +288,8 @@ export interface Usage {
   reasoningTokens: number;
   draftedTokens: number;
   acceptedTokens: number;
+  draftedTokensByPosition: number[];
+  acceptedTokensByPosition: number[];
 }
 
 export interface Timings {
@@ -3644,6 +3646,8 @@ function createBaseUsage(): Usage {
     reasoningTokens: 0,
     draftedTokens: 0,
     acceptedTokens: 0,
+    draftedTokensByPosition: [],
+    acceptedTokensByPosition: [],
   };
 }
 
@@ -3666,6 +3670,20 @@ export const Usage: MessageFns<Usage> = {
     }
     if (message.acceptedTokens !== 0) {
       writer.uint32(48).uint32(message.acceptedTokens);
+    }
+    if (message.draftedTokensByPosition.length !== 0) {
+      writer.uint32(58).fork();
+      for (const v of message.draftedTokensByPosition) {
+        writer.uint32(v);
+      }
+      writer.join();
+    }
+    if (message.acceptedTokensByPosition.length !== 0) {
+      writer.uint32(66).fork();
+      for (const v of message.acceptedTokensByPosition) {
+        writer.uint32(v);
+      }
+      writer.join();
     }
     return writer;
   },
@@ -3731,6 +3749,42 @@ export const Usage: MessageFns<Usage> = {
             message.acceptedTokens = reader.uint32();
             continue;
           }
+          case 7: {
+            if (tag === 56) {
+              message.draftedTokensByPosition.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 58) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.draftedTokensByPosition.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 8: {
+            if (tag === 64) {
+              message.acceptedTokensByPosition.push(reader.uint32());
+
+              continue;
+            }
+
+            if (tag === 66) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.acceptedTokensByPosition.push(reader.uint32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3754,6 +3808,8 @@ export const Usage: MessageFns<Usage> = {
     message.reasoningTokens = object.reasoningTokens ?? 0;
     message.draftedTokens = object.draftedTokens ?? 0;
     message.acceptedTokens = object.acceptedTokens ?? 0;
+    message.draftedTokensByPosition = object.draftedTokensByPosition?.map((e) => e) || [];
+    message.acceptedTokensByPosition = object.acceptedTokensByPosition?.map((e) => e) || [];
     return message;
   },
 };

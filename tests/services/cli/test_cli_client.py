@@ -1,0 +1,15 @@
+"""What the CLI makes of the contract's answers."""
+
+import json
+
+from sluice.v1 import types_pb2
+
+from services.cli.client import usage_of
+
+
+def test_usage_is_plain_numbers_and_lists_of_them_by_position() -> None:
+    usage = types_pb2.Usage(prompt_tokens=4, drafted_tokens=3, drafted_tokens_by_position=[2, 1])
+    found = json.loads(json.dumps(usage_of(usage)))
+    assert (found["prompt_tokens"], found["drafted_tokens"]) == (4, 3)
+    assert found["drafted_tokens_by_position"] == [2, 1]
+    assert found["accepted_tokens_by_position"] == []
