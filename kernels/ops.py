@@ -41,7 +41,9 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = 
     """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given."""
     on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
     # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
-    linear = bool(weights) or (on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16()))
+    linear = (bool(weights) and device.type == "cpu") or (
+        on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16())
+    )
     return {
         "linear": linear,
         "linear_normed": linear,
