@@ -42,9 +42,9 @@ def choose_formats(config: EngineConfig, device: torch.device) -> Formats:
         )
     dtype = torch.float32 if weights and on_cpu else choose_dtype(config.dtype, device)
     cache = dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
-    if cache is not dtype and not on_cpu:
+    if not on_cpu and cache not in (dtype, torch.int8):
         name = str(dtype).removeprefix("torch.")
-        raise unusable("kv_cache_dtype", f"{config.kv_cache_dtype} is built for --device cpu only; leave it at {name}")
+        raise unusable("kv_cache_dtype", f"{config.kv_cache_dtype} needs --device cpu; take {name} or int8")
     return Formats(dtype, weights, cache, notes_of(dtype, weights) if on_cpu else ())
 
 
