@@ -23,8 +23,8 @@ MEMORY = 0.92  # of a sequence, per verified draft: about the last ten count
 COMMON_MEMORY = 0.98  # of all together
 FADE = 0.9  # of a sequence that is not drafted for, per choice: it is given another chance
 LOOK_EVERY = 4  # choices between two looks at the floor
-PATIENCE = 8  # the same while nothing is drafted
-PROBE_EVERY = 32  # such choices: then one sequence is drafted for all the same; doubled while that changes nothing
+PATIENCE = 8  # steps between them while nothing is drafted
+PROBE_EVERY = 32  # such steps: then one sequence is drafted for all the same; doubled while that changes nothing
 PROBE_MOST = 1024
 PROBE_LENGTH = 2
 YIELD_WEIGHT = 0.1  # of the newest share of what was asked for that was drafted
@@ -60,14 +60,19 @@ class Controller:
         self._probe_every = PROBE_EVERY
         self._is_new = True  # nothing has been drafted yet
 
+    def rests(self) -> bool:
+        """Whether nobody is drafted for in the next step, whoever runs. Asked once a step, before `choose`: while drafts
+        do not help, hardly a step may cost more than this."""
+        if not self._is_idle:
+            return False
+        self._num_idle += 1
+        return self._num_idle % self._probe_every > 0 and self._num_idle % PATIENCE > 0
+
     def choose(self, records: Sequence[Record], num_rows: int) -> list[int]:
-        """Drafts for each sequence in a step of `num_rows` decoding rows, theirs among them."""
-        if self.floor == 0 and not self._is_new:
-            self._num_idle += 1
+        """Drafts for each sequence in a step of `num_rows` decoding rows, theirs among them, unless it `rests`."""
+        if self._is_idle:
             if self._num_idle % self._probe_every == 0:
                 return self._probe(records)
-            if self._num_idle % PATIENCE:
-                return [0] * len(records)
             self._reading_s *= 1 - READING_WEIGHT
         common = self._common.right / self._common.tried
         levels = [_level(record, common) for record in records]
@@ -107,6 +112,10 @@ class Controller:
         for one, memory in ((record, MEMORY), (self._common, COMMON_MEMORY)):
             one.right = one.right * memory + right
             one.tried = one.tried * memory + right + (right < num)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.floor == 0 and not self._is_new
 
     def _settle(self, levels: Sequence[int], num_rows: int) -> None:
         """Keep the floor, or take one that promises clearly more."""
