@@ -61,8 +61,8 @@ class Controller:
         self._is_new = True  # nothing has been drafted yet
 
     def rests(self) -> bool:
-        """Whether nobody is drafted for in the next step, whoever runs. Asked once a step, before `choose`: while drafts
-        do not help, hardly a step may cost more than this."""
+        """Whether nobody is drafted for in the next step, whoever runs. Asked once a step, before `choose`: while
+        drafts do not help, hardly a step may cost more than this."""
         if not self._is_idle:
             return False
         self._num_idle += 1
