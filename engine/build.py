@@ -12,14 +12,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.allocator import allocator
 from engine.cache.cache import KVCache, Window
 from engine.cache.tiers import Tiers
+from engine.computing import Computing
 from engine.config import EngineConfig
 from engine.cores import find_cores
 from engine.disk import names_on_disk
 from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
-from engine.formats import choose_formats
+from engine.formats import Formats, choose_formats
 from engine.gpu import check_gpu
 from engine.models.config import ModelConfig
 from engine.models.model import Model, load_model, token_bytes
@@ -48,24 +50,14 @@ class Built:
     """An engine and what was decided while building it.
 
     Attributes:
-        kernels: what multiplies weights: the instruction set of our own CPU kernels, "oneDNN", or "torch".
-        quantization: int8 or int4 if weights are rounded, else empty.
-        cache_dtype: number format of keys and values.
-        notes: what an operator should know of these choices.
-        threads: how many threads compute and why; empty on CUDA.
+        computing: what it computes with.
+        num_blocks: of its cache.
         grammars: those that outputs follow; for whoever compiles them ahead.
     """
 
     engine: Engine
-    device: str
-    dtype: str
+    computing: Computing
     num_blocks: int
-    num_parameters: int
-    kernels: str
-    quantization: str
-    cache_dtype: str
-    notes: tuple[str, ...]
-    threads: str
     grammars: Grammars
 
 
@@ -79,7 +71,7 @@ def build_engine(
     device = choose_device(config.device)
     formats = choose_formats(config, device)
     check_gpu(model_config, formats.dtype, config.block_size, device)
-    threads = set_threads(config) if device.type == "cpu" else ""
+    threads = set_threads(config) if device.type == "cpu" else (0, "")
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
     drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
@@ -103,26 +95,38 @@ def build_engine(
     runner = runner_for(config, plain, model, store, limits)
     return Built(
         engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside)),
-        device=str(device),
-        dtype=name_of(formats.dtype),
+        computing=computing_of(device, formats, model, threads),
         num_blocks=num_blocks,
-        num_parameters=model.num_parameters,
-        kernels=model.kernel,
-        quantization=formats.weights,
-        cache_dtype=name_of(formats.cache),
-        notes=formats.notes,
-        threads=threads,
         grammars=grammars,
     )
 
 
-def set_threads(config: EngineConfig) -> str:
-    """Compute with as many threads as asked for, else with those that `engine.cores` allows; says how many, and why."""
+def computing_of(device: torch.device, formats: Formats, model: Model, threads: tuple[int, str]) -> Computing:
+    """What was decided, in words."""
+    on_cpu = device.type == "cpu"
+    return Computing(
+        device=str(device),
+        mode="eager" if on_cpu and not native.is_available() else "native",
+        kernels=model.kernel,
+        instruction_set=native.best_known() if on_cpu else "",
+        dtype=name_of(formats.dtype),
+        quantization=formats.weights,
+        cache_dtype=name_of(formats.cache),
+        num_parameters=model.num_parameters,
+        threads=threads[0],
+        threads_because=threads[1],
+        allocator=allocator(),
+        notes=formats.notes,
+    )
+
+
+def set_threads(config: EngineConfig) -> tuple[int, str]:
+    """Compute with as many threads as asked for, else with those that `engine.cores` allows: how many, and why."""
     cores = find_cores()
     threads = config.threads or cores.usable
     torch.set_num_threads(threads)
     native.set_threads(threads)
-    return f"{threads} threads ({'--threads' if config.threads else cores})"
+    return threads, "--threads" if config.threads else str(cores)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -4,14 +4,14 @@ Takes settings, gives one value and notes for the log; refuses at start what can
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 
 from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
-from kernels import native
+from kernels import native, private
 from kernels.kinds import computes_bfloat16
-from kernels.linear import onednn_works
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
@@ -61,18 +61,34 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def notes_of(dtype: torch.dtype, weights: str) -> tuple[str, ...]:
     """What is slower on this CPU than it could be, and why."""
-    if not native.is_available():
-        return ("no CPU kernels for this machine: slower; install a C++ compiler, then install sluice again",)
-    notes = []
-    if weights and native.instruction_set() != native.VNNI:
-        notes.append(
-            f"this CPU has no AVX-512 VNNI: products of {weights} weights take four instructions where one would do"
-        )
-    if dtype is torch.bfloat16 and not computes_bfloat16():
-        notes.append("this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read")
-    if dtype is torch.bfloat16 and computes_bfloat16() and not onednn_works():
-        notes.append("this torch has no packed bfloat16 linear that agrees with its plain one: our own is used instead")
+    notes = [*_machine_notes(weights)]
+    if dtype is torch.bfloat16:
+        notes += _bfloat16_notes()
     return tuple(notes)
+
+
+def _machine_notes(weights: str) -> Iterator[str]:
+    """What this machine lacks."""
+    known = native.best_known()
+    if not known:
+        yield "this CPU has no AVX2, which the least of our kernels needs: torch's operators serve, slower"
+    elif not native.is_available():
+        yield f"no CPU kernels for {known} are installed: slower; install a C++ compiler, then install sluice again"
+    elif not known.startswith("v4"):
+        yield "this CPU has no AVX-512: our kernels for AVX2 serve, with half the numbers an instruction"
+    elif known != native.VNNI:
+        products = f"products of {weights} weights take" if weights else "with --quantization, products would take"
+        yield f"this CPU has no AVX-512 VNNI: {products} four instructions where one would do"
+
+
+def _bfloat16_notes() -> Iterator[str]:
+    """What this machine or this torch lacks for weights in bfloat16."""
+    able, has_own = computes_bfloat16(), native.is_available()
+    if not able:
+        yield "this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read"
+    if (able or not has_own) and (why := private.fault(private.PACKED_LINEAR)):
+        instead = "our own" if has_own else "its plain one"
+        yield f"torch's packed bfloat16 linear {why}: {instead} is used"
 
 
 def unusable(name: str, message: str) -> ServiceError:

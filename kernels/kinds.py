@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from kernels import native
-from kernels.linear import OneDNN, OnGpu, PackedLinear, Panels, Transposed, onednn_works
+from kernels import native, private
+from kernels.linear import OneDNN, OnGpu, PackedLinear, Panels, Transposed
 from kernels.quantised import Integers, NativeIntegers, round_weight
 
 Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
@@ -42,7 +42,7 @@ def _own(device: torch.device) -> bool:
 
 
 def _onednn(device: torch.device) -> bool:
-    return device.type == "cpu" and onednn_works()
+    return device.type == "cpu" and not private.fault(private.PACKED_LINEAR)
 
 
 def _integers(bits: int) -> tuple[Kind, ...]:

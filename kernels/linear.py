@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import gpu, native
+from kernels import gpu, native, private
 from kernels.elementwise import rms_norm, silu_mul
 
 
@@ -93,11 +93,10 @@ class OneDNN(PackedLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        self.weight = private.pack_bfloat16(weight)
 
     def apply(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, "none", [], "")
-        return y.float()
+        return private.packed_linear(x.to(self.dtype), self.weight, self.bias).float()
 
 
 class Fused(PackedLinear):
@@ -146,15 +145,3 @@ class Panels(Fused):
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
         norm = None if norm is None else norm.float()
         native.linear(x, self.weight, self.bias, y, self._inputs, eps, finish, norm)
-
-
-def onednn_works() -> bool:
-    """Whether this torch has oneDNN's private packed linear and it agrees with `F.linear`: asked before each use of it
-    is packed, as the operators are not part of torch's public interface."""
-    try:
-        x, w = torch.randn(5, 32, dtype=torch.bfloat16), torch.randn(16, 32, dtype=torch.bfloat16)
-        packed = torch.ops.mkldnn._reorder_linear_weight(w, 1)
-        y = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-    except (AttributeError, RuntimeError):
-        return False
-    return torch.allclose(y.float(), F.linear(x, w).float(), atol=0.1, rtol=0.05)

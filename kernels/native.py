@@ -41,6 +41,11 @@ def runnable() -> tuple[str, ...]:
 MODULE = next(filter(None, map(load, runnable())), None)
 
 
+def best_known() -> str:
+    """The best instruction set of this machine that there may be kernels for, built or not; empty without any."""
+    return next(iter(runnable()), "")
+
+
 def is_available() -> bool:
     """Whether there are kernels for this machine."""
     return MODULE is not None

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from engine.computing import UNKNOWN, Computing
 from engine.errors import ServiceError
 from engine.request import FinishReason, SamplingParams
 from services.work import Scheduling, Stops, TextOptions, TextPrompt, TokenPrompt, ToolCall, Work
@@ -301,11 +302,7 @@ class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     epoch: int
     load: Load
     served_token: bool  # a real token has been made since start
-    dtype: str = ""  # number format that it computes in
-    num_parameters: int = 0
-    quantization: str = ""  # of its weights, such as int8; empty: none
-    cache_dtype: str = ""  # number format of its keys and values
-    kernels: str = ""  # what multiplies its weights
+    computing: Computing = UNKNOWN
 
 
 class Blob(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

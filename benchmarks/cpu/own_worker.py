@@ -49,7 +49,8 @@ class Own:
             config = _with(config, name, value)
         model = read_config(directory)
         built = build_engine(config, model, directory, limits_of(config, model, 1 << 20))
-        self.about = f"{built.kernels} {built.quantization or built.dtype}, cache in {built.cache_dtype}"
+        how = built.computing
+        self.about = f"{how.kernels} {how.quantization or how.dtype}, cache in {how.cache_dtype}"
         self._engine, self._count = built.engine, 0
 
     def decode(self, num: int, steps: int) -> list[float]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from engine.build import build_engine
 from services.engine.figures import figures
 from services.engine.grammar_gate import GrammarGate
-from services.engine.stage import About, EngineStage, Place
+from services.engine.stage import EngineStage, Place
 from services.model_source import resolve_draft
 from services.process import Process
 from services.telemetry import catalogue
@@ -28,17 +28,19 @@ async def run(process: Process) -> int:
     draft = resolve_draft(config.draft_model, config.speculation) if config.draft_model else None
     built = build_engine(config, process.model, process.source.directory, process.limits, draft)
     took = time.monotonic() - start
-    about = (process.source.name, built.device, built.quantization or built.dtype, built.kernels)
-    cache = (built.num_blocks, built.cache_dtype, took)
+    how = built.computing
+    about = (process.source.name, how.device, how.quantization or how.dtype, how.kernels)
+    cache = (built.num_blocks, how.cache_dtype, took)
     logger.info("loaded %s on %s in %s (%s kernels) with %d cache blocks in %s in %.2f s", *about, *cache)
-    if built.threads:
-        logger.info("computing on %s", built.threads)
-    for note in built.notes:
+    if how.threads:
+        logger.info(
+            "computing %s on %d threads (%s) with %s", how.mode, how.threads, how.threads_because, how.allocator
+        )
+    for note in how.notes:
         logger.warning(note)
     ring = process.ring
-    formats = (built.dtype, built.num_parameters, built.quantization, built.cache_dtype, built.kernels)
     place = Place(ring.process_id, ring.epoch, ring.leases)
-    stage = EngineStage(built.engine, place, ring.emit, process.record, About(*formats))
+    stage = EngineStage(built.engine, place, ring.emit, process.record, how)
     tenants = Labelled()
 
     def queued(tenant: str, seconds: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import assert_never
 
 from engine.cache.prefix import root
+from engine.computing import UNKNOWN, Computing
 from engine.engine import Engine
 from engine.errors import ServiceError
 from engine.request import EngineRequest
@@ -54,20 +55,6 @@ class _Open:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class About:
-    """What people may want to know of the model that was loaded."""
-
-    dtype: str = ""
-    num_parameters: int = 0
-    quantization: str = ""
-    cache_dtype: str = ""
-    kernels: str = ""
-
-
-UNKNOWN = About()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Place:
     """An engine's place in the ring: who it is, which boot of it, which gateways live, what time it is."""
 
@@ -84,7 +71,9 @@ def _unheard(tenant: str, seconds: float) -> None:
 class EngineStage:
     """Drives one engine."""
 
-    def __init__(self, engine: Engine, place: Place, emit: Emit, record: Record, about: About = UNKNOWN) -> None:
+    def __init__(
+        self, engine: Engine, place: Place, emit: Emit, record: Record, computing: Computing = UNKNOWN
+    ) -> None:
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
         self.errors: Counter[str] = Counter()  # those that failed, by reason
@@ -92,7 +81,7 @@ class EngineStage:
         self._place = place
         self._emit = emit
         self._trace = EngineTrace(record)
-        self._about = about
+        self._computing = computing
         self._open: dict[str, _Open] = {}
         self._served_token = False
         self._reported_at = 0.0
@@ -283,8 +272,8 @@ class EngineStage:
         if now - self._reported_at < REPORT_INTERVAL_S:
             return
         self._reported_at = now
-        load, about, place = load_of(self.engine), self._about, self._place
-        self._emit(Report(place.id, place.epoch, load, self._served_token, *dataclasses.astuple(about)))
+        load, place = load_of(self.engine), self._place
+        self._emit(Report(place.id, place.epoch, load, self._served_token, self._computing))
 
 
 def _apply(engine: Engine, message: Change, now: float) -> None:

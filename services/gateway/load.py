@@ -37,6 +37,10 @@ class Loads:
         """Of the first engine, as all serve the same."""
         return next((heard.report for _, heard in sorted(self._heard.items())), None)
 
+    def engines(self) -> list[control_pb2.EngineInfo]:
+        """What each engine computes with."""
+        return [_engine_info(heard.report) for _, heard in sorted(self._heard.items())]
+
     @property
     def step_s(self) -> float:
         """The longest recent step of any engine."""
@@ -90,4 +94,21 @@ def _engine_load(heard: Heard, now_s: float) -> control_pb2.EngineLoad:
         prefix_hit_tokens=load.prefix_hit_tokens,
         prefix_query_tokens=load.prefix_query_tokens,
         age=duration(now_s - heard.at_s),
+    )
+
+
+def _engine_info(report: Report) -> control_pb2.EngineInfo:
+    how = report.computing
+    return control_pb2.EngineInfo(
+        engine_id=report.engine_id,
+        device=how.device,
+        mode=how.mode,
+        kernels=how.kernels,
+        instruction_set=how.instruction_set,
+        dtype=how.dtype,
+        quantization=how.quantization,
+        kv_cache_dtype=how.cache_dtype,
+        threads=how.threads,
+        allocator=how.allocator,
+        notes=how.notes,
     )

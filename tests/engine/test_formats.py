@@ -55,18 +55,56 @@ def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch
     """Of a machine with own kernels but neither VNNI nor bfloat16, and of one without any."""
     monkeypatch.setattr("engine.formats.computes_bfloat16", lambda: False)
     monkeypatch.setattr(native, "is_available", lambda: True)
-    monkeypatch.setattr(native, "instruction_set", lambda: "v4")
+    machine(monkeypatch, "v4")
 
     def notes(**settings: str) -> str:
         return " ".join(choose_formats(asked(settings), CPU).notes)
 
     assert re.search("no AVX-512 VNNI.*int8", notes(quantization="int8"))
     assert "widened as they are read" in notes(dtype="bfloat16")
-    assert notes(dtype="float32") == ""
-    monkeypatch.setattr(native, "instruction_set", lambda: native.VNNI)
-    assert notes(quantization="int8") == ""
+    assert re.search("no AVX-512 VNNI.*would take", notes(dtype="float32"))
+    machine(monkeypatch, native.VNNI, "v4", "v3")
+    assert notes(quantization="int8") == notes(dtype="float32") == ""
+    machine(monkeypatch, "v3")
+    assert re.search("no AVX-512: our kernels for AVX2", notes(dtype="float32"))
     monkeypatch.setattr(native, "is_available", lambda: False)
     assert "install a C++ compiler" in notes(dtype="float32")
+    machine(monkeypatch)
+    assert "no AVX2" in notes(dtype="float32")
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *runnable: str) -> None:
+    """Make this machine one that can run these instruction sets."""
+    monkeypatch.setattr(native, "runnable", lambda: runnable)
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+@pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        (AttributeError("gone"), r"is missing from torch .* \(AttributeError\)"),
+        (TypeError("takes seven arguments"), r"is missing from torch .* \(TypeError\)"),
+        (torch.zeros(5, 16, dtype=torch.bfloat16), "disagrees with its plain one by 1 of its size"),
+        (torch.full((5, 16), float("nan")), "disagrees with its plain one by nan"),
+    ],
+)
+def test_a_torch_without_the_private_operator_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, lost: torch.Tensor | Exception, text: str, has_own: bool
+) -> None:
+    """Missing, with other arguments, or giving something else: said at start, with what serves instead."""
+
+    def linear(*arguments: object) -> torch.Tensor:
+        if isinstance(lost, torch.Tensor):
+            return lost
+        raise lost
+
+    monkeypatch.setattr("engine.formats.computes_bfloat16", lambda: True)
+    monkeypatch.setattr(native, "is_available", lambda: has_own)
+    assert "packed bfloat16 linear" not in " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", linear)
+    notes = " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
+    assert re.search(f"packed bfloat16 linear .*{text}", notes)
+    assert ("our own is used" if has_own else "its plain one is used") in notes
 
 
 def test_a_private_operator_is_used_only_when_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 from sluice.v1 import control_pb2, types_pb2
 
+from engine.computing import UNKNOWN
 from engine.errors import ServiceError, invalid
 from engine.request import Limits
-from services.gateway.calls.inference import refuse
 from services.gateway.calls.metadata import Context
+from services.gateway.calls.refusal import refuse
 from services.gateway.contract.answers import duration
 from services.gateway.contract.errors import not_found
 from services.gateway.contract.fields import BUILT, FEATURE_FIELDS
@@ -19,7 +20,7 @@ from services.gateway.contract.knobs import seconds
 from services.gateway.load import Loads
 from services.gateway.requests.desk import Desk
 
-SCHEMA_REVISION = 3
+SCHEMA_REVISION = 4
 MAX_PAGE = 1000
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # of WatchLoad
 MAX_GRACE_S = 24 * 3600.0
@@ -72,7 +73,7 @@ class Control:
     async def get_server_info(
         self, request: control_pb2.GetServerInfoRequest, context: Context
     ) -> control_pb2.GetServerInfoResponse:
-        """GetServerInfo: version, limits and what is built."""
+        """GetServerInfo: version, limits, what is built, and what each engine that has reported computes with."""
         settings = self._desk.settings
         return control_pb2.GetServerInfoResponse(
             version=settings.version,
@@ -81,6 +82,7 @@ class Control:
             start_time=self._start_time,
             limits=self._limits(),
             features=features(settings.limits),
+            engines=self.loads.engines(),
         )
 
     async def get_load(self, request: control_pb2.GetLoadRequest, context: Context) -> control_pb2.GetLoadResponse:
@@ -118,15 +120,16 @@ class Control:
         model, defaults = self._desk.settings.model, self._desk.settings.model.defaults
         refusal: ServiceError | None = self._desk.refusal
         report = self.loads.any_report
+        how = report.computing if report else UNKNOWN
         return control_pb2.Model(
             id=model.id,
             revision=model.revision,
             architecture=model.architecture,
-            dtype=report.dtype if report else "",
-            parameter_count=report.num_parameters if report else 0,
-            quantization=report.quantization if report else "",
-            kv_cache_dtype=report.cache_dtype if report else "",
-            kernels=report.kernels if report else "",
+            dtype=how.dtype,
+            parameter_count=how.num_parameters,
+            quantization=how.quantization,
+            kv_cache_dtype=how.cache_dtype,
+            kernels=how.kernels,
             context_length=model.context_length,
             vocab_size=self._desk.settings.limits.vocab_size,
             eos_token_ids=model.eos_ids,

@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import inspect
 from pathlib import Path
 
@@ -9,11 +10,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from sluice.v1 import control_pb2, inference_pb2
 
+from engine.computing import Computing
 from engine.errors import ServiceError, invalid
 from services.gateway import server
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
 from services.gateway.calls.inference import Inference
+from services.gateway.calls.refusal import turn_away
 from services.gateway.contract.errors import to_rpc
 from services.gateway.neighbours import Neighbours
 from services.gateway.oip.service import OpenInference
@@ -53,12 +56,13 @@ async def test_every_handler_is_a_coroutine_function() -> None:
         parking = Parking(asyncio.get_running_loop().call_later, 1)
         desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking, Neighbours("g0", {}, ""))
         adapter = OpenInference(desk, inference.stream_generate)
-        handlers = server.Handlers(inference, Converse(desk, parking), Control(desk, rig.gateway.drain), adapter)
+        control = Control(desk, rig.gateway.drain)
+        handlers = server.Handlers(inference, Converse(desk, parking), control, adapter, desk.observer)
         tables = {
             **server.inference_table(handlers),
             **server.control_table(handlers.control),
             **adapter.table(),
-            "x": server.refusal("x"),
+            "x": server.refusal("x", functools.partial(turn_away, desk.observer, "x")),
         }
         assert [name for name, handler in tables.items() if not inspect.iscoroutinefunction(handler)] == []
 
@@ -212,13 +216,32 @@ async def test_drain_refuses_new_work_and_lets_the_running_finish() -> None:
 
 async def test_models_info_and_load() -> None:
     async with running() as rig:
-        rig.gateway.deliver(Report("e0", 1, Load(num_running=3, step_s=0.5), served_token=True))
+        how = Computing(
+            "cpu", "native", "v4", "v4", "float32", "int8", "bfloat16", 7, 2, "--threads", "jemalloc", ("slow",)
+        )
+        rig.gateway.deliver(Report("e0", 1, Load(num_running=3, step_s=0.5), served_token=True, computing=how))
         models = await rig.control.ListModels(control_pb2.ListModelsRequest())
         model = await rig.control.GetModel(control_pb2.GetModelRequest(model="toy"))
         info = await rig.control.GetServerInfo(control_pb2.GetServerInfoRequest())
         load = await rig.control.GetLoad(control_pb2.GetLoadRequest())
         assert [one.id for one in models.models] == ["toy"] == [model.model.id]
         assert model.model.state == control_pb2.MODEL_STATE_READY
+        assert (model.model.quantization, model.model.kv_cache_dtype, model.model.kernels) == ("int8", "bfloat16", "v4")
+        assert list(info.engines) == [
+            control_pb2.EngineInfo(
+                engine_id="e0",
+                device="cpu",
+                mode="native",
+                kernels="v4",
+                instruction_set="v4",
+                dtype="float32",
+                quantization="int8",
+                kv_cache_dtype="bfloat16",
+                threads=2,
+                allocator="jemalloc",
+                notes=["slow"],
+            )
+        ]
         assert (info.gateway_id, info.limits.max_prompt_bytes) == ("g0", 1 << 20)
         assert [(one.engine_id, one.running_requests) for one in load.load.engines] == [("e0", 3)]
         assert load.load.open_requests == 0

@@ -478,6 +478,7 @@ class GetServerInfoResponse(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server. At most 64 bytes."""
     schema_revision: _builtins.int
@@ -496,6 +497,10 @@ class GetServerInfoResponse(_message.Message):
     def features(self) -> _containers.RepeatedScalarFieldContainer[Global___Feature.ValueType]:
         """What it supports. At most 64."""
 
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineInfo]:
+        """What its engines compute with: those that have reported to this gateway, by id. At most 1,024."""
+
     def __init__(
         self,
         *,
@@ -505,14 +510,83 @@ class GetServerInfoResponse(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         limits: Global___ServerLimits | None = ...,
         features: _abc.Iterable[Global___Feature.ValueType] | None = ...,
+        engines: _abc.Iterable[Global___EngineInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "gateway_id", b"gateway_id", "limits", b"limits", "schema_revision", b"schema_revision", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "features", b"features", "gateway_id", b"gateway_id", "limits", b"limits", "schema_revision", b"schema_revision", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
+
+@_typing.final
+class EngineInfo(_message.Message):
+    """What an engine computes with, decided when it started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_SET_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    KV_CACHE_DTYPE_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
+    ALLOCATOR_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    engine_id: _builtins.str
+    """Its id. At most 64 bytes."""
+    device: _builtins.str
+    """Where it computes: "cpu" or "cuda". At most 32 bytes."""
+    mode: _builtins.str
+    """"native": with the server's own kernels, compiled before it started; "eager": with the framework's operators alone,
+    which is slower. At most 32 bytes.
+    """
+    kernels: _builtins.str
+    """What multiplies weights, as in Model. At most 32 bytes."""
+    instruction_set: _builtins.str
+    """The widest instruction set of the CPU that the server has kernels for, such as "v4_vnni", "v4" or "v3" (levels of
+    x86-64); empty where it has none, and on a GPU. At most 32 bytes.
+    """
+    dtype: _builtins.str
+    """Number format that it computes in. At most 32 bytes."""
+    quantization: _builtins.str
+    """How weights are rounded, such as "int8" or "int4"; empty when they are not. At most 32 bytes."""
+    kv_cache_dtype: _builtins.str
+    """Number format of cached keys and values. At most 32 bytes."""
+    threads: _builtins.int
+    """Threads that compute; 0 on a GPU."""
+    allocator: _builtins.str
+    """What hands out its memory, such as "glibc 2.36" or "jemalloc". At most 64 bytes."""
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is slower than it could be, and why, for people. At most 16, each at most 256 bytes."""
+
+    def __init__(
+        self,
+        *,
+        engine_id: _builtins.str = ...,
+        device: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        kernels: _builtins.str = ...,
+        instruction_set: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        quantization: _builtins.str = ...,
+        kv_cache_dtype: _builtins.str = ...,
+        threads: _builtins.int = ...,
+        allocator: _builtins.str = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocator", b"allocator", "device", b"device", "dtype", b"dtype", "engine_id", b"engine_id", "instruction_set", b"instruction_set", "kernels", b"kernels", "kv_cache_dtype", b"kv_cache_dtype", "mode", b"mode", "notes", b"notes", "quantization", b"quantization", "threads", b"threads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineInfo: _TypeAlias = EngineInfo  # noqa: Y015
 
 @_typing.final
 class ServerLimits(_message.Message):

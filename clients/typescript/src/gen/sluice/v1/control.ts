@@ -128,6 +128,21 @@ export interface GetServerInfoResponse {
   startTime: Timestamp | undefined;
   limits: ServerLimits | undefined;
   features: Feature[];
+  engines: EngineInfo[];
+}
+
+export interface EngineInfo {
+  engineId: string;
+  device: string;
+  mode: string;
+  kernels: string;
+  instructionSet: string;
+  dtype: string;
+  quantization: string;
+  kvCacheDtype: string;
+  threads: number;
+  allocator: string;
+  notes: string[];
 }
 
 export interface ServerLimits {
@@ -984,7 +999,15 @@ export const GetServerInfoRequest: MessageFns<GetServerInfoRequest> = {
 };
 
 function createBaseGetServerInfoResponse(): GetServerInfoResponse {
-  return { version: "", schemaRevision: 0, gatewayId: "", startTime: undefined, limits: undefined, features: [] };
+  return {
+    version: "",
+    schemaRevision: 0,
+    gatewayId: "",
+    startTime: undefined,
+    limits: undefined,
+    features: [],
+    engines: [],
+  };
 }
 
 export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
@@ -1010,6 +1033,9 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
         writer.int32(v);
       }
       writer.join();
+    }
+    for (const v of message.engines) {
+      EngineInfo.encode(v!, writer.uint32(58).fork()).join();
     }
     return writer;
   },
@@ -1085,6 +1111,14 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
 
             break;
           }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.engines.push(EngineInfo.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1112,6 +1146,194 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
       ? ServerLimits.fromPartial(object.limits)
       : undefined;
     message.features = object.features?.map((e) => e) || [];
+    message.engines = object.engines?.map((e) => EngineInfo.fromPartial(e)) || [];
+    return message;
+  },
+};
+
+function createBaseEngineInfo(): EngineInfo {
+  return {
+    engineId: "",
+    device: "",
+    mode: "",
+    kernels: "",
+    instructionSet: "",
+    dtype: "",
+    quantization: "",
+    kvCacheDtype: "",
+    threads: 0,
+    allocator: "",
+    notes: [],
+  };
+}
+
+export const EngineInfo: MessageFns<EngineInfo> = {
+  encode(message: EngineInfo, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.engineId !== "") {
+      writer.uint32(10).string(message.engineId);
+    }
+    if (message.device !== "") {
+      writer.uint32(18).string(message.device);
+    }
+    if (message.mode !== "") {
+      writer.uint32(26).string(message.mode);
+    }
+    if (message.kernels !== "") {
+      writer.uint32(34).string(message.kernels);
+    }
+    if (message.instructionSet !== "") {
+      writer.uint32(42).string(message.instructionSet);
+    }
+    if (message.dtype !== "") {
+      writer.uint32(50).string(message.dtype);
+    }
+    if (message.quantization !== "") {
+      writer.uint32(58).string(message.quantization);
+    }
+    if (message.kvCacheDtype !== "") {
+      writer.uint32(66).string(message.kvCacheDtype);
+    }
+    if (message.threads !== 0) {
+      writer.uint32(72).uint32(message.threads);
+    }
+    if (message.allocator !== "") {
+      writer.uint32(82).string(message.allocator);
+    }
+    for (const v of message.notes) {
+      writer.uint32(90).string(v!);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): EngineInfo {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEngineInfo();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.engineId = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.device = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.mode = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.kernels = reader.string();
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.instructionSet = reader.string();
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.dtype = reader.string();
+            continue;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.quantization = reader.string();
+            continue;
+          }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.kvCacheDtype = reader.string();
+            continue;
+          }
+          case 9: {
+            if (tag !== 72) {
+              break;
+            }
+
+            message.threads = reader.uint32();
+            continue;
+          }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.allocator = reader.string();
+            continue;
+          }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.notes.push(reader.string());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<EngineInfo>): EngineInfo {
+    return EngineInfo.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<EngineInfo>): EngineInfo {
+    const message = createBaseEngineInfo();
+    message.engineId = object.engineId ?? "";
+    message.device = object.device ?? "";
+    message.mode = object.mode ?? "";
+    message.kernels = object.kernels ?? "";
+    message.instructionSet = object.instructionSet ?? "";
+    message.dtype = object.dtype ?? "";
+    message.quantization = object.quantization ?? "";
+    message.kvCacheDtype = object.kvCacheDtype ?? "";
+    message.threads = object.threads ?? 0;
+    message.allocator = object.allocator ?? "";
+    message.notes = object.notes?.map((e) => e) || [];
     return message;
   },
 };

@@ -1,0 +1,60 @@
+// What a client has received of one generation, and what it takes to go on with it elsewhere. Knows no call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "sluice/v1/inference.pb.h"
+#include "sluice/v1/types.pb.h"
+
+namespace sluice {
+
+struct Progress {
+  explicit Progress(v1::GenerationSpec asked) : spec(std::move(asked)) {}
+
+  v1::GenerationSpec spec;
+  std::optional<v1::Accepted> accepted = {};
+  std::optional<v1::PromptInfo> prompt_info = {};
+  // How each output ended.
+  std::map<std::uint32_t, v1::OutputFinished> ends = {};
+  // The last message; absent before it.
+  std::optional<v1::Finished> finished = {};
+  // Number of the last delta.
+  std::uint64_t last_seq = 0;
+  // Tokens received, over all outputs.
+  std::size_t num_tokens = 0;
+  // Their ids, by output; fewer where token_records is false.
+  std::map<std::uint32_t, std::vector<std::uint32_t>> ids = {};
+
+  // Whether the server keeps it when its connection is lost.
+  bool detaches() const;
+  // Whether going on means to resume; else it is asked for again.
+  bool has_begun() const;
+  // Whether a lost connection can be made good: by ids, from nothing, or as its server keeps it.
+  bool can_go_on() const;
+  // The spec of ResumeGenerate. Without all ids it has no prompt, so that no gateway begins again behind what is here.
+  v1::GenerationSpec rest() const;
+  // Notes what was changed on the way, so that a resumption keeps it.
+  void note(const v1::Update& update);
+
+  // Notes an event of any call; the delta in it, unless it was seen before.
+  template <typename Event>
+  const v1::Delta* take(const Event& event) {
+    if (event.has_delta()) return take_delta(event.delta()) ? &event.delta() : nullptr;
+    if (event.has_accepted()) accepted = event.accepted();
+    if (event.has_prompt_info()) prompt_info = event.prompt_info();
+    if (event.has_output_finished()) ends.emplace(event.output_finished().output_index(), event.output_finished());
+    if (event.has_finished()) finished = event.finished();
+    return nullptr;
+  }
+
+ private:
+  bool take_delta(const v1::Delta& delta);
+  bool has_all_ids() const;
+};
+
+}  // namespace sluice

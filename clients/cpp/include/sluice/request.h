@@ -1,0 +1,54 @@
+// What is asked, in the common short ways; `spec` has all of the contract.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sluice/options.h"
+#include "sluice/v1/types.pb.h"
+
+namespace sluice {
+
+// A prompt and its knobs. What is not set stays absent, and takes the model's own default.
+class Request {
+ public:
+  Request(const char* text);
+  Request(std::string text);
+  Request(v1::GenerationSpec spec);
+
+  static Request of_tokens(const std::vector<std::uint32_t>& ids);
+  // Pairs of role (system, developer, user, assistant, tool) and text. Throws std::invalid_argument for another role.
+  static Request chat(std::initializer_list<std::pair<std::string, std::string>> messages);
+
+  Request& model(const std::string& id);
+  Request& max_tokens(std::uint32_t num);
+  Request& temperature(double value);
+  Request& top_k(std::uint32_t num);
+  Request& top_p(double mass);
+  Request& seed(std::uint64_t key);
+  Request& n(std::uint32_t num);
+  Request& stop(const std::string& text);
+  Request& ignore_eos(bool ignores = true);
+  Request& logprobs(std::uint32_t num);
+  Request& json_schema(const std::string& schema);
+  Request& choices(const std::vector<std::string>& texts);
+  Request& priority(std::int32_t value);
+  // The server keeps it running when the connection is lost.
+  Request& detach();
+  // Its deadline.
+  Request& timeout(Duration time);
+
+  v1::GenerationSpec& spec() { return spec_; }
+  const v1::GenerationSpec& spec() const { return spec_; }
+  std::optional<Duration> timeout() const { return timeout_; }
+
+ private:
+  v1::GenerationSpec spec_;
+  std::optional<Duration> timeout_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,43 @@
+// Whether and when a call that failed is made again, within its deadline. Time and chance come in as arguments.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "sluice/error.h"
+#include "sluice/options.h"
+#include "sluice/progress.h"
+
+namespace sluice {
+
+using Clock = std::chrono::steady_clock;
+
+// The attempts at one call.
+class Attempts {
+ public:
+  Attempts(const RetryPolicy& policy, std::optional<Duration> timeout, Clock::time_point now);
+
+  // Until the deadline; absent without one.
+  std::optional<Duration> left(Clock::time_point now) const;
+  // How long to wait before the next attempt; absent when there is none to make. `progress` is that of a generation,
+  // nullptr for a call that answers once; `chance` is 0 to 1, and spreads clients that failed together.
+  std::optional<Duration> pause(const Failure& failure, const Progress* progress, Clock::time_point now, double chance);
+  // Times that it was lost after it had been accepted, and went on.
+  int num_broken() const { return num_broken_; }
+
+ private:
+  std::optional<Duration> delay(const Failure& failure, bool begun, Clock::time_point now, double chance) const;
+
+  RetryPolicy policy_;
+  std::optional<Clock::time_point> end_;
+  Clock::time_point news_;  // when there was some
+  std::uint64_t seen_seq_ = 0;
+  int num_failed_ = 0;  // since then
+  int num_broken_ = 0;
+};
+
+// A random number from 0 to 1.
+double chance();
+
+}  // namespace sluice

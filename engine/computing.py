@@ -1,0 +1,40 @@
+"""What an engine computes with, as logs and clients are told: device, number formats, kernels, threads, allocator.
+
+A value and nothing else: it is made once, by whoever builds the engine, and travels to the gateways as it is.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Computing:
+    """Attributes:
+    device: "cpu" or "cuda".
+    mode: "native" with kernels of our own, built ahead; "eager" with torch's operators alone.
+    kernels: what multiplies weights: the instruction set of our own kernels, "oneDNN", or "torch".
+    instruction_set: the widest of the CPU that our kernels know: v4_vnni, v4, v3; empty where it has none or on CUDA.
+    dtype: number format that it computes in.
+    quantization: int8 or int4 if weights are rounded, else empty.
+    cache_dtype: number format of keys and values.
+    num_parameters: of the model.
+    threads: that compute; 0 on CUDA.
+    threads_because: what decided their number.
+    allocator: what hands out memory: "glibc 2.36", "jemalloc", …
+    notes: what an operator should know: why something is slower than it could be.
+    """
+
+    device: str = ""
+    mode: str = ""
+    kernels: str = ""
+    instruction_set: str = ""
+    dtype: str = ""
+    quantization: str = ""
+    cache_dtype: str = ""
+    num_parameters: int = 0
+    threads: int = 0
+    threads_because: str = ""
+    allocator: str = ""
+    notes: tuple[str, ...] = ()
+
+
+UNKNOWN = Computing()
