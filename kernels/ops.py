@@ -123,6 +123,20 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
     attention.write_kv(keys_values, cache, meta.write_slots)
 
 
+def keep(states: Tensor, table: Tensor, column: int, slots: Tensor) -> None:
+    """Put states [T or more, H] into their rows of a table, rounded to its dtype.
+
+    Args:
+        table: [rows, W], of which H columns are written from `column` on.
+        slots: int64 [T], the rows of the first T states.
+    """
+    if native.is_available() and states.device.type == "cpu" and table.dtype is torch.bfloat16:
+        native.keep(states, table, column, slots)
+        return
+    rows = states[: len(slots)].to(table.dtype)
+    table[:, column : column + states.shape[1]].index_copy_(0, slots, rows)
+
+
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
     """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all."""
     if gpu.takes(cache):

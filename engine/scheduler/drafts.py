@@ -43,10 +43,12 @@ class Drafts:
     def asks(self, budget: int, *, grow: bool) -> list[Ask]:
         """Of sequences one token behind, while prompts leave room in a step of `budget` tokens. `grow`: with blocks for
         all drafts but the last, as far as nobody else needs them in the next step."""
+        self._asked = []
+        if self._controller is not None and self._controller.rests():
+            return []
         missing = [one.num_missing for one in self._floor.running if one.num_missing > 0]
         room = budget - sum(missing)
         able = [one for one in self._floor.running if _is_due(one)] if room > 0 else []
-        self._asked = []
         asks: list[Ask] = []
         if not able:
             return asks
