@@ -8,8 +8,8 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-SOURCES = Path("kernels/cpu")
-MODULES = {"": "module.cpp", "sampling_": "sampling.cpp"}  # by the prefix of the name
+ROOM = Path("kernels/cpu")
+SOURCES = ("module.cpp", "sampling.cpp")
 LEVELS = {
     "x86_64": {
         "v4_vnni": ["-march=x86-64-v4", "-mavx512vnni"],
@@ -21,20 +21,18 @@ FLAGS = ["-std=c++20", "-O3", "-fno-math-errno", "-fvisibility=hidden", "-mprefe
 
 
 def kernels() -> list[Extension]:
-    """Each module for each instruction set of this machine's architecture."""
+    """One for each instruction set of this machine's architecture."""
     return [
         Extension(
-            f"kernels.cpu.{prefix}{name}",
-            sources=[str(SOURCES / source)],
-            depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
-            define_macros=[("SLUICE_MODULE", prefix + name)],
+            f"kernels.cpu.{name}",
+            sources=[str(ROOM / source) for source in SOURCES],
+            depends=[str(header) for header in sorted(ROOM.glob("*.h"))],
+            define_macros=[("SLUICE_MODULE", name)],
             extra_compile_args=[*FLAGS, *level],
             extra_link_args=["-pthread"],
             optional=True,
         )
-        for prefix, source in MODULES.items()
         for name, level in LEVELS.get(platform.machine(), {}).items()
-        if not (prefix and name == "v4_vnni")  # sampling has no integer products
     ]
 
 

@@ -1,5 +1,6 @@
 """A whole service for the gateway's benchmarks: real processes, with `fake_engine` in the engine's place."""
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -24,6 +25,7 @@ from services.model_source import resolve_model
 from services.supervisor.plan import free_address, plan_children
 
 START_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
 SERVE = "services.cli.main"
 CACHE_TOKENS = 1 << 22
 
@@ -35,6 +37,7 @@ class Rig:
     address: str
     processes: dict[str, psutil.Process]
     engine_log: dict[str, Any] = dataclasses.field(default_factory=dict)  # when all is over
+    watch: Path = Path()  # where a watched gateway tells what memory is in use
 
     def cpu_s(self, name: str) -> float:
         """Seconds of CPU that a process has used."""
@@ -45,10 +48,28 @@ class Rig:
         """Bytes of memory that a process has."""
         return int(self.processes[name].memory_info().rss)
 
+    async def in_use(self, name: str) -> dict[str, int]:
+        """What a watched gateway says of its memory."""
+        self.watch.unlink(missing_ok=True)
+        self.processes[name].send_signal(signal.SIGHUP)
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            while not self.watch.exists():
+                await asyncio.sleep(0.01)
+        told: dict[str, int] = json.loads(self.watch.read_text())
+        return told
+
 
 @contextlib.contextmanager
-def service(step_s: float, *, leaks: bool = False, max_num_seqs: int = 256, **settings: Any) -> Iterator[Rig]:  # noqa: ANN401 # of ServiceConfig
-    """Run a service whose engine takes `step_s` a step; after the block it has ended, and its engine's log is there."""
+def service(
+    step_s: float,
+    *,
+    watched: bool = False,
+    leak_bytes: int = 0,
+    max_num_seqs: int = 256,
+    **settings: Any,  # noqa: ANN401 # of ServiceConfig
+) -> Iterator[Rig]:
+    """Run a service whose engine takes `step_s` a step; after the block it has ended, and its engine's log is there.
+    A `watched` gateway tells of its memory, and keeps `leak_bytes` of every request."""
     engine = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, kv_cache_tokens=CACHE_TOKENS)
     source = resolve_model("demo", "")
     config = ServiceConfig(
@@ -62,9 +83,11 @@ def service(step_s: float, *, leaks: bool = False, max_num_seqs: int = 256, **se
     with tempfile.TemporaryDirectory(prefix="bench") as directory:
         log = Path(directory) / "engine.json"
         modules = {Role.ENGINE: ("benchmarks.fake_engine",)}
-        if leaks:
-            modules[Role.GATEWAY] = ("benchmarks.leaky_gateway",)
-        own = {"FAKE_STEP_S": str(step_s), "FAKE_LOG": str(log)}
+        if watched:
+            modules[Role.GATEWAY] = ("benchmarks.watched_gateway",)
+        watch = Path(directory) / "watch.json"
+        own = {"FAKE_STEP_S": str(step_s), "FAKE_LOG": str(log), "WATCH_FILE": str(watch)}
+        own["LEAK_BYTES"] = str(leak_bytes)
         running = {
             child.process_id: subprocess.Popen(
                 [sys.executable, "-m", *modules.get(child.role, (SERVE, "serve"))],
@@ -72,7 +95,7 @@ def service(step_s: float, *, leaks: bool = False, max_num_seqs: int = 256, **se
             )
             for child in plan_children(engine, config, Path(directory))
         }
-        rig = Rig(config.listen, {name: psutil.Process(one.pid) for name, one in running.items()})
+        rig = Rig(config.listen, {name: psutil.Process(one.pid) for name, one in running.items()}, watch=watch)
         try:
             wait_until_serving(config.listen)
             yield rig

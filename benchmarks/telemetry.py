@@ -1,24 +1,30 @@
 """What telemetry costs: throughput with every request traced, and steps with a collector that takes everything and
 answers nothing.
 
-    python -m benchmarks.telemetry [--runs 5] [--streams 64] [--requests 256]
+    python -m benchmarks.telemetry [--rounds 20] [--streams 64] [--requests 128]
 
-Demo model, 64 tokens in and 64 out, closed loop. Each run measures three services one after the other: without
-telemetry, with traces and metrics to a collector, with the same to a black hole; ratios are within a run, as the
-machine changes from one to the next. The collector answers without reading, lest its own work be charged. The
-99th percentile of the time between two messages of a stream stands for that of a step, which it contains; the mean of
-steps is the engine's own.
+Demo model, 64 tokens in and 64 out, closed loop. Three services stand side by side: without telemetry, with traces and
+metrics to a collector, with the same to a black hole. Each round loads one after the other, in an order that changes,
+for as long as `requests` take. The collector answers without reading, lest its own work be charged. Ratios are medians
+of those within a round, as the machine changes from one to the next. Steps are the engine's own: its histogram has
+buckets of one percent here (fine_steps); beside the medians, the percentiles of all rounds together.
 """
 
 import argparse
 import contextlib
+import dataclasses
+import functools
 import json
+import math
+import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +36,9 @@ from benchmarks.machine import median, write
 LENGTH = 64
 SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "error")
 BENCH = (sys.executable, "-m", "services.cli.main", "bench", "--input-len", str(LENGTH), "--output-len", str(LENGTH))
-PORT = 19464  # of the engine's metrics: the first process
+PORT = 19464  # the first of metrics
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+BUCKET = re.compile(r'^sluice_engine_step_time_seconds_bucket{(?:.*,)?le="([^"]+)".*} (\S+)$', re.M)
 
 
 class Sink(grpc.GenericRpcHandler):
@@ -71,67 +79,114 @@ def black_hole() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def figures(streams: int, requests: int, *options: str) -> dict[str, float]:
-    """Tokens a second, 99th percentile of gaps and mean step in milliseconds."""
-    command = [*SERVE, "--metrics-port", str(PORT), *options]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service,
-        tempfile.TemporaryDirectory() as scratch,
-    ):
-        assert service.stdout is not None
-        address = service.stdout.readline().split(" on ")[1].split(",")[0]
-        bench = [*BENCH, "--address", address, "--concurrency", str(streams)]
-        subprocess.run([*bench, "--requests", str(streams)], check=True, stdout=subprocess.DEVNULL)
-        before = steps()
-        path = Path(scratch) / "bench.json"
-        more = ["--requests", str(requests), "--warmup", "0", "--seed", "1", "--json", str(path)]
-        subprocess.run([*bench, *more], check=True, stdout=subprocess.DEVNULL)
-        after = steps()
-        service.send_signal(signal.SIGTERM)
-        found = json.loads(path.read_text())
-    step_ms = (after[0] - before[0]) / (after[1] - before[1]) * 1e3
-    return {"tokens_per_s": found["output_tokens_per_s"], "gap_p99_ms": found["itl_ms"]["p99"], "step_ms": step_ms}
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Times of steps: how many took at most so many seconds."""
+
+    at_most: Counter[float]
+
+    def since(self, before: "Steps") -> "Steps":
+        """Those that came after `before`."""
+        return Steps(Counter({bound: num - before.at_most[bound] for bound, num in self.at_most.items()}))
+
+    def __add__(self, other: "Steps") -> "Steps":
+        return Steps(Counter({bound: num + other.at_most[bound] for bound, num in self.at_most.items()}))
+
+    def percentile_ms(self, share: float) -> float:
+        """Upper end of the bucket in which it lies."""
+        wanted = share * self.at_most[math.inf]
+        return 1e3 * next(bound for bound, num in sorted(self.at_most.items()) if num >= wanted)
 
 
-def steps() -> tuple[float, float]:
-    """Seconds and number of the engine's steps so far."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10).read().decode()
-    values = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[0] != "#"}
-    return values["sluice_engine_step_time_seconds_sum"], values["sluice_engine_step_time_seconds_count"]
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What one load of one service brought."""
+
+    tokens_per_s: float
+    steps: Steps
 
 
-def ratio(runs: list[dict[str, float]], plain: list[dict[str, float]], name: str) -> float:
-    """Median of a figure's ratio to that of the same run without telemetry."""
-    return round(median([one[name] / other[name] for one, other in zip(runs, plain, strict=True)]), 4)
+@dataclasses.dataclass(frozen=True)
+class Service:
+    """A running service, and the port of its engine's metrics: the first process."""
+
+    address: str
+    metrics_port: int
+
+    def load(self, streams: int, requests: int) -> Loaded:
+        """So many requests, at most `streams` at once."""
+        before = self.steps()
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            more = ["--concurrency", str(streams), "--requests", str(requests), "--warmup", "0", "--json", file.name]
+            subprocess.run([*BENCH, "--address", self.address, *more], check=True, stdout=subprocess.DEVNULL)
+            speed = float(json.loads(Path(file.name).read_text())["output_tokens_per_s"])
+        return Loaded(speed, self.steps().since(before))
+
+    def steps(self) -> Steps:
+        """The engine's steps so far."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        text = urllib.request.urlopen(url, timeout=10).read().decode()
+        return Steps(Counter({float(bound): int(float(num)) for bound, num in BUCKET.findall(text)}))
+
+
+@contextlib.contextmanager
+def serving(metrics_port: int, *options: str) -> Iterator[Service]:
+    """A service whose engine keeps step times to one percent."""
+    fine = str(Path(__file__).parent / "fine_steps")
+    path = os.pathsep.join(filter(None, [fine, str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
+    command = [*SERVE, "--metrics-port", str(metrics_port), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}) as child:
+        assert child.stdout is not None
+        try:
+            yield Service(child.stdout.readline().split(" on ")[1].split(",")[0], metrics_port)
+        finally:
+            child.send_signal(signal.SIGTERM)
 
 
 def main() -> None:
     """Measure in turn and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--requests", type=int, default=128)
     options = parser.parse_args()
-    load = (options.streams, options.requests)
-    plain, traced, swallowed = [], [], []
-    num_exports = 0
-    with collector() as (endpoint, sink), black_hole() as hole:
-        for _ in range(options.runs):
-            plain.append(figures(*load))
-            traced.append(figures(*load, "--otlp-endpoint", endpoint))
-            swallowed.append(figures(*load, "--otlp-endpoint", hole))
-            print(f"plain {plain[-1]}\ntraced {traced[-1]}\nblack hole {swallowed[-1]}", flush=True)
-        num_exports = sink.num
-    result: dict[str, object] = {
-        "plain_tokens_per_s": round(median([one["tokens_per_s"] for one in plain]), 1),
-        "traced_throughput_ratio": ratio(traced, plain, "tokens_per_s"),
-        "black_hole_throughput_ratio": ratio(swallowed, plain, "tokens_per_s"),
-        "black_hole_gap_p99_ratio": ratio(swallowed, plain, "gap_p99_ms"),
-        "black_hole_step_mean_ratio": ratio(swallowed, plain, "step_ms"),
-        "exports_received": num_exports,
-    }
-    command = f"python -m benchmarks.telemetry --runs {options.runs} --streams {load[0]} --requests {load[1]}"
-    write("telemetry", command, result)
+    loads: dict[str, list[Loaded]] = {}
+    with collector() as (endpoint, sink), black_hole() as hole, contextlib.ExitStack() as stack:
+        ways = {"plain": [], "traced": ["--otlp-endpoint", endpoint], "black_hole": ["--otlp-endpoint", hole]}
+        services = {
+            way: stack.enter_context(serving(PORT + 10 * i, *more)) for i, (way, more) in enumerate(ways.items())
+        }
+        for service in services.values():
+            service.load(options.streams, 2 * options.streams)
+        for i in range(options.rounds):
+            names = list(services)
+            for way in names[i % 3 :] + names[: i % 3]:
+                loads.setdefault(way, []).append(services[way].load(options.streams, options.requests))
+            last = {way: found[-1] for way, found in loads.items()}
+            print(
+                {way: (round(one.tokens_per_s), one.steps.percentile_ms(0.99)) for way, one in last.items()}, flush=True
+            )
+    command = "python -m benchmarks.telemetry" + "".join(f" --{name} {num}" for name, num in vars(options).items())
+    write("telemetry", command, {**result(loads), "exports_received": sink.num})
+
+
+def result(loads: dict[str, list[Loaded]]) -> dict[str, object]:
+    """Ratios to the service without telemetry."""
+    plain = loads["plain"]
+    found: dict[str, object] = {"plain_tokens_per_s": round(median([one.tokens_per_s for one in plain]), 1)}
+    for way in ("traced", "black_hole"):
+        pairs = list(zip(loads[way], plain, strict=True))
+        found[f"{way}_throughput_ratio"] = round(
+            median([one.tokens_per_s / base.tokens_per_s for one, base in pairs]), 4
+        )
+        for name, share in PERCENTILES.items():
+            ratios = [one.steps.percentile_ms(share) / base.steps.percentile_ms(share) for one, base in pairs]
+            found[f"{way}_step_{name}_ratio"] = round(median(ratios), 4)
+    pooled = {way: functools.reduce(Steps.__add__, [one.steps for one in ones]) for way, ones in loads.items()}
+    for name, share in PERCENTILES.items():
+        found[f"step_{name}_ms"] = {way: round(steps.percentile_ms(share), 2) for way, steps in pooled.items()}
+    found["num_steps"] = {way: steps.at_most[math.inf] for way, steps in pooled.items()}
+    return found
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Penalties(NamedTuple):
     """How much less likely rows make the ids that they have.
 
     Attributes:
-        rows: int64 [P], each once.
+        rows: int64 [P], ascending, each once.
         sizes: int64 [P], how many of the N ids are of the row; in order.
         ids: int64 [N].
         counts: float32 [N], occurrences in the output.
@@ -59,12 +59,15 @@ class Penalties(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """All that is changed in one step's logits, in this order."""
+    """All that is changed in one step's logits, in this order; two masks at most, the rows of each list ascending."""
 
     masks: tuple[Mask, ...] = ()
     bars: Bars | None = None
     biases: Biases | None = None
     penalties: Penalties | None = None
+
+
+NO_CHANGES = Changes()
 
 
 def adjust_(logits: Tensor, changes: Changes) -> None:

@@ -1,17 +1,22 @@
-"""Our own sampler for CPUs (kernels/cpu/sampling.cpp), as functions of tensors: float32 logits, row by row.
+"""Our own sampler for CPUs (kernels/cpu/sampling.cpp), as functions of tensors: float32 logits, row by row,
+rows shared out to the threads of the other kernels.
 
-Built as the other kernels, see `kernels.native`; where there is none the torch twins serve.
+Built with these, see `kernels.native`; where there is none the torch twins serve.
 """
 
 import torch
 from torch import Tensor
 
-from kernels.adjust import Changes
-from kernels.native import load, runnable
+from kernels import native
+from kernels.adjust import NO_CHANGES, Changes
+from kernels.choice import Chosen, Wanted
 from kernels.sampling import Rows
 from kernels.scores import Asked, Scores
 
-MODULE = next(filter(None, (load(f"sampling_{name}") for name in runnable())), None)
+MODULE = native.MODULE
+MAX_MASKS = 2  # as in kernels/cpu/adjust.h
+NO_MASK, NO_BARS, NO_BIASES, NO_PENALTIES = (0,) * 4, (0,) * 3, (0,) * 4, (0,) * 8  # addresses and sizes
+NOT_WANTED = (0,) * 13
 
 
 def takes(logits: Tensor) -> bool:
@@ -27,24 +32,36 @@ def takes(logits: Tensor) -> bool:
 
 def sample(logits: Tensor, rows: Rows) -> Tensor:
     """Ids int64 [R], -1 for rows of no usable number; see `kernels.sampling.sample`."""
+    return choose(logits, rows, NO_CHANGES, None).ids
+
+
+def choose(logits: Tensor, rows: Rows, changes: Changes, wanted: Wanted | None) -> Chosen:
+    """See `kernels.ops.choose`; all tensors but those of `rows` contiguous."""
     assert MODULE is not None
     ids = torch.empty(len(logits), dtype=torch.int64)
     columns = [column.contiguous() for column in rows]
-    MODULE.sample(
+    scores = None if wanted is None else _room(len(wanted.at), wanted.width, len(wanted.rows))
+    MODULE.choose(
         logits.data_ptr(),
-        len(logits),
-        logits.shape[1],
-        *(column.data_ptr() for column in columns),
+        *logits.shape,
+        *[column.data_ptr() for column in columns],
         ids.data_ptr(),
+        *_addresses(changes),
+        *(NOT_WANTED if wanted is None or scores is None else (*_list(wanted.at), *_scoring(wanted, scores))),
     )
-    return ids
+    return Chosen(ids, scores)
 
 
 def score(logits: Tensor, asked: Asked) -> Scores:
     """See `kernels.scores.score`."""
     assert MODULE is not None
-    num, pairs, width = len(logits), len(asked.rows), asked.width
-    found = Scores(
+    scores = _room(len(logits), asked.width, len(asked.rows))
+    MODULE.score(logits.data_ptr(), *logits.shape, asked.ids.data_ptr(), *_scoring(asked, scores))
+    return scores
+
+
+def _room(num: int, width: int, pairs: int) -> Scores:
+    return Scores(
         torch.empty(num),
         torch.empty(num, dtype=torch.int64),
         torch.empty(num, width, dtype=torch.int64),
@@ -52,30 +69,29 @@ def score(logits: Tensor, asked: Asked) -> Scores:
         torch.empty(pairs),
         torch.empty(pairs, dtype=torch.int64),
     )
-    MODULE.score(
-        logits.data_ptr(),
-        num,
-        logits.shape[1],
-        asked.ids.data_ptr(),
-        asked.nums.data_ptr(),
-        width,
-        asked.rows.data_ptr(),
-        asked.others.data_ptr(),
-        pairs,
-        *(one.data_ptr() for one in found),
-    )
-    return found
 
 
-def adjust_(logits: Tensor, changes: Changes) -> None:
-    """See `kernels.adjust.adjust_`; all tensors contiguous."""
-    assert MODULE is not None
-    at, vocab = logits.data_ptr(), logits.shape[1]
+def _scoring(asked: Asked | Wanted, scores: Scores) -> tuple[int, ...]:
+    pairs = (*_list(asked.rows), asked.others.data_ptr())
+    found = (scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)
+    others = (scores.other_logprobs, scores.other_ranks)
+    return (asked.nums.data_ptr(), asked.width, *pairs, *[one.data_ptr() for one in (*found, *others)])
+
+
+def _list(rows: Tensor) -> tuple[int, int]:
+    return rows.data_ptr(), len(rows)
+
+
+def _addresses(changes: Changes) -> list[int]:
+    assert len(changes.masks) <= MAX_MASKS
+    found: list[int] = []
     for rows, bits in changes.masks:
-        MODULE.mask(at, vocab, rows.data_ptr(), bits.data_ptr(), *bits.shape)
-    if changes.bars is not None:
-        MODULE.bar(at, vocab, *(one.data_ptr() for one in changes.bars), len(changes.bars.rows))
-    if changes.biases is not None:
-        MODULE.add(at, vocab, *(one.data_ptr() for one in changes.biases), len(changes.biases.rows))
-    if changes.penalties is not None:
-        MODULE.penalise(at, vocab, *(one.data_ptr() for one in changes.penalties), len(changes.penalties.rows))
+        found += (*_list(rows), bits.data_ptr(), bits.shape[1])
+    found += NO_MASK * (MAX_MASKS - len(changes.masks))
+    for some, nothing in (
+        (changes.bars, NO_BARS),
+        (changes.biases, NO_BIASES),
+        (changes.penalties, NO_PENALTIES),
+    ):
+        found += nothing if some is None else (*_list(some[0]), *[one.data_ptr() for one in some[1:]])
+    return found

@@ -26,7 +26,8 @@ from kernels import (
     scores,
     speculation,
 )
-from kernels.adjust import Changes
+from kernels.adjust import NO_CHANGES, Changes
+from kernels.choice import Chosen, Wanted
 from kernels.inputs import Inputs
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
@@ -195,14 +196,26 @@ def experts_mlp(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, share
     return y
 
 
+def choose(logits: Tensor, rows: Rows, changes: Changes, wanted: Wanted | None) -> Chosen:
+    """Change logits [R, V], which are overwritten, draw a token for each row, and score those that are wanted under
+    their logits as they came."""
+    if native_sampling.takes(logits):
+        return native_sampling.choose(logits, rows, changes, wanted)
+    raw = None if wanted is None else logits[wanted.at]
+    if changes != NO_CHANGES:
+        adjust_(logits, changes)
+    ids, bad = sample(logits, rows)
+    ids = ids.masked_fill(bad, -1)
+    if wanted is None or raw is None:
+        return Chosen(ids, None)
+    own = ids[wanted.at].clamp(min=0)
+    return Chosen(ids, score(raw, Asked(own, wanted.nums, wanted.rows, wanted.others, wanted.width)))
+
+
 def adjust_(logits: Tensor, changes: Changes) -> None:
     """Change single logits of [R, V] in place before sampling; see `kernels.adjust.adjust_`."""
-    if gpu.takes(logits):
-        gpu.family("adjust").adjust_(logits, changes)
-    elif native_sampling.takes(logits):
-        native_sampling.adjust_(logits, changes)
-    else:
-        adjust.adjust_(logits, changes)
+    chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
+    chosen.adjust_(logits, changes)
 
 
 def score(logits: Tensor, asked: Asked) -> Scores:

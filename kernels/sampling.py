@@ -63,6 +63,10 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     Returns:
         ids int64 [R], and bad bool [R]: rows with NaN, +inf or only -inf, whose id is -1.
     """
+    if not rows.temperature.any():
+        ids, best = greedy(logits)
+        bad = ~torch.isfinite(best)
+        return ids.masked_fill(bad, -1), bad
     peak = logits.amax(1)
     bad = ~torch.isfinite(peak)
     ids = torch.full_like(rows.positions, -1)

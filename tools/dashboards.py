@@ -49,6 +49,8 @@ DASHBOARDS: dict[str, tuple[Panel, ...]] = {
         quantiles("Per output token", "gen_ai_server_time_per_output_token_seconds"),
         quantiles("Whole request", "gen_ai_server_request_duration_seconds", "operation"),
         quantiles("In the queue", "sluice_queue_time_seconds", "tenant"),
+        quantiles("Prefill", "sluice_prefill_time_seconds"),
+        quantiles("Decode", "sluice_decode_time_seconds"),
         quantiles("Between processes", "sluice_ring_lag_seconds", "role"),
     ),
     "throughput": (
@@ -62,6 +64,19 @@ DASHBOARDS: dict[str, tuple[Panel, ...]] = {
             f"sum by (process) (rate(sluice_engine_tokens_computed_total[{WINDOW}]))",
             "{{process}}",
         ),
+        Panel(
+            "Tokens of a request",
+            "short",
+            tuple(
+                (f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket[{WINDOW}])))", f"{part} p{round(q * 100)}")
+                for part, metric in (
+                    ("prompt", "sluice_request_prompt_tokens"),
+                    ("output", "sluice_request_output_tokens"),
+                )
+                for q in (0.5, 0.99)
+            ),
+        ),
+        rates("Ends by reason", "sluice_requests_total", "reason", "reqps"),
         one("Memory", "bytes", "process_resident_memory_bytes", "{{instance}}"),
     ),
     "cache": (

@@ -61,4 +61,4 @@ class SlotBars:
                 if slot in self._bad_words:
                     ids = self._bad_words[slot].barred(ahead.get(row, ()))
                     found.append((row, np.array(ids, dtype=np.int64)))
-        return join(found)
+        return join(sorted(found, key=lambda pairs: pairs[0]))

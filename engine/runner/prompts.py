@@ -7,13 +7,11 @@ it. Knows slots and parameters; no request.
 import itertools
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.plan import Placement, Plan, PromptScores, TokenLogprob
 from engine.sampling.logprobs import score
-from engine.sampling.rows import LogprobRows
 
 CHUNK = 64  # places whose logits exist at once
 
@@ -59,7 +57,6 @@ def _scores(
     scores: list[TokenLogprob] = []
     for at in range(0, len(tokens), CHUNK):
         part = tokens[at : at + CHUNK]
-        asked = LogprobRows(np.arange(len(part)), np.full(len(part), candidates))
         with torch.inference_mode():
-            scores += score(logits_of(hidden[at : at + CHUNK]), part, asked)
+            scores += score(logits_of(hidden[at : at + CHUNK]), part, candidates)
     return tuple(scores)

@@ -3,7 +3,6 @@
 Arrays are indexed by slot. Knows slots and parameters; nothing of requests.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -14,7 +13,7 @@ from engine.runner.adjustments import SlotAdjustments
 from engine.runner.bars import SlotBars
 from engine.runner.prompts import SlotPrompts
 from engine.sampling.matchers import SlotMatchers
-from engine.sampling.rows import LogprobRows, Masks, SamplingRows
+from engine.sampling.rows import KnobRows, LogprobRows, Masks, SamplingRows
 
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
@@ -38,7 +37,7 @@ class SlotRows:
         self._adjustments = SlotAdjustments(vocab_size)
         self._bars = SlotBars()
         self.listening: set[int] = set()  # slots that want to know their tokens
-        self._fixed: SamplingRows | None = None  # of the slots that sampled last, while none of them is reset
+        self._fixed: KnobRows | None = None  # of the slots that sampled last, while none of them is reset
         self._fixed_slots: list[int] = []
 
     def reset(self, placement: Placement) -> None:
@@ -87,26 +86,24 @@ class SlotRows:
         min_tokens."""
         if self._fixed is None or self._fixed_slots != slots:
             self._fixed, self._fixed_slots = self._fixed_rows(slots), slots
-        at = np.asarray(positions)
         at_end = masks.ends if masks is not None else frozenset()
-        return dataclasses.replace(
+        return SamplingRows(
             self._fixed,
-            position=at,
+            position=np.asarray(positions),
             penalties=self._adjustments.penalties(slots, ahead),
             barred=self._bars.of(slots, positions, ahead, at_end),
             masks=masks,
         )
 
-    def _fixed_rows(self, slots: list[int]) -> SamplingRows:
+    def _fixed_rows(self, slots: list[int]) -> KnobRows:
         """What stays as long as the same slots sample."""
         at = np.array(slots)
-        return SamplingRows(
+        return KnobRows(
             temperature=self._temperature[at],
             top_k=self._top_k[at],
             top_p=self._top_p[at],
             min_p=self._min_p[at],
             seed=self._seed[at],
-            position=at,  # of none yet
             output=self._output[at],
             typical_p=self._typical_p[at],
             biases=self._adjustments.biases(slots),

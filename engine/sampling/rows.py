@@ -26,7 +26,7 @@ class Penalties:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Biases:
-    """What is added to single logits: row, id and value, all [N]."""
+    """What is added to single logits: row, id and value, all [N]; rows ascending."""
 
     rows: Ints
     ids: Ints
@@ -35,7 +35,7 @@ class Biases:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pairs:
-    """(row, id) pairs. Both [N]."""
+    """(row, id) pairs, rows ascending. Both [N]."""
 
     rows: Ints
     ids: Ints
@@ -54,12 +54,6 @@ class LogprobRows:
     rows: Ints
     nums: Ints
     ids: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-
-    def but(self, bad: Sequence[int]) -> "LogprobRows":
-        """Without these rows."""
-        kept = np.flatnonzero(~np.isin(self.rows, bad))
-        ids = {at: self.ids[old] for at, old in enumerate(kept.tolist()) if old in self.ids}
-        return LogprobRows(self.rows[kept], self.nums[kept], ids)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,44 +82,56 @@ class Masks(Allowed):
     ends: frozenset[int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """Parameters of R rows.
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class KnobRows:
+    """Parameters of R rows, which stay as they are as long as the same sequences sample.
 
     Attributes:
         temperature: float32 [R], 0 is greedy.
         top_k: int64 [R], 0 keeps all.
         top_p, min_p: float32 [R].
-        seed: int64 [R], two's complement of the unsigned seed.
-        position: int64 [R], of the token to be sampled.
-        output: int64 [R], index of the output within its request.
         typical_p: float32 [R], 1 keeps all.
-        penalties, biases: of the rows that have any; None if none has.
+        seed: int64 [R], two's complement of the unsigned seed.
+        output: int64 [R], index of the output within its request.
+        biases: of the rows that have any; None if none has.
         allowed: the only ids that may be sampled, of the rows that are so restricted.
-        barred: ids that may not be sampled, of the rows that have any.
         logprobs: the rows that ask for log probabilities.
-        masks: of the rows that follow a grammar; None if none does.
     """
 
     temperature: Floats
     top_k: Ints
     top_p: Floats
     min_p: Floats
-    seed: Ints
-    position: Ints
-    output: Ints
     typical_p: Floats
-    penalties: Penalties | None = None
+    seed: Ints
+    output: Ints
     biases: Biases | None = None
     allowed: Allowed | None = None
-    barred: Pairs | None = None
     logprobs: LogprobRows | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """What R rows are sampled by.
+
+    Attributes:
+        knobs: one object for as long as they stay: what is made of them is made once.
+        position: int64 [R], of the token to be sampled.
+        penalties: of the rows that have any; None if none has.
+        barred: ids that may not be sampled, of the rows that have any.
+        masks: of the rows that follow a grammar; None if none does.
+    """
+
+    knobs: KnobRows
+    position: Ints
+    penalties: Penalties | None = None
+    barred: Pairs | None = None
     masks: Masks | None = None
 
     @property
     def is_adjusted(self) -> bool:
         """Whether any logit is changed before sampling."""
-        return bool(self.barred or self.allowed or self.penalties or self.biases or self.masks)
+        return bool(self.barred or self.knobs.allowed or self.penalties or self.knobs.biases or self.masks)
 
 
 def allow(found: Sequence[tuple[int, Bits]]) -> Allowed | None:
@@ -143,7 +149,7 @@ def bits_of(ids: Sequence[int], vocab_size: int) -> Bits:
 
 
 def join(found: Sequence[tuple[int, Ints]]) -> Pairs | None:
-    """The ids of rows as pairs; None if there are none."""
+    """The ids of rows, ascending, as pairs; None if there are none."""
     if not found:
         return None
     sizes = [len(ids) for _, ids in found]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.plan import Ask
-from engine.sampling.rows import SamplingRows, allow, bits_of
+from engine.sampling.rows import KnobRows, SamplingRows, allow, bits_of
 from engine.sampling.sampler import Sampler
 from engine.speculation.drafters import Drafter
 from kernels.metadata import AttentionMetadata
@@ -196,16 +196,16 @@ def _sampling_rows(rows: list[_Row], vocab_size: int) -> SamplingRows:
     """As the target's rows, but for what depends on the tokens that exist: agreement is all that a draft is for."""
     params = [row.ask.params for row in rows]
     seeds = [one.seed - (1 << 64) if one.seed >= 1 << 63 else one.seed for one in params]
-    return SamplingRows(
+    knobs = KnobRows(
         temperature=np.array([one.temperature for one in params], dtype=np.float32),
         top_k=np.array([one.top_k for one in params], dtype=np.int64),
         top_p=np.array([one.top_p for one in params], dtype=np.float32),
         min_p=np.array([one.min_p for one in params], dtype=np.float32),
         typical_p=np.array([one.typical_p for one in params], dtype=np.float32),
         seed=np.array(seeds, dtype=np.int64),
-        position=np.array([len(row.tokens) + len(row.drafts) for row in rows], dtype=np.int64),
         output=np.array([row.ask.output_index for row in rows], dtype=np.int64),
         allowed=allow(
             [(i, bits_of(one.allowed_token_ids, vocab_size)) for i, one in enumerate(params) if one.allowed_token_ids]
         ),
     )
+    return SamplingRows(knobs, np.array([len(row.tokens) + len(row.drafts) for row in rows], dtype=np.int64))

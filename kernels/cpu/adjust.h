@@ -1,84 +1,105 @@
-// Changes of single logits before sampling, in place, as kernels/adjust.py has them.
+// Changes of a row's single logits before sampling, in place, as kernels/adjust.py has them.
+//
+// Lists are of all rows of a step, rows ascending: those of one row lie together.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "lanes.h"
 
 namespace sluice {
 
-struct Masking {
-  float* logits;  // [.., vocab]
-  int64_t vocab;
-  const int64_t* rows;   // [num]
+// The rows of a list's entries.
+struct Listed {
+  const int64_t* rows;  // [num], ascending
+  int64_t num;
+
+  // First and last entry of `row`.
+  std::pair<int64_t, int64_t> of(int64_t row) const {
+    const auto [first, last] = std::equal_range(rows, rows + num, row);
+    return {first - rows, last - rows};
+  }
+
+  // Where an entry of `row` is, -1 if it has none.
+  int64_t find(int64_t row) const {
+    const auto [first, last] = of(row);
+    return first < last ? first : -1;
+  }
+};
+
+struct Masks {
+  Listed at;
   const uint32_t* bits;  // [num, words]
-  int64_t num, words;
+  int64_t words;
 };
 
-struct Barring {
-  float* logits;
-  int64_t vocab;
-  const int64_t *rows, *ids;  // [num]
-  int64_t num;
+struct Bars {
+  Listed at;
+  const int64_t* ids;  // [num]
 };
 
-struct Biasing {
-  float* logits;
-  int64_t vocab;
-  const int64_t *rows, *ids;  // [num]
+struct Biases {
+  Listed at;
+  const int64_t* ids;  // [num]
   const float* values;
-  int64_t num;
 };
 
-struct Penalising {
-  float* logits;
-  int64_t vocab;
-  const int64_t *rows, *sizes;  // [num]
-  const int64_t* ids;           // all rows' in turn
+struct Penalties {
+  Listed at;
+  const int64_t *sizes, *ids;  // [num], all rows' in turn
   const float* counts;
   const float *repetition, *presence, *frequency;  // [num]
-  int64_t num;
+  std::vector<int64_t> firsts;                     // of each row's ids
+};
+
+struct Changes {
+  Masks masks[2];
+  Bars bars;
+  Biases biases;
+  Penalties penalties;
 };
 
 constexpr float BARRED = -std::numeric_limits<float>::infinity();
 
-inline void run(const Masking& job) {
+inline void mask(const uint32_t* words, float* logits, int64_t vocab) {
   IntVec lane_bits = {};
   for (int lane = 0; lane < LANES; ++lane) lane_bits[lane] = 1 << lane;
-  for (int64_t i = 0; i < job.num; ++i) {
-    float* logits = job.logits + job.rows[i] * job.vocab;
-    const uint32_t* words = job.bits + i * job.words;
-    int64_t id = 0;
-    for (; id + LANES <= job.vocab; id += LANES) {
-      const IntVec own = IntVec{} + static_cast<int32_t>(words[id / 32] >> (id % 32));
-      store(logits + id, (own & lane_bits) != 0 ? load(logits + id) : broadcast(BARRED));
-    }
-    for (; id < job.vocab; ++id)
-      if (!(words[id / 32] >> (id % 32) & 1)) logits[id] = BARRED;
+  int64_t id = 0;
+  for (; id + LANES <= vocab; id += LANES) {
+    const IntVec own = IntVec{} + static_cast<int32_t>(words[id / 32] >> (id % 32));
+    store(logits + id, (own & lane_bits) != 0 ? load(logits + id) : broadcast(BARRED));
+  }
+  for (; id < vocab; ++id)
+    if (!(words[id / 32] >> (id % 32) & 1)) logits[id] = BARRED;
+}
+
+inline void penalise(const Penalties& from, int64_t i, float* logits) {
+  const float repetition = from.repetition[i], presence = from.presence[i], frequency = from.frequency[i];
+  for (int64_t at = from.firsts[i]; at < from.firsts[i] + from.sizes[i]; ++at) {
+    const float value = logits[from.ids[at]], count = from.counts[at];
+    logits[from.ids[at]] = (value > 0.0f ? value / repetition : value * repetition) -
+                           (frequency * count + (count > 0.0f ? presence : 0.0f));
   }
 }
 
-inline void run(const Barring& job) {
-  for (int64_t i = 0; i < job.num; ++i) job.logits[job.rows[i] * job.vocab + job.ids[i]] = BARRED;
+inline bool touches(const Changes& changes, int64_t row) {
+  for (const Masks& one : changes.masks)
+    if (one.at.find(row) >= 0) return true;
+  return changes.bars.at.find(row) >= 0 || changes.biases.at.find(row) >= 0 || changes.penalties.at.find(row) >= 0;
 }
 
-inline void run(const Biasing& job) {
-  for (int64_t i = 0; i < job.num; ++i) job.logits[job.rows[i] * job.vocab + job.ids[i]] += job.values[i];
-}
-
-inline void run(const Penalising& job) {
-  const int64_t* id = job.ids;
-  const float* count = job.counts;
-  for (int64_t i = 0; i < job.num; ++i) {
-    float* logits = job.logits + job.rows[i] * job.vocab;
-    const float repetition = job.repetition[i], presence = job.presence[i], frequency = job.frequency[i];
-    for (const int64_t* end = id + job.sizes[i]; id < end; ++id, ++count) {
-      const float value = logits[*id];
-      logits[*id] = (value > 0.0f ? value / repetition : value * repetition) -
-                    (frequency * *count + (*count > 0.0f ? presence : 0.0f));
-    }
-  }
+inline void adjust(const Changes& changes, int64_t row, float* logits, int64_t vocab) {
+  for (const Masks& one : changes.masks)
+    if (const int64_t at = one.at.find(row); at >= 0) mask(one.bits + at * one.words, logits, vocab);
+  const auto [bar, last_bar] = changes.bars.at.of(row);
+  for (int64_t i = bar; i < last_bar; ++i) logits[changes.bars.ids[i]] = BARRED;
+  const auto [bias, last_bias] = changes.biases.at.of(row);
+  for (int64_t i = bias; i < last_bias; ++i) logits[changes.biases.ids[i]] += changes.biases.values[i];
+  if (const int64_t at = changes.penalties.at.find(row); at >= 0) penalise(changes.penalties, at, logits);
 }
 
 }  // namespace sluice

@@ -36,7 +36,7 @@ class Arguments {
 };
 
 template <typename Job>
-PyObject* compute(const Job& job) {
+PyObject* compute(Job& job) {
   Py_BEGIN_ALLOW_THREADS;
   run(job);
   Py_END_ALLOW_THREADS;
@@ -50,7 +50,7 @@ PyMethodDef method(const char* name) {
 
 }  // namespace sluice
 
-// The build names a module after what it holds and its instruction set: v4, sampling_v4, …
+// The build names a module after what it holds and its instruction set: v4, v4_vnni, …
 #define TEXT(name) #name
 #define NAME(name) TEXT(name)
 #define JOIN(prefix, name) prefix##name

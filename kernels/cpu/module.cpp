@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "integer.h"
 #include "linear.h"
+#include "sampling_methods.h"
 #include "slots.h"
 
 namespace {
@@ -168,4 +169,9 @@ PyModuleDef definition = {
 
 }  // namespace
 
-PyMODINIT_FUNC INIT(SLUICE_MODULE)() { return PyModule_Create(&definition); }
+PyMODINIT_FUNC INIT(SLUICE_MODULE)() {
+  PyObject* module = PyModule_Create(&definition);
+  if (module != nullptr && PyModule_AddFunctions(module, sluice::sampling_methods()) == 0) return module;
+  Py_XDECREF(module);
+  return nullptr;
+}

@@ -1,8 +1,8 @@
 // Logits to tokens, row by row: truncation and Gumbel-max as kernels/sampling.py has them, noise as kernels/philox.py.
 //
-// A row's token depends on that row alone: rows are computed one after the other, each in one fixed order. Noise words
-// are those of the twin to the bit; logarithms are not, so that tokens may differ where the two best scores differ by
-// less than 1e-5. Ids that cannot win with the noise that their word gives are left out before any logarithm is taken.
+// A row's token depends on that row alone, which is computed in one fixed order. Noise words are those of the twin to
+// the bit; logarithms are not, so that tokens may differ where the two best scores differ by less than 1e-5. Ids that
+// cannot win with the noise that their word gives are left out before any logarithm is taken.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,9 @@ namespace sluice {
 constexpr int64_t GROUP = 4 * LANES;  // ids whose words one turn of Philox gives
 
 struct Sampling {
-  const float* logits;  // [rows, vocab]
-  int64_t rows, vocab;
-  const float *temperature, *top_p, *min_p, *typical_p;     // [rows]
-  const int64_t *top_k, *seeds, *positions, *outputs;       // [rows]
-  int64_t* ids;                                             // [rows], -1 for a row of no usable number
+  const float *temperature, *top_p, *min_p, *typical_p;  // [rows]
+  const int64_t *top_k, *seeds, *positions, *outputs;    // [rows]
+  int64_t* ids;                                          // [rows], -1 for a row of no usable number
 };
 
 inline int64_t padded(int64_t num, int64_t to) { return (num + to - 1) / to * to; }
@@ -124,24 +122,33 @@ inline void scale(const float* logits, int64_t num, float peak, float temperatur
     store(s.weights.data() + i, exp(load(scaled + i)));
 }
 
+// The first of `num` logits that is `peak`, which one is.
+inline int64_t first_of(const float* logits, int64_t num, float peak) {
+  int64_t i = 0;
+  for (; i + LANES <= num; i += LANES)
+    if (const uint32_t found = bits_of(load(logits + i) == peak)) return i + __builtin_ctz(found);
+  while (logits[i] != peak) ++i;
+  return i;
+}
+
 // The least scaled logit that top-k, top-p and min-p keep.
-inline float floor_of(const Sampling& job, int64_t row, Scratch& s) {
-  const int64_t top_k = job.top_k[row] < job.vocab ? job.top_k[row] : 0;
-  float floor = top_k > 0 ? kth(s, top_k, job.vocab) : -INFINITE;
+inline float floor_of(const Sampling& job, int64_t row, int64_t vocab, Scratch& s) {
+  const int64_t top_k = job.top_k[row] < vocab ? job.top_k[row] : 0;
+  float floor = top_k > 0 ? kth(s, top_k, vocab) : -INFINITE;
   if (job.top_p[row] < 1.0f) floor = std::max(floor, top_p_floor(s, floor, job.top_p[row]));
   return job.min_p[row] > 0.0f ? std::max(floor, std::log(job.min_p[row])) : floor;
 }
 
-inline int64_t sample_row(const Sampling& job, int64_t row, Scratch& s) {
-  const float* logits = job.logits + row * job.vocab;
-  const float peak = peak_of(logits, job.vocab);
+// The token of logits [vocab] by the parameters of `row`; -1 if there is no usable number.
+inline int64_t sample_row(const Sampling& job, int64_t row, const float* logits, int64_t vocab, Scratch& s) {
+  const float peak = peak_of(logits, vocab);
   if (!(peak > -INFINITE)) return -1;
-  if (!(job.temperature[row] > 0.0f)) return std::find(logits, logits + job.vocab, peak) - logits;
+  if (!(job.temperature[row] > 0.0f)) return first_of(logits, vocab, peak);
   const Key key = {static_cast<uint64_t>(job.seeds[row]), static_cast<uint32_t>(job.positions[row]),
                    static_cast<uint32_t>(job.outputs[row])};
   const bool is_typical = job.typical_p[row] < 1.0f;
-  scale(logits, job.vocab, peak, job.temperature[row], is_typical || job.top_p[row] < 1.0f, s);
-  const float floor = floor_of(job, row, s);
+  scale(logits, vocab, peak, job.temperature[row], is_typical || job.top_p[row] < 1.0f, s);
+  const float floor = floor_of(job, row, vocab, s);
   if (floor == -INFINITE && !is_typical) return draw_from_all(key, s);
   if (is_typical) {
     find_typical(s, floor, job.typical_p[row]);
@@ -150,11 +157,6 @@ inline int64_t sample_row(const Sampling& job, int64_t row, Scratch& s) {
     each_above(s.scaled.data(), static_cast<int64_t>(s.scaled.size()), floor, [&](int64_t id) { s.kept.push_back(id); });
   }
   return draw_from_kept(key, s);
-}
-
-inline void run(const Sampling& job) {
-  Scratch scratch;
-  for (int64_t row = 0; row < job.rows; ++row) job.ids[row] = sample_row(job, row, scratch);
 }
 
 }  // namespace sluice

@@ -9,23 +9,34 @@
 #include <utility>
 #include <vector>
 
+#include "adjust.h"
 #include "lanes.h"
 
 namespace sluice {
 
 struct Scoring {
-  const float* logits;  // [rows, vocab]
-  int64_t rows, vocab;
-  const int64_t *ids, *nums;  // [rows]
-  int64_t width;              // the greatest of nums
-  const int64_t *other_rows, *others;  // [pairs], pairs of a row together, rows ascending
-  int64_t pairs;
-  float *logprobs, *top_logprobs, *other_logprobs;  // [rows], [rows, width], [pairs]
-  int64_t *ranks, *top_ids, *other_ranks;
+  const int64_t* nums;    // [rows]
+  int64_t width;          // the greatest of nums
+  Listed pairs;           // of a row and an id
+  const int64_t* others;  // [pairs]
+  float* logprobs;        // [rows]
+  int64_t* ranks;         // [rows]
+  int64_t* top_ids;       // [rows, width]
+  float* top_logprobs;    // [rows, width]
+  float* other_logprobs;  // [pairs]
+  int64_t* other_ranks;   // [pairs]
 };
 
+using Heap = std::vector<std::pair<float, int64_t>>;
+
 // log of the sum of e^logit: its largest part, and what comes on top of that.
-inline std::pair<float, float> norm_of(const float* logits, int64_t num) {
+struct Norm {
+  float peak, rest;
+
+  float logprob(float logit) const { return logit - peak - rest; }
+};
+
+inline Norm norm_of(const float* logits, int64_t num) {
   Vec peaks = broadcast(-std::numeric_limits<float>::infinity());
   int64_t i = 0;
   for (; i + LANES <= num; i += LANES) peaks = greater(load(logits + i), peaks);
@@ -49,7 +60,7 @@ inline int64_t rank_of(const float* logits, int64_t num, float value) {
 }
 
 // The k likeliest: a heap with the least likely in front, passed by whatever is no better.
-inline void find_top(const float* logits, int64_t num, int64_t k, std::vector<std::pair<float, int64_t>>& heap) {
+inline void find_top(const float* logits, int64_t num, int64_t k, Heap& heap) {
   const auto better = [](const auto& a, const auto& b) {
     return a.first > b.first || (a.first == b.first && a.second < b.second);
   };
@@ -70,29 +81,27 @@ inline void find_top(const float* logits, int64_t num, int64_t k, std::vector<st
   std::sort_heap(heap.begin(), heap.end(), better);
 }
 
-inline void run(const Scoring& job) {
-  std::vector<std::pair<float, int64_t>> heap;
-  int64_t pair = 0;
-  for (int64_t row = 0; row < job.rows; ++row) {
-    const float* logits = job.logits + row * job.vocab;
-    const auto [peak, rest] = norm_of(logits, job.vocab);
-    const auto logprob = [peak = peak, rest = rest](float logit) { return logit - peak - rest; };
-    const float own = logits[job.ids[row]];
-    job.logprobs[row] = logprob(own);
-    job.ranks[row] = rank_of(logits, job.vocab, own);
-    if (job.nums[row] > 0) {
-      find_top(logits, job.vocab, job.nums[row], heap);
-      for (int64_t i = 0; i < job.nums[row]; ++i) {
-        job.top_ids[row * job.width + i] = heap[i].second;
-        job.top_logprobs[row * job.width + i] = logprob(heap[i].first);
-      }
-    }
-    for (; pair < job.pairs && job.other_rows[pair] == row; ++pair) {
-      const float other = logits[job.others[pair]];
-      job.other_logprobs[pair] = logprob(other);
-      job.other_ranks[pair] = rank_of(logits, job.vocab, other);
+// The likeliest ids of row `at`, and those that it asks for.
+inline void score_rivals(const Scoring& job, int64_t at, const float* logits, int64_t vocab, Norm norm, Heap& heap) {
+  if (job.nums[at] > 0) {
+    find_top(logits, vocab, job.nums[at], heap);
+    for (int64_t i = 0; i < job.nums[at]; ++i) {
+      job.top_ids[at * job.width + i] = heap[i].second;
+      job.top_logprobs[at * job.width + i] = norm.logprob(heap[i].first);
     }
   }
+  const auto [first, last] = job.pairs.of(at);
+  for (int64_t pair = first; pair < last; ++pair) {
+    const float other = logits[job.others[pair]];
+    job.other_logprobs[pair] = norm.logprob(other);
+    job.other_ranks[pair] = rank_of(logits, vocab, other);
+  }
+}
+
+// The token of row `at`; nothing if it has none.
+inline void score_own(const Scoring& job, int64_t at, const float* logits, int64_t vocab, Norm norm, int64_t id) {
+  job.logprobs[at] = id < 0 ? BARRED : norm.logprob(logits[id]);
+  job.ranks[at] = id < 0 ? 0 : rank_of(logits, vocab, logits[id]);
 }
 
 }  // namespace sluice

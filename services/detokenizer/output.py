@@ -6,7 +6,8 @@ all that the model wrote, sections or not.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from engine.request import FinishReason
 from services.detokenizer.sections import NOTHING, SectionSplitter
@@ -18,7 +19,7 @@ from services.work import Sections, Stops, TextOptions, ToolCall
 ID_LENGTH = 9  # of a call's id: some templates refuse another length
 
 
-class Advance(NamedTuple):
+class Advance(msgspec.Struct, frozen=True, gc=False):
     """What tokens brought. `num_consumed` of them count: all, unless a stop string ended the output."""
 
     text: str

@@ -10,6 +10,7 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from grpc_health.v1 import health, health_pb2
 
@@ -32,7 +33,6 @@ from services.gateway.settings import GatewaySettings
 from services.messages import Failed, Message, Probe, Report, Result, Text
 from services.watched import Watched
 
-Inbound = Text | Failed | Result | Probe | Report
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
 
 
@@ -53,14 +53,22 @@ class Gateway:
         self._emit = emit
         self._clock = clock
         access = _access(settings.access_file)
-        self._guard = Guard(access, clock, settings.peer_secret)
-        self.desk = Desk(settings, emit, observer or Unobserved(), clock, _quotas(access, settings.num_gateways))
+        observer = observer or Unobserved()
+        self._guard = Guard(access, clock, observer, settings.peer_secret)
+        self.desk = Desk(settings, emit, observer, clock, _quotas(access, settings.num_gateways))
         self._parking = Parking(lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests)
         self._neighbours = Neighbours(settings.gateway_id, settings.neighbours, settings.peer_secret)
         self._control = Control(self.desk, self.drain)
         self._nudge = asyncio.Event()  # something changed that is told at once
         senses = Senses(lambda: self._control.loads.step_s, lost_frames, self._nudge.set)
         self._watch = RingWatch(self.desk, settings, emit, clock, senses)
+        self._takes: dict[type, Callable[[Any], None]] = {
+            Text: self._deliver,
+            Failed: self._deliver,
+            Result: self._deliver,
+            Probe: self._watch.returned,
+            Report: self._control.loads.report,
+        }
         self._health = health.aio.HealthServicer()
         self._listener: Listener | None = None
         self._pulse: asyncio.Task[None] | None = None
@@ -78,7 +86,8 @@ class Gateway:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
         inference = Inference(self.desk, self._parking, self._neighbours)
         adapter = OpenInference(self.desk, inference.stream_generate)
-        handlers = server.Handlers(inference, Converse(self.desk, self._parking), self._control, adapter)
+        converse = Converse(self.desk, self._parking)
+        handlers = server.Handlers(inference, converse, self._control, adapter, self.desk.observer)
         build = functools.partial(server.build, self._settings, self._guard, handlers, self._health)
         self._listener = Listener(self._settings, build)
         await self._publish()
@@ -103,20 +112,21 @@ class Gateway:
         await self._emptied(grace_s)
         self.desk.fail_all(draining())
 
-    def deliver(self, message: Inbound) -> None:
-        """Take a message that came round the ring. Waits for nothing."""
-        if isinstance(message, Probe):
-            self._watch.returned(message)
-        elif isinstance(message, Report):
-            self._control.loads.report(message)
-        else:
-            self.desk.deliver(message)
-            self._watch.delivered()
+    def deliver(self, message: Message) -> None:
+        """Take a message that came round the ring. Waits for nothing. Raises TypeError for one that is none of ours."""
+        take = self._takes.get(type(message))
+        if take is None:
+            raise TypeError(f"a gateway takes no {type(message).__name__}")
+        take(message)
 
     def stage_lost(self, *, planned: bool = False) -> None:
         """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
         self._has_said_so = False
         self._watch.stage_lost(planned=planned)
+
+    def _deliver(self, message: Text | Failed | Result) -> None:
+        self.desk.deliver(message)
+        self._watch.delivered()
 
     async def _beat(self) -> None:
         interval_s = self._settings.probe_interval_s

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Protocol
 
+from engine.errors import ServiceError
 from engine.request import SamplingParams
 from services.messages import Envelope, Timings
 from services.work import ChatPrompt, Generate, Work
@@ -45,6 +46,18 @@ class Used:
     timings: Timings | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that was not let in. `method` is the RPC's own name, with its service before a slash if that is not
+    InferenceService; `tenant` is "" while nobody knows."""
+
+    method: str
+    error: ServiceError
+    tenant: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+
+
 class RequestTrace(Protocol):
     """Follows one request."""
 
@@ -68,8 +81,11 @@ class Observer(Protocol):
     def request_started(self, started: Started) -> RequestTrace:
         """A request was admitted."""
 
+    def refused(self, refused: Refused) -> str:
+        """A request was not let in; the W3C header of its trace, or ""."""
+
     def count(self, name: str, **labels: str) -> None:
-        """Something happened that has no request: a refusal (`refused`), a dropped message (`dropped`)."""
+        """Something happened that has no request: a replay (`replayed`), a dropped message (`dropped`)."""
 
 
 class Unobserved:
@@ -81,6 +97,10 @@ class Unobserved:
     def request_started(self, started: Started) -> RequestTrace:
         """Pass the caller's context on."""
         return Unobserved(started.envelope.traceparent)
+
+    def refused(self, refused: Refused) -> str:
+        """Name the caller's trace."""
+        return refused.traceparent
 
     def count(self, name: str, **labels: str) -> None:
         """Nothing."""

@@ -11,6 +11,7 @@ from engine.request import SamplingParams
 from services.config import ServiceConfig, parse_peers
 from services.gateway.access.tls import files_of
 from services.gateway.gateway import Gateway
+from services.gateway.memory import share_one_heap
 from services.gateway.neighbours import SOCKET_SUFFIX
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
@@ -30,6 +31,7 @@ IPC = "ipc://"
 
 async def run(process: Process) -> int:
     """Serve until told to stop, then drain; the exit status. Raises ServiceError LISTEN_FAILED."""
+    share_one_heap()  # before grpc starts its threads
     config, ring = process.config, process.ring
     log = RequestLog(is_on=config.log_requests, shows_prompts=config.log_prompts)
     observer = GatewayObserver(process.tracer, process.metrics, lambda envelope: ring.emit(Keep(envelope)), log)

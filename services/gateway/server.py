@@ -1,8 +1,9 @@
 """Builds the grpc.aio server: options, services, reflection, port. The only file that knows how grpc is wired."""
 
 import dataclasses
+import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import message_factory
@@ -13,13 +14,15 @@ from grpc_reflection.v1alpha import _async as reflection
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2
 
-from engine.errors import Code, ServiceError, invalid
+from engine.errors import Code, ServiceError, invalid, unsupported
 from services.gateway.access.guard import Guard
 from services.gateway.access.tls import server_credentials
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
-from services.gateway.calls.inference import Inference, refuse, refuse_feature
+from services.gateway.calls.inference import Inference
 from services.gateway.calls.metadata import Context
+from services.gateway.calls.refusal import turn_away
+from services.gateway.observer import Observer
 from services.gateway.oip.service import SERVICE as OIP
 from services.gateway.oip.service import OpenInference
 from services.gateway.settings import GatewaySettings
@@ -29,6 +32,7 @@ INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["Infere
 CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
 HEALTH = "grpc.health.v1.Health"
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
+TurnAway = Callable[[Context, ServiceError], Awaitable[NoReturn]]
 
 _KINDS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -45,6 +49,7 @@ class Handlers:
     converse: Converse
     control: Control
     adapter: OpenInference
+    observer: Observer  # told of what none of them sees
 
 
 def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
@@ -82,7 +87,7 @@ def build(
         (CONTROL, control_table(handlers.control)),
         (OIP, handlers.adapter.table()),
     )
-    server.add_generic_rpc_handlers([_service(descriptor, table) for descriptor, table in tables])
+    server.add_generic_rpc_handlers([_service(descriptor, table, handlers.observer) for descriptor, table in tables])
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
         _add_reflection(server)
@@ -139,12 +144,15 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
     }
 
 
-def _service(descriptor: ServiceDescriptor, behaviours: Mapping[str, Behaviour]) -> grpc.GenericRpcHandler:
+def _service(
+    descriptor: ServiceDescriptor, behaviours: Mapping[str, Behaviour], observer: Observer
+) -> grpc.GenericRpcHandler:
     handlers = {}
     for method in descriptor.methods:
         make = _KINDS[(method.client_streaming, method.server_streaming)]
+        away = functools.partial(turn_away, observer, f"/{descriptor.full_name}/{method.name}")
         handlers[method.name] = make(
-            guarded(behaviours.get(method.name) or refusal(method.name), method.input_type.name),
+            guarded(behaviours.get(method.name) or refusal(method.name, away), method.input_type.name, away),
             request_deserializer=_parser(message_factory.GetMessageClass(method.input_type)),
             response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
         )
@@ -165,23 +173,23 @@ def _parser(message: type[Message]) -> Callable[[bytes], Message | Malformed]:
     return parse
 
 
-def guarded(behaviour: Behaviour, type_name: str) -> Behaviour:
+def guarded(behaviour: Behaviour, type_name: str, away: TurnAway) -> Behaviour:
     """The handler behind the one answer to malformed bytes: a true coroutine function, as grpc asks for its kind."""
 
     async def handle(request: object, context: Context) -> object:
         if isinstance(request, Malformed):
             message = f"is not a valid {type_name}: broken encoding, or text that is not UTF-8"
-            await refuse(context, invalid("request", message))
+            await away(context, invalid("request", message))
         return await behaviour(request, context)
 
     return handle
 
 
-def refusal(name: str) -> Behaviour:
+def refusal(name: str, away: TurnAway) -> Behaviour:
     """The handler of a method that is not built: a true coroutine function, as grpc asks for its kind."""
 
     async def refuse_method(request: object, context: Context) -> None:
-        await refuse_feature(name, context)
+        await away(context, unsupported(name, f"{name} is not supported by this server"))
 
     return refuse_method
 

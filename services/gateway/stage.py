@@ -1,7 +1,7 @@
 """The gateway's place in the ring: what comes round is delivered to it; what it sends it emits itself."""
 
 from services.gateway.gateway import Gateway
-from services.messages import Failed, Message, Probe, Report, Result, Text
+from services.messages import Message
 
 
 class GatewayStage:
@@ -14,8 +14,6 @@ class GatewayStage:
     def handle(self, message: Message) -> None:
         """Deliver. Raises TypeError for a message that no gateway takes."""
         self.progress += 1
-        if not isinstance(message, Text | Failed | Result | Probe | Report):
-            raise TypeError(f"a gateway takes no {type(message).__name__}")
         self._gateway.deliver(message)
 
     def turn(self) -> bool:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -82,6 +82,13 @@ class RingLoop:
         self._stage: Stage | None = None
         self._scheduled = False
         self._later: list[Message] = []  # came while a stage was computing
+        self._apart: dict[type, Callable[[Stage, Any], bool]] = {  # what the loop looks at first; True: it is done with
+            Keep: self._pass_keep,
+            Submit: self._refuse_revision,
+            Prompt: self._refuse_revision,
+        }
+        if role is not Role.GATEWAY:
+            self._apart[Probe] = self._pass_probe
 
     def start(self, stage: Stage) -> None:
         """Begin to turn, on the running asyncio loop."""
@@ -124,7 +131,9 @@ class RingLoop:
         waits for the end of the turn, in order."""
         if self._stage is None:
             return
-        for message in self.inbox.drain():
+        came = self.inbox.drain()
+        self.counts["messages"] += len(came)
+        for message in came:
             if isinstance(message, Probe):
                 self._take(self._stage, message)
             else:
@@ -134,11 +143,11 @@ class RingLoop:
     def _turn(self) -> None:
         if self._loop is None or self._stage is None:
             return
+        came = self.inbox.drain()
+        self.counts["messages"] += len(came)
         later, self._later = self._later, []
         try:
-            for message in later:
-                self._take(self._stage, message)
-            for message in self.inbox.drain():
+            for message in (*later, *came):
                 self._take(self._stage, message)
             again = self._work(self._stage)
         finally:
@@ -157,28 +166,42 @@ class RingLoop:
             raise SystemExit(EXIT_BROKEN) from error
 
     def _take(self, stage: Stage, message: Message) -> None:
-        self.counts["messages"] += 1
-        if isinstance(message, Probe) and self._role is not Role.GATEWAY:
-            self.leases.seen(message.origin, message.epoch)
-            visit = Visit(self._role, self.process_id, self.epoch, stage.progress, self.inbox.counts["lost"])
-            self.emit(msgspec.structs.replace(message, visits=(*message.visits, visit)))
-            return
-        if isinstance(message, Keep):
-            self.on_keep(message.envelope.request_id)
-            self.emit(message)
-            return
-        if isinstance(message, Submit | Prompt) and message.envelope.revision not in (self.revision, ""):
-            self.emit(failed(message.envelope, other_revision(message.envelope.revision, self.revision)))
+        apart = self._apart.get(type(message))
+        if apart is not None and apart(stage, message):
             return
         try:
             stage.handle(message)
         except Exception:
             # A bug met by one message must cost that request only, and never leave it without an end.
-            extra = None if isinstance(message, Probe | Report | Census) else about(message.envelope)
-            logger.exception("%s could not handle a %s", self.process_id, type(message).__name__, extra=extra)
-            self.counts["handler_errors"] += 1
-            if not isinstance(message, Probe | Report | Census) and self._role is not Role.GATEWAY:
-                self.emit(failed(message.envelope, engine_fault(f"the {self._role} failed on this request")))
+            self._not_handled(message)
+
+    def _pass_probe(self, stage: Stage, probe: Probe) -> bool:
+        self.leases.seen(probe.origin, probe.epoch)
+        visit = Visit(self._role, self.process_id, self.epoch, stage.progress, self.inbox.counts["lost"])
+        self.emit(msgspec.structs.replace(probe, visits=(*probe.visits, visit)))
+        return True
+
+    def _pass_keep(self, stage: Stage, keep: Keep) -> bool:
+        self.on_keep(keep.envelope.request_id)
+        self.emit(keep)
+        return True
+
+    def _refuse_revision(self, stage: Stage, message: Submit | Prompt) -> bool:
+        """Whether it is work for another model, which has failed then."""
+        wanted = message.envelope.revision
+        if wanted in (self.revision, ""):
+            return False
+        self.emit(failed(message.envelope, other_revision(wanted, self.revision)))
+        return True
+
+    def _not_handled(self, message: Message) -> None:
+        """The stage raised, just now: its request fails."""
+        of_request = None if isinstance(message, Probe | Report | Census) else message.envelope
+        extra = about(of_request) if of_request is not None else None
+        logger.exception("%s could not handle a %s", self.process_id, type(message).__name__, extra=extra)
+        self.counts["handler_errors"] += 1
+        if of_request is not None and self._role is not Role.GATEWAY:
+            self.emit(failed(of_request, engine_fault(f"the {self._role} failed on this request")))
 
     def _flush(self) -> int:
         """Messages that still wait after the attempt."""

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import zmq
@@ -27,6 +28,7 @@ MAX_BACKLOG = 100_000  # messages; admission keeps it out of reach, reaching it 
 FRAME_BYTES = BLOB_BYTES  # of one frame; more messages take more frames, a larger message becomes a blob
 FRAMES_A_TURN = 64  # so that a flood on the inbox cannot starve the loop
 LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_OF_BLOBS = frozenset({Blob, Chunk})
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HOST = int(BOOT_ID.read_text()[:8], 16) if BOOT_ID.exists() else secrets.randbits(32)
 
@@ -62,28 +64,35 @@ class Inbox:
         self._receipts = Receipts()
         self.counts = self._receipts.counts
         self.lag = Histogram(LAG_S)  # from departure to here, of frames from this machine
+        self.has_more = False  # the last drain stopped before the end
 
     @property
     def fd(self) -> int:
         """Becomes readable, edge-triggered, when there may be something to drain."""
         return int(self._socket.getsockopt(zmq.FD))
 
-    def drain(self) -> Iterator[Message]:
-        """Messages that have come; stops after `FRAMES_A_TURN` frames. True from `has_more` says to call again."""
+    def drain(self) -> list[Message]:
+        """Messages that have come; stops after `FRAMES_A_TURN` frames, and `has_more` says so.
+
+        Else until ZeroMQ says EAGAIN: only then does `fd` become readable again by the next message.
+        """
+        came: list[Message] = []
+        self.has_more = True
         for _ in range(FRAMES_A_TURN):
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                self.has_more = False
+                break
             self.counts["frames"] += 1
             frame = self._open(data)
-            if frame is not None:
-                yield from self._messages(frame)
-
-    @property
-    def has_more(self) -> bool:
-        """Whether frames wait now."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+            if frame is None:
+                continue
+            if _OF_BLOBS.isdisjoint(map(type, frame.messages)):
+                came.extend(cast(tuple[Message, ...], frame.messages))
+            else:
+                came.extend(self._joined(frame))
+        return came
 
     def close(self) -> None:
         """Close at once."""
@@ -101,7 +110,8 @@ class Inbox:
             self.lag.observe(time.monotonic() - frame.sent_s)
         return frame
 
-    def _messages(self, frame: Frame) -> Iterator[Message]:
+    def _joined(self, frame: Frame) -> Iterator[Message]:
+        """Its messages, those that came as blobs too."""
         for message in frame.messages:
             if isinstance(message, Chunk):
                 self._blobs.add(frame.sender, message)

@@ -12,6 +12,8 @@ DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24,
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 120.0)
 TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
+LENGTHS = tuple(float(1 << i) for i in range(18))  # tokens
+
 
 class Kind(enum.Enum):
     """How values are to be read."""
@@ -53,7 +55,13 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...] = (), *labels: s
 
 
 # The gateway, as clients see it. A token is counted here and nowhere else.
-REQUESTS = _counter("sluice.requests", "Requests that were let in and have ended", "operation", "code", "reason")
+REQUESTS = _counter(
+    "sluice.requests",
+    "Requests that were let in and have ended; the reason is that of the error, or why generating ended",
+    "operation",
+    "code",
+    "reason",
+)
 REFUSALS = _counter("sluice.refusals", "Requests that were not let in", "reason")
 TOKENS = _counter(
     "sluice.tokens", "Tokens of ended requests; cached, reasoning and accepted are parts of others", "kind"
@@ -61,6 +69,10 @@ TOKENS = _counter(
 DURATION = _histogram("gen_ai.server.request.duration", "Request duration", DURATION_S, "operation", "code")
 TTFT = _histogram("gen_ai.server.time_to_first_token", "Time to first token", TTFT_S)
 TPOT = _histogram("gen_ai.server.time_per_output_token", "Time per output token after the first", TPOT_S)
+PREFILL_TIME = _histogram("sluice.prefill.time", "From first scheduled to first token, of what ended well", DURATION_S)
+DECODE_TIME = _histogram("sluice.decode.time", "From first token to last, of what ended well", DURATION_S)
+PROMPT_LENGTH = _histogram("sluice.request.prompt_tokens", "Prompt tokens of a request", LENGTHS, unit="")
+OUTPUT_LENGTH = _histogram("sluice.request.output_tokens", "Output tokens of a request, all outputs", LENGTHS, unit="")
 GAP = _histogram("sluice.inter_token_latency", "Time between two messages with tokens of one output")
 EVENTS = _counter("sluice.gateway.events", "Replays, slow readers, dropped messages", "event", "reason")
 RESERVED = _gauge("sluice.reserved_tokens", "Tokens that open requests may use")

@@ -103,6 +103,14 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
         return self.wait_until(lambda: bool(found()), found, timeout_s)
 
+    def linked_to(self, context: tuple[str, str], timeout_s: float) -> list[ReceivedSpan]:
+        """Spans with a link to a trace and span id, once there is one, or none after `timeout_s`."""
+
+        def found() -> list[ReceivedSpan]:
+            return [span for span in self._spans if context in span.links]
+
+        return self.wait_until(lambda: bool(found()), found, timeout_s)
+
     def points(self, name: str) -> list[ReceivedPoint]:
         """What came last of each stream of a metric."""
         with self._changed:

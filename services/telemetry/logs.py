@@ -4,18 +4,29 @@ its trace's; prompts are never logged unless asked for."""
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from services.messages import Envelope
 
 FIELDS = "about"  # of a log record: what it is about, by name
+MAX_NAMED = 32  # requests of a stream in one line
 
 
 def about(envelope: Envelope, **more: object) -> dict[str, Mapping[str, object]]:
     """`extra` of a line about a request."""
-    parts = envelope.traceparent.split("-")
-    trace = {"trace_id": parts[1]} if len(parts) == 4 else {}
-    return {FIELDS: {**trace, "request_id": envelope.request_id, **more}}
+    return about_trace(envelope.traceparent, request_id=envelope.request_id, **more)
+
+
+def about_trace(traceparent: str, **more: object) -> dict[str, Mapping[str, object]]:
+    """`extra` of a line about what has no request (yet), under a W3C header, or ""."""
+    return {FIELDS: {**_trace(traceparent), **more}}
+
+
+def about_stream(traceparent: str, envelopes: Iterable[Envelope]) -> dict[str, Mapping[str, object]]:
+    """`extra` of a line about a stream of many requests, each in a trace of its own: the first ones are named."""
+    requests = [{"request_id": one.request_id, **_trace(one.traceparent)} for one in islice(envelopes, MAX_NAMED)]
+    return about_trace(traceparent, requests=requests)
 
 
 class JsonFormatter(logging.Formatter):
@@ -61,6 +72,11 @@ def configure(level: str, form: str, process_id: str) -> None:
     # It tells of each batch that fails; here spans that do not arrive are counted, and told of once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     root.setLevel(level.upper())
+
+
+def _trace(traceparent: str) -> dict[str, str]:
+    parts = traceparent.split("-")
+    return {"trace_id": parts[1]} if len(parts) == 4 else {}
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object]:

@@ -4,6 +4,7 @@ RPC conventions (release candidate) of OpenTelemetry as of the schema below."""
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 SERVICE_NAME = "sluice"
 
+SPAN_ADMISSION = "admission"  # at the door, of a request that was not let in
 SPAN_TOKENIZE = "tokenize"
 SPAN_QUEUE = "queue"
 SPAN_PREFILL = "prefill"

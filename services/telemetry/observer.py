@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 import grpc
 
-from services.gateway.observer import RequestTrace, Started, Used
+from services.gateway.observer import Refused, RequestTrace, Started, Used
 from services.messages import Envelope
 from services.telemetry import catalogue, names
 from services.telemetry.metrics import Metrics
 from services.telemetry.request_log import RequestLog
 from services.telemetry.tracing import (
+    QUEUE_SIZE,
     SAMPLED,
     Attributes,
     Tracer,
@@ -20,6 +21,7 @@ from services.telemetry.tracing import (
     traceparent_of,
 )
 
+MAX_WAITING = QUEUE_SIZE // 2  # spans on their way to the collector, from which on refusals are counted only
 SILENT = RequestLog(is_on=False, shows_prompts=False)
 _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 _HARMLESS = frozenset({"OK", "CANCELLED"})  # ends for which nobody looks at a trace that was not sampled
@@ -41,12 +43,30 @@ class GatewayObserver:
         """Open the RPC span and, inside it, the span of the generation, under which later stages hang theirs."""
         return _Trace(self._tracer, self._metrics, started, self._keep, self._log)
 
+    def refused(self, refused: Refused) -> str:
+        """Count a request that was not let in, and tell of it in a span, as of everything that fails."""
+        self._metrics.count(catalogue.REFUSALS, refused.error.reason)
+        traceparent = self._tell_refused(refused)
+        self._log.refused(refused, traceparent)
+        return traceparent
+
     def count(self, name: str, **labels: str) -> None:
         """Count an event that belongs to no request."""
-        if name == "refused":
-            self._metrics.count(catalogue.REFUSALS, labels["reason"])
-        else:
-            self._metrics.count(catalogue.EVENTS, name, labels.get("reason", ""))
+        self._metrics.count(catalogue.EVENTS, name, labels.get("reason", ""))
+
+    def _tell_refused(self, refused: Refused) -> str:
+        """Make the RPC span and, inside it, what failed. A flood of refusals leaves the other half of the queue to
+        requests that were let in."""
+        tracer, reason = self._tracer, refused.error.reason
+        if not tracer.is_on or tracer.num_waiting >= MAX_WAITING:
+            return refused.traceparent
+        code = _CODE_NAMES.get(int(refused.error.code), "UNKNOWN")
+        method = _rpc_method(refused.method)
+        parent = parent_context(refused.traceparent, refused.tracestate)
+        rpc = tracer.begin(method, parent, "server", {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method})
+        finish(tracer.begin(names.SPAN_ADMISSION, rpc, "internal", {names.TENANT: refused.tenant}), {}, reason)
+        finish(rpc, {names.RPC_STATUS: code}, reason if code in names.RPC_SERVER_ERRORS else "")
+        return traceparent_of(rpc, refused.traceparent)
 
 
 class _Trace:
@@ -70,7 +90,7 @@ class _Trace:
         self._ttft_s = 0.0
         caller = envelope.traceparent
         parent = parent_context(caller, envelope.tracestate) if tracer.is_on else None
-        method = f"{names.RPC_SERVICE}/{started.method}"
+        method = _rpc_method(started.method)
         rpc: Attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method}
         self._rpc = tracer.begin(method, parent, "server", rpc)
         self._operation = _operation(started)
@@ -94,6 +114,9 @@ class _Trace:
         code = _CODE_NAMES.get(status_code, "UNKNOWN")
         self._finish(code, reason, used, took)
         self._log.ended(self._started, self.traceparent, (code, reason), used, took)
+        self._count(code, reason or used.finish_reason, used, took)
+
+    def _count(self, code: str, reason: str, used: Used, took: float) -> None:
         metrics = self._metrics
         metrics.count(catalogue.REQUESTS, self._operation, code, reason)
         metrics.observe(catalogue.DURATION, took, self._operation, code)
@@ -110,6 +133,12 @@ class _Trace:
             metrics.observe(catalogue.TTFT, self._ttft_s)
         if self._ttft_s and used.num_completion > 1:
             metrics.observe(catalogue.TPOT, (took - self._ttft_s) / (used.num_completion - 1))
+        if used.num_prompt:
+            metrics.observe(catalogue.PROMPT_LENGTH, used.num_prompt)
+            metrics.observe(catalogue.OUTPUT_LENGTH, used.num_completion)
+        if used.timings is not None:
+            metrics.observe(catalogue.PREFILL_TIME, used.timings.prefill_s)
+            metrics.observe(catalogue.DECODE_TIME, used.timings.decode_s)
 
     def _is_chosen(self) -> bool:
         return self._work is None or self._tracer.sampling.takes(trace_id_of(self._work))
@@ -125,6 +154,11 @@ class _Trace:
         error = "" if code == "OK" else (reason or code)
         finish(self._work, _used(used, self._ttft_s), error)
         finish(self._rpc, {names.RPC_STATUS: code}, error if code in names.RPC_SERVER_ERRORS else "")
+
+
+def _rpc_method(method: str) -> str:
+    """With its service, which is InferenceService unless it is named."""
+    return method if "/" in method else f"{names.RPC_SERVICE}/{method}"
 
 
 def _operation(started: Started) -> str:

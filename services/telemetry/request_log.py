@@ -2,7 +2,7 @@
 
 import logging
 
-from services.gateway.observer import Started, Used
+from services.gateway.observer import Refused, Started, Used
 from services.telemetry import logs
 from services.work import ChatPrompt, Detokenize, TextPrompt, Work, unpack_ids
 
@@ -35,10 +35,16 @@ class RequestLog:
         }
         if self._shows_prompts:
             fields["prompt"] = prompt_of(started.work)
-        about = logs.about(envelope, **fields)
-        trace_id = traceparent.split("-")[1:2]
-        about[logs.FIELDS] = {**about[logs.FIELDS], **({"trace_id": trace_id[0]} if trace_id else {})}
+        about = logs.about_trace(traceparent, request_id=envelope.request_id, **fields)
         logger.info("%s ended", started.method, extra=about)
+
+    def refused(self, refused: Refused, traceparent: str) -> None:
+        """A request was not let in."""
+        if self._is_on:
+            about = logs.about_trace(
+                traceparent, tenant=refused.tenant, code=refused.error.code.name, reason=refused.error.reason
+            )
+            logger.info("%s refused", refused.method, extra=about)
 
 
 def prompt_of(work: Work) -> object:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Attributes = Mapping[str, Value | tuple[str, ...]]
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+QUEUE_SIZE = 4096  # spans that wait for the collector
 SAMPLED = "01"
 NOT_SAMPLED = "00"
 
@@ -72,13 +73,18 @@ class Tracer:
         # Who is sampled was decided before: what comes here is wanted.
         provider = TracerProvider(resource=Resource.create(resource), sampler=ALWAYS_ON, shutdown_on_exit=False)
         tracer = cls(provider, sampling)
-        provider.add_span_processor(otlp_queue(endpoint, tracer.counts))
+        provider.add_span_processor(otlp_queue(endpoint, tracer.counts, QUEUE_SIZE))
         return tracer
 
     @property
     def is_on(self) -> bool:
         """Whether spans go anywhere."""
         return self._tracer is not None
+
+    @property
+    def num_waiting(self) -> int:
+        """Spans that the collector has not taken yet."""
+        return waiting(self.counts)
 
     def record(self, request_id: str, parent: Parent, phase: Phase) -> None:
         """A phase that is over, under a remote parent; held back when its request is not sampled."""
@@ -117,6 +123,9 @@ class Tracer:
 
     def _make(self, parent: Parent, phase: Phase) -> None:
         assert self._tracer is not None
+        if self.num_waiting >= QUEUE_SIZE:  # it would be dropped: making it costs more than its step can spare
+            self.counts["dropped"] += 1
+            return
         span = self._tracer.start_span(
             phase.name,
             context=parent_context(*parent),
@@ -135,6 +144,11 @@ class Tracer:
 
     def _wall_ns(self, at_s: float) -> int:
         return int(at_s * 1e9) + self._offset_ns
+
+
+def waiting(counts: Mapping[str, int]) -> int:
+    """Of spans by what became of them: those that are queued or on their way."""
+    return counts["queued"] - counts["exported"] - counts["failed"]
 
 
 def finish(span: "Span | None", attributes: Attributes, error: str) -> None:

@@ -1,6 +1,7 @@
 """What a client has received, and how it asks for the rest."""
 
 from sluice.progress import Event, Progress
+from sluice.received import BATCH
 from sluice.v1 import inference_pb2, types_pb2
 
 EFFECTIVE = types_pb2.EffectiveParams(
@@ -10,15 +11,8 @@ EFFECTIVE = types_pb2.EffectiveParams(
 
 
 def told(progress: Progress, *events: Event) -> list[types_pb2.Delta]:
-    found = []
-    for event in events:
-        if isinstance(event, inference_pb2.ConverseResponse):
-            delta = progress.take(event, event.WhichOneof("frame"))
-        else:
-            delta = progress.take(event, event.WhichOneof("event"))
-        if delta is not None:
-            found.append(delta)
-    return found
+    found = [progress.take(event) for event in events]
+    return [delta for delta in found if delta is not None]
 
 
 def accepted(generation_id: str = "g.0") -> inference_pb2.StreamGenerateResponse:
@@ -59,6 +53,17 @@ def test_the_rest_is_the_effective_spec_and_the_ids() -> None:
     assert (rest.resume.generation_id, rest.resume.after_seq) == ("g.0", 2)
     assert [(one.output_index, list(one.token_ids)) for one in rest.resume.outputs] == [(0, [5, 6]), (1, [8])]
     assert spec.credit_window == 4
+
+
+def test_no_id_is_lost_between_batches() -> None:
+    progress = Progress(types_pb2.GenerationSpec(text="a"))
+    for seq in range(1, 2 * BATCH + 3):
+        told(progress, delta(seq, 10 * seq))
+        if seq in (1, BATCH, BATCH + 1):
+            assert progress.num_tokens == seq and progress.can_go_on
+    told(progress, accepted(), inference_pb2.ConverseResponse())
+    (output,) = progress.rest().resume.outputs
+    assert list(output.token_ids) == [10 * seq for seq in range(1, 2 * BATCH + 3)]
 
 
 def test_without_all_ids_the_rest_has_no_prompt_to_begin_again_with() -> None:

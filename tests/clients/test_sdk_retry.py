@@ -57,13 +57,13 @@ def test_before_it_is_accepted_attempts_are_counted() -> None:
 
 def begun() -> Progress:
     progress = Progress(types_pb2.GenerationSpec(text="a"))
-    progress.take(inference_pb2.StreamGenerateResponse(accepted=types_pb2.Accepted(generation_id="g")), "accepted")
+    progress.take(inference_pb2.StreamGenerateResponse(accepted=types_pb2.Accepted(generation_id="g")))
     return progress
 
 
 def news(progress: Progress, seq: int, num_ids: int = 1) -> None:
     delta = types_pb2.Delta(seq=seq, consumed=1, tokens=[types_pb2.Token(id=5)] * num_ids)
-    progress.take(inference_pb2.StreamGenerateResponse(delta=delta), "delta")
+    progress.take(inference_pb2.StreamGenerateResponse(delta=delta))
 
 
 def test_a_broken_generation_is_given_up_when_there_was_no_news_for_long() -> None:

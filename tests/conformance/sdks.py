@@ -57,4 +57,5 @@ SDKS = (
     ),
     Sdk("go", (str(CLIENTS / "go" / "build" / "driver"),), ("go",), "conformance/prepare.sh"),
     Sdk("cpp", (str(CLIENTS / "cpp" / "build" / "driver"),), ("c++", "cmake", "protoc"), "conformance/prepare.sh"),
+    Sdk("java", ("sh", str(CLIENTS / "java" / "build" / "driver.sh")), ("javac", "protoc"), "conformance/prepare.sh"),
 )

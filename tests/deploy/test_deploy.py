@@ -28,7 +28,6 @@ SETTINGS = {
 }
 OWN = {  # of compose.yaml itself
     "SLUICE_PORT",
-    "SLUICE_ENGINE",
     "SLUICE_TEXT_IMAGE",
     "SLUICE_ENGINE_IMAGE",
     "SLUICE_CUDA_IMAGE",

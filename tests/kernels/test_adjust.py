@@ -9,16 +9,21 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from kernels import native, native_sampling, ops
 from kernels.adjust import Bars, Biases, Changes, Mask, Penalties, adjust_
+from tests.kernels.test_sampling import rows_of
 
 VOCAB = 40
 
 
-@pytest.fixture(params=["twin", "sampling_v3", "sampling_v4"], autouse=True)
+@pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = native.load(request.param) if request.param.removeprefix("sampling_") in native.runnable() else None
+    module = native.load(request.param) if request.param in native.runnable() else None
     if module is None and request.param != "twin":
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)
+
+
+def change(logits: Tensor, changes: Changes) -> None:
+    ops.choose(logits, rows_of(len(logits), 0.0, 0, 1.0, 0.0), changes, None)
 
 
 def penalties(tokens: list[list[int]], counts: list[float], strengths: list[tuple[float, float, float]]) -> Changes:
@@ -34,13 +39,13 @@ def test_repetition_is_hugging_faces() -> None:
     torch.manual_seed(0)
     logits, tokens = torch.randn(2, VOCAB) * 3, [[1, 5, 5, 9], [2, 39, 7, 7]]
     want = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(tokens), logits.clone())
-    ops.adjust_(logits, penalties(tokens, [0.0] * 6, [(1.3, 0.0, 0.0)] * 2))
+    change(logits, penalties(tokens, [0.0] * 6, [(1.3, 0.0, 0.0)] * 2))
     assert torch.equal(logits, want)
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:
     logits = torch.zeros(1, VOCAB)  # the first of the ids is in the prompt only
-    ops.adjust_(logits, penalties([[3, 4, 5]], [0.0, 1.0, 3.0], [(1.0, 0.5, 0.25)]))
+    change(logits, penalties([[3, 4, 5]], [0.0, 1.0, 3.0], [(1.0, 0.5, 0.25)]))
     assert logits[0, 3:6].tolist() == [0.0, -0.75, -1.25]
     assert not logits[0, :3].any() and not logits[0, 6:].any()
 
@@ -50,7 +55,7 @@ def test_barred_ids_stay_barred() -> None:
     mask = Mask(torch.tensor([0]), torch.tensor([[0b110, 0]], dtype=torch.int32))
     bars = Bars(torch.tensor([0, 0]), torch.tensor([2, 2]))
     biases = Biases(torch.tensor([0, 0, 1]), torch.tensor([2, 1, 7]), torch.tensor([100.0, 5.0, 1.0]))
-    ops.adjust_(logits, Changes((mask,), bars, biases))
+    change(logits, Changes((mask,), bars, biases))
     assert logits[0].isneginf().sum() == VOCAB - 1 and logits[0, 1] == 5.0
     assert logits[1, 7] == 1.0 and logits[1].sum() == 1.0
 
@@ -64,7 +69,7 @@ def test_masks_bar_what_has_no_bit(vocab: int, rows: list[int]) -> None:
     want = logits.clone()
     for row, allowed in zip(rows, may, strict=True):
         want[row] = want[row].where(allowed[:vocab], -torch.inf)
-    ops.adjust_(logits, Changes((Mask(torch.tensor(rows), bits),)))
+    change(logits, Changes((Mask(torch.tensor(rows), bits),)))
     assert torch.equal(logits, want)
 
 
@@ -93,6 +98,6 @@ def test_all_at_once_is_as_the_twin_has_it(vocab: int) -> None:
     logits: Tensor = torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     want, changes = logits.clone(), random_changes(20, vocab)
     adjust_(want, changes)
-    ops.adjust_(logits, changes)
+    change(logits, changes)
     torch.testing.assert_close(logits, want, rtol=1e-6, atol=1e-6)
     assert torch.equal(logits.isneginf(), want.isneginf()) and not torch.equal(logits, logits.relu())

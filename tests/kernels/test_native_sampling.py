@@ -14,9 +14,9 @@ from tests.kernels.test_sampling import ALL, Params, mixed_rows, random_logits, 
 TIE = 1e-5
 
 
-@pytest.fixture(params=["sampling_v3", "sampling_v4"], autouse=True)
+@pytest.fixture(params=["v3", "v4", "v4_vnni"], autouse=True)
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = native.load(request.param) if request.param.removeprefix("sampling_") in native.runnable() else None
+    module = native.load(request.param) if request.param in native.runnable() else None
     if module is None:
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)

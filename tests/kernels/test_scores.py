@@ -10,9 +10,9 @@ from kernels import native, native_sampling, ops
 from kernels.scores import Asked
 
 
-@pytest.fixture(params=["twin", "sampling_v3", "sampling_v4"], autouse=True)
+@pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = native.load(request.param) if request.param.removeprefix("sampling_") in native.runnable() else None
+    module = native.load(request.param) if request.param in native.runnable() else None
     if module is None and request.param != "twin":
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)

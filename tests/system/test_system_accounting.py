@@ -5,10 +5,11 @@ import contextlib
 import random
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TypeAlias
 
 import grpc
+from google.protobuf import any_pb2
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
@@ -43,19 +44,48 @@ class Seen:
         self.num_with_tokens += usage.completion_tokens > 0
 
 
+WAYS = ("well", "well", "stops", "several", "by id", "too long", "refused", "tokenize", "detokenize", "talk")
+
+
 async def one(stub: Stub, rng: random.Random, seen: Seen) -> None:
-    """A stream that ends in one of five ways: well, cancelled by its id, too long in tokens, refused, or tokenized."""
-    way = rng.choice(["well", "well", "by id", "too long", "refused", "tokenize"])
+    """A call that ends in one of many ways."""
+    way = rng.choice(WAYS)
     if way == "tokenize":
-        await stub.Tokenize(inference_pb2.TokenizeRequest(text="import os"))
+        await unary(stub.Tokenize(inference_pb2.TokenizeRequest(text="import os")), seen)
+    elif way == "detokenize":
+        await unary(stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[5, 6])), seen)
+    elif way == "talk":
+        await talk(stub, rng, seen)
+    else:
+        await streamed(stub, way, asked(way, rng), seen)
+
+
+async def unary(call: Awaitable[object], seen: Seen) -> None:
+    """Work that generates nothing."""
+    try:
+        await call
         seen.ends["OK"] += 1
-        return
+    except grpc.aio.AioRpcError as error:
+        failed(error, seen)
+
+
+def asked(way: str, rng: random.Random) -> types_pb2.GenerationSpec:
+    """What ends in this way."""
     prompt = [rng.randrange(4000) for _ in range(rng.choice((1, 30, 200)))]
     wanted = spec(prompt, 300 if way == "by id" else rng.randrange(1, 12))
+    if way == "stops":
+        wanted.stop.token_ids.extend(range(0, 4000, 3))
+    if way == "several":
+        wanted.sampling.n, wanted.sampling.temperature = 3, 1.0
     if way == "too long":
         wanted.text = "def f(x): return x\n" * 2000
     if way == "refused":
         wanted.sampling.top_p = 7.0
+    return wanted
+
+
+async def streamed(stub: Stub, way: str, wanted: types_pb2.GenerationSpec, seen: Seen) -> None:
+    """Read to the end; "by id" cancels it as soon as it is accepted."""
     call = stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=wanted), timeout=60)
     try:
         async for event in call:
@@ -69,14 +99,51 @@ async def one(stub: Stub, rng: random.Random, seen: Seen) -> None:
         failed(error, seen)
 
 
+async def talk(stub: Stub, rng: random.Random, seen: Seen) -> None:
+    """Four generations on one stream: one ends well, one is too late, one is cancelled, one is not let in."""
+    call = stub.Converse(timeout=60)
+    late, wrong = inference_pb2.Open(spec=spec([1, 2], 1500)), inference_pb2.Open(spec=spec([1], 4, top_p=7.0))
+    late.deadline.FromMilliseconds(rng.choice((1, 60)))
+    long = inference_pb2.Open(spec=spec([3], 1500))
+    for tag, wanted in enumerate((inference_pb2.Open(spec=asked("well", rng)), late, long, wrong), 1):
+        await call.write(inference_pb2.ConverseRequest(tag=tag, open=wanted))
+    await call.write(inference_pb2.ConverseRequest(tag=3, cancel=inference_pb2.Cancel()))
+    left = 4
+    while left:
+        frame = await call.read()
+        assert isinstance(frame, inference_pb2.ConverseResponse), "the stream ended early"
+        if frame.HasField("finished"):
+            seen.ends["OK"] += 1
+            seen.used(frame.finished.usage)
+        elif frame.HasField("failed") and frame.failed.generation_id:
+            seen.ends[grpc_name(frame.failed.code)] += 1
+            seen.used(frame.failed.usage)
+        elif frame.HasField("failed"):
+            seen.refused[reason_of(frame.failed.details)] += 1
+        left -= frame.HasField("finished") or frame.HasField("failed")
+    await call.done_writing()
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+def grpc_name(code: int) -> str:
+    """The name of a status."""
+    return next(one.name for one in grpc.StatusCode if one.value[0] == code)
+
+
+def reason_of(details: Iterable[any_pb2.Any]) -> str:
+    """Of its ErrorInfo."""
+    info = error_details_pb2.ErrorInfo()
+    assert next(iter(details)).Unpack(info)
+    return str(info.reason)
+
+
 def failed(error: grpc.aio.AioRpcError, seen: Seen) -> None:
-    """Count an error: whether it was let in is told by its trailers."""
+    """Count an error: one that was let in has its generation in its trailers."""
     trailers = {key: value for key, value in error.trailing_metadata() or ()}
     details = list(rpc_status.from_call(error).details)
-    if "x-sluice-trace-id" not in trailers and "x-sluice-generation-id" not in trailers:
-        info = error_details_pb2.ErrorInfo()
-        assert details[0].Unpack(info)
-        seen.refused[info.reason] += 1
+    if "x-sluice-generation-id" not in trailers:
+        seen.refused[reason_of(details)] += 1
         return
     seen.ends[error.code().name] += 1
     usage = types_pb2.Usage()
@@ -121,19 +188,22 @@ def test_counters_add_up_to_what_clients_saw() -> None:
     collector, seen, first = Collector(), Seen(), free_ports(1)[0]
     with contextlib.ExitStack() as stack:
         stack.callback(collector.stop)
-        options = ("--metrics-port", str(first), "--otlp-endpoint", collector.endpoint, "--max-num-seqs", "8")
-        service = stack.enter_context(serve(*options))
+        options = ["--metrics-port", str(first), "--otlp-endpoint", collector.endpoint, "--max-num-seqs", "8"]
+        service = stack.enter_context(serve(*options, "--max-open-requests", "10"))
         ports = {role: first + i for i, role in enumerate(ROLES)}
         asyncio.run(storm(service, seen))
         wait_until(
             lambda: not any(scraped(port)["sluice_requests_open"].total() for port in ports.values()), 10, "open"
         )
         gateway, engine = scraped(ports["gateway"]), scraped(ports["engine"])
-    assert set(seen.ends) == {"OK", "CANCELLED", "INVALID_ARGUMENT"} and set(seen.refused) == {"INVALID_PARAMETER"}
+    assert set(seen.ends) == {"OK", "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED"}
+    assert set(seen.refused) == {"INVALID_PARAMETER", "QUEUE_FULL"}
     assert by_label(gateway["sluice_requests_total"].items(), 0) == seen.ends
     assert by_label(gateway["sluice_refusals_total"].items(), 0) == seen.refused
     tokens = by_label(gateway["sluice_tokens_total"].items(), 0)
     assert {kind: tokens.get(kind, 0) for kind in KINDS} == {kind: seen.tokens[kind] for kind in KINDS}
+    assert gateway["sluice_request_prompt_tokens_sum"].total() == seen.tokens["prompt"]
+    assert gateway["sluice_request_output_tokens_sum"].total() == seen.tokens["completion"]
     assert gateway["gen_ai_server_request_duration_seconds_count"].total() == seen.ends.total()
     assert gateway["gen_ai_server_time_to_first_token_seconds_count"].total() == seen.num_with_tokens
     # Behind the gateway: what the tokenizer let through, and the gateway's own first token.

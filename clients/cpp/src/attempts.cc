@@ -6,8 +6,8 @@
 namespace sluice {
 namespace {
 
-// The door is shut or full for now: asking again, there or elsewhere, may help. A deadline that cannot be met also comes
-// with RetryInfo, but what helps it is more time.
+// The door is shut or full for now: asking again, there or elsewhere, may help. A deadline that cannot be met comes with
+// RetryInfo too, but what helps it is more time.
 bool helps(const Failure& failure, bool begun) {
   switch (failure.code) {
     case grpc::StatusCode::UNAVAILABLE:

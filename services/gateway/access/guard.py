@@ -13,9 +13,10 @@ import grpc
 
 from engine.errors import ServiceError
 from services.gateway.access.identity import CALLER, LOCAL, Access, Identity, Scope, not_allowed, unauthenticated
-from services.gateway.calls.inference import refuse
 from services.gateway.calls.metadata import Context
+from services.gateway.calls.refusal import turn_away
 from services.gateway.neighbours import PEER_KEY, TENANT_KEY
+from services.gateway.observer import Observer
 from services.watched import Watched
 
 REFRESH_S = 1.0
@@ -59,8 +60,12 @@ _KINDS = {
 class Guard(grpc.aio.ServerInterceptor):
     """`access` None lets everybody in as the one local tenant."""
 
-    def __init__(self, access: Watched[Access] | None, clock: Callable[[], float], peer_secret: str = "") -> None:
-        """`peer_secret`: what another gateway shows that hands on a call; "" believes nobody."""
+    def __init__(
+        self, access: Watched[Access] | None, clock: Callable[[], float], observer: Observer, peer_secret: str = ""
+    ) -> None:
+        """`observer` is told of who is turned away; `peer_secret`: what another gateway shows that hands on a call; ""
+        believes nobody."""
+        self._observer = observer
         self._access = access
         self._peer_secret = peer_secret
         self._clock = clock
@@ -118,7 +123,7 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 CALLER.set(self.identify(method, context))
             except ServiceError as error:
-                await refuse(context, error)
+                await turn_away(self._observer, method, context, error)
             return await run(request, context)
 
         make = _KINDS[(bool(handler.request_streaming), bool(handler.response_streaming))]

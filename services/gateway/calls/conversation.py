@@ -12,11 +12,13 @@ from sluice.v1 import inference_pb2
 from engine.errors import Code, ServiceError, engine_fault, invalid
 from services.gateway.calls.generation import Generation, open_one
 from services.gateway.calls.metadata import Call
+from services.gateway.calls.refusal import tell_refused
 from services.gateway.contract import answers
 from services.gateway.contract.errors import not_found
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
 from services.gateway.requests.reader import Reader
+from services.messages import Envelope
 from services.telemetry.logs import about
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,10 @@ class Conversation:
     def is_over(self) -> bool:
         """Whether nothing runs and nothing will; what waits to be said is still to come from `next`."""
         return not self._generations and (self.is_half_closed or self._is_leaving)
+
+    def envelopes(self) -> list[Envelope]:
+        """Of what runs."""
+        return [generation.request.envelope for generation in self._generations.values()]
 
     def take(self, frame: inference_pb2.ConverseRequest) -> None:
         """Do what the client says; never raises for what it says wrong."""
@@ -129,7 +135,7 @@ class Conversation:
                 raise _stream_full(limit)
             followed = open_one(self._desk, self._call(), frame)
         except ServiceError as error:
-            self._desk.observer.count("refused", reason=error.reason)
+            tell_refused(self._desk.observer, self._call(), error)
             self._refuse(tag, error)
             return
         generation = self._generations[tag] = Generation(self._desk, self._parking, tag, followed, self._wake)

@@ -7,6 +7,7 @@ every call: nothing waits in the clean-up, and cancellation is raised on.
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Mapping
 
 import grpc
 from sluice.v1 import inference_pb2
@@ -14,11 +15,12 @@ from sluice.v1 import inference_pb2
 from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, invalid
 from services.gateway.access.rate import Rate
 from services.gateway.calls.conversation import Conversation
-from services.gateway.calls.inference import refuse
-from services.gateway.calls.metadata import Call, Context, read_call
+from services.gateway.calls.metadata import Call, Context, read_call, read_trace
+from services.gateway.calls.refusal import refuse, turn_away
 from services.gateway.contract.errors import slow_consumer
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
+from services.telemetry.logs import about_stream, about_trace
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +51,14 @@ class Converse:
         except grpc.aio.InternalError:
             raise  # the connection is gone
         except Exception:
-            log.exception("the handler of Converse failed")
+            extra = about_trace(read_trace(context)) if talk is None else talk.about
+            log.exception("the handler of Converse failed", extra=extra)
             failure = engine_fault()
         finally:
             if talk is not None:
                 talk.close(failure)
+        if talk is None:
+            await turn_away(self._desk.observer, "Converse", context, failure)
         await refuse(context, failure)
 
 
@@ -84,6 +89,11 @@ class _Talk:
                 raise slow_consumer() from None
             raise
         await asyncio.wait([self._reading], timeout=HALF_CLOSE_S)
+
+    @property
+    def about(self) -> Mapping[str, Mapping[str, object]]:
+        """What a log line about the stream is about: its trace, and the generations that run on it."""
+        return about_stream(self._call.traceparent, self._conversation.envelopes())
 
     def close(self, error: ServiceError | None) -> None:
         """Release everything; waits for nothing."""
@@ -131,7 +141,7 @@ class _Talk:
         except grpc.aio.BaseError:
             return  # the connection is gone, and grpc cancels the call
         except Exception:
-            log.exception("reading a Converse stream failed")
+            log.exception("reading a Converse stream failed", extra=self.about)
             self._fault = engine_fault()
         self._news.set()
 

@@ -10,23 +10,24 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import grpc
-from sluice.v1 import inference_pb2, types_pb2
+from sluice.v1 import inference_pb2
 
-from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, unsupported
+from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault
 from services.gateway.access.identity import CALLER
-from services.gateway.calls.metadata import Call, Context, read_call
+from services.gateway.calls.metadata import Call, Context, read_call, read_trace
+from services.gateway.calls.refusal import refuse, turn_away
 from services.gateway.calls.session import Session
 from services.gateway.calls.story import Manner
 from services.gateway.contract import answers, translate
-from services.gateway.contract.errors import not_found, to_status
+from services.gateway.contract.errors import not_found
 from services.gateway.contract.translate import Asked
 from services.gateway.neighbours import Neighbours
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.followed import Followed
-from services.gateway.requests.open_requests import OpenRequest, State
+from services.gateway.requests.open_requests import State
 from services.gateway.requests.parking import Parking
 from services.messages import Detokenized, Tokenized
-from services.telemetry.logs import about
+from services.telemetry.logs import about, about_trace
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Inference:
                 return
             except ServiceError as error:
                 if not can_go_on:
-                    await refuse(context, error)
+                    await turn_away(self._desk.observer, "ResumeGenerate", context, error)
 
         def take(call: Call) -> Followed:
             translate.check_resume(request.spec)
@@ -177,36 +178,16 @@ class Inference:
         except grpc.aio.InternalError:
             raise  # the connection is gone
         except Exception:
-            extra = about(session.request.envelope) if session is not None else None
+            extra = about_trace(read_trace(context)) if session is None else about(session.request.envelope)
             log.exception("a handler of %s failed", method, extra=extra)
             failure = engine_fault()
         finally:
             if session is not None:
                 session.close(failure)
-        self._count_refusal(session, failure)
-        await refuse(context, failure, session.request if session else None)
+        if session is None:
+            await turn_away(self._desk.observer, method, context, failure)
+        await refuse(context, failure, session.request)
         raise failure
 
     def _opening(self, ask: Callable[[Call], Asked], *, streams: bool = False) -> Callable[[Call], Followed]:
         return lambda call: Followed(self._desk, call, ask(call), streams=streams)
-
-    def _count_refusal(self, session: Session | None, failure: ServiceError) -> None:
-        if session is None:
-            self._desk.observer.count("refused", reason=failure.reason)
-
-
-async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
-    """End the call with the status of `error`; grpc raises out of it."""
-    extra: dict[str, str] = {}
-    used: types_pb2.Usage | None = None
-    trailers = tuple(context.trailing_metadata() or ())
-    if request is not None:
-        extra = {"generation_id": request.generation_id, "last_seq": str(request.last_seq)}
-        used = answers.usage(answers.used(request)) if request.admitted is not None else None
-    code, message, details = to_status(error, extra, used)
-    await context.abort(code, message, (*trailers, *details))
-
-
-async def refuse_feature(name: str, context: Context) -> None:
-    """Answer an RPC that is not built."""
-    await refuse(context, unsupported(name, f"{name} is not supported by this server"))

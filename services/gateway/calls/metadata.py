@@ -48,6 +48,12 @@ def read_call(method: str, context: Context) -> Call:
     )
 
 
+def read_trace(context: Context) -> str:
+    """The W3C header of a call that may be wrong in any way: "" when it is none, or several."""
+    found = [value for key, value in context.invocation_metadata() or () if key == "traceparent"]
+    return found[0] if len(found) == 1 and isinstance(found[0], str) and _TRACEPARENT.fullmatch(found[0]) else ""
+
+
 def sooner(call: Call, seconds: float | None) -> Call:
     """The call with a deadline no later than in `seconds`; None sets none."""
     left_s = [one for one in (call.time_left_s, seconds) if one is not None]

@@ -115,6 +115,9 @@ NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are acce
     "chat.messages.parts.image": (),
 }
 
+# Only below these is anything that is not built: the rest of a request need not be looked through.
+_WITH_UNBUILT = frozenset(path[:at] for path in NOT_BUILT for at, char in enumerate(path) if char == ".")
+
 FEATURE_FIELDS = (  # what GetServerInfo calls a feature, and the field that asks for it
     (control_pb2.FEATURE_CHAT, "chat"),
     (control_pb2.FEATURE_IMAGES, "chat.messages.parts.image"),
@@ -141,7 +144,7 @@ def refuse_unbuilt(message: Message, path: str = "") -> None:
         if name in NOT_BUILT:
             if value not in NOT_BUILT[name]:
                 raise unsupported(name, f"{name} is not supported by this server: leave it out")
-        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+        elif name in _WITH_UNBUILT:
             for one in _messages(field, value):
                 refuse_unbuilt(one, name + ".")
 

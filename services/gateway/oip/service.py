@@ -8,8 +8,9 @@ import grpc
 from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, invalid
-from services.gateway.calls.inference import refuse
-from services.gateway.calls.metadata import Context
+from services.gateway.access.identity import CALLER, LOCAL
+from services.gateway.calls.metadata import Call, Context, read_trace
+from services.gateway.calls.refusal import refuse, tell_refused
 from services.gateway.contract.errors import not_found, to_status
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.lane import Lane, Refused
@@ -138,7 +139,10 @@ class OpenInference:
             if asked.streams and not may_stream:
                 raise invalid("stream", "is for ModelStreamInfer: ModelInfer has one response")
         except ServiceError as error:
-            raise Refused(*to_status(error)) from None
+            call = Call(f"{SERVICE.full_name}/ModelInfer", CALLER.get(LOCAL), read_trace(context))
+            code, message, details = to_status(error)
+            trailers = tell_refused(self._desk.observer, call, error)
+            raise Refused(code, message, (*trailers, *details)) from None
         lane = cast(Context, Lane(context, asked, send))  # it has what that handler uses
         await self._generate(inference_pb2.StreamGenerateRequest(spec=asked.spec), lane)
 

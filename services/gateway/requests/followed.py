@@ -2,6 +2,7 @@
 
 from engine.errors import ServiceError
 from services.gateway.calls.metadata import Call
+from services.gateway.calls.refusal import trace_trailers
 from services.gateway.contract import answers
 from services.gateway.contract.translate import Asked
 from services.gateway.observer import RequestTrace, Started
@@ -26,8 +27,7 @@ class Followed:
     def trailers(self) -> tuple[tuple[str, str], ...]:
         """Metadata that name it."""
         generation = ("x-sluice-generation-id", self.request.generation_id)
-        trace = self._trace.traceparent
-        return (generation, ("x-sluice-trace-id", trace[3:35]), ("traceresponse", trace)) if trace else (generation,)
+        return (generation, *trace_trailers(self._trace.traceparent))
 
     def submit(self) -> None:
         """Send it round the ring. A second time another call has come to read it."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from services.gateway.requests.open_requests import OpenRequest
 
-DELTAS_PER_S = 1000  # of one gateway; about a tenth of a core
-MAX_INTERVAL_S = 0.03  # nobody sees text stand still for so short a time
+DELTAS_PER_S = 800  # of one gateway; about a tenth of a core: each costs what six tokens do
+MAX_INTERVAL_S = 0.04  # a frame of a film: nobody sees text stand still for so short a time
 
 
 class Pace:

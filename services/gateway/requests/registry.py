@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from services.gateway.contract.errors import from_failed
 from services.gateway.requests.open_requests import OpenRequest, State
-from services.messages import Envelope, Failed, Result, Scored, Text, Tokenized
+from services.messages import Failed, Result, Scored, Text, Tokenized
 
 
 class OpenRequests:
@@ -57,23 +57,22 @@ class OpenRequests:
         """
         envelope = message.envelope
         request = self._open.get(envelope.request_id)
-        dropped = "unknown" if request is None else _unfit(request, envelope)
-        if request is not None and not dropped:
-            dropped = _hand_over(request, message, now_s)
+        if request is None:
+            dropped = "unknown"
+        elif envelope.attempt != request.envelope.attempt:
+            dropped = "stale_attempt"
+        elif request.outcome is not None:
+            dropped = "ended"
+        elif isinstance(message, Text):
+            dropped = request.receive(message, now_s)
+        else:
+            dropped = _hand_over(request, message)
         if dropped:
             self._on_drop(dropped)
         return dropped
 
 
-def _unfit(request: OpenRequest, envelope: Envelope) -> str:
-    if envelope.attempt != request.envelope.attempt:
-        return "stale_attempt"
-    return "ended" if request.outcome is not None else ""
-
-
-def _hand_over(request: OpenRequest, message: Text | Failed | Result, now_s: float) -> str:
-    if isinstance(message, Text):
-        return request.receive(message, now_s)
+def _hand_over(request: OpenRequest, message: Failed | Result) -> str:
     if isinstance(message, Result) and isinstance(message.value, Tokenized | Scored) and request.asked.tells_prompt:
         if request.prompt is not None:
             return "duplicate"  # of a later attempt

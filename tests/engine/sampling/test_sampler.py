@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.request import SamplingParams
-from engine.sampling.rows import LogprobRows, SamplingRows, join
+from engine.sampling.rows import KnobRows, LogprobRows, SamplingRows, join
 from engine.sampling.sampler import Sampler
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -21,17 +21,20 @@ def rows_of(
     outputs: Sequence[int],
     barred: dict[int, tuple[int, ...]] | None = None,
 ) -> SamplingRows:
-    return SamplingRows(
+    knobs = KnobRows(
         temperature=np.array([p.temperature for p in params], np.float32),
         top_k=np.array([p.top_k for p in params], np.int64),
         top_p=np.array([p.top_p for p in params], np.float32),
         min_p=np.array([p.min_p for p in params], np.float32),
-        seed=np.array([p.seed for p in params], np.uint64).view(np.int64),
-        position=np.array(positions, np.int64),
-        output=np.array(outputs, np.int64),
-        barred=join([(row, np.array(ids)) for row, ids in (barred or {}).items()]),
-        logprobs=logprob_rows(params),
         typical_p=np.array([p.typical_p for p in params], np.float32),
+        seed=np.array([p.seed for p in params], np.uint64).view(np.int64),
+        output=np.array(outputs, np.int64),
+        logprobs=logprob_rows(params),
+    )
+    return SamplingRows(
+        knobs,
+        np.array(positions, np.int64),
+        barred=join([(row, np.array(ids)) for row, ids in (barred or {}).items()]),
     )
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import functools
 import inspect
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from services.gateway import server
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
 from services.gateway.calls.inference import Inference
+from services.gateway.calls.refusal import turn_away
 from services.gateway.contract.errors import to_rpc
 from services.gateway.neighbours import Neighbours
 from services.gateway.oip.service import OpenInference
@@ -54,12 +56,13 @@ async def test_every_handler_is_a_coroutine_function() -> None:
         parking = Parking(asyncio.get_running_loop().call_later, 1)
         desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking, Neighbours("g0", {}, ""))
         adapter = OpenInference(desk, inference.stream_generate)
-        handlers = server.Handlers(inference, Converse(desk, parking), Control(desk, rig.gateway.drain), adapter)
+        control = Control(desk, rig.gateway.drain)
+        handlers = server.Handlers(inference, Converse(desk, parking), control, adapter, desk.observer)
         tables = {
             **server.inference_table(handlers),
             **server.control_table(handlers.control),
             **adapter.table(),
-            "x": server.refusal("x"),
+            "x": server.refusal("x", functools.partial(turn_away, desk.observer, "x")),
         }
         assert [name for name, handler in tables.items() if not inspect.iscoroutinefunction(handler)] == []
 

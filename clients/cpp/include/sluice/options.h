@@ -29,7 +29,8 @@ struct RetryPolicy {
   // Pause before the second; it doubles with each, up to `max_delay`.
   Duration first_delay = std::chrono::milliseconds(50);
   Duration max_delay = std::chrono::seconds(2);
-  // How long a broken generation is tried without news of it, and the longest RetryInfo that is obeyed. 0 never resumes.
+  // How long a broken generation is tried without news of it, and the longest RetryInfo that is obeyed; 0 never resumes
+  // one.
   Duration patience = std::chrono::seconds(30);
 
   static RetryPolicy never() { return {1, Duration(0), Duration(0), Duration(0)}; }

@@ -25,8 +25,8 @@ struct Opening {
   bool keep_input_open = false;
 };
 
-// A range of its deltas, like Stream. Only its reader may call next, the range, update and progress; the rest is for any
-// thread.
+// A range of its deltas, like Stream. Its reader alone may call next, the range, update and progress; the rest is for
+// any thread.
 class Generation : public Deltas<Generation> {
  public:
   explicit Generation(std::unique_ptr<Opened> opened);

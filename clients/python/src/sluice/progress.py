@@ -5,6 +5,7 @@ Events come in (of StreamGenerate, ResumeGenerate or Converse); deltas not seen 
 
 from typing import TypeAlias
 
+from sluice.received import Received
 from sluice.v1 import inference_pb2, types_pb2
 
 Event: TypeAlias = (
@@ -23,8 +24,6 @@ class Progress:
         ends: how each output ended, by its index.
         finished: the last message; None before it.
         last_seq: sequence number of the last delta; 0 before it.
-        num_tokens: tokens received, over all outputs.
-        throttled: what it waits for, if the last news was that it does.
     """
 
     def __init__(self, spec: types_pb2.GenerationSpec) -> None:
@@ -34,9 +33,8 @@ class Progress:
         self.ends: dict[int, types_pb2.OutputFinished] = {}
         self.finished: types_pb2.Finished | None = None
         self.last_seq = 0
-        self.num_tokens = 0
-        self.throttled: inference_pb2.Throttled | None = None
-        self._ids: dict[int, list[int]] = {}
+        self._received = Received()
+        self._throttled: tuple[int, inference_pb2.Throttled] | None = None  # behind which delta
 
     @property
     def detaches(self) -> bool:
@@ -51,17 +49,33 @@ class Progress:
     @property
     def can_go_on(self) -> bool:
         """Whether a lost connection can be made good: by ids, from nothing, or as its server keeps it."""
-        return not self.last_seq or self.detaches or self._has_all_ids
+        return not self.last_seq or self.detaches or self._received.has_all_ids
 
     @property
-    def _has_all_ids(self) -> bool:
-        return sum(map(len, self._ids.values())) == self.num_tokens
+    def num_tokens(self) -> int:
+        """Tokens received, over all outputs."""
+        return self._received.num_tokens
 
-    def take(self, event: Event, kind: str | None) -> types_pb2.Delta | None:
-        """Note an event whose oneof holds `kind`; the delta in it, unless it was seen before."""
-        if kind == "delta":
-            return self._take_delta(event.delta)
-        match kind:
+    @property
+    def throttled(self) -> inference_pb2.Throttled | None:
+        """What it waits for, if the last news was that it does."""
+        seq, throttled = self._throttled or (self.last_seq, None)
+        return throttled if seq == self.last_seq else None
+
+    def take(self, event: Event) -> types_pb2.Delta | None:
+        """Note an event; the delta in it, unless it was seen before."""
+        delta = event.delta
+        seq = delta.seq  # 0 where the event is none
+        if seq > self.last_seq:
+            self.last_seq = seq
+            self._received.note(delta)
+            return delta
+        if not seq:
+            self._take_other(event)
+        return None
+
+    def _take_other(self, event: Event) -> None:
+        match _kind(event):
             case "accepted":
                 self.accepted = event.accepted
             case "prompt_info":
@@ -72,19 +86,7 @@ class Progress:
                 self.finished = event.finished
             case "throttled":
                 assert isinstance(event, inference_pb2.ConverseResponse)
-                self.throttled = event.throttled
-        return None
-
-    def _take_delta(self, delta: types_pb2.Delta) -> types_pb2.Delta | None:
-        if delta.seq <= self.last_seq:
-            return None
-        self.last_seq = delta.seq
-        self.num_tokens += delta.consumed
-        self.throttled = None
-        tokens = delta.tokens
-        if tokens:
-            self._ids.setdefault(delta.output_index, []).extend([token.id for token in tokens])
-        return delta
+                self._throttled = (self.last_seq, event.throttled)
 
     def update(self, update: inference_pb2.Update) -> None:
         """Note what was changed on the way, so that a resumption keeps it."""
@@ -104,7 +106,7 @@ class Progress:
         """
         assert self.accepted is not None
         rest = types_pb2.GenerationSpec()
-        if self._has_all_ids:
+        if self._received.has_all_ids:
             rest.CopyFrom(self.spec)
             rest.ClearField("credit_window")
             rest.model, rest.revision = self.accepted.model, self.accepted.revision
@@ -115,6 +117,12 @@ class Progress:
             if self.spec.sampling.max_tokens and not rest.sampling.max_tokens:
                 rest.sampling.max_tokens = self.spec.sampling.max_tokens  # Converse accepts before it is settled
         rest.resume.generation_id, rest.resume.after_seq = self.accepted.generation_id, self.last_seq
-        for index, ids in self._ids.items():
+        for index, ids in self._received.ids.items():
             rest.resume.outputs.add(output_index=index, token_ids=ids)
         return rest
+
+
+def _kind(event: Event) -> str | None:
+    if isinstance(event, inference_pb2.ConverseResponse):
+        return event.WhichOneof("frame")
+    return event.WhichOneof("event")

@@ -112,7 +112,7 @@ class Generation:
                 self._rest.after(news, self._wire.lease, can_go_on=not self.frames.has_appended)
                 yield from self._rest
                 return
-            delta = self.progress.take(news, news.WhichOneof("frame"))
+            delta = self.progress.take(news)
             if delta is not None:
                 yield delta
                 self.grant(self._credit.take(delta.consumed))

@@ -92,7 +92,7 @@ class Stream:
         take = self.progress.take
         try:
             for event in call:
-                delta = take(event, event.WhichOneof("event"))
+                delta = take(event)
                 if delta is not None:
                     yield delta
         finally:

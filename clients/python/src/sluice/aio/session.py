@@ -109,7 +109,7 @@ class AsyncGeneration:
                 async for rest in self._rest:
                     yield rest
                 return
-            delta = self.progress.take(news, news.WhichOneof("frame"))
+            delta = self.progress.take(news)
             if delta is not None:
                 yield delta
                 self.grant(self._credit.take(delta.consumed))

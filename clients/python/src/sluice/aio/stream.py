@@ -60,7 +60,7 @@ class AsyncStream:
             try:
                 # Not a generator of its own: each would cost every delta one more task switch in Python.
                 async for event in call:
-                    delta = take(event, event.WhichOneof("event"))
+                    delta = take(event)
                     if delta is not None:
                         yield delta
                 if self.progress.finished is None:

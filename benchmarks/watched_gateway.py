@@ -1,0 +1,80 @@
+"""A gateway that tells what memory it holds; told to, it keeps a little of every request it has closed: the control
+that a check for leaks must catch.
+
+In use is what malloc and Python's allocator have given out and not got back. Whenever SIGHUP comes it is written to
+`WATCH_FILE`, as JSON; `LEAK_BYTES` is what is kept of a request.
+"""
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import typer
+
+from engine.config import EngineConfig
+from services.cli.options import takes_settings
+from services.config import ServiceConfig
+from services.gateway import process as gateway_process
+from services.gateway.requests.desk import Desk
+from services.gateway.requests.open_requests import OpenRequest
+from services.process import Process
+from services.roles import run_role
+
+serve = gateway_process.run
+
+
+class Heap(ctypes.Structure):
+    """glibc's struct mallinfo2: of all arenas together."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks")
+    ] + [("keepcost", ctypes.c_size_t)]
+
+
+def in_use() -> dict[str, int]:
+    """Bytes that malloc, and blocks that Python's allocator has given out, when the collector has freed what it can."""
+    gc.collect()
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Heap
+    heap = mallinfo2()
+    return {"malloc_bytes": heap.uordblks + heap.hblkhd, "python_blocks": sys.getallocatedblocks()}
+
+
+async def run(process: Process) -> int:
+    """As the gateway process does, watched."""
+    path = Path(os.environ["WATCH_FILE"])
+
+    def tell() -> None:
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(in_use()))
+        new.replace(path)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, tell)
+    return await serve(process)
+
+
+@takes_settings
+def main(engine: EngineConfig, service: ServiceConfig) -> None:
+    """Run one gateway of a ring."""
+    num_bytes = int(os.environ.get("LEAK_BYTES", "0"))
+    kept: list[bytes] = []
+    close = Desk.close
+
+    def close_and_keep(desk: Desk, request: OpenRequest) -> None:
+        kept.append(request.envelope.request_id.encode() * (num_bytes // 32))
+        close(desk, request)
+
+    if num_bytes:
+        Desk.close = close_and_keep  # type: ignore[assignment,method-assign] # the fault itself
+    gateway_process.run = run  # what the role's own body calls
+    raise typer.Exit(run_role(engine, service))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,81 @@
+package sluice;
+
+import io.grpc.Deadline;
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.Optional;
+import java.util.concurrent.TimeUnit;
+
+/** The attempts at one call: its deadline, and the pause after a failure. Time and chance come in as arguments. */
+final class Attempts {
+  private final RetryPolicy policy;
+  private final Deadline deadline;
+  private final Progress progress;
+  private int numFailed;
+  private int numBroken;
+  private long newsNanos;
+  private long seenSeq;
+
+  /** Of a generation with progress, or, with null, of a call that answers once; deadline null is none. */
+  Attempts(RetryPolicy policy, Deadline deadline, Progress progress, long nowNanos) {
+    this.policy = policy;
+    this.deadline = deadline;
+    this.progress = progress;
+    this.newsNanos = nowNanos;
+  }
+
+  Deadline deadline() {
+    return deadline;
+  }
+
+  /** Times that it was lost after it had been accepted, and went on. */
+  synchronized int numBroken() {
+    return numBroken;
+  }
+
+  /** The pause before the next attempt; empty when there is none to make. `chance` is 0 to 1. */
+  synchronized Optional<Duration> pause(SluiceException error, long nowNanos, double chance) {
+    boolean begun = progress != null && progress.accepted().isPresent();
+    if (progress != null && progress.lastSeq() > seenSeq) {
+      seenSeq = progress.lastSeq();
+      numFailed = 0;
+      newsNanos = nowNanos;
+    }
+    numFailed++;
+    if (!mayGoOn(error, begun, nowNanos) || (progress != null && !progress.canGoOn())) {
+      return Optional.empty();
+    }
+    Duration delay = delay(error, chance);
+    if (deadline != null && deadline.timeRemaining(TimeUnit.NANOSECONDS) <= delay.toNanos()) {
+      return Optional.empty();
+    }
+    numBroken += begun ? 1 : 0;
+    return Optional.of(delay);
+  }
+
+  private boolean mayGoOn(SluiceException error, boolean begun, long nowNanos) {
+    Duration asked = error.retryAfter().orElse(Duration.ZERO);
+    if (!helps(error, begun) || asked.compareTo(policy.patience) > 0) {
+      return false;
+    }
+    return begun ? nowNanos - newsNanos < policy.patience.toNanos() : numFailed < policy.attempts;
+  }
+
+  private Duration delay(SluiceException error, double chance) {
+    double own = Math.min(
+        policy.firstDelay.toNanos() * (double) (1L << Math.min(numFailed - 1, 16)), policy.maxDelay.toNanos());
+    Duration spread = Duration.ofNanos((long) (own * (0.5 + chance / 2)));
+    Duration asked = error.retryAfter().orElse(Duration.ZERO);
+    return asked.compareTo(spread) > 0 ? asked : spread;
+  }
+
+  private static boolean helps(SluiceException error, boolean begun) {
+    if (error.code() == Status.Code.UNAVAILABLE) {
+      return true;
+    }
+    if (error.code() == Status.Code.RESOURCE_EXHAUSTED) {
+      return error.retryAfter().isPresent() && !error.reason().equals("DEADLINE_UNATTAINABLE");
+    }
+    return error.code() == Status.Code.ABORTED && begun && error.reason().equals("SLOW_CONSUMER");
+  }
+}

@@ -1,0 +1,152 @@
+package sluice;
+
+import io.grpc.CallOptions;
+import io.grpc.ClientCall;
+import io.grpc.Context;
+import io.grpc.Deadline;
+import io.grpc.Metadata;
+import io.grpc.MethodDescriptor;
+import io.grpc.Status;
+import java.time.Duration;
+import java.util.Map;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Supplier;
+import sluice.v1.Inference.CancelGenerationRequest;
+import sluice.v1.Inference.CancelGenerationResponse;
+import sluice.v1.InferenceServiceGrpc;
+
+/** Makes calls: on which channel, with which headers, and again where that helps. */
+final class Caller {
+  final Pool pool;
+  final RetryPolicy retry;
+  private final Duration timeout;
+  private final String token;
+  private final Supplier<Map<String, String>> trace;
+
+  Caller(Pool pool, RetryPolicy retry, Duration timeout, String token, Supplier<Map<String, String>> trace) {
+    this.pool = pool;
+    this.retry = retry;
+    this.timeout = timeout;
+    this.token = token;
+    this.trace = trace;
+  }
+
+  /** What goes along with every attempt at a call. */
+  Metadata headers() {
+    Metadata headers = new Metadata();
+    if (token != null) {
+      headers.put(Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER), "Bearer " + token);
+    }
+    trace.get().forEach((key, value) -> headers.put(Metadata.Key.of(key, Metadata.ASCII_STRING_MARSHALLER), value));
+    return headers;
+  }
+
+  /** The attempts at a call whose own timeout is null or this; the client's, and that of gRPC's context, hold too. */
+  Attempts attempts(Duration own, Progress progress) {
+    Duration chosen = own == null ? timeout : own;
+    Deadline ends = chosen == null ? null : Deadline.after(chosen.toNanos(), TimeUnit.NANOSECONDS);
+    Deadline around = Context.current().getDeadline();
+    if (around != null) {
+      ends = ends == null ? around : ends.minimum(around);
+    }
+    return new Attempts(retry, ends, progress, System.nanoTime());
+  }
+
+  /** Does it again after a pause; false, and nothing, when there is no attempt to make. */
+  boolean again(Attempts attempts, SluiceException error, Runnable attempt) {
+    double chance = ThreadLocalRandom.current().nextDouble();
+    Optional<Duration> pause = pool.isClosed() ? Optional.empty() : attempts.pause(error, System.nanoTime(), chance);
+    pause.ifPresent(delay ->
+        CompletableFuture.delayedExecutor(delay.toNanos(), TimeUnit.NANOSECONDS).execute(attempt));
+    return pause.isPresent();
+  }
+
+  /** A call that answers once, made again where that helps. Cancelling the future cancels the call. */
+  <Q, A> CompletableFuture<A> once(MethodDescriptor<Q, A> method, Q request, Duration own) {
+    CompletableFuture<A> answer = new CompletableFuture<>();
+    new Once<>(method, request, attempts(own, null), answer).begin(null);
+    return answer;
+  }
+
+  /** End a generation by its id. */
+  CompletableFuture<CancelGenerationResponse> cancel(String generationId) {
+    CancelGenerationRequest request = CancelGenerationRequest.newBuilder().setGenerationId(generationId).build();
+    return once(InferenceServiceGrpc.getCancelGenerationMethod(), request, null);
+  }
+
+  private final class Once<Q, A> {
+    private final MethodDescriptor<Q, A> method;
+    private final Q request;
+    private final Attempts attempts;
+    private final CompletableFuture<A> answer;
+    private final Metadata headers = headers();
+    private final Context context = Context.current();
+
+    Once(MethodDescriptor<Q, A> method, Q request, Attempts attempts, CompletableFuture<A> answer) {
+      this.method = method;
+      this.request = request;
+      this.attempts = attempts;
+      this.answer = answer;
+    }
+
+    void begin(Pool.Lease avoid) {
+      try {
+        Pool.Lease lease = pool.lease(avoid);
+        CallOptions options = CallOptions.DEFAULT.withDeadline(attempts.deadline());
+        context.run(() -> ask(lease.channel.newCall(method, options), lease));
+      } catch (SluiceException closed) {
+        answer.completeExceptionally(closed);
+      }
+    }
+
+    private void ask(ClientCall<Q, A> call, Pool.Lease lease) {
+      call.start(new Listener(lease), copy(headers));
+      call.sendMessage(request);
+      call.halfClose();
+      call.request(2);
+      answer.whenComplete((told, error) -> {
+        if (answer.isCancelled()) {
+          call.cancel("the caller does not want it any more", null);
+        }
+      });
+    }
+
+    private final class Listener extends ClientCall.Listener<A> {
+      private final Pool.Lease lease;
+      private A told;
+
+      Listener(Pool.Lease lease) {
+        this.lease = lease;
+      }
+
+      @Override
+      public void onMessage(A message) {
+        told = message;
+      }
+
+      @Override
+      public void onClose(Status status, Metadata trailers) {
+        pool.release(lease);
+        if (status.isOk() && told != null) {
+          answer.complete(told);
+          return;
+        }
+        Status found = status.isOk() ? Status.INTERNAL.withDescription("the call ended without an answer") : status;
+        SluiceException error = SluiceException.fromRpc(found, trailers);
+        if (answer.isDone() || !again(attempts, error, () -> begin(lease))) {
+          answer.completeExceptionally(error);
+        }
+      }
+    }
+  }
+
+  /** gRPC adds to the headers that it is given. */
+  static Metadata copy(Metadata headers) {
+    Metadata made = new Metadata();
+    made.merge(headers);
+    return made;
+  }
+}

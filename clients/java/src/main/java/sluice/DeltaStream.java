@@ -1,0 +1,112 @@
+package sluice;
+
+import io.grpc.CallOptions;
+import io.grpc.Context;
+import io.grpc.Metadata;
+import io.grpc.MethodDescriptor;
+import java.util.Iterator;
+import java.util.concurrent.Flow;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Function;
+import sluice.v1.Inference.ResumeGenerateRequest;
+import sluice.v1.Inference.StreamGenerateRequest;
+import sluice.v1.InferenceServiceGrpc;
+import sluice.v1.Types.Delta;
+
+/**
+ * One generation's deltas, in order, each once: to be iterated over or to be subscribed to, once.
+ *
+ * <p>The network is read only as there is demand. It goes on by itself when its connection breaks. {@link #close} ends a
+ * generation that has not ended, so leave it by try-with-resources.
+ */
+public class DeltaStream implements Iterable<Delta>, Flow.Publisher<Delta>, AutoCloseable {
+  final Progress progress;
+  final Feed feed;
+  private final Caller caller;
+  private final Attempts attempts;
+  private final Context context;
+  private final Metadata headers;
+  private final AtomicBoolean isRead = new AtomicBoolean();
+  private BlockingDeltas blocking;
+
+  DeltaStream(Caller caller, Progress progress, Attempts attempts, Context context) {
+    this.caller = caller;
+    this.progress = progress;
+    this.attempts = attempts;
+    this.context = context;
+    this.headers = caller.headers();
+    this.feed = new Feed(progress, caller, attempts, this::open);
+  }
+
+  /** What was received so far. */
+  public Progress progress() {
+    return progress;
+  }
+
+  /** Times that it was lost after it had been accepted, and went on. */
+  public int numBroken() {
+    return attempts.numBroken();
+  }
+
+  /** Blocks in hasNext and next, which throw SluiceException. Asked for again it is the same one. */
+  @Override
+  public synchronized Iterator<Delta> iterator() {
+    if (blocking == null) {
+      BlockingDeltas made = new BlockingDeltas();
+      subscribe(made);
+      blocking = made;
+    }
+    return blocking;
+  }
+
+  /** The rest of the first output's text. Blocks. */
+  public String text() {
+    StringBuilder text = new StringBuilder();
+    for (Delta delta : this) {
+      text.append(delta.getOutputIndex() == 0 ? delta.getText() : "");
+    }
+    return text.toString();
+  }
+
+  /** On gRPC's threads, one at a time. What the subscriber throws ends the generation. Only one can. */
+  @Override
+  public void subscribe(Flow.Subscriber<? super Delta> subscriber) {
+    if (isRead.getAndSet(true)) {
+      throw new IllegalStateException("a generation is read once");
+    }
+    feed.subscribe(subscriber);
+  }
+
+  /** End the generation; its reader gets Cancelled. */
+  public void cancel() {
+    feed.end();
+  }
+
+  /** End the generation if it has not ended. */
+  @Override
+  public void close() {
+    feed.end();
+  }
+
+  private Upstream open(Pool.Lease avoid) {
+    Pool.Lease lease = caller.pool.lease(avoid);
+    if (progress.hasBegun()) {
+      ResumeGenerateRequest request = ResumeGenerateRequest.newBuilder().setSpec(progress.rest()).build();
+      return started(lease, InferenceServiceGrpc.getResumeGenerateMethod(), Events::of, request);
+    }
+    StreamGenerateRequest request = StreamGenerateRequest.newBuilder().setSpec(progress.spec()).build();
+    return started(lease, InferenceServiceGrpc.getStreamGenerateMethod(), Events::of, request);
+  }
+
+  private <Q, A> Upstream started(
+      Pool.Lease lease, MethodDescriptor<Q, A> method, Function<A, Object> eventOf, Q request) {
+    Context before = context.attach();
+    try {
+      CallOptions options = CallOptions.DEFAULT.withDeadline(attempts.deadline());
+      return new ServerCall<>(lease.channel.newCall(method, options), caller.pool, lease, eventOf, feed::tell)
+          .start(Caller.copy(headers), request);
+    } finally {
+      context.detach(before);
+    }
+  }
+}

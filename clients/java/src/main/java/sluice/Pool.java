@@ -1,0 +1,88 @@
+package sluice;
+
+import io.grpc.ManagedChannel;
+import io.grpc.Status;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
+
+/** The channels of one client: opened as calls overlap, shared out by who has fewest calls. Knows no method. */
+final class Pool {
+  private static final long GRACE_SECONDS = 1;
+
+  /** A channel that a call uses. Release it, once. */
+  static final class Lease {
+    final ManagedChannel channel;
+    private int numCalls;
+
+    private Lease(ManagedChannel channel) {
+      this.channel = channel;
+    }
+  }
+
+  private final List<String> targets;
+  private final int size;
+  private final Function<String, ManagedChannel> open;
+  private final List<Lease> leases = new ArrayList<>();
+  private boolean isClosed;
+
+  Pool(List<String> targets, int size, Function<String, ManagedChannel> open) {
+    this.targets = List.copyOf(targets);
+    this.size = Math.max(size, targets.size());
+    this.open = open;
+  }
+
+  /** The channel with fewest calls, a new one where all have some; not the one of a call that has just failed. */
+  synchronized Lease lease(Lease avoid) {
+    if (isClosed) {
+      throw SluiceException.of(Status.Code.CANCELLED, "the client is closed");
+    }
+    Lease best = null;
+    for (Lease one : leases) {
+      if (one != avoid && (best == null || one.numCalls < best.numCalls)) {
+        best = one;
+      }
+    }
+    if ((best == null || best.numCalls > 0) && leases.size() < size) {
+      best = new Lease(open.apply(targets.get(leases.size() % targets.size())));
+      leases.add(best);
+    }
+    best = best == null ? avoid : best;
+    best.numCalls++;
+    if (avoid != null) {
+      // The pause before another attempt is ours: gRPC's own, of 1 to 120 s, would only fail it at once.
+      best.channel.resetConnectBackoff();
+    }
+    return best;
+  }
+
+  synchronized void release(Lease lease) {
+    lease.numCalls--;
+  }
+
+  synchronized boolean isClosed() {
+    return isClosed;
+  }
+
+  /** Calls that have been cancelled get to say so; what still runs after that is cut off. */
+  void close() {
+    List<Lease> open;
+    synchronized (this) {
+      isClosed = true;
+      open = List.copyOf(leases);
+      leases.clear();
+    }
+    open.forEach(one -> one.channel.shutdown());
+    long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(GRACE_SECONDS);
+    try {
+      for (Lease one : open) {
+        one.channel.awaitTermination(end - System.nanoTime(), TimeUnit.NANOSECONDS);
+      }
+    } catch (InterruptedException interrupted) {
+      Thread.currentThread().interrupt();
+    } finally {
+      open.forEach(one -> one.channel.shutdownNow());
+    }
+  }
+}

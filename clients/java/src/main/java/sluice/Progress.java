@@ -1,0 +1,189 @@
+package sluice;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.TreeMap;
+import sluice.v1.Inference.Throttled;
+import sluice.v1.Inference.Update;
+import sluice.v1.Types.Accepted;
+import sluice.v1.Types.Delta;
+import sluice.v1.Types.DisconnectAction;
+import sluice.v1.Types.EffectiveParams;
+import sluice.v1.Types.Finished;
+import sluice.v1.Types.GenerationSpec;
+import sluice.v1.Types.OutputFinished;
+import sluice.v1.Types.OutputPrefix;
+import sluice.v1.Types.PromptInfo;
+import sluice.v1.Types.ResumePoint;
+import sluice.v1.Types.Token;
+
+/** What a client has received of one generation, and how to ask for the rest of it. Knows no call. Thread-safe. */
+public final class Progress {
+  private GenerationSpec spec;
+  private Accepted accepted;
+  private PromptInfo promptInfo;
+  private Finished finished;
+  private Throttled throttled;
+  private final Map<Integer, OutputFinished> ends = new TreeMap<>();
+  private final Map<Integer, List<Integer>> ids = new TreeMap<>();
+  private long lastSeq;
+  private int numTokens;
+  private int numIds;
+
+  Progress(GenerationSpec spec) {
+    this.spec = spec;
+  }
+
+  /** The server let it in: its id, model, revision and effective parameters. */
+  public synchronized Optional<Accepted> accepted() {
+    return Optional.ofNullable(accepted);
+  }
+
+  /** What was learnt about the prompt, where it was asked for. */
+  public synchronized Optional<PromptInfo> promptInfo() {
+    return Optional.ofNullable(promptInfo);
+  }
+
+  /** The end, with usage and timings. */
+  public synchronized Optional<Finished> finished() {
+    return Optional.ofNullable(finished);
+  }
+
+  /** How an output ended. */
+  public synchronized Optional<OutputFinished> end(int outputIndex) {
+    return Optional.ofNullable(ends.get(outputIndex));
+  }
+
+  /** What it waits for, in a session; empty when it goes on. */
+  public synchronized Optional<Throttled> throttled() {
+    return Optional.ofNullable(throttled);
+  }
+
+  /** Number of the last delta; 0 without one. */
+  public synchronized long lastSeq() {
+    return lastSeq;
+  }
+
+  synchronized GenerationSpec spec() {
+    return spec;
+  }
+
+  /** From here on there are no grants. */
+  synchronized void dropCredit() {
+    spec = spec.toBuilder().clearCreditWindow().build();
+  }
+
+  /** Whether the server keeps it when its connection is lost. */
+  synchronized boolean detaches() {
+    return spec.getScheduling().getOnDisconnect() == DisconnectAction.DISCONNECT_ACTION_DETACH;
+  }
+
+  /** Whether going on means to resume; else it is asked for again. */
+  synchronized boolean hasBegun() {
+    return accepted != null && (lastSeq > 0 || detaches());
+  }
+
+  /** Whether a lost connection can be made good. */
+  synchronized boolean canGoOn() {
+    return lastSeq == 0 || detaches() || numIds == numTokens;
+  }
+
+  /** Note an event; the delta in it, null if it has none or was seen before. */
+  synchronized Delta take(Object event) {
+    if (event instanceof Delta) {
+      return takeDelta((Delta) event);
+    }
+    if (event instanceof Accepted) {
+      accepted = (Accepted) event;
+    } else if (event instanceof PromptInfo) {
+      promptInfo = (PromptInfo) event;
+    } else if (event instanceof OutputFinished) {
+      ends.putIfAbsent(((OutputFinished) event).getOutputIndex(), (OutputFinished) event);
+    } else if (event instanceof Finished) {
+      finished = (Finished) event;
+    } else if (event instanceof Throttled) {
+      throttled = (Throttled) event;
+    }
+    return null;
+  }
+
+  private Delta takeDelta(Delta delta) {
+    if (delta.getSeq() <= lastSeq) {
+      return null;
+    }
+    lastSeq = delta.getSeq();
+    throttled = null;
+    numTokens += delta.getConsumed();
+    numIds += delta.getTokensCount();
+    List<Integer> known = ids.computeIfAbsent(delta.getOutputIndex(), index -> new ArrayList<>());
+    for (Token token : delta.getTokensList()) {
+      known.add(token.getId());
+    }
+    return delta;
+  }
+
+  /** Note what was changed on the way, so that a resumption keeps it. */
+  synchronized void update(Update update) {
+    GenerationSpec.Builder changed = spec.toBuilder();
+    Accepted known = accepted == null ? Accepted.getDefaultInstance() : accepted;
+    EffectiveParams.Builder params = known.getParams().toBuilder();
+    if (update.hasMaxTokens()) {
+      changed.getSamplingBuilder().setMaxTokens(update.getMaxTokens());
+      params.getSamplingBuilder().setMaxTokens(update.getMaxTokens());
+    }
+    if (update.hasPriority()) {
+      changed.getSchedulingBuilder().setPriority(update.getPriority());
+      params.getSchedulingBuilder().setPriority(update.getPriority());
+    }
+    if (update.hasStop()) {
+      changed.setStop(update.getStop());
+      params.setStop(update.getStop());
+    }
+    spec = changed.build();
+    accepted = accepted == null ? null : accepted.toBuilder().setParams(params).build();
+  }
+
+  /** The spec of ResumeGenerate. Without all ids it has no prompt, so that no gateway begins again. */
+  synchronized GenerationSpec rest() {
+    GenerationSpec.Builder rest = numIds == numTokens ? whole() : GenerationSpec.newBuilder();
+    ResumePoint.Builder point =
+        ResumePoint.newBuilder().setGenerationId(accepted.getGenerationId()).setAfterSeq(lastSeq);
+    ids.forEach((index, known) ->
+        point.addOutputs(OutputPrefix.newBuilder().setOutputIndex(index).addAllTokenIds(known)));
+    return rest.setResume(point).build();
+  }
+
+  private GenerationSpec.Builder whole() {
+    GenerationSpec.Builder rest = spec.toBuilder().clearCreditWindow();
+    rest.setModel(accepted.getModel()).setRevision(accepted.getRevision());
+    EffectiveParams params = accepted.getParams();
+    if (params.hasSampling()) {
+      rest.setSampling(params.getSampling());
+    }
+    if (params.hasStop()) {
+      rest.setStop(params.getStop());
+    }
+    if (params.hasOutput()) {
+      rest.setOutput(params.getOutput());
+    }
+    if (params.hasConstraint()) {
+      rest.setConstraint(params.getConstraint());
+    }
+    if (params.hasCache()) {
+      rest.setCache(params.getCache());
+    }
+    if (params.hasScheduling()) {
+      rest.setScheduling(params.getScheduling());
+    }
+    if (params.hasSpeculation()) {
+      rest.setSpeculation(params.getSpeculation());
+    }
+    if (spec.getSampling().hasMaxTokens() && !rest.getSampling().hasMaxTokens()) {
+      // Converse accepts before it is settled.
+      rest.getSamplingBuilder().setMaxTokens(spec.getSampling().getMaxTokens());
+    }
+    return rest;
+  }
+}

@@ -1,0 +1,71 @@
+package sluice;
+
+import io.grpc.ClientCall;
+import io.grpc.Metadata;
+import io.grpc.Status;
+import java.util.function.Consumer;
+import java.util.function.Function;
+
+/** One StreamGenerate or ResumeGenerate: a message is read when one is wanted, no sooner. */
+final class ServerCall<Q, A> extends ClientCall.Listener<A> implements Upstream {
+  private final ClientCall<Q, A> call;
+  private final Pool pool;
+  private final Pool.Lease lease;
+  private final Function<A, Object> eventOf;
+  private final Consumer<Object> news;
+  private volatile boolean isAsked;
+
+  ServerCall(ClientCall<Q, A> call, Pool pool, Pool.Lease lease, Function<A, Object> eventOf, Consumer<Object> news) {
+    this.call = call;
+    this.pool = pool;
+    this.lease = lease;
+    this.eventOf = eventOf;
+    this.news = news;
+  }
+
+  ServerCall<Q, A> start(Metadata headers, Q request) {
+    call.start(this, headers);
+    call.sendMessage(request);
+    call.halfClose();
+    return this;
+  }
+
+  @Override
+  public void more() {
+    if (!isAsked) {
+      isAsked = true;
+      call.request(1);
+    }
+  }
+
+  @Override
+  public void taken(int numTokens) {}
+
+  @Override
+  public void cancel() {
+    call.cancel("the caller does not want it any more", null);
+  }
+
+  @Override
+  public boolean canBeFollowed() {
+    return true;
+  }
+
+  @Override
+  public Pool.Lease lease() {
+    return lease;
+  }
+
+  @Override
+  public void onMessage(A message) {
+    isAsked = false;
+    news.accept(eventOf.apply(message));
+  }
+
+  @Override
+  public void onClose(Status status, Metadata trailers) {
+    pool.release(lease);
+    Status early = Status.INTERNAL.withDescription("the stream ended before its last message");
+    news.accept(SluiceException.fromRpc(status.isOk() ? early : status, trailers));
+  }
+}

@@ -1,0 +1,201 @@
+package sluice;
+
+import io.grpc.ChannelCredentials;
+import io.grpc.ClientInterceptor;
+import io.grpc.Context;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.ManagedChannelBuilder;
+import io.grpc.Status;
+import io.grpc.netty.NettyChannelBuilder;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.function.BiFunction;
+import java.util.function.Supplier;
+import sluice.v1.Inference.GenerateRequest;
+import sluice.v1.Inference.GenerateResponse;
+import sluice.v1.InferenceServiceGrpc;
+import sluice.v1.Types.GenerationSpec;
+
+/** Talks to one server, whose gateways may share its port, or to several. Thread-safe. */
+public final class SluiceClient implements AutoCloseable {
+  private static final int MAX_RECEIVED_BYTES = 64 << 20;
+  private static final int HTTP2_WINDOW_BYTES = 65_535; // what a reader that stops lets pile up, a stream
+  private final Caller caller;
+
+  private SluiceClient(Caller caller) {
+    this.caller = caller;
+  }
+
+  /** A client of these, host:port each. It connects when it is first used. */
+  public static Builder builder(String... targets) {
+    return new Builder(List.of(targets));
+  }
+
+  /** The whole answer at once. Blocks. Throws SluiceException. */
+  public GenerateResponse generate(GenerationSpec spec) {
+    return waited(generateAsync(spec));
+  }
+
+  /** The same, with a deadline of its own. */
+  public GenerateResponse generate(GenerationSpec spec, Duration timeout) {
+    return waited(generateAsync(spec, timeout));
+  }
+
+  /** The whole answer at once. Ends with SluiceException; cancelling it ends the generation. */
+  public CompletableFuture<GenerateResponse> generateAsync(GenerationSpec spec) {
+    return generateAsync(spec, null);
+  }
+
+  /** The same, with a deadline of its own. */
+  public CompletableFuture<GenerateResponse> generateAsync(GenerationSpec spec, Duration timeout) {
+    GenerateRequest request = GenerateRequest.newBuilder().setSpec(spec).build();
+    return caller.once(InferenceServiceGrpc.getGenerateMethod(), request, timeout);
+  }
+
+  /** The answer as it is made. It begins when it is first read. */
+  public DeltaStream stream(GenerationSpec spec) {
+    return stream(spec, null);
+  }
+
+  /** The same, with a deadline of its own, from now on. */
+  public DeltaStream stream(GenerationSpec spec, Duration timeout) {
+    Progress progress = new Progress(spec);
+    return new DeltaStream(caller, progress, caller.attempts(timeout, progress), Context.current());
+  }
+
+  /** Many generations on one call, each with its own credit. */
+  public Session converse() {
+    return new Session(caller);
+  }
+
+  /** End a generation by its id; one that has ended already is none. Blocks. */
+  public void cancel(String generationId) {
+    try {
+      waited(caller.cancel(generationId));
+    } catch (SluiceException.NotFound ended) {
+      return;
+    }
+  }
+
+  /** Close the connections. What still runs is cut off after a second. */
+  @Override
+  public void close() {
+    caller.pool.close();
+  }
+
+  private static <A> A waited(CompletableFuture<A> answer) {
+    try {
+      return answer.get();
+    } catch (InterruptedException interrupted) {
+      answer.cancel(true);
+      Thread.currentThread().interrupt();
+      throw SluiceException.of(Status.Code.CANCELLED, "the thread that waited was interrupted");
+    } catch (ExecutionException failed) {
+      SluiceException error = (SluiceException) failed.getCause();
+      error.fillInStackTrace(); // of the thread that asked, not of gRPC's
+      throw error;
+    }
+  }
+
+  /** How a client reaches its servers. */
+  public static final class Builder {
+    private final List<String> targets;
+    private ChannelCredentials credentials = InsecureChannelCredentials.create();
+    private String token;
+    private Duration timeout;
+    private int channels = 4;
+    private RetryPolicy retry = RetryPolicy.DEFAULT;
+    private Supplier<Map<String, String>> trace = Map::of;
+    private final List<ClientInterceptor> interceptors = new ArrayList<>();
+    private BiFunction<String, ChannelCredentials, ManagedChannelBuilder<?>> transport = Builder::netty;
+
+    private Builder(List<String> targets) {
+      if (targets.isEmpty()) {
+        throw new IllegalArgumentException("no target: give host:port");
+      }
+      this.targets = targets;
+    }
+
+    /** gRPC's own, such as TlsChannelCredentials.create(); plaintext without. */
+    public Builder credentials(ChannelCredentials chosen) {
+      credentials = chosen;
+      return this;
+    }
+
+    /** Key to authenticate with. */
+    public Builder token(String key) {
+      token = key;
+      return this;
+    }
+
+    /** Deadline of calls that name none. */
+    public Builder timeout(Duration time) {
+      timeout = time;
+      return this;
+    }
+
+    /** Connections at most, opened as calls overlap; 4 without. */
+    public Builder channels(int num) {
+      channels = num;
+      return this;
+    }
+
+    /** How stubborn it is. */
+    public Builder retry(RetryPolicy policy) {
+      retry = policy;
+      return this;
+    }
+
+    /** W3C trace context to send along (traceparent, tracestate), asked for at each call on the caller's thread. */
+    public Builder trace(Supplier<Map<String, String>> headers) {
+      trace = headers;
+      return this;
+    }
+
+    /** Around every call, the last added the outermost. */
+    public Builder intercept(ClientInterceptor interceptor) {
+      interceptors.add(interceptor);
+      return this;
+    }
+
+    /** Another transport than grpc-netty: a channel builder of a target and credentials. */
+    public Builder transport(BiFunction<String, ChannelCredentials, ManagedChannelBuilder<?>> chosen) {
+      transport = chosen;
+      return this;
+    }
+
+    /** Throws IllegalArgumentException for a token that would be sent in plaintext to another host. */
+    public SluiceClient build() {
+      if (token != null && credentials instanceof InsecureChannelCredentials) {
+        targets.forEach(Builder::checkLocal);
+      }
+      return new SluiceClient(new Caller(new Pool(targets, channels, this::open), retry, timeout, token, trace));
+    }
+
+    private ManagedChannel open(String target) {
+      return transport.apply(target, credentials)
+          .maxInboundMessageSize(MAX_RECEIVED_BYTES)
+          .keepAliveTime(30, TimeUnit.SECONDS)
+          .keepAliveTimeout(10, TimeUnit.SECONDS)
+          .intercept(interceptors)
+          .build();
+    }
+
+    private static ManagedChannelBuilder<?> netty(String target, ChannelCredentials credentials) {
+      return NettyChannelBuilder.forTarget(target, credentials).flowControlWindow(HTTP2_WINDOW_BYTES);
+    }
+
+    private static void checkLocal(String target) {
+      if (!target.matches("(unix:|localhost:|127\\.[0-9.]+:|\\[::1\\]:).*")) {
+        throw new IllegalArgumentException(
+            "the token would be sent to " + target + " in plaintext: give TLS credentials");
+      }
+    }
+  }
+}

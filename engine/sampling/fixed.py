@@ -1,0 +1,70 @@
+"""What is made once of parameters that stay from step to step: their tensors on the device.
+
+Takes rows as arrays, gives what `kernels.ops.choose` takes. Knows no logits.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.plan import TokenLogprob
+from engine.sampling.logprobs import read, want
+from engine.sampling.rows import Allowed, KnobRows, SamplingRows
+from engine.sampling.rows import Penalties as PenaltyRows
+from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
+from kernels.sampling import Rows
+from kernels.scores import Scores
+
+
+class Fixed:
+    """Of `knobs`, for logits `vocab` wide."""
+
+    def __init__(self, knobs: KnobRows, vocab: int, device: torch.device) -> None:
+        self.knobs = knobs
+        self._device = device
+        truncation = (knobs.top_k, knobs.top_p, knobs.min_p, knobs.typical_p)
+        columns = (knobs.temperature, *truncation, knobs.seed, knobs.seed, knobs.output)
+        self._rows = Rows(*(self._on(column) for column in columns))  # positions are each step's own
+        asked, biases = knobs.logprobs, knobs.biases
+        self.wanted = None if asked is None else want(asked, vocab, device)
+        self._at = [] if asked is None else asked.rows.tolist()
+        self._nums = [] if self.wanted is None else self.wanted.nums.tolist()
+        self._biases = (
+            None if biases is None else Biases(self._on(biases.rows), self._on(biases.ids), self._on(biases.values))
+        )
+        self._allowed = None if knobs.allowed is None else self._mask(knobs.allowed)
+
+    def rows(self, position: "np.ndarray[Any, Any]") -> Rows:
+        """The rows that sample tokens at these positions, int64 [R]."""
+        return self._rows._replace(positions=self._on(position))
+
+    def changes(self, rows: SamplingRows) -> Changes:
+        """Of rows of these knobs: grammars and what is allowed first."""
+        barred, on = rows.barred, self._on
+        masks = (self._allowed, None if rows.masks is None else self._mask(rows.masks))
+        return Changes(
+            tuple([one for one in masks if one is not None]),
+            None if barred is None else Bars(on(barred.rows), on(barred.ids)),
+            self._biases,
+            None if rows.penalties is None else self._penalties(rows.penalties),
+        )
+
+    def read(self, scores: Scores) -> dict[int, TokenLogprob]:
+        """Of the rows that asked."""
+        asked = self.knobs.logprobs
+        assert asked is not None
+        return dict(zip(self._at, read(scores, self._nums, asked.ids), strict=True))
+
+    def _penalties(self, found: PenaltyRows) -> Penalties:
+        on = self._on
+        strengths = (on(found.repetition), on(found.presence), on(found.frequency))
+        return Penalties(on(found.rows), on(found.sizes), on(found.ids), on(found.counts), *strengths)
+
+    def _mask(self, allowed: Allowed) -> Mask:
+        return Mask(self._on(allowed.rows), self._on(allowed.bits))
+
+    def _on(self, values: "np.ndarray[Any, Any]") -> Tensor:
+        found = torch.from_numpy(values)
+        return found if self._device.type == "cpu" else found.to(self._device)

@@ -1,0 +1,35 @@
+"""What a step wants of its logits, and what it gets: a token for each row, log probabilities of the rows that ask.
+
+See `kernels.ops.choose`. Knows no request.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kernels.scores import Scores
+
+
+class Wanted(NamedTuple):
+    """Rows that are scored. All tensors int64 and contiguous.
+
+    Attributes:
+        at: [L], ascending, each once.
+        nums, rows, others, width: of these L rows; see `kernels.scores.Asked`.
+    """
+
+    at: Tensor
+    nums: Tensor
+    rows: Tensor
+    others: Tensor
+    width: int
+
+
+class Chosen(NamedTuple):
+    """Attributes:
+    ids: int64 [R], -1 for rows of no usable number.
+    scores: of the wanted rows, under their logits as they came; of a row without an id they mean nothing.
+    """
+
+    ids: Tensor
+    scores: Scores | None

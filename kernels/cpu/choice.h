@@ -1,0 +1,109 @@
+// All that a row's logits go through in one step, while they are in the cache: rivals are scored, logits adjusted, a
+// token drawn, and that token scored. Rows are the pieces of the pool's job: threads change nothing but time.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "adjust.h"
+#include "pool.h"
+#include "sampling.h"
+#include "scores.h"
+
+namespace sluice {
+
+struct Choice {
+  float* logits;  // [rows, vocab]
+  int64_t rows, vocab;
+  Sampling sampling;
+  Changes changes;
+  Listed asked;  // the rows that are scored, under their logits as they came
+  Scoring scoring;
+};
+
+// Log probabilities of ids that are given.
+struct Given {
+  const float* logits;  // [rows, vocab]
+  int64_t rows, vocab;
+  const int64_t* ids;  // [rows]
+  Scoring scoring;
+};
+
+// What a thread keeps from row to row.
+struct Room {
+  Scratch scratch;
+  Heap heap;
+  std::vector<float> raw;
+
+  static Room& own() {
+    thread_local Room room;
+    return room;
+  }
+};
+
+inline void choose_row(const Choice& job, int64_t row) {
+  Room& room = Room::own();
+  float* logits = job.logits + row * job.vocab;
+  const int64_t at = job.asked.find(row);
+  const float* raw = logits;
+  Norm norm = {};
+  if (at >= 0) {
+    norm = norm_of(logits, job.vocab);
+    score_rivals(job.scoring, at, logits, job.vocab, norm, room.heap);
+    if (touches(job.changes, row)) {
+      room.raw.assign(logits, logits + job.vocab);
+      raw = room.raw.data();
+    }
+  }
+  adjust(job.changes, row, logits, job.vocab);
+  const int64_t id = sample_row(job.sampling, row, logits, job.vocab, room.scratch);
+  job.sampling.ids[row] = id;
+  if (at >= 0) score_own(job.scoring, at, raw, job.vocab, norm, id);
+}
+
+// Calls work(row) for each row in the order of `rows`, the last first, on as many threads as that is worth.
+template <typename Work>
+void each_row(const std::vector<int64_t>& rows, int64_t vocab, const Work& work) {
+  if (static_cast<int64_t>(rows.size()) * vocab < SMALL) {
+    for (const int64_t row : rows) work(row);
+  } else {
+    Pool::instance().run(static_cast<int>(rows.size()), [&](int piece) { work(rows[piece]); });
+  }
+}
+
+inline std::vector<int64_t> count(int64_t num) {
+  std::vector<int64_t> rows(num);
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+
+// The pool begins with the last piece: the dearest rows come last, so that threads end together.
+inline void run(Choice& job) {
+  const Sampling& by = job.sampling;
+  Penalties& penalties = job.changes.penalties;
+  penalties.firsts.resize(penalties.at.num);
+  std::exclusive_scan(penalties.sizes, penalties.sizes + penalties.at.num, penalties.firsts.begin(), int64_t{0});
+  std::vector<int64_t> costs(job.rows);
+  for (int64_t row = 0; row < job.rows; ++row) {
+    const int64_t truncation = by.top_p[row] < 1.0f ? 3 : 2;
+    costs[row] = by.temperature[row] > 0.0f ? (by.typical_p[row] < 1.0f ? 4 : truncation) : 0;
+    costs[row] += job.asked.find(row) >= 0 ? 2 : 0;
+  }
+  std::vector<int64_t> rows = count(job.rows);
+  std::stable_sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) { return costs[a] < costs[b]; });
+  each_row(rows, job.vocab, [&](int64_t row) { choose_row(job, row); });
+}
+
+inline void run(const Given& job) {
+  each_row(count(job.rows), job.vocab, [&](int64_t row) {
+    const float* logits = job.logits + row * job.vocab;
+    const Norm norm = norm_of(logits, job.vocab);
+    score_rivals(job.scoring, row, logits, job.vocab, norm, Room::own().heap);
+    score_own(job.scoring, row, logits, job.vocab, norm, job.ids[row]);
+  });
+}
+
+}  // namespace sluice

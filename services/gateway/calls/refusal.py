@@ -1,0 +1,52 @@
+"""How a call ends in an error, and what is left behind of a request that was not let in.
+
+Who watches is told of it, so that it has its count, its span and its line; its client is told the trace.
+"""
+
+from typing import NoReturn
+
+from sluice.v1 import types_pb2
+
+from engine.errors import ServiceError
+from services.gateway.access.identity import CALLER, LOCAL
+from services.gateway.calls.metadata import Call, Context, read_trace
+from services.gateway.contract import answers
+from services.gateway.contract.errors import to_status
+from services.gateway.observer import Observer, Refused
+from services.gateway.requests.open_requests import OpenRequest
+
+TRACE_KEY = "x-sluice-trace-id"
+_OWN = "/sluice.v1.InferenceService/"
+
+Trailers = tuple[tuple[str, str], ...]
+
+
+async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
+    """End the call with the status of `error`; grpc raises out of it."""
+    extra: dict[str, str] = {}
+    used: types_pb2.Usage | None = None
+    trailers = tuple(context.trailing_metadata() or ())
+    if request is not None:
+        extra = {"generation_id": request.generation_id, "last_seq": str(request.last_seq)}
+        used = answers.usage(answers.used(request)) if request.admitted is not None else None
+    code, message, details = to_status(error, extra, used)
+    await context.abort(code, message, (*trailers, *details))
+
+
+async def turn_away(observer: Observer, path: str, context: Context, error: ServiceError) -> NoReturn:
+    """End a call that was not let in; `path` is /service/method, or the method of InferenceService alone."""
+    call = Call(path.removeprefix(_OWN).removeprefix("/"), CALLER.get(LOCAL), read_trace(context))
+    context.set_trailing_metadata(tell_refused(observer, call, error))
+    await refuse(context, error)
+    raise error
+
+
+def tell_refused(observer: Observer, call: Call, error: ServiceError) -> Trailers:
+    """Tell who watches that `call` was not let in; metadata that name the trace for its client, if there is one."""
+    refused = Refused(call.method, error, call.caller.tenant, call.traceparent, call.tracestate)
+    return trace_trailers(observer.refused(refused))
+
+
+def trace_trailers(traceparent: str) -> Trailers:
+    """Metadata that name a trace; none for ""."""
+    return ((TRACE_KEY, traceparent[3:35]), ("traceresponse", traceparent)) if traceparent else ()

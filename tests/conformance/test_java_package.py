@@ -1,0 +1,58 @@
+"""The Java client as its users get it: the jar on a class path with its dependencies, and every example of its page."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.conformance.sdks import CLIENTS, SDKS
+from tests.system.service import Service
+
+FOLDER = CLIENTS / "java"
+IMPORTS, *EXAMPLES = re.findall(r"```java\n(.*?)```", (FOLDER / "README.md").read_text(), re.S)
+MORE_IMPORTS = "import io.grpc.*;\nimport java.util.*;\nimport java.util.concurrent.*;\n"
+POM = "{http://maven.apache.org/POM/4.0.0}"
+
+
+@pytest.fixture(scope="module")
+def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The jar, away from its sources, and Debian's jars."""
+    (sdk,) = (one for one in SDKS if one.name == "java")
+    if reason := sdk.build():
+        pytest.skip(reason)
+    (jar,) = (FOLDER / "build").glob("sluice-client-*.jar")
+    place = tmp_path_factory.mktemp("place")
+    shutil.copy(jar, place)
+    jars = subprocess.run(["sh", str(FOLDER / "classpath.sh")], capture_output=True, text=True, check=True).stdout
+    return f"{place / jar.name}:{jars.strip()}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_runs_against_the_jar(number: int, class_path: str, tmp_path: Path, service: Service) -> None:
+    example = EXAMPLES[number].replace("127.0.0.1:50051", service.address)
+    body = f"public class Example {{\npublic static void main(String[] args) throws Exception {{\n{example}}}\n}}\n"
+    (tmp_path / "Example.java").write_text(IMPORTS + MORE_IMPORTS + body)
+    compiled = ["javac", "--release", "11", "-cp", class_path, "-d", str(tmp_path), str(tmp_path / "Example.java")]
+    subprocess.run(compiled, check=True, capture_output=True)
+    run = ["java", "-XX:TieredStopAtLevel=1", f"-Djava.library.path={FOLDER / 'build' / 'native'}"]
+    run += ["-cp", f"{class_path}:{tmp_path}", "Example"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert bool(done.stdout) == ("print" in example and "example.com" not in example)
+
+
+def test_the_pom_names_the_versions_of_the_floor() -> None:
+    """Those that Debian's own repository of poms has, where it is."""
+    project = ElementTree.parse(FOLDER / "pom.xml").getroot()
+    found = {}
+    for one in project.iter(f"{POM}dependency"):
+        group, artifact, version = (one.findtext(f"{POM}{name}", "") for name in ("groupId", "artifactId", "version"))
+        folder = Path("/usr/share/maven-repo", *group.split("."), artifact)
+        if not folder.is_dir():
+            pytest.skip(f"Debian's {artifact} is not installed")
+        found[artifact] = (folder / version).is_dir()
+    assert len(found) == 5 and all(found.values()), found

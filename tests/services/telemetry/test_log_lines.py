@@ -1,0 +1,112 @@
+"""Every log call of the services: it says what it is about, or is in the table of those that are about no request."""
+
+import ast
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from sluice.v1 import inference_pb2
+
+from services.gateway.calls import converse as converse_calls
+from services.gateway.calls.conversation import Conversation
+from services.gateway.calls.metadata import Call
+from services.telemetry import logs
+from tests.services.gateway.fake_ring import running, spec
+
+SERVICES = Path(logs.__file__).parents[1]
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+LOGGERS = {"log", "logger"}
+TRACE = "ab" * 16
+PARENT = (("traceparent", f"00-{TRACE}-{'cd' * 8}-01"),)
+
+# About a process, a file, a connection to others: no request has a part in them.
+OF_NO_REQUEST = {
+    ("gateway/process.py", "serving on %s"),
+    ("gateway/listener.py", "the gRPC server stopped taking calls (%s); another one takes its place"),
+    ("gateway/listener.py", "a gRPC server that had stopped by itself says so again"),
+    ("telemetry/queue.py", "spans do not reach the collector: until they do they are dropped and counted"),
+    ("watched.py", "%s; the one read before stays in force"),
+    ("watched.py", "%s was read again"),
+    ("engine/process.py", "loaded %s on %s in %s (%s kernels) with %d cache blocks in %s in %.2f s"),
+    ("engine/process.py", "computing %s on %d threads (%s) with %s"),
+    ("engine/process.py", "<note>"),
+    ("ring/loop.py", "%s cannot go on"),
+}
+
+
+def calls() -> Iterator[tuple[str, str, bool]]:
+    """File, message, and whether it says what it is about, of every log call."""
+    for path in sorted(SERVICES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
+                continue
+            if isinstance(node.func.value, ast.Name) and node.func.value.id in LOGGERS:
+                first = node.args[0]
+                text = str(first.value) if isinstance(first, ast.Constant) else f"<{ast.unparse(first)}>"
+                about = any(word.arg == "extra" for word in node.keywords)
+                yield str(path.relative_to(SERVICES)), text, about
+
+
+def test_a_line_says_what_it_is_about_or_is_about_no_request() -> None:
+    found = list(calls())
+    assert {(path, text) for path, text, is_about in found if not is_about} == OF_NO_REQUEST
+    assert len(found) > len(OF_NO_REQUEST) + 6
+
+
+def test_loggers_have_the_names_that_the_walk_knows() -> None:
+    made = [path for path in SERVICES.rglob("*.py") if "= logging.getLogger(__name__)\n" in path.read_text()]
+    known = {SERVICES / path for path, _, _ in calls()}
+    assert set(made) <= known, "a module has a logger under another name, or one that it never uses"
+
+
+def about(caplog: pytest.LogCaptureFixture) -> dict[str, object]:
+    (record,) = [one for one in caplog.records if one.name == converse_calls.__name__]
+    found = vars(record)[logs.FIELDS]
+    assert isinstance(found, dict)
+    return found
+
+
+async def failing(monkeypatch: pytest.MonkeyPatch, method: str) -> str:
+    """The generation that was open on a stream when `method` of its conversation broke."""
+    async with running() as rig:
+        call = rig.stub.Converse(metadata=PARENT)
+        await call.write(inference_pb2.ConverseRequest(tag=1, open=inference_pb2.Open(spec=spec())))
+        name = (await rig.ring.next_submit()).envelope.request_id
+
+        def broken(*arguments: object) -> None:
+            raise ValueError("bad")
+
+        monkeypatch.setattr(Conversation, method, broken)
+        await call.write(inference_pb2.ConverseRequest(tag=2, open=inference_pb2.Open(spec=spec())))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        return name
+
+
+@pytest.mark.parametrize("method", ["take", "next"])
+async def test_a_broken_stream_names_its_trace_and_its_requests(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        name = await failing(monkeypatch, method)
+    found = about(caplog)
+    assert found["trace_id"] == TRACE
+    assert found["requests"] == [{"request_id": name, "trace_id": TRACE}]
+
+
+async def test_a_stream_that_cannot_be_begun_names_its_trace(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> Call:
+        raise ValueError("bad")
+
+    monkeypatch.setattr(converse_calls, "read_call", broken)
+    with caplog.at_level(logging.ERROR):
+        async with running() as rig:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await rig.stub.Converse(metadata=PARENT).read()
+    assert about(caplog) == {"trace_id": TRACE}
