@@ -286,8 +286,7 @@ class Simulation:
 
     def land(self, most: int) -> None:
         """Apply the oldest results until `most` are in flight."""
-        lost = self.scheduler.take_preempted()
-        assert all(name in self.scheduler.groups for name in lost), "a place lost by a request that is not open"
+        self.scheduler.take_preempted()
         while len(self.flights) > most:
             plan, result = self.flights.popleft()
             events, failures = self.scheduler.apply(plan, result, self.now + 0.01 * plan.num_tokens)

@@ -11,7 +11,7 @@ ACCEPTED = [0.8, 0.6]
 
 
 def sampled(index: int, num_drafted: int) -> StepEvents:
-    return StepEvents([Sampled("a", index, (1,), (), None, None, None, num_drafted=num_drafted)], [])
+    return StepEvents([Sampled("a", index, (1,), (), None, None, None, num_drafted=num_drafted)], [], [])
 
 
 def test_the_best_length_pays_for_drafts_and_for_reading() -> None:
@@ -39,7 +39,10 @@ def test_costs_are_those_of_full_steps_and_reading_is_told_apart() -> None:
         split = StepSplit()
         watches[num] = Watch(split, 1)
         for index, draft_s in enumerate([0.0, 5.0, 0.5, 0.5, 0.5]):  # the first samples behind the prompt
-            split.add(draft_s if num else 0.0, 0.1, 1.0 + num if index else 9.0, 0.1)
+            split.draft_s += draft_s if num else 0.0
+            split.plan_s += 0.1
+            split.compute_s += 1.0 + num if index else 9.0
+            split.apply_s += 0.1
             watches[num].note(sampled(index, num if index else 0))
     found = costs(watches[0], {2: watches[2]})
     assert [found.step_s[0], found.step_s[2]] == pytest.approx([1.2, 3.2])
