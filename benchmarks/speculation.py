@@ -16,17 +16,19 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module, resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 from tokenizers import Tokenizer
 
 from benchmarks.machine import RESULTS, write
+from benchmarks.speculation_ideal import Watch, acceptance, bound, costs
+from benchmarks.speculation_parts import Kept, figures_of
 from benchmarks.speculation_plot import plot
 from engine.build import build_engine
 from engine.config import EngineConfig
@@ -47,6 +49,8 @@ KINDS = {
 }
 FOLDERS = {"draft": "draft", "eagle": "head"}  # of demo/
 PARTS = Path(__file__).parent / "out" / "speculation.json"
+LENGTHS = (1, 2, 3, 4, 6, 8)  # fixed ones that the controller is compared with
+PLAIN, ADAPTIVE = 0, -1  # who drafts nothing, and as the controller says
 WARM_UPS = 2  # the controller learns costs at each concurrency
 Outputs = dict[str, list[int]]
 Key = TypeVar("Key")
@@ -103,7 +107,9 @@ class Load:
             yield EngineRequest(f"{i:032x}", tuple(prompt), params)
 
 
-def decode(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
+def decode(
+    engines: Mapping[Key, Engine], load: Load, watches: Mapping[Key, Watch] = MappingProxyType({})
+) -> dict[Key, Run]:
     """All of a load by each engine, taking turns step by step: what slows the machine down slows all of them."""
     waiting = {key: load.requests() for key in engines}
     outputs: dict[Key, Outputs] = {key: {} for key in engines}
@@ -116,6 +122,8 @@ def decode(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
             start = time.process_time()
             events = engines[key].step()
             seconds[key] += time.process_time() - start
+            if key in watches:
+                watches[key].note(events)
             for event in events.sampled:
                 outputs[key].setdefault(event.request_id, []).extend(event.token_ids)
                 following = next(waiting[key], None) if event.is_last else None
@@ -162,34 +170,30 @@ def _summary(
     }
 
 
-def ideal(prompts: Sequence[list[int]], kind: str, num_tokens: int) -> dict[str, object]:
-    """One sequence: what the controller makes of it beside the best of all fixed lengths, none among them."""
-    lengths = (1, 2, 3, 4, 6, 8)
-    configs = {num: dataclasses.replace(KINDS[kind], draft_length="fixed", max_draft_tokens=num) for num in lengths}
-    engines = {num: make(config) for num, config in configs.items()}
-    both = {-1: make(KINDS["none"]), 0: make(KINDS[kind]), **engines}
-    gains: dict[int, list[float]] = {num: [] for num in (0, *lengths)}
-    loads = [Load([prompt], 1, num_tokens) for prompt in prompts]
-    for load in loads:
-        decode(both, load)
-    for load in loads:
-        runs = decode(both, load)
-        for num, found in gains.items():
-            found.append(runs[num].rate / runs[-1].rate)
-    means = {num: statistics.mean(found) for num, found in gains.items()}
-    best = max(1.0, *(means[num] for num in lengths))
+def ideal(load: Load, kind: str) -> dict[str, object]:
+    """What the controller makes of a load, beside the best that measured costs and acceptance allow, both stated."""
+    fixed = {num: dataclasses.replace(KINDS[kind], draft_length="fixed", max_draft_tokens=num) for num in LENGTHS}
+    engines = {PLAIN: make(KINDS["none"]), ADAPTIVE: make(KINDS[kind])}
+    engines |= {num: make(config) for num, config in fixed.items()}
+    decode(engines, load)
+    watches = {num: Watch(engine.split, load.concurrency) for num, engine in engines.items()}
+    runs = decode(engines, load, watches)
+    accepted = acceptance([engines[num].scheduler.draft_stats for num in LENGTHS])
+    found = costs(watches[PLAIN], {num: watches[num] for num in LENGTHS})
+    num_tokens = sum(len(ids) for ids in runs[PLAIN].outputs.values())
+    best, length = bound(runs[PLAIN].seconds, num_tokens / load.concurrency, found, accepted)
+    reached = runs[ADAPTIVE].rate / runs[PLAIN].rate
     return {
-        "by_fixed_length": {num: round(means[num], 3) for num in lengths},
-        "acceptance_of_first": {num: round(_chance(engine), 3) for num, engine in engines.items()},
+        "step_ms_by_drafts": {num: round(1e3 * one, 3) for num, one in found.step_s.items()},
+        "drafting_ms_by_drafts": {num: round(1e3 * one, 3) for num, one in found.draft_s.items()},
+        "reading_ms": round(1e3 * found.reading_s, 1),
+        "acceptance_by_position": [round(one, 3) for one in accepted],
+        "by_fixed_length": {num: round(runs[num].rate / runs[PLAIN].rate, 3) for num in LENGTHS},
         "ideal": round(best, 3),
-        "adaptive": round(means[0], 3),
-        "share_of_ideal": round(means[0] / best, 3),
+        "ideal_length": length,
+        "reached": round(reached, 3),
+        "share_of_ideal": round(reached / best, 3),
     }
-
-
-def _chance(engine: Engine) -> float:
-    stats = engine.scheduler.draft_stats
-    return stats.accepted_at[0] / max(1, stats.drafted_at[0]) if stats.drafted_at else 0.0
 
 
 def distinct(outputs: Outputs) -> float:
@@ -209,9 +213,11 @@ def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
     """What there is to measure, by name, each for itself."""
     editing, num_tokens, pairs = editing_prompts(8), options.tokens, options.pairs
     parts: dict[str, Callable[[], object]] = {"distinct_4_grams": lambda: looping(editing, num_tokens)}
-    for kind in ("ngram", "draft", "eagle"):
-        parts[f"{kind}_editing"] = functools.partial(ideal, editing, kind, num_tokens)
-    for num in (1, 16):
+    for num in (num for num in (1, 4, 16) if num <= options.most):
+        for kind in ("ngram", "draft", "eagle") if num == 1 else ("draft", "eagle"):
+            load = Load(editing_prompts(max(6, num + num // 2)), num, num_tokens)
+            parts[f"{kind}_ideal/{num}"] = functools.partial(ideal, load, kind)
+    for num in sorted({1, options.most}):
         load = Load(editing_prompts(2 * num + 4), num, num_tokens, 3.0)
         parts[f"drafts_nothing/{num}"] = functools.partial(idle, load, pairs)
     for num in (2**i for i in range(options.most.bit_length())):
@@ -229,38 +235,6 @@ def looping(prompts: Sequence[list[int]], num_tokens: int) -> float:
 def together(load: Load, pairs: int) -> dict[str, object]:
     """All kinds at one concurrency, new engines."""
     return paired({kind: make(config) for kind, config in KINDS.items()}, load, pairs)
-
-
-class Kept:
-    """What has been measured so far with the same options, in a file that is replaced whole."""
-
-    def __init__(self, path: Path, options: dict[str, int], *, is_fresh: bool) -> None:
-        self._path = path
-        self._options = options
-        found = json.loads(path.read_text()) if path.exists() and not is_fresh else {}
-        self.parts: dict[str, object] = found["parts"] if found.get("options") == options else {}
-
-    def add(self, name: str, figures: object) -> None:
-        """One part more."""
-        self.parts[name] = json.loads(json.dumps(figures))
-        self._path.parent.mkdir(exist_ok=True)
-        beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps({"options": self._options, "parts": self.parts}, indent=2))
-        beside.replace(self._path)
-
-
-def figures_of(parts: Mapping[str, object]) -> dict[str, object]:
-    """Parts named a/b become b of a."""
-    figures: dict[str, object] = {}
-    for name, found in parts.items():
-        group, _, member = name.partition("/")
-        if member:
-            inner = figures.setdefault(group, {})
-            assert isinstance(inner, dict)
-            inner[member] = found
-        else:
-            figures[group] = found
-    return figures
 
 
 def drawing(by_concurrency: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:

@@ -195,6 +195,13 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
     )
 
 
+def keep(states: Tensor, table: Tensor, column: int, slots: Tensor) -> None:
+    """See `kernels.ops.keep`: float32 rows into a bfloat16 table."""
+    assert MODULE is not None and states.is_contiguous() and table.is_contiguous()
+    to = table.data_ptr() + column * table.itemsize
+    MODULE.keep(states.data_ptr(), len(slots), states.shape[1], to, table.shape[1], slots.data_ptr())
+
+
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
     """See `kernels.ops.paged_attention`. q [T or more, heads, D] with heads contiguous; padding rows become zero."""
     assert MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1

@@ -35,6 +35,11 @@ class Tap:
     behind: tuple[int, ...]
     states: Tensor
 
+    def keep(self, num: int, h: Tensor, meta: AttentionMetadata) -> None:
+        """h [T or more, hidden] is what stands behind layer `num` in a step."""
+        if num in self.behind:
+            ops.keep(h, self.states, self.behind.index(num) * h.shape[1], meta.write_slots)
+
 
 class Model:
     """Weights of one model, packed for one device."""
@@ -91,16 +96,12 @@ class Model:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
         h = ops.embedding(ids, self.embeddings).float()
         cis = self._cis[positions]
-        seen: dict[int, Tensor] = {}
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             layer.forward(h, cis, layer_cache, meta)
-            if self.tap is not None and num in self.tap.behind:
-                seen[num] = h[: meta.num_tokens].to(torch.bfloat16)
+            if self.tap is not None:
+                self.tap.keep(num, h, meta)
             self.layers_done += 1
             self.on_layer()
-        if self.tap is not None:
-            states = torch.cat([seen[num] for num in self.tap.behind], dim=1)
-            self.tap.states.index_copy_(0, meta.write_slots, states)
         return h[: meta.num_tokens]
 
     @torch.inference_mode()

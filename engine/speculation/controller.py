@@ -23,8 +23,9 @@ MEMORY = 0.92  # of a sequence, per verified draft: about the last ten count
 COMMON_MEMORY = 0.98  # of all together
 FADE = 0.9  # of a sequence that is not drafted for, per choice: it is given another chance
 LOOK_EVERY = 4  # choices between two looks at the floor
-PATIENCE = 8  # the same while nothing is drafted
-PROBE_EVERY = 32  # such choices: then one sequence is drafted for all the same; doubled while that changes nothing
+PATIENCE = 8  # steps between them while nothing is drafted; doubled while that changes nothing
+PATIENCE_MOST = 32
+PROBE_EVERY = 32  # such steps: then one sequence is drafted for all the same; doubled while that changes nothing
 PROBE_MOST = 1024
 PROBE_LENGTH = 2
 YIELD_WEIGHT = 0.1  # of the newest share of what was asked for that was drafted
@@ -56,19 +57,30 @@ class Controller:
         self._worth = [[_worth(*pair) for pair in zip(chances, lengths, strict=True)] for lengths in self._lengths]
         self._num_choices = 0
         self._num_idle = 0
+        self._patience = PATIENCE
+        self._next_look = PATIENCE  # among idle steps
         self._num_probes = 0
         self._probe_every = PROBE_EVERY
         self._is_new = True  # nothing has been drafted yet
 
+    def rests(self) -> bool:
+        """Whether nobody is drafted for in the next step, whoever runs. Asked once a step, before `choose`: while
+        drafts do not help, hardly a step may cost more than this."""
+        if not self._is_idle:
+            return False
+        self._num_idle += 1
+        return self._num_idle % self._probe_every > 0 and self._num_idle < self._next_look
+
     def choose(self, records: Sequence[Record], num_rows: int) -> list[int]:
-        """Drafts for each sequence in a step of `num_rows` decoding rows, theirs among them."""
-        if self.floor == 0 and not self._is_new:
-            self._num_idle += 1
+        """Drafts for each sequence in a step of `num_rows` decoding rows, theirs among them, unless it `rests`."""
+        span = 1.0  # that this choice stands for, in choices of an impatient one
+        if self._is_idle:
             if self._num_idle % self._probe_every == 0:
                 return self._probe(records)
-            if self._num_idle % PATIENCE:
-                return [0] * len(records)
-            self._reading_s *= 1 - READING_WEIGHT
+            span = self._patience / PATIENCE
+            self._reading_s *= (1 - READING_WEIGHT) ** span
+            self._next_look = self._num_idle + self._patience
+            self._patience = min(2 * self._patience, PATIENCE_MOST)
         common = self._common.right / self._common.tried
         levels = [_level(record, common) for record in records]
         self._num_choices += 1
@@ -76,10 +88,11 @@ class Controller:
             self._settle(levels, num_rows)
         lengths = self._lengths[self.floor]
         chosen = [lengths[level] for level in levels]
+        fade = FADE**span
         for record, num in zip(records, chosen, strict=True):
             if not num:
-                record.right *= FADE
-                record.tried *= FADE
+                record.right *= fade
+                record.tried *= fade
         return chosen
 
     def drafted(self, asked: Sequence[int], num_drafted: int, seconds: float, *, had_to_read: bool) -> None:
@@ -108,6 +121,10 @@ class Controller:
             one.right = one.right * memory + right
             one.tried = one.tried * memory + right + (right < num)
 
+    @property
+    def _is_idle(self) -> bool:
+        return self.floor == 0 and not self._is_new
+
     def _settle(self, levels: Sequence[int], num_rows: int) -> None:
         """Keep the floor, or take one that promises clearly more."""
         counts = [0] * LEVELS
@@ -118,10 +135,10 @@ class Controller:
         best = max(range(len(FLOORS)), key=lambda i: (rates[i], -i))
         if rates[best] > rates[self.floor] * GAIN:
             if self.floor == 0:
-                self._probe_every = PROBE_EVERY
+                self._probe_every, self._patience = PROBE_EVERY, PATIENCE
             self.floor = best
-        if rates[self.floor] < rates[0] * WORTH:
-            self.floor = 0
+        if self.floor and rates[self.floor] < rates[0] * WORTH:
+            self.floor, self._next_look = 0, self._num_idle + PATIENCE
 
     def _rates(self, present: Sequence[tuple[int, int]], num_rows: int) -> list[float]:
         """Tokens per second that each floor promises, for `present` pairs of level and sequences at it."""

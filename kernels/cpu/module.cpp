@@ -139,6 +139,18 @@ PyObject* rotate_and_write(PyObject*, PyObject* const* values, Py_ssize_t num) {
   return arguments.ok() ? compute(job) : nullptr;
 }
 
+PyObject* keep(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  sluice::Keep job;
+  job.states = arguments.address<const float>();
+  job.tokens = arguments.integer();
+  job.width = arguments.integer();
+  job.table = arguments.address<uint16_t>();
+  job.stride = arguments.integer();
+  job.slots = arguments.address<const int64_t>();
+  return arguments.ok() ? compute(job) : nullptr;
+}
+
 // By the element's name in kernels/native.py.
 PyMethodDef methods[] = {
     method<set_threads>("set_threads"),
@@ -159,6 +171,7 @@ PyMethodDef methods[] = {
     method<rotate_and_write<float>>("rotate_and_write_float32"),
     method<rotate_and_write<uint16_t>>("rotate_and_write_bfloat16"),
     method<rotate_and_write<int8_t>>("rotate_and_write_int8"),
+    method<keep>("keep"),
     {nullptr, nullptr, 0, nullptr},
 };
 

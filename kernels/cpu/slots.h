@@ -50,6 +50,20 @@ inline void put(int8_t* to, const float* from, int64_t dim) {
   std::memcpy(to + dim, &scale, sizeof scale);
 }
 
+// Rows of states into their slots, rounded to bfloat16.
+struct Keep {
+  const float* states;  // [T, width]
+  int64_t tokens, width;
+  uint16_t* table;  // [slots, stride], from the column where they go
+  int64_t stride;
+  const int64_t* slots;  // [T]
+};
+
+inline void run(const Keep& job) {
+  for (int64_t t = 0; t < job.tokens; ++t)
+    put(job.table + job.slots[t] * job.stride, job.states + t * job.width, job.width);
+}
+
 template <typename Element>
 struct RotateAndWrite {
   float* heads;  // [T, num_heads + kv_heads (keys) + kv_heads (values), dim]: queries and keys rotated in place

@@ -90,6 +90,18 @@ def test_keys_and_values_go_to_their_slots_only() -> None:
     assert torch.equal(slots[others].nan_to_num(7.0), before.view(-1, 2, 2, 64)[others].nan_to_num(7.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_states_go_to_their_rows_and_columns_only(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    states, table = torch.randn(rows + 3, 40) * 100, torch.randn(200, 120).to(dtype)  # three padding rows
+    states[0, :3] = torch.tensor([float("nan"), float("inf"), 1e-42])
+    want, slots = table.clone(), torch.randperm(200)[:rows]
+    want[slots, 40:80] = states[:rows].to(dtype)
+    ops.keep(states, table, 40, slots)
+    assert torch.equal(table.nan_to_num(7.0), want.nan_to_num(7.0))
+
+
 def test_a_step_in_bfloat16_equals_its_twin() -> None:
     q, cache, meta = make(BATCHES["mixed"], 4, 2, 64, 16)
     heads = torch.randn(meta.num_tokens, 8, 64).bfloat16()

@@ -51,7 +51,7 @@ class World:
 
     def run(self, controller: Controller, steps: int) -> float:
         """With the controller choosing."""
-        return self.play(lambda: controller.choose(self.records, len(self.chances)), steps, controller)
+        return self.play(lambda: choices(controller, self.records, len(self.chances)), steps, controller)
 
     def best(self, steps: int = 400) -> tuple[float, int]:
         """Of all fixed lengths: the rate, and the length."""
@@ -75,6 +75,11 @@ class World:
         if not self.noise:
             return 1.0
         return 4.0 if self.rng.random() < 0.02 else 1.0 + self.noise * self.rng.random()
+
+
+def choices(controller: Controller, records: list[Record], num_rows: int) -> list[int]:
+    """Of one step."""
+    return [0] * len(records) if controller.rests() else controller.choose(records, num_rows)
 
 
 def _all(num: int, rows: int) -> list[int]:
@@ -120,7 +125,7 @@ def test_mixed_sequences_are_drafted_for_as_they_deserve() -> None:
     world = World(affine(5e-3, 0.5e-3), free, [0.95] * 4 + [0.1] * 12)
     controller = Controller(MOST)
     world.run(controller, 400)
-    chosen = controller.choose(world.records, 16)
+    chosen = choices(controller, world.records, 16)
     assert min(chosen[:4]) >= 2
     assert sum(chosen[4:]) <= 4
     assert world.run(controller, 1500) >= 1.03 * world.best()[0]
@@ -131,13 +136,13 @@ def test_it_lets_go_and_comes_back() -> None:
     world = World(affine(5e-3, 0.5e-3), model(0.5e-3), [0.9] * 4)
     controller = Controller(MOST)
     world.run(controller, 200)
-    assert min(controller.choose(world.records, 4)) > 2
+    assert min(choices(controller, world.records, 4)) > 2
     world.chances = [0.0] * 4
     world.run(controller, 200)
     assert controller.floor == 0
     world.chances = [0.95] * 4
     world.run(controller, 6000)
-    assert min(controller.choose(world.records, 4)) > 2
+    assert min(choices(controller, world.records, 4)) > 2
 
 
 def test_a_machine_that_became_slow_at_large_steps_is_noticed() -> None:
@@ -155,15 +160,19 @@ def test_drafting_nothing_costs_next_to_nothing() -> None:
     controller = Controller(MOST)
     world.run(controller, 500)
     drafted = 0
+    rested = 0
 
     def choose() -> list[int]:
-        nonlocal drafted
-        chosen = controller.choose(world.records, 8)
+        nonlocal drafted, rested
+        rests = controller.rests()
+        rested += rests
+        chosen = [0] * 8 if rests else controller.choose(world.records, 8)
         drafted += sum(chosen)
         return chosen
 
     rate = world.play(choose, 5000, controller)
     assert drafted <= 60
+    assert rested >= 0.95 * 5000  # hardly a step looks at anybody
     assert rate >= 0.98 * world.best()[0]
 
 
@@ -184,17 +193,17 @@ def test_no_draft_is_longer_than_allowed() -> None:
         world = World(affine(10e-3, 0.0), free, [1.0])
         controller = Controller(most)
         world.run(controller, 200)
-        assert controller.choose(world.records, 1) == [most]
+        assert choices(controller, world.records, 1) == [most]
 
 
 def test_equal_histories_give_equal_choices() -> None:
-    choices = []
+    found = []
     for _ in range(2):
         world, controller = dataclasses.replace(WORLDS["noisy"]), Controller(MOST)
         world.run(controller, 500)
-        choices.append((controller.choose(world.records, 4), controller.floor))
-    assert choices[0] == choices[1]
-    assert 0 <= choices[0][1] < len(FLOORS)
+        found.append((choices(controller, world.records, 4), controller.floor))
+    assert found[0] == found[1]
+    assert 0 <= found[0][1] < len(FLOORS)
 
 
 def test_costs_are_read_between_what_was_measured() -> None:
@@ -240,7 +249,7 @@ def test_reading_that_never_pays_is_given_up() -> None:
     world.run(controller, 100)
     assert controller.floor > 0
     for _ in range(200):
-        chosen = controller.choose(world.records, 8)
+        chosen = choices(controller, world.records, 8)
         if asked := [num for num in chosen if num]:
             controller.drafted(asked, sum(asked), 30e-3, had_to_read=True)
         controller.stepped(8, 8 + sum(chosen), world.step(8, 8 + sum(chosen)))

@@ -1,0 +1,37 @@
+"""What a benchmark has measured so far, kept part by part in a file, so that it can be stopped and goes on."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class Kept:
+    """What has been measured so far with the same options, in a file that is replaced whole."""
+
+    def __init__(self, path: Path, options: dict[str, int], *, is_fresh: bool) -> None:
+        self._path = path
+        self._options = options
+        found = json.loads(path.read_text()) if path.exists() and not is_fresh else {}
+        self.parts: dict[str, object] = found["parts"] if found.get("options") == options else {}
+
+    def add(self, name: str, figures: object) -> None:
+        """One part more."""
+        self.parts[name] = json.loads(json.dumps(figures))
+        self._path.parent.mkdir(exist_ok=True)
+        beside = self._path.with_suffix(".new")
+        beside.write_text(json.dumps({"options": self._options, "parts": self.parts}, indent=2))
+        beside.replace(self._path)
+
+
+def figures_of(parts: Mapping[str, object]) -> dict[str, object]:
+    """Parts named a/b become b of a."""
+    figures: dict[str, object] = {}
+    for name, found in parts.items():
+        group, _, member = name.partition("/")
+        if member:
+            inner = figures.setdefault(group, {})
+            assert isinstance(inner, dict)
+            inner[member] = found
+        else:
+            figures[group] = found
+    return figures
