@@ -67,9 +67,9 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
     # oneDNN's is at the bandwidth where the CPU computes in bfloat16; where it does not, at a tenth of it.
     "bfloat16": (dataclasses.replace(ONEDNN, fits=lambda d: computes_bfloat16() and _onednn(d)), OWN, ONEDNN, GPU, ANY),
     "int8": _integers(8, Int8OnGpu),
-    # For any number of rows: a switch to another format at many would round otherwise, and a request's tokens would
-    # depend on its company. Nor would it pay: measured on Skylake (no VNNI), N, K = 3072, 1024, int4's time over that
-    # of int8 is 0.61 at 1 row, 0.67 at 4, 0.63 at 8 and 0.61 at 32 and 128.
+    # For any number of rows: another format at many rows would round otherwise, and a request's tokens would depend on
+    # its company. Nor would it pay. Measured on Skylake, without VNNI, N, K = 3072, 1024: int4's time over that of int8
+    # is 0.61 at 1 row, 0.67 at 4, 0.63 at 8, 0.61 at 32 and at 128.
     "int4": _integers(4, Int4OnGpu),
 }
 PRECISE = {"int4": "int8"}  # the format instead of another, where errors reach the logits undiluted

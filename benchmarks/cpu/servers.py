@@ -43,10 +43,22 @@ class Server:
     name: str
     process: "subprocess.Popen[str]"
     load: Load
+    rests: bool = False  # stopped while others are measured: a peer's idle processes poll
+
+    def measure(self, streams: int, requests: int, seed: int) -> Figures:
+        """Put load on it."""
+        if not self.rests:
+            return self.load(streams, requests, seed)
+        os.killpg(self.process.pid, signal.SIGCONT)
+        try:
+            return self.load(streams, requests, seed)
+        finally:
+            os.killpg(self.process.pid, signal.SIGSTOP)
 
     def stop(self) -> None:
         """End it and its children."""
         with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGCONT)
             os.killpg(self.process.pid, signal.SIGTERM)
         try:
             self.process.wait(30)
@@ -112,10 +124,11 @@ def start_vllm(shape: str, form: str, threads: int, log: Path) -> Server | None:
     def load(streams: int, requests: int, seed: int) -> Figures:
         return _figures(report(asyncio.run(closed_loop(ask, streams, requests, seed))))
 
-    server = Server(name, process, load)
+    server = Server(name, process, load, rests=True)
     if not _answers(port, process):
         server.stop()
         raise ChildProcessError(f"{name} did not start within {START_S:.0f} s; see {log}")
+    os.killpg(process.pid, signal.SIGSTOP)
     return server
 
 

@@ -51,9 +51,9 @@ def measure(servers: Sequence[Server], options: argparse.Namespace, kept: Path, 
             continue
         if server.name not in warm:
             warm.add(server.name)
-            server.load(max(streams), 2 * max(streams), 1)
+            server.measure(max(streams), 2 * max(streams), 1)
         requests = max(LEAST_REQUESTS, options.rounds * level)
-        found[key] = server.load(level, requests, 1000 * run + level + 2)
+        found[key] = server.measure(level, requests, 1000 * run + level + 2)
         with kept.open("a") as file:
             file.write(json.dumps([*key, found[key]]) + "\n")
         rate, ttft = found[key]["tokens_per_s"], found[key]["ttft_ms"]
