@@ -36,6 +36,8 @@ FIRST_ID, NUM_IDS = 300, 1000  # ordinary words of the demo model's vocabulary
 class FakeStep:
     """A step in flight; over when its time is."""
 
+    is_done = False
+
     def __init__(self, plan: Plan, end_s: float) -> None:
         self._plan = plan
         self._end_s = end_s
@@ -50,6 +52,8 @@ class FakeStep:
 
 class FakeRunner:
     """Takes `step_s` a step."""
+
+    depth = 0
 
     def __init__(self, step_s: float) -> None:
         self.progress = 0
@@ -69,6 +73,10 @@ class FakeRunner:
 
     def place(self, plan: Plan) -> None:
         """It has no state."""
+
+    def idle(self) -> bool:
+        """It has nothing to prepare."""
+        return False
 
     def launch(self, plan: Plan) -> FakeStep:
         """Begin."""

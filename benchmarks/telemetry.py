@@ -7,7 +7,8 @@ Demo model, 64 tokens in and 64 out, closed loop. Three services stand side by s
 metrics to a collector, with the same to a black hole. Each round loads one after the other, in an order that changes,
 for as long as `requests` take. The collector answers without reading, lest its own work be charged. Ratios are medians
 of those within a round, as the machine changes from one to the next. Steps are the engine's own: its histogram has
-buckets of one percent here (fine_steps); beside the medians, the percentiles of all rounds together.
+buckets of one percent here (fine_steps); beside the medians, the percentiles of all rounds together. Processor time is
+that of the four processes: it says the same on a machine that others use too.
 """
 
 import argparse
@@ -37,6 +38,7 @@ LENGTH = 64
 SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "error")
 BENCH = (sys.executable, "-m", "services.cli.main", "bench", "--input-len", str(LENGTH), "--output-len", str(LENGTH))
 PORT = 19464  # the first of metrics
+CPU = re.compile(r"^process_cpu_seconds_total (\S+)$", re.M)
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 BUCKET = re.compile(r'^sluice_engine_step_time_seconds_bucket{(?:.*,)?le="([^"]+)".*} (\S+)$', re.M)
 
@@ -104,29 +106,36 @@ class Loaded:
 
     tokens_per_s: float
     steps: Steps
+    cpu_s: float  # of the four processes
 
 
 @dataclasses.dataclass(frozen=True)
 class Service:
-    """A running service, and the port of its engine's metrics: the first process."""
+    """A running service, and the port of its engine's metrics: the first of four processes."""
 
     address: str
     metrics_port: int
 
     def load(self, streams: int, requests: int) -> Loaded:
         """So many requests, at most `streams` at once."""
-        before = self.steps()
+        before, cpu_before_s = self.steps(), self.cpu_s()
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             more = ["--concurrency", str(streams), "--requests", str(requests), "--warmup", "0", "--json", file.name]
             subprocess.run([*BENCH, "--address", self.address, *more], check=True, stdout=subprocess.DEVNULL)
             speed = float(json.loads(Path(file.name).read_text())["output_tokens_per_s"])
-        return Loaded(speed, self.steps().since(before))
+        return Loaded(speed, self.steps().since(before), self.cpu_s() - cpu_before_s)
 
     def steps(self) -> Steps:
         """The engine's steps so far."""
-        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        text = urllib.request.urlopen(url, timeout=10).read().decode()
-        return Steps(Counter({float(bound): int(float(num)) for bound, num in BUCKET.findall(text)}))
+        return Steps(Counter({float(bound): int(float(num)) for bound, num in BUCKET.findall(self._metrics(0))}))
+
+    def cpu_s(self) -> float:
+        """Processor time of its processes so far."""
+        return sum(float(CPU.findall(self._metrics(i))[0]) for i in range(4))
+
+    def _metrics(self, place: int) -> str:
+        url = f"http://127.0.0.1:{self.metrics_port + place}/metrics"
+        return str(urllib.request.urlopen(url, timeout=30).read().decode())
 
 
 @contextlib.contextmanager
@@ -164,7 +173,8 @@ def main() -> None:
                 loads.setdefault(way, []).append(services[way].load(options.streams, options.requests))
             last = {way: found[-1] for way, found in loads.items()}
             print(
-                {way: (round(one.tokens_per_s), one.steps.percentile_ms(0.99)) for way, one in last.items()}, flush=True
+                {way: (round(one.tokens_per_s), one.steps.percentile_ms(0.99), one.cpu_s) for way, one in last.items()},
+                flush=True,
             )
     command = "python -m benchmarks.telemetry" + "".join(f" --{name} {num}" for name, num in vars(options).items())
     write("telemetry", command, {**result(loads), "exports_received": sink.num})
@@ -179,6 +189,7 @@ def result(loads: dict[str, list[Loaded]]) -> dict[str, object]:
         found[f"{way}_throughput_ratio"] = round(
             median([one.tokens_per_s / base.tokens_per_s for one, base in pairs]), 4
         )
+        found[f"{way}_cpu_ratio"] = round(median([one.cpu_s / base.cpu_s for one, base in pairs]), 4)
         for name, share in PERCENTILES.items():
             ratios = [one.steps.percentile_ms(share) / base.steps.percentile_ms(share) for one, base in pairs]
             found[f"{way}_step_{name}_ratio"] = round(median(ratios), 4)

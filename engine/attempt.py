@@ -1,21 +1,29 @@
 """Carries a plan out, whatever happens: whole; when that fails row by row and without drafts, so that only the guilty
 request fails; and when the device has no memory for a row, in pieces.
 
-Computing a row twice is harmless: it writes the same values to the same places, and sampling keeps no state.
+Computing a row twice is harmless: it writes the same values to the same places, and sampling keeps no state. Of two
+attempts in flight the second rests on the first: when that fails, both are computed again, one after the other.
 """
 
 import dataclasses
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from engine.errors import DeviceLost, OutOfDeviceMemory
 from engine.plan import Plan, PromptScores, Run, StepResult
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
 class Pending(Protocol):
     """A step in flight."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the step, and all before it, have been waited for already."""
 
     def collect(self) -> StepResult:
         """Wait for the device and return the sampled tokens."""
@@ -29,18 +37,39 @@ class Launcher(Protocol):
 
 
 class Attempt:
-    """One plan on one device. `ran_out`: the device had no memory for the whole."""
+    """One plan on one device, launched at once: raises DeviceLost and nothing else. `ran_out`: the device had no memory
+    for the whole."""
 
-    def __init__(self, launcher: Launcher, plan: Plan) -> None:
+    def __init__(self, launcher: Launcher, plan: Plan, before: "Attempt | None" = None) -> None:
+        """`before`: in flight still, and what the plan's unknown tokens are sampled by."""
+        self.plan = plan
         self.ran_out = False
         self._launcher = launcher
-        self._plan = plan
+        self._before = before
+        self._has_failed = False  # nothing of it stands
+        self._result: StepResult | None = None
+        self._pending = self._attempt(lambda: launcher.launch(plan))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would not wait for the device."""
+        return self._pending is None or self._pending.is_done
 
     def result(self) -> StepResult:
-        """The step's result. Raises DeviceLost and nothing else."""
-        plan = self._plan
+        """The step's result, that of the one before it being known. Raises DeviceLost and nothing else."""
+        if self._result is None:
+            before, self._before = self._before, None
+            if before is not None and before._has_failed:  # it went on from nothing
+                self._pending = None
+            pending = self._pending
+            found = None if pending is None else self._attempt(pending.collect)
+            self._result = self._each(before) if found is None else found
+        return self._result
+
+    def _attempt(self, call: Callable[[], T]) -> T | None:
+        plan = self.plan
         try:
-            return self._launcher.launch(plan).collect()
+            return call()
         except DeviceLost:
             raise
         except OutOfDeviceMemory:
@@ -48,6 +77,14 @@ class Attempt:
             logger.warning("no device memory for %d tokens; computing them in smaller steps", plan.num_tokens)
         except Exception:
             logger.exception("step %d with %d rows failed; trying its rows one by one", plan.step, len(plan.slots))
+        return None
+
+    def _each(self, before: "Attempt | None") -> StepResult:
+        """Row by row."""
+        self._has_failed = True
+        plan = self.plan
+        if before is not None:
+            plan = plan.known(dict(zip(before.plan.slots, before.result().token_ids, strict=True)))
         return merge([self._row(plan.row(i)) for i in range(len(plan.slots))])
 
     def _row(self, plan: Plan) -> StepResult:

@@ -203,9 +203,12 @@ def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockSt
 
 
 def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:
-    """Drafts a row of which there are recorded steps: those that a fixed length asks for."""
-    is_fixed = config.speculation != "none" and config.draft_length == "fixed"
-    return (config.max_draft_tokens,) if is_fixed else ()
+    """Drafts a row at most of which there are recorded steps: with an adaptive length powers of two up to the most, so
+    that no step computes more than twice its tokens."""
+    if config.speculation == "none":
+        return ()
+    most = config.max_draft_tokens
+    return (most,) if config.draft_length == "fixed" else (*(1 << i for i in range((most - 1).bit_length())), most)
 
 
 def _free_memory() -> int:

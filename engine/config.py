@@ -21,7 +21,7 @@ class EngineConfig:
 
     device: str = option("auto", "auto, cpu or cuda; auto takes CUDA where there is one")
     dtype: str = option("auto", "auto, float32 or bfloat16; auto takes bfloat16 where the device computes in it")
-    quantization: str = option("none", "none, int8 or int4: weights rounded when they are loaded (cpu)")
+    quantization: str = option("none", "none, int8 or int4: weights rounded when they are loaded")
     kv_cache_dtype: str = option("auto", "auto, float32, bfloat16 or int8; auto is --dtype")
     max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
     max_num_seqs: int = option(64, "sequences that run at once at most")

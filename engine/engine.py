@@ -1,18 +1,21 @@
 """`add`, `cancel`, `step`: the only file that sees both scheduler and runner.
 
+Steps are launched, and collected when as many are in flight as the runner computes behind the host's back: none on CPU.
+
 Takes requests, gives events: `Sampled` tokens and failures, each request ending in exactly one of a `Sampled` with a
 finish or a failure (a cancelled one ends silently: who cancelled it knows). Knows no socket, no text, no span.
 """
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.attempt import Attempt, Launcher
 from engine.cache.tiers import Move
 from engine.errors import ServiceError
-from engine.plan import Plan, StepResult
+from engine.plan import Plan
 from engine.request import EngineRequest
 from engine.scheduler.events import Sampled
 from engine.scheduler.pace import Pace
@@ -22,6 +25,10 @@ from engine.speculation.proposer import Proposer, proposals
 
 class StepRunner(Launcher, Protocol):
     """What the engine needs of a runner."""
+
+    @property
+    def depth(self) -> int:
+        """Steps that may be in flight while the next one is planned."""
 
     @property
     def progress(self) -> int:
@@ -39,13 +46,18 @@ class StepRunner(Launcher, Protocol):
     def place(self, plan: Plan) -> None:
         """Apply the plan's placements and block-table additions."""
 
+    def idle(self) -> bool:
+        """Prepare for steps to come, a little; False when there is nothing left to prepare. Only while there is no
+        work: it may take long."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepEvents:
-    """What one step brought: tokens, and requests that ended without success."""
+    """What one step brought: tokens, requests that ended without success, and those that lost their place."""
 
     sampled: list[Sampled]
     failed: list[tuple[str, ServiceError]]
+    preempted: list[str]
 
 
 @dataclasses.dataclass(slots=True)
@@ -56,13 +68,6 @@ class StepSplit:
     plan_s: float = 0.0
     compute_s: float = 0.0
     apply_s: float = 0.0
-
-    def add(self, draft_s: float, plan_s: float, compute_s: float, apply_s: float) -> None:
-        """One step more."""
-        self.draft_s += draft_s
-        self.plan_s += plan_s
-        self.compute_s += compute_s
-        self.apply_s += apply_s
 
     def parts(self) -> list[tuple[str, float]]:
         """Each part's name and seconds."""
@@ -89,6 +94,7 @@ class Engine:
         self.proposer = proposer
         self.split = StepSplit()
         self._clock = clock
+        self._flights: deque[Attempt] = deque()  # launched and not collected, oldest first
 
     @property
     def stats(self) -> Pace:
@@ -98,7 +104,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything: a paused request is no work, but its deadline still needs steps."""
-        return self.scheduler.has_work
+        return bool(self._flights) or self.scheduler.has_work
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises ServiceError when it may not or can never run."""
@@ -135,42 +141,70 @@ class Engine:
         """Change an open request; what is None stays. Raises ServiceError when it is not open or out of range."""
         self.scheduler.update(request_id, max_tokens, priority, deadline_s)
 
+    def idle(self) -> bool:
+        """Make use of a time without requests, a little; False when there is nothing to do."""
+        return self.runner.idle()
+
     def step(self) -> StepEvents:
-        """Compute one step for whoever is due."""
+        """Launch one step for whoever is due; the events are those of the steps that were collected."""
         start = self._clock()
         for move, is_good in self.runner.moved():
             self.scheduler.cache.moved(move, is_good)
-        ended, failed = self.scheduler.expire(start)
-        if self.proposer is not None:
-            self._draft(self.proposer)
-        drafted = self._clock()
-        plan = self.scheduler.plan(start)
-        moves = self.scheduler.cache.take_moves()
-        if moves:
-            self.runner.move(moves)
+        events = StepEvents(*self.scheduler.expire(start), [])
+        plan = self.scheduler.plan_ahead(start) if self._flights else None
+        self._move()
         if plan is None:
-            return StepEvents(ended, failed)
-        planned = self._clock()
-        result = self._run(plan)
-        computed = self._clock()
-        sampled, broken = self.scheduler.apply(plan, result, computed)
-        self.split.add(drafted - start, planned - drafted, computed - planned, self._clock() - computed)
-        return StepEvents(ended + sampled, failed + broken)
+            self._collect(0, events)
+            if self.proposer is not None:
+                self._draft(self.proposer)
+            plan = self._plan()
+        else:
+            self.split.plan_s += self._clock() - start
+        if plan is not None:
+            self._launch(plan)
+        events.preempted.extend(self.scheduler.take_preempted())
+        self._collect(self.runner.depth, events)
+        return events
 
     def _draft(self, proposer: Proposer) -> None:
+        start = self._clock()
         asks = self.scheduler.asks(grow=proposer.writes_cache)
+        self._move()
+        if asks:
+            begun = self._clock()
+            drafts = proposals(proposer, asks, self.scheduler.limits.vocab_size)
+            self.scheduler.offer(asks, drafts, self._clock() - begun)
+        self.split.draft_s += self._clock() - start
+
+    def _plan(self) -> Plan | None:
+        start = self._clock()
+        plan = self.scheduler.plan(start)
+        self._move()
+        self.split.plan_s += self._clock() - start
+        return plan
+
+    def _move(self) -> None:
         moves = self.scheduler.cache.take_moves()
         if moves:
             self.runner.move(moves)
-        if asks:
-            start = self._clock()
-            drafts = proposals(proposer, asks, self.scheduler.limits.vocab_size)
-            self.scheduler.offer(asks, drafts, self._clock() - start)
 
-    def _run(self, plan: Plan) -> StepResult:
+    def _launch(self, plan: Plan) -> None:
+        start = self._clock()
         self.runner.place(plan)
-        attempt = Attempt(self.runner, plan)
-        result = attempt.result()
-        if attempt.ran_out:
-            self.scheduler.lower_budget(plan.num_tokens // 2)
-        return result
+        self._flights.append(Attempt(self.runner, plan, self._flights[-1] if self._flights else None))
+        self.split.compute_s += self._clock() - start
+
+    def _collect(self, most: int, events: StepEvents) -> None:
+        """Apply the oldest steps until `most` are in flight; all of them, if the last one had to be waited for."""
+        while self._flights and (len(self._flights) > most or self._flights[-1].is_done):
+            start = self._clock()
+            attempt = self._flights.popleft()
+            result = attempt.result()
+            computed = self._clock()
+            if attempt.ran_out:
+                self.scheduler.lower_budget(attempt.plan.num_tokens // 2)
+            sampled, failed = self.scheduler.apply(attempt.plan, result, computed)
+            events.sampled.extend(sampled)
+            events.failed.extend(failed)
+            self.split.compute_s += computed - start
+            self.split.apply_s += self._clock() - computed

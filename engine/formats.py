@@ -19,7 +19,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.in
 @dataclasses.dataclass(frozen=True, slots=True)
 class Formats:
     """Attributes:
-    dtype: of weights that are not rounded, and on CUDA of activations; on CPU these are float32 with our own kernels.
+    dtype: of weights that are not rounded, and on CUDA of activations, also between rounded weights; on CPU these are
+        float32 with our own kernels.
     weights: int8 or int4 if matrices are rounded, else empty.
     cache: of keys and values.
     notes: what an operator should know: why something is slower than it could be.
@@ -34,20 +35,17 @@ class Formats:
 def choose_formats(config: EngineConfig, device: torch.device) -> Formats:
     """Raises ServiceError naming the flag, its value and what to do."""
     weights = "" if config.quantization == "none" else config.quantization
-    if weights and device.type != "cpu":
-        raise unusable(
-            "quantization", f"{weights} is built for --device cpu only; leave it out to serve on {device.type}"
-        )
-    if weights and config.dtype == "bfloat16":
+    on_cpu = device.type == "cpu"
+    if weights and on_cpu and config.dtype == "bfloat16":
         raise unusable(
             "quantization", f"{weights} computes in float32 between its integers: leave out --dtype bfloat16"
         )
-    dtype = torch.float32 if weights else choose_dtype(config.dtype, device)
+    dtype = torch.float32 if weights and on_cpu else choose_dtype(config.dtype, device)
     cache = dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
-    if cache is not dtype and device.type != "cpu":
+    if not on_cpu and cache not in (dtype, torch.int8):
         name = str(dtype).removeprefix("torch.")
-        raise unusable("kv_cache_dtype", f"{config.kv_cache_dtype} is built for --device cpu only; leave it at {name}")
-    return Formats(dtype, weights, cache, notes_of(dtype, weights) if device.type == "cpu" else ())
+        raise unusable("kv_cache_dtype", f"{config.kv_cache_dtype} needs --device cpu; take {name} or int8")
+    return Formats(dtype, weights, cache, notes_of(dtype, weights) if on_cpu else ())
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -5,10 +5,12 @@ tokens, which the step verifies: what is sampled before and behind each of them 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.errors import ServiceError
 from engine.request import SamplingParams
+
+IN_FLIGHT = -1  # stands for a token that a step in flight samples: only the device knows it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class Plan:
         slots: per row, the sequence's slot.
         query_lens: per row, tokens to compute, ≥ 1.
         starts: per row, position of the first of them = tokens already in the cache.
-        token_ids: the tokens to compute of all rows, one row after the other.
+        token_ids: the tokens to compute of all rows, one row after the other; IN_FLIGHT for what the row's slot samples
+            in a step that nobody has collected yet.
         samples: per row, whether its last token is the newest that exists, so that one is sampled after it.
         placements: slots newly taken since the last plan, applied first.
         new_blocks: (slot, index in its block table, block ids) added since the last plan.
@@ -78,6 +81,17 @@ class Plan:
             new_blocks=[],
             drafts={0: self.drafts[i]} if i in self.drafts else {},
         )
+
+    def known(self, sampled: Mapping[int, int]) -> "Plan":
+        """The plan with what is in flight filled in from what slots have sampled; nothing of use where that failed."""
+        if IN_FLIGHT not in self.token_ids:
+            return self
+        ids, at = list(self.token_ids), 0
+        for slot, num in zip(self.slots, self.query_lens, strict=True):
+            if ids[at] == IN_FLIGHT:
+                ids[at] = max(0, sampled[slot])
+            at += num
+        return dataclasses.replace(self, token_ids=ids)
 
     def without_drafts(self) -> "Plan":
         """Of a plan of one row: its certain tokens only."""

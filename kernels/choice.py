@@ -11,11 +11,12 @@ from kernels.scores import Scores
 
 
 class Wanted(NamedTuple):
-    """Rows that are scored. All tensors int64 and contiguous.
+    """Rows that are scored, step after step. All tensors but those of the room int64 and contiguous.
 
     Attributes:
         at: [L], ascending, each once.
         nums, rows, others, width: of these L rows; see `kernels.scores.Asked`.
+        room: for scores, on the host: they may be put there, and hold until the next step's.
     """
 
     at: Tensor
@@ -23,6 +24,7 @@ class Wanted(NamedTuple):
     rows: Tensor
     others: Tensor
     width: int
+    room: Scores
 
 
 class Chosen(NamedTuple):

@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from kernels import memory
 from kernels.metadata import AttentionMetadata
 
 NO_NORM = -1.0
@@ -81,7 +82,7 @@ def pack(weight: Tensor, gated: bool) -> Tensor:
     assert MODULE is not None
     weight = weight.contiguous()
     rows, inputs = weight.shape
-    packed = torch.empty(MODULE.packed_size(rows, inputs, int(gated)), dtype=weight.dtype)
+    packed = memory.empty(MODULE.packed_size(rows, inputs, int(gated)), weight.dtype)
     call = MODULE.pack_bfloat16 if weight.dtype is torch.bfloat16 else MODULE.pack_float32
     call(weight.data_ptr(), packed.data_ptr(), rows, inputs, int(gated))
     return packed
@@ -95,7 +96,7 @@ def pack_levels(levels: Tensor, bits: int, gated: bool) -> Tensor:
     size, call = {8: (MODULE.integer_size_8, MODULE.pack_levels_8), 4: (MODULE.integer_size_4, MODULE.pack_levels_4)}[
         bits
     ]
-    packed = torch.empty(size(rows, inputs, int(gated)), dtype=torch.uint8)
+    packed = memory.empty(size(rows, inputs, int(gated)), torch.uint8)
     call(levels.data_ptr(), packed.data_ptr(), rows, inputs, int(gated))
     return packed
 

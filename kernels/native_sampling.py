@@ -11,7 +11,7 @@ from kernels import native
 from kernels.adjust import NO_CHANGES, Changes
 from kernels.choice import Chosen, Wanted
 from kernels.sampling import Rows
-from kernels.scores import Asked, Scores
+from kernels.scores import Asked, Scores, room
 
 MODULE = native.MODULE
 MAX_MASKS = 2  # as in kernels/cpu/adjust.h
@@ -40,7 +40,7 @@ def choose(logits: Tensor, rows: Rows, changes: Changes, wanted: Wanted | None) 
     assert MODULE is not None
     ids = torch.empty(len(logits), dtype=torch.int64)
     columns = [column.contiguous() for column in rows]
-    scores = None if wanted is None else _room(len(wanted.at), wanted.width, len(wanted.rows))
+    scores = None if wanted is None else wanted.room
     MODULE.choose(
         logits.data_ptr(),
         *logits.shape,
@@ -55,20 +55,9 @@ def choose(logits: Tensor, rows: Rows, changes: Changes, wanted: Wanted | None) 
 def score(logits: Tensor, asked: Asked) -> Scores:
     """See `kernels.scores.score`."""
     assert MODULE is not None
-    scores = _room(len(logits), asked.width, len(asked.rows))
+    scores = room(len(logits), asked.width, len(asked.rows))
     MODULE.score(logits.data_ptr(), *logits.shape, asked.ids.data_ptr(), *_scoring(asked, scores))
     return scores
-
-
-def _room(num: int, width: int, pairs: int) -> Scores:
-    return Scores(
-        torch.empty(num),
-        torch.empty(num, dtype=torch.int64),
-        torch.empty(num, width, dtype=torch.int64),
-        torch.empty(num, width),
-        torch.empty(pairs),
-        torch.empty(pairs, dtype=torch.int64),
-    )
 
 
 def _scoring(asked: Asked | Wanted, scores: Scores) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from kernels import (
     packed_weights,
     sampling,
     scores,
+    slots,
     speculation,
 )
 from kernels.adjust import NO_CHANGES, Changes
@@ -41,7 +42,9 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = 
     """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given."""
     on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
     # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
-    linear = bool(weights) or (on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16()))
+    linear = (bool(weights) and device.type == "cpu") or (
+        on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16())
+    )
     return {
         "linear": linear,
         "linear_normed": linear,
@@ -108,7 +111,8 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
             see `kernels.slots`.
     """
     if gpu.takes(cache):
-        gpu.family("kv_write").rotate_and_write(heads, cis, cache, meta.write_slots)
+        numbers, scales = slots.parts(cache, heads.shape[2])
+        gpu.family("kv_write").rotate_and_write(heads, cis, numbers, meta.write_slots, scales)
         return
     if native.takes(heads, cache):
         native.rotate_and_write(heads, cis, cache, meta)
@@ -136,7 +140,9 @@ def keep(states: Tensor, table: Tensor, column: int, slots: Tensor) -> None:
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
     """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all."""
     if gpu.takes(cache):
-        found: Tensor = gpu.family("attention").paged_attention(q, cache, meta.ragged, AttentionOptions(scale, window))
+        numbers, scales = slots.parts(cache, q.shape[2])
+        options = AttentionOptions(scale, window)
+        found: Tensor = gpu.family("attention").paged_attention(q, numbers, meta.ragged, options, scales)
         return found
     if native.takes(q, cache):
         return native.paged_attention(q, cache, meta, scale, window)

@@ -55,9 +55,15 @@ def round_weight(weight: Tensor, bits: int) -> Rounded:
     squares = weight.square().mean(0)
     outliers = torch.nonzero(squares > OUTLIER**2 * squares.mean()).view(-1)
     rest = weight.index_fill(1, outliers, 0.0)
-    pieces = [_round_rows(piece, bits) for piece in torch.split(rest, ROWS_AT_ONCE)]
-    levels, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    levels, scales = round_rows(rest, bits)
     return Rounded(bits, levels, scales, outliers, weight[:, outliers].contiguous())
+
+
+def round_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Levels and scales of a weight float32 [N, K], as in `Rounded`, with no column beside them."""
+    pieces = [_round_rows(piece, bits) for piece in torch.split(weight, ROWS_AT_ONCE)]
+    levels, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return levels, scales
 
 
 def _round_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:

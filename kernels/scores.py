@@ -44,6 +44,18 @@ class Scores(NamedTuple):
     other_ranks: Tensor
 
 
+def room(num: int, width: int, pairs: int) -> Scores:
+    """Where a CPU kernel puts scores: nothing yet."""
+    return Scores(
+        torch.empty(num),
+        torch.empty(num, dtype=torch.int64),
+        torch.empty(num, width, dtype=torch.int64),
+        torch.empty(num, width),
+        torch.empty(pairs),
+        torch.empty(pairs, dtype=torch.int64),
+    )
+
+
 def score(logits: Tensor, asked: Asked) -> Scores:
     """Of rows of logits float32 [L, V], finite but for -inf. `nums` are V at most."""
     norms = logits.logsumexp(1)

@@ -16,6 +16,13 @@ def slot_width(head_dim: int, dtype: torch.dtype) -> int:
     return head_dim + (SCALE_BYTES if dtype is torch.int8 else 0)
 
 
+def parts(cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor | None]:
+    """Views of a cache [..., slot_width]: its numbers [..., D], and in 8 bits their scales float32 [...]."""
+    if cache.dtype is not torch.int8:
+        return cache, None
+    return cache[..., :head_dim], cache.view(torch.float32)[..., head_dim // SCALE_BYTES]
+
+
 def encode(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [..., D] → [..., slot_width] of `dtype`. What holds a NaN or an infinity becomes NaN in 8 bits."""
     if dtype is not torch.int8:

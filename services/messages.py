@@ -1,8 +1,9 @@
 """What travels round the ring. msgspec tagged structs, schema-checked on arrival; no pickle, no ext types.
 
 Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel, and what a
-client says of a running one: Grant, Append, Update, CloseInput; and Keep, for its trace. For all:
-Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched), Probe, Report.
+client says of a running one: Grant, Append, Update, CloseInput; and Keep, for its trace. For the gateway alone:
+Preempted. For all: Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched),
+Probe, Report.
 A `Frame` is what one ZeroMQ message holds: everything one stage had for one peer at the end of one turn of its loop.
 Knows nothing of sockets, protobuf or tensors.
 
@@ -233,6 +234,12 @@ class Failed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     retry_after_s: float = 0.0
 
 
+class Preempted(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """Engine → gateway: this request lost its place to others, and goes on when it has another one."""
+
+    envelope: Envelope
+
+
 class Tokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Answer to Tokenize."""
 
@@ -322,7 +329,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
 
 
 Change: TypeAlias = Grant | Append | Update | CloseInput  # what a client says of a running request
-RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Keep | Change | Failed | Result
+RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Keep | Change | Failed | Preempted | Result
 Message: TypeAlias = RequestMessage | Probe | Report | Census
 
 

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -32,6 +33,11 @@ MAX_FIRST_TOKEN_S = 20.0
 NUM_TOKENS = 600
 SPANS = {"tokenize", "queue", "prefill", "decode", "detokenize", "text_completion demo"}
 METRICS_OF = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9464/metrics').read().decode())"
+
+
+PACKAGES = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
+OURS = ("sluice", "sluice-client")
+TORCH = ("torch", "triton", "numpy", "safetensors")  # and what goes with it: in the engine's image alone
 
 
 class Check(Exception):
@@ -170,6 +176,27 @@ def wait_until_served(timeout_s: float) -> float:
     raise Check(f"nothing served within {timeout_s:.0f} s")
 
 
+def check_packages() -> None:
+    """Each image lists what it has, every version is the pinned one, and the text roles have no torch."""
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pinned = {canonical(name): version.split()[0] for name, version in pins.items()}
+    for target in ("text", "engine"):
+        image = f"sluice-{target}:check"
+        shown = run("docker", "run", "--rm", "--entrypoint", "python3", image, "-c", PACKAGES).split()
+        found = {canonical(name): version for name, version in (one.split("==") for one in shown)}
+        for name, version in found.items():
+            if name not in OURS and pinned.get(name) != version.split("+")[0]:  # torch's says for what it is built
+                raise Check(f"{image} has {name} {version}, and constraints.txt {pinned.get(name, 'none')}")
+        if target == "text" and found.keys() & set(TORCH):
+            raise Check(f"{image} has {sorted(found.keys() & set(TORCH))}")
+        say(f"{image} lists {len(found)} packages, all of them as pinned")
+
+
+def canonical(name: str) -> str:
+    """A package's name as indexes have it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def check_locks(stack: Stack) -> None:
     """Nobody is root, and nothing of the image can be written."""
     for role in ROLES:
@@ -253,8 +280,9 @@ def main() -> int:
     try:
         if not arguments.no_build:
             stack.build()
+        check_packages()
         check(stack, collector)
-    except Check as wrong:
+    except (Check, grpc.RpcError) as wrong:
         say(f"FAILED: {wrong}")
         with contextlib.suppress(Check):
             say(stack.compose("logs", "--tail", "20"))

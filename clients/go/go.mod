@@ -7,3 +7,10 @@ require (
 	google.golang.org/grpc v1.33.3
 	google.golang.org/protobuf v1.28.1
 )
+
+require (
+	github.com/golang/protobuf v1.5.2 // indirect
+	golang.org/x/net v0.7.0 // indirect
+	golang.org/x/sys v0.3.0 // indirect
+	golang.org/x/text v0.7.0 // indirect
+)

@@ -4,12 +4,22 @@ Most slots want nothing: they cost nothing. `reset` forgets whoever had the slot
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.plan import Placement
 from engine.sampling.history import TokenHistory
-from engine.sampling.rows import Allowed, Biases, Bits, Penalties, allow, bits_of
+from engine.sampling.rows import Allowed, Biases, Bits, Floats, Ints, Penalties, allow, bits_of
+
+
+class Penalised(NamedTuple):
+    """Which rows of `slots` have penalties: their histories, indices, and repetition, presence and frequency."""
+
+    slots: list[int]
+    histories: list[tuple[int, TokenHistory]]
+    rows: Ints
+    strengths: tuple[Floats, Floats, Floats]
 
 
 class SlotAdjustments:
@@ -21,10 +31,12 @@ class SlotAdjustments:
         self._strengths: dict[int, tuple[float, float, float]] = {}  # repetition, presence, frequency, of those
         self._bias: dict[int, Biases] = {}  # its rows are those of one slot: zeros
         self._allowed: dict[int, Bits] = {}
+        self._penalised: Penalised | None = None  # of the slots that sampled last, while none of them is reset
 
     def reset(self, placement: Placement) -> None:
         """Forget whoever had the slot."""
         slot, params = placement.slot, placement.params
+        self._penalised = None
         for table in (self._history, self._bias, self._allowed):
             table.pop(slot, None)
         if params.has_penalties:
@@ -49,20 +61,24 @@ class SlotAdjustments:
 
     def penalties(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> Penalties | None:
         """Of these slots, by row; `ahead`: tokens that a row has beyond its slot's."""
-        rows = [row for row, slot in enumerate(slots) if slot in self._history]
-        if not rows:
+        if not self._history:
             return None
-        found = [self._history[slots[row]].ahead(ahead.get(row, ())) for row in rows]
-        strengths = np.array([self._strengths[slots[row]] for row in rows], dtype=np.float32)
-        return Penalties(
-            rows=np.array(rows, dtype=np.int64),
-            sizes=np.array([len(ids) for ids, _ in found], dtype=np.int64),
-            ids=np.concatenate([ids for ids, _ in found]),
-            counts=np.concatenate([counts for _, counts in found]),
-            repetition=strengths[:, 0].copy(),
-            presence=strengths[:, 1].copy(),
-            frequency=strengths[:, 2].copy(),
-        )
+        if self._penalised is None or self._penalised.slots != slots:
+            self._penalised = self._find_penalised(slots)
+        found = self._penalised
+        if not found.histories:
+            return None
+        own = [one.ahead(ahead.get(row, ())) for row, one in found.histories]
+        ids, counts = [ids for ids, _ in own], [counts for _, counts in own]
+        sizes: Ints = np.array([len(one) for one in ids], dtype=np.int64)
+        return Penalties(found.rows, sizes, np.concatenate(ids), np.concatenate(counts), *found.strengths)
+
+    def _find_penalised(self, slots: Sequence[int]) -> "Penalised":
+        histories = [(row, self._history[slot]) for row, slot in enumerate(slots) if slot in self._history]
+        strengths = np.array([self._strengths[slots[row]] for row, _ in histories], dtype=np.float32).reshape(-1, 3)
+        repetition, presence, frequency = (strengths[:, i].copy() for i in range(3))
+        rows: Ints = np.array([row for row, _ in histories], dtype=np.int64)
+        return Penalised(list(slots), histories, rows, (repetition, presence, frequency))
 
     def biases(self, slots: Sequence[int]) -> Biases | None:
         """Of these slots, by row."""

@@ -4,12 +4,23 @@ Most slots have none: they cost nothing. `reset` forgets whoever had the slot. K
 """
 
 from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.plan import Placement
 from engine.sampling.bad_words import BadWords
 from engine.sampling.rows import Ints, Pairs, join
+
+
+class Barred(NamedTuple):
+    """Which rows of `slots` have what: ids that may not come before a position, bad ids, bad words."""
+
+    slots: list[int]
+    ends: list[tuple[int, int, tuple[int, Ints]]]  # and the slot
+    ids: list[tuple[int, Ints]]
+    words: list[tuple[int, BadWords]]
+    pairs: Pairs | None  # of the first two
 
 
 class SlotBars:
@@ -19,10 +30,12 @@ class SlotBars:
         self._ends: dict[int, tuple[int, Ints]] = {}  # ids that may not come before a position, until it is reached
         self._bad_ids: dict[int, Ints] = {}
         self._bad_words: dict[int, BadWords] = {}
+        self._barred: Barred | None = None  # of the slots that sampled last, while none of them is reset
 
     def reset(self, placement: Placement) -> None:
         """Forget whoever had the slot."""
         slot, params = placement.slot, placement.params
+        self._barred = None
         self._bad_ids.pop(slot, None)
         self._bad_words.pop(slot, None)
         self._ends.pop(slot, None)
@@ -47,18 +60,24 @@ class SlotBars:
         self, slots: Sequence[int], positions: Sequence[int], ahead: Mapping[int, Sequence[int]], at_end: Set[int]
     ) -> Pairs | None:
         """Barred (row, id) pairs; `ahead`: tokens that a row has beyond its slot's; `at_end`: rows that must end."""
-        found: list[tuple[int, Ints]] = []
-        if self._ends:
-            for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
-                if slot in self._ends and position < self._ends[slot][0]:
-                    found += [(row, self._ends[slot][1])] if row not in at_end else []
-                elif row not in ahead:
-                    self._ends.pop(slot, None)  # its positions only rise from here
-        if self._bad_ids:
-            found += [(row, self._bad_ids[slot]) for row, slot in enumerate(slots) if slot in self._bad_ids]
-        if self._bad_words:
-            for row, slot in enumerate(slots):
-                if slot in self._bad_words:
-                    ids = self._bad_words[slot].barred(ahead.get(row, ()))
-                    found.append((row, np.array(ids, dtype=np.int64)))
-        return join(sorted(found, key=lambda pairs: pairs[0]))
+        if self._barred is None or self._barred.slots != slots:
+            self._barred = self._find_barred(slots)
+        barred = self._barred
+        if not ahead and any(positions[row] >= until for row, _, (until, _) in barred.ends):
+            for row, slot, (until, _) in barred.ends:
+                if positions[row] >= until:
+                    del self._ends[slot]  # its positions only rise from here
+            barred = self._barred = self._find_barred(slots)
+        words = [(row, one.barred(ahead.get(row, ()))) for row, one in barred.words]
+        completing = [(row, np.array(ids, dtype=np.int64)) for row, ids in words if ids]
+        if not (completing or ahead or at_end):
+            return barred.pairs  # nothing but what stays
+        ends = [(row, ids) for row, _, (until, ids) in barred.ends if positions[row] < until and row not in at_end]
+        return join([*ends, *barred.ids, *completing])
+
+    def _find_barred(self, slots: Sequence[int]) -> "Barred":
+        rows = list(enumerate(slots))
+        ends = [(row, slot, self._ends[slot]) for row, slot in rows if slot in self._ends]
+        bad_ids = [(row, self._bad_ids[slot]) for row, slot in rows if slot in self._bad_ids]
+        words = [(row, self._bad_words[slot]) for row, slot in rows if slot in self._bad_words]
+        return Barred(list(slots), ends, bad_ids, words, join([*[(row, ids) for row, _, (_, ids) in ends], *bad_ids]))

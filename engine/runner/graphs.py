@@ -1,4 +1,4 @@
-"""Recorded steps of rows that all compute as many tokens: which sizes there are, and which one a step takes.
+"""Recorded steps of rows that compute few tokens each: which sizes there are, and which one a step takes.
 
 Sizes are captured largest first, in one memory pool: powers of two at start, others when there is no work. A step takes
 the least size that holds it; what is not captured is computed without. Knows no model and no plan.
@@ -12,7 +12,7 @@ STEP = 16  # between sizes, where powers of two are further apart: bounds what p
 
 
 class Key(NamedTuple):
-    """Rows of a recorded step, and tokens of each."""
+    """Rows of a recorded step, and tokens of each at most."""
 
     num_rows: int
     per_row: int
@@ -48,9 +48,9 @@ class Graphs(Generic[S]):
         return True
 
     def find(self, num_rows: int, per_row: int) -> S | None:
-        """The least recorded step for so many rows; None if there is none."""
-        fits = [key for key in self._captured if key.per_row == per_row and key.num_rows >= num_rows]
-        return self._captured[min(fits)] if fits else None
+        """The least recorded step for so many rows of so many tokens; None if there is none."""
+        fits = [key for key in self._captured if key.per_row >= per_row and key.num_rows >= num_rows]
+        return self._captured[min(fits, key=lambda key: (key.per_row, key.num_rows))] if fits else None
 
     def _add(self, key: Key) -> None:
         self._captured[key] = self._capture(key)

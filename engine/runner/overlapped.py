@@ -1,18 +1,17 @@
 """A runner for a device that works while the host plans: steps are launched before the one before them is collected.
 
-Steps whose rows all decode, or all verify as many drafts, and want nothing but sampling go to `UniformSteps`; others to
-the plain `Runner`, which waits for the device. A token id of `IN_FLIGHT` in a plan stands for what the row's slot has
-sampled in a step that nobody has collected yet. Knows no policy.
+Steps whose rows all decode or verify drafts, and want nothing but sampling, go to `UniformSteps`; others to
+the plain `Runner`, which waits for the device. Knows no policy.
 """
 
-import dataclasses
+import itertools
 from collections.abc import Callable
 
 from torch import Tensor
 
 from engine.cache.tiers import Move
 from engine.models.model import Model
-from engine.plan import Placement, Plan, Run, StepResult, num_accepted
+from engine.plan import IN_FLIGHT, Placement, Plan, Run, StepResult, num_accepted
 from engine.runner.device import Arrival, Device
 from engine.runner.faults import device_faults
 from engine.runner.graphs import Graphs
@@ -20,12 +19,13 @@ from engine.runner.runner import Done, Runner
 from engine.runner.state import DeviceState, Slots
 from engine.runner.steps import BAD, Recorded, UniformSteps
 
-IN_FLIGHT = -1  # a token id that only the device knows
 UNKNOWN = -1  # the device has no token of the slot that nobody told it
 
 
 class Launched:
     """A step that the device is computing."""
+
+    is_done = False
 
     def __init__(self, plan: Plan, arrival: Arrival) -> None:
         self._plan = plan
@@ -35,7 +35,9 @@ class Launched:
     def collect(self) -> StepResult:
         """Wait for the device and return the sampled tokens."""
         if self._result is None:
-            self._result = result_of(self._plan, self._arrival.wait().tolist())
+            ids, ends = self._arrival.wait().tolist(), itertools.accumulate(self._plan.query_lens)
+            rows = [ids[end - num : end] for end, num in zip(ends, self._plan.query_lens, strict=True)]
+            self._result = result_of(self._plan, rows)
         return self._result
 
     def sampled(self) -> dict[int, int]:
@@ -45,9 +47,10 @@ class Launched:
 
 def result_of(plan: Plan, rows: list[list[int]]) -> StepResult:
     """The result of a uniform step whose rows sampled these ids. Behind a wrong draft nothing counts."""
-    failed, runs = set(), {}
+    failed, runs, end = set(), {}, 0
     for i, ids in enumerate(rows):
-        drafts = plan.token_ids[i * len(ids) + 1 : (i + 1) * len(ids)]
+        end += len(ids)
+        drafts = plan.drafted(i, end)
         if BAD in ids[: 1 + num_accepted(drafts, ids)]:
             failed.add(i)
         elif drafts:
@@ -57,6 +60,8 @@ def result_of(plan: Plan, rows: list[list[int]]) -> StepResult:
 
 class OverlappedRunner:
     """`plain` with the uniform steps of `state` before it."""
+
+    depth = 1  # the device computes one while the next is planned
 
     def __init__(
         self, plain: Runner, steps: UniformSteps, state: DeviceState, device: Device, graphs: Graphs[Recorded]
@@ -113,24 +118,24 @@ class OverlappedRunner:
         return self._graphs.grow()
 
     def _is_uniform(self, plan: Plan) -> bool:
-        """Whether every row samples behind each of as many tokens and wants nothing else."""
-        num = plan.query_lens[0]
+        """Whether every row samples behind each of its tokens and wants nothing else."""
         drafts = plan.drafts
         return all(
-            length == num and samples and self._is_plain[slot] and drafts.get(i, 0) == num - 1
+            samples and self._is_plain[slot] and drafts.get(i, 0) == length - 1
             for i, (slot, length, samples) in enumerate(zip(plan.slots, plan.query_lens, plan.samples, strict=True))
         )
 
     def _launch(self, plan: Plan) -> Launched:
-        num = plan.query_lens[0]
-        for i, (slot, start) in enumerate(zip(plan.slots, plan.starts, strict=True)):
-            ids = plan.token_ids[i * num : (i + 1) * num]
+        end = 0
+        for slot, start, num in zip(plan.slots, plan.starts, plan.query_lens, strict=True):
+            end += num
+            ids = plan.token_ids[end - num : end]
             if self._ahead[slot] != start or num > 1:
                 assert IN_FLIGHT not in ids, f"slot {slot}: the token at {start} is on no device"
                 self._state.note(slot, start, ids)
             self._ahead[slot] = start + 1 if num == 1 else UNKNOWN
         self._state.flush()
-        self._last = Launched(plan, self._steps.launch(self._graphs, plan.slots, plan.starts, num))
+        self._last = Launched(plan, self._steps.launch(self._graphs, plan.slots, plan.starts, plan.query_lens))
         self._num_steps += 1
         return self._last
 
@@ -138,18 +143,7 @@ class OverlappedRunner:
         """The plan with the ids of what is in flight, which is waited for."""
         if self._last is None or IN_FLIGHT not in plan.token_ids:
             return plan
-        return fill(plan, self._last.sampled())
-
-
-def fill(plan: Plan, sampled: dict[int, int]) -> Plan:
-    """The plan with its rows' ids in flight replaced by what their slots have sampled."""
-    ids, at = list(plan.token_ids), 0
-    for slot, num in zip(plan.slots, plan.query_lens, strict=True):
-        for i in range(at, at + num):
-            if ids[i] == IN_FLIGHT:
-                ids[i] = sampled[slot]
-        at += num
-    return dataclasses.replace(plan, token_ids=ids)
+        return plan.known(self._last.sampled())
 
 
 def overlap(

@@ -5,6 +5,7 @@ Arrays are indexed by slot. Knows slots and parameters; nothing of requests.
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from engine.sampling.matchers import SlotMatchers
 from engine.sampling.rows import KnobRows, LogprobRows, Masks, SamplingRows
 
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
+
+
+class Listener(Protocol):
+    """Follows the tokens of slots."""
+
+    def listens(self, slot: int) -> bool:
+        """Whether the slot wants to know its tokens."""
+        ...
+
+    def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
+        """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
+        ...
 
 
 class SlotRows:
@@ -36,7 +49,8 @@ class SlotRows:
         self.prompts = SlotPrompts()
         self._adjustments = SlotAdjustments(vocab_size)
         self._bars = SlotBars()
-        self.listening: set[int] = set()  # slots that want to know their tokens
+        self._listeners: tuple[Listener, ...] = (self._adjustments, self._bars, matchers)
+        self.listening: dict[int, list[Listener]] = {}  # of slots: who wants to know their tokens
         self._fixed: KnobRows | None = None  # of the slots that sampled last, while none of them is reset
         self._fixed_slots: list[int] = []
 
@@ -60,9 +74,10 @@ class SlotRows:
         self._bars.reset(placement)
         self.prompts.reset(placement)
         self.matchers.reset(placement)
-        self.listening.discard(slot)
-        if any(one.listens(slot) for one in (self._adjustments, self._bars, self.matchers)):
-            self.listening.add(slot)
+        self.listening.pop(slot, None)
+        listeners = [one for one in self._listeners if one.listens(slot)]
+        if listeners:
+            self.listening[slot] = listeners
 
     def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """The slot's block table goes on with `blocks` at index `first`."""
@@ -70,9 +85,8 @@ class SlotRows:
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
         """The slot samples the token at `position`, having just computed `computed`, which end right before it."""
-        self._adjustments.note(slot, position, computed)
-        self._bars.note(slot, position, computed)
-        self.matchers.note(slot, position, computed)
+        for one in self.listening.get(slot, ()):
+            one.note(slot, position, computed)
 
     def sampling_rows(
         self,

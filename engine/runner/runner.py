@@ -29,6 +29,8 @@ from kernels.metadata import AttentionMetadata
 class Done:
     """A step that has been computed."""
 
+    is_done = True
+
     def __init__(self, result: StepResult) -> None:
         self._result = result
 
@@ -39,6 +41,8 @@ class Done:
 
 class Runner:
     """One model on one device, with its cache and the state of its slots."""
+
+    depth = 0  # launch returns when the step is done
 
     def __init__(
         self,
@@ -79,6 +83,10 @@ class Runner:
             self._rows.reset(placement)
         for slot, first, blocks in plan.new_blocks:
             self._rows.extend(slot, first, blocks)
+
+    def idle(self) -> bool:
+        """There is nothing to prepare."""
+        return False
 
     def launch(self, plan: Plan) -> Done:
         """Compute the plan's rows. Masks of grammars are filled meanwhile: a step that fails awaits them too. Raises

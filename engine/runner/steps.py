@@ -1,4 +1,4 @@
-"""Steps whose rows all compute as many tokens and sample behind each: inputs, forward and sampling without the host.
+"""Steps whose rows compute few tokens each and sample behind every one: inputs, forward and sampling without the host.
 
 What a step needs is on the device already, or staged beforehand; which recorded step takes it follows from its shape.
 What is sampled is written to the rows at once, so that the next step may be launched before anybody has seen it. Knows
@@ -31,9 +31,10 @@ class Recorded:
 
     Attributes:
         given: int64 [3, R]: slots, positions of the first tokens, tokens up to each row's last.
-        sampled: int64 [R, per_row].
+        sampled: int64 [R * per_row], of the rows' tokens one row after the other.
     """
 
+    key: Key
     given: Tensor
     sampled: Tensor
     run: Callable[[], None]
@@ -53,29 +54,29 @@ class UniformSteps:
         step = self._blank(key)
         return dataclasses.replace(step, run=self._device.capture(step.run))
 
-    def launch(self, graphs: Graphs[Recorded], slots: list[int], starts: list[int], per_row: int) -> Arrival:
-        """Begin a step; its result int64 [R, per_row] is on its way, BAD for rows without a usable number."""
-        num = len(slots)
+    def launch(self, graphs: Graphs[Recorded], slots: list[int], starts: list[int], lens: list[int]) -> Arrival:
+        """Begin a step of rows of so many tokens; its result int64 [sum of lens] is on its way, BAD where there is no
+        usable number."""
+        num, per_row = len(slots), max(lens)
         step = graphs.find(num, per_row) or self._blank(Key(num, per_row))
-        num_rows = len(step.sampled)
-        given = np.zeros((3, num_rows), dtype=np.int64)
+        given = np.zeros((3, step.key.num_rows), dtype=np.int64)
         given[0, :num], given[1, :num] = slots, starts
-        given[2] = np.minimum(np.arange(1, num_rows + 1), num) * per_row  # padding rows have no token
+        given[2, :num] = np.cumsum(lens)
+        given[2, num:] = given[2, num - 1]  # padding rows have no token
         step.given.copy_(self._device.upload(given), non_blocking=True)
         step.run()
-        return self._device.download(step.sampled[:num])
+        return self._device.download(step.sampled[: sum(lens)])
 
     def _blank(self, key: Key) -> Recorded:
         on = self._model.device
         given = torch.zeros(3, key.num_rows, dtype=torch.int64, device=on)
-        sampled = torch.full((key.num_rows, key.per_row), BAD, dtype=torch.int64, device=on)
-        return Recorded(given, sampled, lambda: self._compute(given, sampled))
+        sampled = torch.full((key.num_rows * key.per_row,), BAD, dtype=torch.int64, device=on)
+        return Recorded(key, given, sampled, lambda: self._compute(key, given, sampled))
 
     @torch.inference_mode()
-    def _compute(self, given: Tensor, sampled: Tensor) -> None:
-        state, (num_rows, per_row) = self._state, sampled.shape
+    def _compute(self, key: Key, given: Tensor, sampled: Tensor) -> None:
+        state, (num_rows, per_row), num = self._state, key, len(sampled)
         slots, starts, ends = given.unbind(0)
-        num = num_rows * per_row
         inputs = ops.build_inputs(state.tokens, state.tables, slots, starts, ends, state.slots.block_size, num)
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         rows = Ragged(
@@ -100,15 +101,16 @@ class UniformSteps:
             on_device=rows,
         )
         hidden = self._model.forward(inputs.ids, inputs.positions, self._cache, meta)
-        each = slots.repeat_interleave(per_row, output_size=num)
+        row = torch.searchsorted(ends, torch.arange(num, device=ends.device), right=True).clamp_(max=num_rows - 1)
         positions = inputs.positions + 1
-        ids, bad = ops.sample(self._model.logits(hidden), state.rows(each, positions))
-        sampled.copy_(ids.masked_fill(bad, BAD).view(num_rows, per_row))
-        self._keep(sampled[:, 0], slots, starts, counts)
+        ids, bad = ops.sample(self._model.logits(hidden), state.rows(slots[row], positions))
+        sampled.copy_(ids.masked_fill(bad, BAD))
+        self._keep(ids.masked_fill(bad, 0)[(ends - counts).clamp(max=num - 1)], slots, starts, counts)
 
     def _keep(self, first: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> None:
-        """What was sampled behind each row's first token stands in its row. Padding rows, which are of slot 0, write
-        what is there to the place behind the last, which nobody reads."""
+        """What was sampled behind each row's first token stands in its row, an id in any case: the step behind it may
+        have begun. Padding rows, which are of slot 0, write what is there to the place behind the last, which nobody
+        reads."""
         tokens = self._state.tokens
         is_row = counts > 0
         at = torch.where(is_row, starts + 1, tokens.shape[1] - 1)

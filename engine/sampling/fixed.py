@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.plan import TokenLogprob
 from engine.sampling.logprobs import read, want
-from engine.sampling.rows import Allowed, KnobRows, SamplingRows
+from engine.sampling.rows import Allowed, Ints, KnobRows, Pairs, SamplingRows
 from engine.sampling.rows import Penalties as PenaltyRows
 from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
 from kernels.sampling import Rows
@@ -34,6 +34,8 @@ class Fixed:
         self._biases = (
             None if biases is None else Biases(self._on(biases.rows), self._on(biases.ids), self._on(biases.values))
         )
+        self._barred: tuple[Pairs, Bars] | None = None  # of the step before: often the same
+        self._penalised: tuple[Ints, tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] | None = None
         self._allowed = None if knobs.allowed is None else self._mask(knobs.allowed)
 
     def rows(self, position: "np.ndarray[Any, Any]") -> Rows:
@@ -42,11 +44,10 @@ class Fixed:
 
     def changes(self, rows: SamplingRows) -> Changes:
         """Of rows of these knobs: grammars and what is allowed first."""
-        barred, on = rows.barred, self._on
         masks = (self._allowed, None if rows.masks is None else self._mask(rows.masks))
         return Changes(
             tuple([one for one in masks if one is not None]),
-            None if barred is None else Bars(on(barred.rows), on(barred.ids)),
+            None if rows.barred is None else self._bars(rows.barred),
             self._biases,
             None if rows.penalties is None else self._penalties(rows.penalties),
         )
@@ -57,10 +58,18 @@ class Fixed:
         assert asked is not None
         return dict(zip(self._at, read(scores, self._nums, asked.ids), strict=True))
 
+    def _bars(self, barred: Pairs) -> Bars:
+        if self._barred is None or self._barred[0] is not barred:
+            self._barred = barred, Bars(self._on(barred.rows), self._on(barred.ids))
+        return self._barred[1]
+
     def _penalties(self, found: PenaltyRows) -> Penalties:
         on = self._on
-        strengths = (on(found.repetition), on(found.presence), on(found.frequency))
-        return Penalties(on(found.rows), on(found.sizes), on(found.ids), on(found.counts), *strengths)
+        if self._penalised is None or self._penalised[0] is not found.rows:
+            strengths = (on(found.repetition), on(found.presence), on(found.frequency))
+            self._penalised = found.rows, (on(found.rows), strengths)
+        rows, strengths = self._penalised[1]
+        return Penalties(rows, on(found.sizes), on(found.ids), on(found.counts), *strengths)
 
     def _mask(self, allowed: Allowed) -> Mask:
         return Mask(self._on(allowed.rows), self._on(allowed.bits))

@@ -10,7 +10,7 @@ from engine.plan import TokenLogprob
 from engine.sampling.rows import LogprobRows
 from kernels import ops
 from kernels.choice import Wanted
-from kernels.scores import Asked, Scores
+from kernels.scores import Asked, Scores, room
 
 
 @torch.inference_mode()
@@ -35,7 +35,8 @@ def want(asked: LogprobRows, vocab: int, device: torch.device) -> Wanted:
     others = [other for others in asked.ids.values() for other in others]
     pairs = torch.tensor([rows, others], dtype=torch.int64, device=device)
     at, wanted = (torch.from_numpy(values).to(device) for values in (asked.rows, nums))
-    return Wanted(at, wanted, pairs[0], pairs[1], int(nums.max(initial=0)))
+    width = int(nums.max(initial=0))
+    return Wanted(at, wanted, pairs[0], pairs[1], width, room(len(nums), width, len(rows)))
 
 
 def read(found: Scores, nums: list[int], wanted: dict[int, tuple[int, ...]]) -> list[TokenLogprob]:

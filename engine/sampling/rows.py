@@ -1,7 +1,8 @@
 """Sampling parameters of the rows of one step, as arrays: what a runner hands to the sampler."""
 
 import dataclasses
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -149,9 +150,13 @@ def bits_of(ids: Sequence[int], vocab_size: int) -> Bits:
 
 
 def join(found: Sequence[tuple[int, Ints]]) -> Pairs | None:
-    """The ids of rows, ascending, as pairs; None if there are none."""
+    """The ids of rows, which may come again, as pairs; None if there are none."""
     if not found:
         return None
+    found = sorted(found, key=_row_of)
     sizes = [len(ids) for _, ids in found]
     rows: Ints = np.repeat(np.array([row for row, _ in found], dtype=np.int64), sizes)
     return Pairs(rows, np.concatenate([ids for _, ids in found]))
+
+
+_row_of: Callable[[tuple[int, Ints]], int] = operator.itemgetter(0)

@@ -30,11 +30,15 @@ class Admission:
         self._settings = settings
         self._begin(0)
 
+    def is_due(self, step: int) -> bool:
+        """Whether somebody waits who is to be looked at in that step."""
+        return bool(self._floor.waiting) and (self._floor.has_changed or step % RETRY_STEPS == 0)
+
     def admit(self, now: float, step: int, budget: int, prefills: list[Sequence]) -> None:
         """Place waiting sequences while slots, blocks and room last. `prefills` are the running ones; who comes in is
         added to them."""
         floor = self._floor
-        if not (floor.has_changed or step % RETRY_STEPS == 0):
+        if not self.is_due(step):
             return
         floor.has_changed = False
         self._begin(step)

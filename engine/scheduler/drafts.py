@@ -13,10 +13,11 @@ from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.events import Sampled
 from engine.scheduler.floor import Floor
 from engine.scheduler.outputs import Kept, Outputs
-from engine.scheduler.sequence import Drafting, Sequence, State
+from engine.scheduler.sequence import Sequence, State
 from engine.speculation.controller import Controller
 
 PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
+REST_STEPS = 4  # in which nobody is asked, once nobody is worth a draft: these may be planned ahead
 MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which it has to read
 
 
@@ -30,6 +31,7 @@ class Drafts:
         self._floor = floor
         self._outputs = outputs
         self._controller = controller
+        self.num_resting = 0  # steps to come in which nobody needs to be asked
         self._asked: list[Sequence] = []
         self._grown: list[tuple[Sequence, int]] = []  # whose tables have room for drafts, and which tables these are
 
@@ -51,6 +53,7 @@ class Drafts:
         if not able:
             return asks
         wishes = self._wishes(able, missing.count(1))
+        self.num_resting = 0 if any(wishes) else REST_STEPS
         spare = self._num_spare() if grow and any(wishes) else 0
         for one, wish in zip(able, wishes, strict=True):
             num = min(wish, _limit(one), room) if wish else 0
@@ -97,8 +100,7 @@ class Drafts:
                     one.group.credit -= num
         grown, self._grown = self._grown, []
         for one, place in grown:
-            assert one.drafting is not None
-            if one.drafting.num_places == place and one.state is State.RUNNING and one not in nums:
+            if one.num_places == place and one.state is State.RUNNING and one not in nums:
                 self._floor.shrink(one, one.num_computed + (one.last_step == step))
         return nums
 
@@ -125,7 +127,7 @@ class Drafts:
         self._floor.fill(sequence)
         self._floor.shrink(sequence, sequence.num_computed)
         self._outputs.advance_run(sequence, Kept(kept, run.logprobs[:kept], num, min(kept, right)), now, events)
-        self._give_back(sequence, num + 1 - kept)
+        self._floor.give_back(group, num + 1 - kept)
 
     def _has_news(self) -> bool:
         """Whether somebody is new to the proposer: reading a prompt takes time that the next draft does not."""
@@ -149,15 +151,14 @@ class Drafts:
     def _grow_ahead(self, sequence: Sequence, num: int, spare: int) -> tuple[int, int]:
         """Room for `num` drafts but the last before they are made, from `spare` blocks, or for as many as there is: how
         many, and the blocks that this took beside the sequence's own next one."""
-        cache, num_tokens, drafting = self._floor.cache, len(sequence.tokens), sequence.drafting
-        assert drafting is not None
+        cache, num_tokens = self._floor.cache, len(sequence.tokens)
         own = cache.blocks_for(num_tokens)
         more = cache.blocks_for(num_tokens + num - 1) - own
         if more > spare:
             more, num = 0, min(num, own * cache.block_size - num_tokens + 1)
         if spare < 0 or not cache.grow(sequence.table, num_tokens + num - 1):
             return 0, 0
-        self._grown.append((sequence, drafting.num_places))
+        self._grown.append((sequence, sequence.num_places))
         return num, more
 
     def _grow(self, sequence: Sequence, num: int) -> int:
@@ -167,13 +168,6 @@ class Drafts:
             num = min(num, len(sequence.table.blocks) * cache.block_size - first)
         sequence.room = len(sequence.table.blocks) * cache.block_size
         return num
-
-    def _give_back(self, sequence: Sequence, num: int) -> None:
-        """Credit that was spent for tokens which were not kept."""
-        group = sequence.group
-        if num and group.credit is not None and group.sequences:
-            group.credit += num
-            self._floor.wake(group)
 
 
 def _is_due(sequence: Sequence) -> bool:
@@ -201,7 +195,7 @@ def _limit(sequence: Sequence) -> int:
 
 
 def _ask(sequence: Sequence, num: int) -> Ask:
-    assert isinstance(sequence.drafting, Drafting)
+    assert sequence.drafting is not None
     return Ask(
         tokens=sequence.tokens,
         blocks=sequence.table.blocks,
@@ -210,6 +204,6 @@ def _ask(sequence: Sequence, num: int) -> Ask:
         num=num,
         memory=sequence.drafting.memory,
         names=sequence.table.names,
-        place=sequence.drafting.num_places,
+        place=sequence.num_places,
         is_trimmed=sequence.table.num_trimmed > 0,
     )

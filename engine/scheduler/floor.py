@@ -34,6 +34,7 @@ class Floor:
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.placements: list[Placement] = []  # that no plan has carried yet
         self.num_preemptions = 0
+        self.preempted: list[str] = []  # requests that lost a place they had use for, not told yet
         self.num_swaps = 0  # preempted sequences whose blocks are worth moving
         self.num_recomputed = 0  # tokens computed once more, because a preemption had dropped them
         self.now_s = 0.0  # of the step being planned
@@ -96,6 +97,7 @@ class Floor:
         if idle:
             leaving[0].state = State.PAUSED
         else:
+            self.preempted.append(group.request_id)
             self._await(leaving[0])
 
     def wake(self, group: Group) -> None:
@@ -104,6 +106,12 @@ class Floor:
         for sequence in group.sequences:
             if sequence.state is State.PAUSED:
                 self._await(sequence)
+
+    def give_back(self, group: Group, num_tokens: int) -> None:
+        """Credit that was spent for tokens which nobody gets."""
+        if num_tokens and group.credit is not None and group.sequences:
+            group.credit += num_tokens
+            self.wake(group)
 
     def fill(self, sequence: Sequence) -> None:
         """More of its tokens are computed: blocks may have become full, and others may have left the window."""
@@ -194,8 +202,8 @@ class Floor:
     def _start(self, sequence: Sequence, num_computed: int) -> None:
         sequence.state = State.RUNNING
         sequence.num_computed = sequence.room = num_computed
+        sequence.num_places += 1
         if sequence.drafting is not None:
-            sequence.drafting.num_places += 1
             sequence.drafting.num_seen = 0
         self.running.append(sequence)
         self._tell(sequence)

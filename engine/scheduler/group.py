@@ -59,6 +59,10 @@ class Group:
     first_token_s: float = -1.0
     is_held: bool = False  # no token may be sampled: there is no credit, or the input is open
     holds_back: bool = False  # is_held, or sequences wait to be forked: see num_ready
+    needs_host: bool = dataclasses.field(init=False)  # its next token cannot be computed before its last one is told
+
+    def __post_init__(self) -> None:
+        self.needs_host = self.params.needs_tokens or self.params.is_search
 
     @property
     def can_fork(self) -> bool:

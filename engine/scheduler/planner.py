@@ -4,7 +4,9 @@ Sequences one token behind come first, then waiting ones are let in, then prompt
 Why it always makes progress: see `victims`. Knows no tokens' meaning and no events.
 """
 
-from engine.plan import Plan
+from collections.abc import Iterator
+
+from engine.plan import IN_FLIGHT, Plan
 from engine.scheduler import victims
 from engine.scheduler.admission import Admission
 from engine.scheduler.drafts import Drafts
@@ -23,7 +25,7 @@ class Planner:
     ) -> None:
         self.step = 0
         self.num_last_resorts = 0
-        self.rows: list[Sequence] = []  # of the plan in flight
+        self.rows: list[Sequence] = []  # of the last plan
         self.held: dict[str, Group] = {}  # requests that may not sample now
         self._floor = floor
         self._admission = admission
@@ -58,6 +60,23 @@ class Planner:
         if not self.rows:
             self._last_resort()
         return self._write() if self.rows else None
+
+    def has_more_to_do(self, now: float) -> bool:
+        """Whether there is more to decide on than who decodes."""
+        return self._admission.is_due(self.step + 1) or next(self._held_too_long(now), None) is not None
+
+    def decode_ahead(self, rows: list[tuple[Sequence, int]], now: float) -> Plan:
+        """The next step, of sequences that compute the token at a position which may be behind all that is known, and
+        that have room for it."""
+        self.step += 1
+        self.rows, self._now = [one for one, _ in rows], now
+        ids: list[int] = []
+        for one, start in rows:
+            one.last_step = self.step
+            ids.append(one.tokens[start] if start < len(one.tokens) else IN_FLIGHT)
+            self._spend(one.group)
+        num, slots, starts = len(rows), [one.slot for one in self.rows], [start for _, start in rows]
+        return Plan(self.step, slots, [1] * num, starts, ids, [True] * num, [], self._new_blocks())
 
     def hold(self, group: Group, now: float) -> None:
         """The group's flags say that it may not sample: note since when."""
@@ -135,9 +154,8 @@ class Planner:
         sequence.last_step = self.step
         self.rows.append(sequence)
         samples = not group.holds_back and num == sequence.num_missing
-        if samples and group.credit is not None:
-            group.credit -= 1
-            self._hold_if_spent(group)
+        if samples:
+            self._spend(group)
 
     def _draft(self) -> None:
         """Drafts lengthen rows of one token by what the others leave of budget, credit and blocks."""
@@ -154,6 +172,11 @@ class Planner:
         """A runner takes rows of one token first."""
         pairs = sorted(zip(self._lens, self.rows, strict=True), key=lambda pair: pair[0] > 1)
         self._lens, self.rows = [num for num, _ in pairs], [one for _, one in pairs]
+
+    def _spend(self, group: Group) -> None:
+        if group.credit is not None:
+            group.credit -= 1
+            self._hold_if_spent(group)
 
     def _hold_if_spent(self, group: Group) -> None:
         if group.credit == 0:
@@ -180,16 +203,20 @@ class Planner:
         for group in list(self.held.values()):
             if not group.is_held or not group.sequences:
                 del self.held[group.request_id]
-            elif self._now - group.held_since_s >= self._settings.pause_hold_s:
-                for one in list(group.sequences):
-                    if one.slot >= 0 and one.is_idle:
-                        self._floor.evict(one)
+        for one in list(self._held_too_long(self._now)):
+            if one.slot >= 0:  # a sibling's eviction may have taken it along
+                self._floor.evict(one)
+
+    def _held_too_long(self, now: float) -> Iterator[Sequence]:
+        """Sequences that have kept slot and blocks through so long a pause."""
+        for group in self.held.values():
+            if group.is_held and now - group.held_since_s >= self._settings.pause_hold_s:
+                yield from (one for one in group.sequences if one.slot >= 0 and one.is_idle)
 
     def _write(self) -> Plan:
         rows, lens = self.rows, self._lens
         token_ids: list[int] = []
         samples: list[bool] = []
-        new_blocks: list[tuple[int, int, list[int]]] = []
         drafts: dict[int, int] = {}
         for i, (one, num) in enumerate(zip(rows, lens, strict=True)):
             start = one.num_computed
@@ -202,10 +229,6 @@ class Planner:
                 if one in self._num_drafts and one.drafting is not None:
                     token_ids.extend(one.drafting.ids)
                     drafts[i] = self._num_drafts[one]
-            told = one.num_blocks_told
-            if told < len(one.table.blocks):
-                new_blocks.append((one.slot, told, one.table.blocks[told:]))
-                one.num_blocks_told = len(one.table.blocks)
         placements, self._floor.placements = self._floor.placements, []
         return Plan(
             step=self.step,
@@ -215,9 +238,19 @@ class Planner:
             token_ids=token_ids,
             samples=samples,
             placements=placements,
-            new_blocks=new_blocks,
+            new_blocks=self._new_blocks(),
             drafts=drafts,
         )
+
+    def _new_blocks(self) -> list[tuple[int, int, list[int]]]:
+        """What the runner does not know of the rows' tables."""
+        found: list[tuple[int, int, list[int]]] = []
+        for one in self.rows:
+            told, blocks = one.num_blocks_told, one.table.blocks
+            if told < len(blocks):
+                found.append((one.slot, told, blocks[told:]))
+                one.num_blocks_told = len(blocks)
+        return found
 
 
 def _key(sequence: Sequence) -> tuple[float, int, int]:

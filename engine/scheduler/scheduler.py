@@ -10,14 +10,16 @@ from collections.abc import Sequence as Ids
 
 from engine.cache.cache import KVCache
 from engine.checks import check_credit, check_ids, check_priority
-from engine.errors import Code, ServiceError, deadline_exceeded, engine_fault, invalid, not_open
+from engine.errors import Code, ServiceError, deadline_exceeded, invalid, not_open
 from engine.plan import Ask, Plan, StepResult
 from engine.request import EngineRequest, FinishReason, Limits
 from engine.scheduler.admission import Admission
+from engine.scheduler.ahead import Ahead
 from engine.scheduler.door import Door
 from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.drafts import Drafts
 from engine.scheduler.events import Failure, Sampled
+from engine.scheduler.flights import Flights
 from engine.scheduler.floor import Floor
 from engine.scheduler.group import Group
 from engine.scheduler.lengths import OutputLengths
@@ -29,13 +31,13 @@ from engine.scheduler.sequence import State
 from engine.scheduler.settings import SchedulerSettings
 from engine.scheduler.waiting import Waiting
 from engine.speculation.controller import Controller
-from engine.trail import Kind
 
 DEFAULTS = SchedulerSettings()
 
 
 class Scheduler:
-    """Owns every open request. `plan` and `apply` alternate; everything else comes between them."""
+    """Owns every open request. Each plan is applied, in order; `plan` comes when all before it are, `plan_ahead` may
+    come before the last one is. Everything else may come at any time in between."""
 
     def __init__(
         self,
@@ -60,8 +62,9 @@ class Scheduler:
         controller = Controller(settings.max_draft_tokens) if settings.adapts_drafts else None
         self._drafts = Drafts(self._floor, self._outputs, controller)
         self._planner = Planner(self._floor, admission, self._drafts, settings, max_num_batched_tokens)
+        self._flights = Flights(self._floor, self._outputs, self._drafts, self.pace)
+        self._ahead = Ahead(self._floor, self._planner, self._drafts, self._flights)
         self._num_added = 0
-        self._planned_s = 0.0
         self._due: list[Group] = []  # requests with outputs that may be complete without a step
         self._ended: list[Sampled] = []  # events of what ended between steps
         self._next_deadline = math.inf  # no open request expires before it
@@ -242,40 +245,21 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan | None:
         """What the next step computes; None when there is nothing to do."""
-        self._planned_s = now
-        return self._planner.plan(now)
+        assert not self._flights, "who comes next depends on what is in flight"
+        return self._begin(self._planner.plan(now), now)
+
+    def plan_ahead(self, now: float) -> Plan | None:
+        """What the next step computes, whatever those in flight will sample; None when that has to wait for them."""
+        return self._begin(self._ahead.plan(now), now)
+
+    def take_preempted(self) -> list[str]:
+        """Requests that have lost their place to others since the last call, and wait for another one."""
+        lost, self._floor.preempted = self._floor.preempted, []
+        return lost
 
     def apply(self, plan: Plan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
         """Advance the rows of `plan`; what was cancelled meanwhile is passed over."""
-        self.pace.record(now - self._planned_s, plan.num_tokens)
-        self._drafts.stepped(plan, now - self._planned_s)
-        events: list[Sampled] = []
-        failures: list[Failure] = []
-        size, failed, logprobs, prompts = self.cache.block_size, result.failed, result.logprobs, result.prompts
-        running, advance, fill = State.RUNNING, self._outputs.advance, self._floor.fill
-        rows = zip(self._planner.rows, plan.query_lens, plan.samples, result.token_ids, strict=True)
-        for i, (sequence, num, samples, token) in enumerate(rows):
-            if sequence.state is not running or sequence.last_step != plan.step:
-                continue
-            if i in failed:
-                failures.append(self._break(sequence.group, result.errors.get(i)))
-                continue
-            if i in plan.drafts:
-                self._drafts.verify(sequence, plan.drafts[i], result.runs[i], now, events)
-                continue
-            sequence.num_computed += num
-            if i in prompts:
-                sequence.group.learn(prompts[i])
-            if num > 1 or not sequence.num_computed % size:
-                fill(sequence)
-                if num > 1:
-                    sequence.group.note(Kind.CHUNK, now, num, sequence.index)
-            if samples:
-                advance(sequence, token, logprobs.get(i), now, events)
-            elif sequence.group.can_fork:
-                self._floor.fork_all(sequence.group)
-        self._planner.rows = []
-        return events, failures
+        return self._flights.land(plan, result, now)
 
     def check(self) -> None:
         """Assert I3, and that queues, slots and states agree; for tests and simulation."""
@@ -294,8 +278,7 @@ class Scheduler:
         if group.is_held:
             self._planner.hold(group, now)
 
-    def _break(self, group: Group, error: ServiceError | None) -> Failure:
-        """Its computation went wrong: nobody may find what it computed, as that may be the cause."""
-        for sequence in group.sequences:
-            self.cache.disown(sequence.table)
-        return self._outputs.fail(group, error or engine_fault())
+    def _begin(self, plan: Plan | None, now: float) -> Plan | None:
+        if plan is not None:
+            self._flights.begin(plan, self._planner.rows, now)
+        return plan

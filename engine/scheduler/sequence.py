@@ -25,14 +25,12 @@ class Drafting:
         limit: drafts of one step at most.
         record: of its drafts, for whoever chooses their length.
         num_seen: tokens that the proposer was last asked about, and so has read.
-        num_places: times that its block table was begun.
         ids: proposed for the next step, or being verified by the one in flight: behind the tokens that exist.
     """
 
     limit: int
     record: Record = dataclasses.field(default_factory=Record)
     num_seen: int = 0
-    num_places: int = 0
     ids: list[int] = dataclasses.field(default_factory=list)
     memory: Memory = dataclasses.field(default_factory=Memory)
 
@@ -60,6 +58,7 @@ class Sequence:
     num_computed: int = 0
     room: int = 0  # tokens that its blocks take without asking the cache
     num_blocks_told: int = 0  # blocks of the table that plans have carried to the runner
+    num_places: int = 0  # times that it was given a slot, and began its table
     num_once_computed: int = 0  # before it was preempted
     last_step: int = 0
     refused_free: int = -1  # free blocks when they were too few for it

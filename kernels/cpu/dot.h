@@ -1,8 +1,8 @@
 // Integer dot products: unsigned bytes (weights) times signed bytes (activations), four of each to a 32-bit lane.
 //
-// With VNNI that is one instruction. Without it the signed side is kept in 16 bits and the unsigned side is split into
-// its even and odd bytes, so that no intermediate saturates. Either way the sum is the exact integer: every instruction
-// set gives the same bits.
+// With VNNI that is one instruction. Without it, weights of 8 bits are split into their even and odd bytes and multiplied
+// in 16 bits; those of 4 bits are so small that eight sums of two products fit into 16 bits, which takes half as many
+// instructions. No intermediate saturates: the sum is the exact integer, and every instruction set gives the same bits.
 #pragma once
 
 #include "vector.h"
@@ -18,57 +18,65 @@ inline Bytes load_bytes(const uint8_t* from) {
   return v;
 }
 
+constexpr int UNBOUNDED = 1 << 30;
+
+struct ByteQuad {  // four activations
+  int8_t at[4];
+};
+
+inline int32_t word(const ByteQuad& x) {
+  int32_t four;
+  std::memcpy(&four, x.at, sizeof four);
+  return four;
+}
+
+#if defined(__AVX512F__)
+
+inline void store_quads(ByteQuad* to, IntVec levels) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(ALL, (__m512i)levels));
+}
+
+#else
+
+inline void store_quads(ByteQuad* to, IntVec levels) {
+  typedef int8_t Levels __attribute__((vector_size(LANES)));
+  const Levels narrow = __builtin_convertvector(levels, Levels);
+  std::memcpy(to, &narrow, sizeof narrow);
+}
+
+#endif
+
 #if defined(__AVX512VNNI__)
 
 constexpr int DOT_VECS = 4;  // vectors of weights at once, and rows of x: what the registers hold
 constexpr int DOT_ROWS = 6;
 
-struct Quad {  // four activations
-  int8_t at[4];
+// How products of BITS are summed: a form of the activations, one of the weights, and a sum that may be added to RUN
+// times before it is folded.
+template <int BITS>
+struct Dot {
+  using Quad = ByteQuad;
+  using Weights = Bytes;
+  static constexpr int RUN = UNBOUNDED;
+
+  struct Sum {
+    IntVec total{};
+    void add(Weights w, Quad x) {
+      total = (IntVec)_mm512_dpbusd_epi32((__m512i)total, (__m512i)w, _mm512_set1_epi32(word(x)));
+    }
+    void fold() {}
+  };
 };
-
-inline void store_quads(Quad* to, IntVec levels) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(ALL, (__m512i)levels));
-}
-
-struct Weights {
-  Bytes all;
-  explicit Weights(Bytes bytes) : all(bytes) {}
-};
-
-inline IntVec dot(IntVec sum, const Weights& w, const Quad& x) {
-  int32_t four;
-  std::memcpy(&four, x.at, sizeof four);
-  return (IntVec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w.all, _mm512_set1_epi32(four));
-}
 
 #else
 
 constexpr int DOT_VECS = 2;
 constexpr int DOT_ROWS = LANES == 16 ? 8 : 3;
 
-struct Quad {
-  int16_t at[4];  // 0, 2, 1, 3
-};
-
 typedef int16_t Narrow __attribute__((vector_size(LANES * 2)));
+typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
 
-template <int... LANE>
-inline Narrow swap_middles(Narrow v, std::integer_sequence<int, LANE...>) {
-  return __builtin_shufflevector(v, v, (LANE % 4 == 1 || LANE % 4 == 2 ? LANE ^ 3 : LANE)...);
-}
-
-inline void store_quads(Quad* to, IntVec levels) {
-  const Narrow narrow =
-      swap_middles(__builtin_convertvector(levels, Narrow), std::make_integer_sequence<int, LANES>());
-  std::memcpy(to, &narrow, sizeof narrow);
-}
-
-struct Weights {
-  Words even, odd;
-  explicit Weights(Bytes bytes) : even((Words)bytes & 0xff), odd((Words)bytes >> 8) {}
-};
-
+// Sums of two neighbouring products of 16 bits.
 inline IntVec multiply_pairs(Words a, int32_t pair) {
 #if defined(__AVX512BW__)
   return (IntVec)_mm512_madd_epi16((__m512i)a, _mm512_set1_epi32(pair));
@@ -77,11 +85,69 @@ inline IntVec multiply_pairs(Words a, int32_t pair) {
 #endif
 }
 
-inline IntVec dot(IntVec sum, const Weights& w, const Quad& x) {
-  int32_t pairs[2];
-  std::memcpy(pairs, x.at, sizeof pairs);
-  return sum + multiply_pairs(w.even, pairs[0]) + multiply_pairs(w.odd, pairs[1]);
+// Sums of two neighbouring products of 8 bits, in 16.
+inline Shorts multiply_bytes(Bytes a, int32_t four) {
+#if defined(__AVX512BW__)
+  return (Shorts)_mm512_maddubs_epi16((__m512i)a, _mm512_set1_epi32(four));
+#else
+  return (Shorts)_mm256_maddubs_epi16((__m256i)a, _mm256_set1_epi32(four));
+#endif
 }
+
+struct WordQuad {
+  int16_t at[4];  // 0, 2, 1, 3
+};
+
+template <int... LANE>
+inline Narrow swap_middles(Narrow v, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(v, v, (LANE % 4 == 1 || LANE % 4 == 2 ? LANE ^ 3 : LANE)...);
+}
+
+inline void store_quads(WordQuad* to, IntVec levels) {
+  const Narrow narrow =
+      swap_middles(__builtin_convertvector(levels, Narrow), std::make_integer_sequence<int, LANES>());
+  std::memcpy(to, &narrow, sizeof narrow);
+}
+
+// How products of BITS are summed: a form of the activations, one of the weights, and a sum that may be added to RUN
+// times before it is folded.
+template <int BITS>
+struct Dot {
+  using Quad = WordQuad;
+  static constexpr int RUN = UNBOUNDED;
+
+  struct Weights {
+    Words even, odd;
+    explicit Weights(Bytes bytes) : even((Words)bytes & 0xff), odd((Words)bytes >> 8) {}
+  };
+
+  struct Sum {
+    IntVec total{};
+    void add(const Weights& w, const Quad& x) {
+      int32_t pairs[2];
+      std::memcpy(pairs, x.at, sizeof pairs);
+      total = total + multiply_pairs(w.even, pairs[0]) + multiply_pairs(w.odd, pairs[1]);
+    }
+    void fold() {}
+  };
+};
+
+template <>
+struct Dot<4> {
+  using Quad = ByteQuad;
+  using Weights = Bytes;
+  static constexpr int RUN = 8;  // 8 * 2 * 15 * 127 = 30480 < 2^15
+
+  struct Sum {
+    IntVec total{};
+    Shorts part{};
+    void add(Weights w, Quad x) { part += multiply_bytes(w, word(x)); }
+    void fold() {
+      total += multiply_pairs((Words)part, 0x00010001);
+      part = Shorts{};
+    }
+  };
+};
 
 #endif
 

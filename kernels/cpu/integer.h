@@ -67,8 +67,9 @@ inline void pack_levels(const uint8_t* levels, uint8_t* packed, int64_t rows, in
 }
 
 // A step's activations as integers.
+template <int BITS>
 struct Activations {
-  std::vector<Quad> quads;           // [M, quads, padded]
+  std::vector<typename Dot<BITS>::Quad> quads;  // [M, quads, padded]
   std::vector<int32_t> zeros;        // [M, groups] sums of the integers times the weights' zero
   std::vector<float> scales, norms;  // [M]: x = scale · integer; NaN for a row that holds one
 
@@ -95,7 +96,7 @@ inline IntVec nearest(Vec x) {
 }
 
 template <int BITS>
-inline void quantise_row(const Integer<BITS>& job, int64_t row, Activations& to) {
+inline void quantise_row(const Integer<BITS>& job, int64_t row, Activations<BITS>& to) {
   const int64_t width = quads_stride<BITS>(job.k) * 4, groups = num_groups<BITS>(job.k);
   static thread_local std::vector<float> x;
   x.assign(width, 0.0f);
@@ -112,7 +113,7 @@ inline void quantise_row(const Integer<BITS>& job, int64_t row, Activations& to)
   const bool broken = sum(odd) != 0.0f;
   const float by = peak > std::numeric_limits<float>::min() * LEVELS && !broken ? LEVELS / peak : 0.0f;
   to.scales[row] = broken ? std::numeric_limits<float>::quiet_NaN() : peak / LEVELS;
-  Quad* quads = to.quads.data() + row * width / 4;
+  typename Dot<BITS>::Quad* quads = to.quads.data() + row * width / 4;
   const int64_t each = BITS == 8 ? width : GROUP_QUADS * 4;
   for (int64_t group = 0; group < groups; ++group) {
     IntVec total{};
@@ -130,32 +131,38 @@ inline void quantise_row(const Integer<BITS>& job, int64_t row, Activations& to)
 
 // sums [ROWS, PANEL] += ROWS rows × DOT_VECS vectors of columns over one group of `quads` quads.
 template <int BITS, int ROWS>
-inline void multiply_group(const Quad* x, int64_t x_stride, const uint8_t* weight, int64_t quads, const int32_t* zeros,
-                           int64_t zeros_stride, const float* scales, float* sums) {
-  IntVec acc[ROWS][DOT_VECS] = {};
-  for (int64_t q = 0; q < quads; q += 8 / BITS) {
-    for (int v = 0; v < DOT_VECS; ++v) {
-      const Bytes bytes = load_bytes(weight + (v * LANES) * 4);
-      const Weights first(BITS == 8 ? bytes : bytes & 0x0f);
-      for (int r = 0; r < ROWS; ++r) acc[r][v] = dot(acc[r][v], first, x[r * x_stride + q]);
-      if constexpr (BITS == 4) {
-        const Weights second((Bytes)((Words)bytes >> 4) & 0x0f);
-        for (int r = 0; r < ROWS; ++r) acc[r][v] = dot(acc[r][v], second, x[r * x_stride + q + 1]);
+inline void multiply_group(const typename Dot<BITS>::Quad* x, int64_t x_stride, const uint8_t* weight, int64_t quads,
+                           const int32_t* zeros, int64_t zeros_stride, const float* scales, float* sums) {
+  using Weights = typename Dot<BITS>::Weights;
+  typename Dot<BITS>::Sum acc[ROWS][DOT_VECS];
+  for (int64_t from = 0; from < quads; from += Dot<BITS>::RUN) {
+    for (int64_t q = from; q < std::min<int64_t>(quads, from + Dot<BITS>::RUN); q += 8 / BITS) {
+      for (int v = 0; v < DOT_VECS; ++v) {
+        const Bytes bytes = load_bytes(weight + (v * LANES) * 4);
+        fetch_ahead(weight + (v * LANES) * 4);
+        const Weights first(BITS == 8 ? bytes : bytes & 0x0f);
+        for (int r = 0; r < ROWS; ++r) acc[r][v].add(first, x[r * x_stride + q]);
+        if constexpr (BITS == 4) {
+          const Weights second((Bytes)((Words)bytes >> 4) & 0x0f);
+          for (int r = 0; r < ROWS; ++r) acc[r][v].add(second, x[r * x_stride + q + 1]);
+        }
       }
+      weight += PART * 4;
     }
-    weight += PART * 4;
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < DOT_VECS; ++v) acc[r][v].fold();
   }
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < DOT_VECS; ++v) {
-      const Vec product = __builtin_convertvector(acc[r][v] - zeros[r * zeros_stride], Vec);
+      const Vec product = __builtin_convertvector(acc[r][v].total - zeros[r * zeros_stride], Vec);
       float* sum = sums + r * PANEL + v * LANES;
       store(sum, load(sum) + product * load(scales + v * LANES));
     }
 }
 
 template <int BITS, int ROWS>
-inline void multiply_integers(int rows, const Quad* x, int64_t x_stride, const uint8_t* weight, int64_t quads,
-                              const int32_t* zeros, int64_t zeros_stride, const float* scales, float* sums) {
+inline void multiply_integers(int rows, const typename Dot<BITS>::Quad* x, int64_t x_stride, const uint8_t* weight,
+                              int64_t quads, const int32_t* zeros, int64_t zeros_stride, const float* scales, float* sums) {
   if (rows == ROWS)
     return multiply_group<BITS, ROWS>(x, x_stride, weight, quads, zeros, zeros_stride, scales, sums);
   if constexpr (ROWS > 1)
@@ -176,7 +183,8 @@ inline void add_outliers(const Integer<BITS>& job, int64_t row, int64_t panel, f
 
 // Rows [begin, end) of one panel.
 template <int BITS>
-inline void compute_piece(const Integer<BITS>& job, const Activations& x, int64_t panel, int64_t begin, int64_t end) {
+inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
+                          int64_t end) {
   alignas(64) float sums[ROWS_A_PIECE * PANEL] = {};
   const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k), stride = quads_stride<BITS>(job.k);
   const int64_t each = BITS == 8 ? quads : GROUP_QUADS, tiles = (end - begin + DOT_ROWS - 1) / DOT_ROWS;
@@ -202,8 +210,8 @@ inline void compute_piece(const Integer<BITS>& job, const Activations& x, int64_
 template <int BITS>
 inline void run(const Integer<BITS>& job) {
   const int64_t m = job.to.m;
-  static thread_local Activations memory;  // of the caller, kept from call to call
-  Activations& x = memory;
+  static thread_local Activations<BITS> memory;  // of the caller, kept from call to call
+  Activations<BITS>& x = memory;
   x.fit(m, quads_stride<BITS>(job.k), num_groups<BITS>(job.k));
   each_row(m, job.k, [&](int64_t row) { quantise_row<BITS>(job, row, x); });
   each_piece(job.to, job.k,

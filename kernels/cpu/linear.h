@@ -48,6 +48,7 @@ inline void multiply(const float* x, int64_t x_stride, const Weight* panel, int6
   for (int64_t i = 0; i < depth; ++i) {
     Vec w[VECS];
     for (int v = 0; v < VECS; ++v) w[v] = load(panel + i * PANEL + v * LANES);
+    for (int64_t at = 0; at < PANEL; at += LINE / sizeof(Weight)) fetch_ahead(panel + i * PANEL + at);
     for (int r = 0; r < ROWS; ++r) {
       const Vec value = broadcast(x[r * x_stride + i]);
       for (int v = 0; v < VECS; ++v) acc[r][v] += value * w[v];

@@ -23,6 +23,15 @@ constexpr int PANEL = VECS * LANES;
 constexpr int GATES = PANEL / 2;  // of a gated panel: as many columns of the gate, then as many of the other half
 constexpr int ROWS_A_PIECE = 16 * TILE;
 
+constexpr int64_t AHEAD = 4096;  // bytes: the processor's own prefetching stops at the end of each page
+constexpr int64_t LINE = 64;     // bytes that one fetch brings
+
+// Has the weights that come AHEAD bytes later brought into the cache; past the end it does nothing.
+template <typename Weight>
+inline void fetch_ahead(const Weight* weight) {
+  __builtin_prefetch(reinterpret_cast<const char*>(weight) + AHEAD);
+}
+
 enum class Finish { STORE, ADD, GATE };
 
 // Where products go.

@@ -7,7 +7,6 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import assert_never
 
 from engine.cache.prefix import root
 from engine.computing import UNKNOWN, Computing
@@ -16,6 +15,7 @@ from engine.errors import ServiceError
 from engine.request import EngineRequest
 from engine.scheduler.events import Sampled, Times
 from services.engine.answers import load_of, logprobs_of, scores_of
+from services.engine.changes import carry_out
 from services.engine.trace import End, EngineTrace, Traced, by_position
 from services.messages import (
     Admitted,
@@ -27,6 +27,7 @@ from services.messages import (
     Failed,
     Grant,
     Message,
+    Preempted,
     Prompt,
     Report,
     Result,
@@ -38,7 +39,7 @@ from services.messages import (
 from services.ring.leases import Leases
 from services.telemetry import names
 from services.telemetry.phases import Record, Value
-from services.work import TokenPrompt, unpack_ids
+from services.work import unpack_ids
 
 REPORT_INTERVAL_S = 0.25
 
@@ -123,18 +124,24 @@ class EngineStage:
                 raise TypeError(f"an engine takes no {type(message).__name__}")
 
     def turn(self) -> bool:
-        """One engine step; also for paused requests, as a deadline may pass."""
-        if self._open:
-            start = self._place.clock()
-            events = self.engine.step()
-            if self._trace.wants_step(start):
-                inside = [self._open[name].traced for name in {one.request_id for one in events.sampled}]
-                self._trace.step(start, self._place.clock(), inside, sum(len(one.token_ids) for one in events.sampled))
-            for sampled in events.sampled:
-                self._emit(self._tokens(sampled))
-            for request_id, error in events.failed:
-                self._fail(request_id, error)
+        """One engine step; also for paused requests, as a deadline may pass. Without any, prepare for those to come."""
+        again = self._step() if self._open or self.engine.has_work else self.engine.idle()
         self._report()
+        return again
+
+    def _step(self) -> bool:
+        start = self._place.clock()
+        events = self.engine.step()
+        if self._trace.wants_step(start):
+            inside = [self._open[name].traced for name in {one.request_id for one in events.sampled}]
+            self._trace.step(start, self._place.clock(), inside, sum(len(one.token_ids) for one in events.sampled))
+        for sampled in events.sampled:
+            self._emit(self._tokens(sampled))
+        for request_id, error in events.failed:
+            self._fail(request_id, error)
+        for request_id in events.preempted:
+            if request_id in self._open:
+                self._emit(Preempted(self._open[request_id].prompt.envelope))
         return self.engine.has_work
 
     def reap(self) -> None:
@@ -161,7 +168,7 @@ class EngineStage:
             return
         opened.num_changes += 1
         try:
-            _apply(self.engine, message, self._place.clock())
+            carry_out(self.engine, message, self._place.clock())
         except ServiceError as error:
             self.engine.cancel(envelope.request_id)
             self._fail(envelope.request_id, error)
@@ -274,22 +281,3 @@ class EngineStage:
         self._reported_at = now
         load, place = load_of(self.engine), self._place
         self._emit(Report(place.id, place.epoch, load, self._served_token, self._computing))
-
-
-def _apply(engine: Engine, message: Change, now: float) -> None:
-    """Raises ServiceError when the engine refuses it."""
-    request_id = message.envelope.request_id
-    match message:
-        case Grant():
-            engine.grant(request_id, message.tokens)
-        case Append():
-            assert isinstance(message.piece, TokenPrompt), "the tokenizer makes ids of text"
-            engine.append(request_id, unpack_ids(message.piece.ids))
-        case Update():
-            left_s = message.time_left_s
-            deadline_s = None if left_s is None else now + left_s
-            engine.update(request_id, message.max_tokens, message.priority, deadline_s)
-        case CloseInput():
-            engine.close_input(request_id)
-        case _:
-            assert_never(message)

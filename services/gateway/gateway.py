@@ -15,22 +15,22 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2
 
 from services.gateway import server
-from services.gateway.access.guard import Guard
 from services.gateway.access.identity import Access, read_access
 from services.gateway.access.quota import Quotas, TenantLimits
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
+from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
+from services.gateway.calls.neighbours import Neighbours
 from services.gateway.contract.errors import draining
 from services.gateway.listener import Listener
-from services.gateway.neighbours import Neighbours
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
 from services.gateway.recovery.watch import RingWatch, Senses
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
 from services.gateway.settings import GatewaySettings
-from services.messages import Failed, Message, Probe, Report, Result, Text
+from services.messages import Failed, Message, Preempted, Probe, Report, Result, Text
 from services.watched import Watched
 
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
@@ -66,6 +66,7 @@ class Gateway:
             Text: self._deliver,
             Failed: self._deliver,
             Result: self._deliver,
+            Preempted: self._deliver,
             Probe: self._watch.returned,
             Report: self._control.loads.report,
         }
@@ -124,7 +125,7 @@ class Gateway:
         self._has_said_so = False
         self._watch.stage_lost(planned=planned)
 
-    def _deliver(self, message: Text | Failed | Result) -> None:
+    def _deliver(self, message: Text | Failed | Result | Preempted) -> None:
         self.desk.deliver(message)
         self._watch.delivered()
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from sluice.v1 import control_pb2
 
-from services.gateway.contract.answers import duration
+from services.gateway.requests.answers import duration
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.open_requests import OpenRequest
 from services.messages import Report

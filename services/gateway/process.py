@@ -10,9 +10,9 @@ from pathlib import Path
 from engine.request import SamplingParams
 from services.config import ServiceConfig, parse_peers
 from services.gateway.access.tls import files_of
+from services.gateway.calls.neighbours import SOCKET_SUFFIX
 from services.gateway.gateway import Gateway
 from services.gateway.memory import share_one_heap
-from services.gateway.neighbours import SOCKET_SUFFIX
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
 from services.listening import bound

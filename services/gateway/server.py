@@ -15,17 +15,18 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2
 
 from engine.errors import Code, ServiceError, invalid, unsupported
-from services.gateway.access.guard import Guard
+from services.gateway.access.metadata import Context
 from services.gateway.access.tls import server_credentials
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
+from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
-from services.gateway.calls.metadata import Context
 from services.gateway.calls.refusal import turn_away
 from services.gateway.observer import Observer
 from services.gateway.oip.service import SERVICE as OIP
 from services.gateway.oip.service import OpenInference
 from services.gateway.settings import GatewaySettings
+from services.gateway.threads import yielding_threads
 from services.listening import check_plaintext
 
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -81,7 +82,8 @@ def build(
     checks: health.aio.HealthServicer,
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
-    server = grpc.aio.server(options=options(settings), interceptors=(guard,))
+    with yielding_threads():
+        server = grpc.aio.server(options=options(settings), interceptors=(guard,))
     tables = (
         (INFERENCE, inference_table(handlers)),
         (CONTROL, control_table(handlers.control)),

@@ -16,6 +16,7 @@ from services.messages import (
     Grant,
     Keep,
     Message,
+    Preempted,
     Probe,
     Prompt,
     Report,
@@ -46,6 +47,7 @@ _OF_ONE = (  # go to the one peer that has their request
     Append,
     Update,
     CloseInput,
+    Preempted,
 )
 
 

@@ -6,6 +6,7 @@ too old. The RPC and GenAI spans of a gateway are made here too (`begin`, `finis
 """
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Mapping
@@ -174,6 +175,7 @@ def trace_id_of(span: "Span") -> str:
     return f"{span.get_span_context().trace_id:032x}"
 
 
+@functools.lru_cache(maxsize=256)  # the phases of a request have one parent, and reading it is a sixth of a span's cost
 def parent_context(traceparent: str, tracestate: str) -> "Context":
     """The remote parent; an empty or malformed header gives a context without one, so that a new trace begins."""
     from opentelemetry.context import Context

@@ -2,11 +2,11 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.conformance.commands import run
 from tests.conformance.sdks import CLIENTS, ROOT, SDKS
 from tests.conformance.test_conformance import num_open
 from tests.system.service import Service, wait_until
@@ -51,10 +51,3 @@ def test_the_examples_run_against_the_installed_package(tmp_path: Path, service:
     assert all(told) and told[-1].startswith("INVALID_PARAMETER: max_tokens")
     assert run(f"{build}/cpp_habits", service.address) == "all as it must be\n"
     wait_until(lambda: num_open(service) == 0, 10, "the engine goes on with what has no reader")
-
-
-def run(*command: str) -> str:
-    """What it says; it must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout

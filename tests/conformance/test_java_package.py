@@ -35,14 +35,28 @@ def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_an_example_runs_against_the_jar(number: int, class_path: str, tmp_path: Path, service: Service) -> None:
     example = EXAMPLES[number].replace("127.0.0.1:50051", service.address)
     body = f"public class Example {{\npublic static void main(String[] args) throws Exception {{\n{example}}}\n}}\n"
-    (tmp_path / "Example.java").write_text(IMPORTS + MORE_IMPORTS + body)
-    compiled = ["javac", "--release", "11", "-cp", class_path, "-d", str(tmp_path), str(tmp_path / "Example.java")]
+    source = tmp_path / "Example.java"
+    source.write_text(IMPORTS + MORE_IMPORTS + body)
+    said = ran(source, class_path, tmp_path)
+    assert bool(said) == ("print" in example and "example.com" not in example)
+
+
+@pytest.mark.long
+def test_demand_threads_and_the_ways_out(class_path: str, tmp_path: Path, service: Service) -> None:
+    source = FOLDER / "src" / "test" / "java" / "Behaviour.java"
+    said = ran(source, class_path, tmp_path, service.address)
+    assert len(said.splitlines()) == source.read_text().count("checks.holds(")
+
+
+def ran(source: Path, class_path: str, folder: Path, *arguments: str) -> str:
+    """What a program of one file prints."""
+    compiled = ["javac", "--release", "11", "-cp", class_path, "-d", str(folder), str(source)]
     subprocess.run(compiled, check=True, capture_output=True)
     run = ["java", "-XX:TieredStopAtLevel=1", f"-Djava.library.path={FOLDER / 'build' / 'native'}"]
-    run += ["-cp", f"{class_path}:{tmp_path}", "Example"]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    assert bool(done.stdout) == ("print" in example and "example.com" not in example)
+    run += ["-cp", f"{class_path}:{folder}", source.stem, *arguments]
+    done = subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_the_pom_names_the_versions_of_the_floor() -> None:

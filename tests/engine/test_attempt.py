@@ -17,6 +17,7 @@ TOLD = {1: PromptScores(1, tuple(TokenLogprob(float(at), 1) for at in range(5)))
 class Fragile:
     """Computes at most so many tokens at once, fails on one token id, and is lost at another."""
 
+    is_done = True
     most: int = 100
     bad: int = -1
     deadly: int = -1

@@ -24,9 +24,8 @@ def asked(settings: dict[str, str]) -> EngineConfig:
 @pytest.mark.parametrize(
     ("device", "settings", "text"),
     [
-        (CUDA, {"quantization": "int8"}, "--quantization: int8 is built for --device cpu only; leave it out"),
         (CPU, {"quantization": "int4", "dtype": "bfloat16"}, "--quantization: int4 .* leave out --dtype bfloat16"),
-        (CUDA, {"dtype": "bfloat16", "kv_cache_dtype": "int8"}, "--kv-cache-dtype: int8 .* leave it at bfloat16"),
+        (CUDA, {"dtype": "bfloat16", "kv_cache_dtype": "float32"}, "--kv-cache-dtype: float32 .* bfloat16 or int8"),
     ],
 )
 def test_what_does_not_go_together_is_refused(device: torch.device, settings: dict[str, str], text: str) -> None:
@@ -49,6 +48,12 @@ def test_formats_follow_the_settings(settings: dict[str, str], dtype: torch.dtyp
     formats = choose_formats(asked(settings), CPU)
     assert (formats.dtype, formats.cache) == (dtype, cache)
     assert formats.weights == settings.get("quantization", "")
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_on_a_gpu_activations_between_rounded_weights_keep_their_dtype(weights: str) -> None:
+    formats = choose_formats(asked({"quantization": weights, "dtype": "bfloat16", "kv_cache_dtype": "int8"}), CUDA)
+    assert (formats.dtype, formats.weights, formats.cache) == (torch.bfloat16, weights, torch.int8)
 
 
 def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,20 +71,26 @@ def encoder() -> TextEncoder:
 
 
 class Device(FakeRunner):
-    """The model as an engine's runner."""
+    """The model as an engine's runner, which may compute a step while the next is planned."""
 
     progress = 0
+    depth = 0
 
     def watch(self, on_layer: Callable[[], None]) -> None:
         """It has no layers."""
 
+    def idle(self) -> bool:
+        """It has nothing to prepare."""
+        return False
+
     def launch(self, plan: Plan) -> "Done":
-        return Done(self.compute(plan, frozenset()))
+        return Done(self.compute(plan, frozenset()), is_done=not self.depth)
 
 
 @dataclasses.dataclass
 class Done:
     result: StepResult
+    is_done: bool
 
     def collect(self) -> StepResult:
         return self.result
@@ -94,7 +100,9 @@ def new_engine(clock: Callable[[], float], rng: random.Random) -> Engine:
     """Small enough that preemption is common."""
     num_blocks, size, slots = 40, 4, 6
     scheduler = Scheduler(KVCache(num_blocks, size, prefix_caching=True), LIMITS, (EOS,), slots, 16)
-    return Engine(scheduler, Device(slots, num_blocks, size, 0, rng), clock=clock)
+    device = Device(slots, num_blocks, size, 0, rng)
+    device.depth = rng.randrange(2)
+    return Engine(scheduler, device, clock=clock)
 
 
 def unrecorded(*_: object) -> None:

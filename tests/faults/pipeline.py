@@ -18,7 +18,7 @@ from engine.errors import ServiceError
 from engine.request import SamplingParams
 from services.detokenizer.stage import DetokenizerStage
 from services.engine.stage import EngineStage
-from services.gateway.calls.metadata import Call
+from services.gateway.access.metadata import Call
 from services.gateway.contract.translate import Asked
 from services.gateway.requests.open_requests import OpenRequest, State
 from services.messages import Append, CloseInput, Grant, Role

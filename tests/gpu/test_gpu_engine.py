@@ -13,10 +13,10 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.limits import limits_of
 from engine.models.config import read_config
-from engine.plan import Plan
+from engine.plan import IN_FLIGHT, Plan
 from engine.request import EngineRequest, SamplingParams
 from engine.runner.graphs import Graphs
-from engine.runner.overlapped import IN_FLIGHT, OverlappedRunner
+from engine.runner.overlapped import OverlappedRunner
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 SHAPES = {

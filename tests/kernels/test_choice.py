@@ -10,7 +10,7 @@ from kernels import native, native_sampling, ops, sampling
 from kernels.adjust import NO_CHANGES, Bars, Changes, adjust_
 from kernels.choice import Chosen, Wanted
 from kernels.sampling import Rows
-from kernels.scores import Asked, score
+from kernels.scores import Asked, room, score
 from tests.kernels.test_adjust import random_changes
 from tests.kernels.test_sampling import mixed_rows, random_logits
 
@@ -30,7 +30,8 @@ def wanted() -> Wanted:
     at = torch.arange(1, ROWS, 3)
     pairs = torch.tensor([[0, 0, 3, 5], [7, 4000, 11, 9]])
     nums = torch.arange(len(at)) % 4
-    return Wanted(at, nums, pairs[0].contiguous(), pairs[1].contiguous(), int(nums.max()))
+    width = int(nums.max())
+    return Wanted(at, nums, pairs[0].contiguous(), pairs[1].contiguous(), width, room(len(at), width, 4))
 
 
 def lists(chosen: Chosen) -> tuple[list[int], list[tuple[object, ...]]]:
@@ -91,7 +92,7 @@ def test_what_is_scored_is_not_what_was_changed() -> None:
     logits = torch.zeros(1, 8)
     logits[0, 3] = 5.0
     nobody = torch.empty(0, dtype=torch.int64)
-    want = Wanted(torch.tensor([0]), torch.tensor([1]), nobody, nobody, 1)
+    want = Wanted(torch.tensor([0]), torch.tensor([1]), nobody, nobody, 1, room(1, 1, 0))
     bars = Bars(torch.tensor([0] * 7), torch.tensor([0, 1, 2, 3, 4, 5, 6]))
     found = ops.choose(logits, mixed_rows(1), Changes(bars=bars), want)
     assert found.ids.tolist() == [7] and found.scores is not None

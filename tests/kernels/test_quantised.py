@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels import native, ops, quantised, slots, twins
 from kernels.metadata import AttentionMetadata
-from kernels.quantised import Integers, Rounded, round_weight
+from kernels.quantised import Integers, NativeIntegers, Rounded, round_weight
 
 CPU = torch.device("cpu")
 SHAPES = [(2, 5), (96, 48), (130, 1030), (64, 704)]
@@ -46,6 +46,24 @@ def test_products_are_those_of_the_rounded_numbers(rows: int, features: int, inp
     want = exact(x, rounded)
     got = ops.linear(x, ops.pack_linear(weight, weights=f"int{bits}"))
     assert torch.allclose(got.double(), want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_greatest_sums_do_not_saturate(bits: int, sign: float) -> None:
+    """All weights and activations at an end of their range, over more inputs than any sum is kept of in 16 bits."""
+    inputs = 300
+    levels = torch.full((64, inputs), (1 << bits) - 1, dtype=torch.uint8)
+    weight = Rounded(bits, levels, torch.ones(64, -(-inputs // 128) if bits == 4 else 1), *no_outliers(64))
+    x = torch.full((9, inputs), sign * quantised.LEVELS)
+    packed = NativeIntegers(weight, None, False) if native.is_available() else Integers(weight, None)
+    want = sign * quantised.LEVELS * inputs * ((1 << bits - 1) - 1)
+    assert torch.equal(packed.apply(x), torch.full((9, 64), want))
+
+
+def no_outliers(rows: int) -> tuple[Tensor, Tensor]:
+    """Of a weight without any."""
+    return torch.empty(0, dtype=torch.int64), torch.empty(rows, 0)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

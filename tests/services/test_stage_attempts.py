@@ -64,6 +64,8 @@ class Nines:
     """A model whose every token is 9."""
 
     progress = 0
+    depth = 0
+    is_done = True
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
@@ -79,6 +81,9 @@ class Nines:
 
     def place(self, plan: Plan) -> None:
         """It has no state."""
+
+    def idle(self) -> bool:
+        return False
 
     def launch(self, plan: Plan) -> "Nines":
         self._plan = plan

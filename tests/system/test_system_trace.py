@@ -133,7 +133,10 @@ def test_what_fails_is_kept_though_it_was_not_sampled(rig: Rig) -> None:
     assert wrong.spans["admission"].is_error and wrong.spans["admission"].parent_id == wrong.spans[RPC].span_id
     assert wrong.spans[RPC].parent_id == wrong.caller
     assert wrong.trailers["x-sluice-trace-id"] == wrong.spans[RPC].trace_id
-    late = ask(rig, "import os", 1900, "00", WHOLE, timeout_s=0.3)
+    for timeout_s in (0.3, 1.0, 2.0):  # long enough to be decoding then, on a machine that others use too
+        late = ask(rig, "import os", 1900, "00", WHOLE, timeout_s=timeout_s)
+        if set(late.spans) == WHOLE:
+            break
     assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED and set(late.spans) == WHOLE
     assert late.spans[RPC].is_error and late.spans[WORK].is_error
     assert not rig.collector.wait_for(fine.trailers["x-sluice-trace-id"], set(), 0)

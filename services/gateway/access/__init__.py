@@ -1,1 +1,1 @@
-"""Who may call, from where, and how much: certificates, keys, scopes, quotas, limits."""
+"""Who a caller is, what its call carries, and how much it may ask for: certificates, keys, scopes, quotas, limits."""

@@ -11,13 +11,13 @@ from sluice.v1 import control_pb2, types_pb2
 from engine.computing import UNKNOWN
 from engine.errors import ServiceError, invalid
 from engine.request import Limits
-from services.gateway.calls.metadata import Context
+from services.gateway.access.metadata import Context
 from services.gateway.calls.refusal import refuse
-from services.gateway.contract.answers import duration
 from services.gateway.contract.errors import not_found
 from services.gateway.contract.fields import BUILT, FEATURE_FIELDS
 from services.gateway.contract.knobs import seconds
 from services.gateway.load import Loads
+from services.gateway.requests.answers import duration
 from services.gateway.requests.desk import Desk
 
 SCHEMA_REVISION = 4

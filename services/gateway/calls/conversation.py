@@ -10,11 +10,11 @@ from collections.abc import Callable
 from sluice.v1 import inference_pb2
 
 from engine.errors import Code, ServiceError, engine_fault, invalid
+from services.gateway.access.metadata import Call
 from services.gateway.calls.generation import Generation, open_one
-from services.gateway.calls.metadata import Call
 from services.gateway.calls.refusal import tell_refused
-from services.gateway.contract import answers
 from services.gateway.contract.errors import not_found
+from services.gateway.requests import answers
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
 from services.gateway.requests.reader import Reader

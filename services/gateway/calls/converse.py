@@ -13,9 +13,9 @@ import grpc
 from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, invalid
+from services.gateway.access.metadata import Call, Context, read_call, read_trace
 from services.gateway.access.rate import Rate
 from services.gateway.calls.conversation import Conversation
-from services.gateway.calls.metadata import Call, Context, read_call, read_trace
 from services.gateway.calls.refusal import refuse, turn_away
 from services.gateway.contract.errors import slow_consumer
 from services.gateway.requests.desk import Desk

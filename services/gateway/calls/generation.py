@@ -8,11 +8,12 @@ from collections.abc import Callable
 from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError
-from services.gateway.calls.metadata import Call, sooner
+from services.gateway.access.metadata import Call, sooner
+from services.gateway.calls.changes import MAX_DEADLINE_S, Changes
 from services.gateway.calls.story import Manner, Story
-from services.gateway.contract import answers, knobs, translate
-from services.gateway.contract.changes import MAX_DEADLINE_S, Changes
+from services.gateway.contract import knobs, translate
 from services.gateway.contract.errors import nobody_grants
+from services.gateway.requests import answers
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.followed import Followed
 from services.gateway.requests.parking import Parking
@@ -91,6 +92,9 @@ class Generation:
         if request.outcome is None and request.is_spent and self._told_allowed != request.allowed:
             self._told_allowed = request.allowed
             return self._throttled(inference_pb2.THROTTLE_REASON_CREDIT)
+        if request.outcome is None and request.is_preempted:
+            request.is_preempted = False
+            return self._throttled(inference_pb2.THROTTLE_REASON_PREEMPTED)
         if request.outcome is None and self._is_paused:
             self._is_paused = False
             return self._throttled(inference_pb2.THROTTLE_REASON_RECOVERY)

@@ -14,14 +14,15 @@ from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault
 from services.gateway.access.identity import CALLER
-from services.gateway.calls.metadata import Call, Context, read_call, read_trace
+from services.gateway.access.metadata import Call, Context, read_call, read_trace
+from services.gateway.calls.neighbours import Neighbours
 from services.gateway.calls.refusal import refuse, turn_away
 from services.gateway.calls.session import Session
 from services.gateway.calls.story import Manner
-from services.gateway.contract import answers, translate
+from services.gateway.contract import translate
 from services.gateway.contract.errors import not_found
 from services.gateway.contract.translate import Asked
-from services.gateway.neighbours import Neighbours
+from services.gateway.requests import answers
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.followed import Followed
 from services.gateway.requests.open_requests import State

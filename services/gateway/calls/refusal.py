@@ -9,16 +9,13 @@ from sluice.v1 import types_pb2
 
 from engine.errors import ServiceError
 from services.gateway.access.identity import CALLER, LOCAL
-from services.gateway.calls.metadata import Call, Context, read_trace
-from services.gateway.contract import answers
+from services.gateway.access.metadata import Call, Context, Trailers, read_trace, trace_trailers
 from services.gateway.contract.errors import to_status
 from services.gateway.observer import Observer, Refused
+from services.gateway.requests import answers
 from services.gateway.requests.open_requests import OpenRequest
 
-TRACE_KEY = "x-sluice-trace-id"
 _OWN = "/sluice.v1.InferenceService/"
-
-Trailers = tuple[tuple[str, str], ...]
 
 
 async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
@@ -45,8 +42,3 @@ def tell_refused(observer: Observer, call: Call, error: ServiceError) -> Trailer
     """Tell who watches that `call` was not let in; metadata that name the trace for its client, if there is one."""
     refused = Refused(call.method, error, call.caller.tenant, call.traceparent, call.tracestate)
     return trace_trailers(observer.refused(refused))
-
-
-def trace_trailers(traceparent: str) -> Trailers:
-    """Metadata that name a trace; none for ""."""
-    return ((TRACE_KEY, traceparent[3:35]), ("traceresponse", traceparent)) if traceparent else ()

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from engine.errors import ServiceError
-from services.gateway.calls.metadata import Context
+from services.gateway.access.metadata import Context
 from services.gateway.calls.story import Event, Manner, Story
 from services.gateway.requests.desk import ended_error
 from services.gateway.requests.followed import Followed

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from sluice.v1 import inference_pb2
 
-from services.gateway.contract import answers
+from services.gateway.requests import answers
 from services.gateway.requests.open_requests import OpenRequest, has_content
 from services.messages import Text
 

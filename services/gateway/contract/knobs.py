@@ -70,8 +70,8 @@ def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ..
     if len(stop.strings) > limits.max_stop_strings:
         raise invalid("stop.strings", f"{len(stop.strings)} strings; at most {limits.max_stop_strings}")
     for at, text in enumerate(stop.strings):
-        if not 1 <= len(text.encode()) <= limits.max_stop_bytes:
-            size = len(text.encode())
+        size = len(text.encode())  # of 10 MB it takes 5 ms: once
+        if not 1 <= size <= limits.max_stop_bytes:
             raise invalid(f"stop.strings[{at}]", f"has {size} bytes; 1 to {limits.max_stop_bytes} are allowed")
     if stop.include and not stop.strings:
         raise invalid("stop.include", "is of no use without stop.strings: leave it out")

@@ -10,7 +10,7 @@ from typing import NoReturn
 import grpc
 from sluice.v1 import inference_pb2, types_pb2
 
-from services.gateway.calls.metadata import Context
+from services.gateway.access.metadata import Context
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.tensors import add_output
 from services.gateway.oip.translate import (

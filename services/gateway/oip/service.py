@@ -9,7 +9,7 @@ from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, invalid
 from services.gateway.access.identity import CALLER, LOCAL
-from services.gateway.calls.metadata import Call, Context, read_trace
+from services.gateway.access.metadata import Call, Context, read_trace
 from services.gateway.calls.refusal import refuse, tell_refused
 from services.gateway.contract.errors import not_found, to_status
 from services.gateway.oip.contract import open_inference_pb2 as oip

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from engine.errors import engine_fault, stage_lost
 from engine.request import SamplingParams
-from services.gateway.calls.metadata import Call
+from services.gateway.access.metadata import Call
 from services.gateway.contract.translate import Asked
 from services.gateway.recovery.liveness import Liveness
 from services.gateway.recovery.resend import Recovery

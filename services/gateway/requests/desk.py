@@ -14,17 +14,17 @@ from engine.errors import ServiceError, cancelled, engine_fault, invalid, stage_
 from engine.histogram import Histogram
 from engine.request import FinishReason
 from services.gateway.access.admission import Admission
+from services.gateway.access.metadata import Call
 from services.gateway.access.quota import Quotas
-from services.gateway.calls.metadata import Call
 from services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
 from services.gateway.contract.translate import Asked
 from services.gateway.observer import Observer
-from services.gateway.recovery.replay import cancels, work_now
 from services.gateway.requests.history import History
 from services.gateway.requests.open_requests import OpenRequest, State
 from services.gateway.requests.pace import Pace
 from services.gateway.requests.reader import SlotLimits
 from services.gateway.requests.registry import OpenRequests
+from services.gateway.requests.replay import cancels, work_now
 from services.gateway.settings import GatewaySettings
 from services.messages import (
     Cancel,
@@ -34,6 +34,7 @@ from services.messages import (
     Failed,
     Grant,
     Message,
+    Preempted,
     Result,
     Submit,
     Text,
@@ -193,7 +194,7 @@ class Desk:
         self.admission.grow(num_tokens)
         request.reserved += num_tokens
 
-    def deliver(self, message: Text | Failed | Result) -> None:
+    def deliver(self, message: Text | Failed | Result | Preempted) -> None:
         """Take a message that came round the ring."""
         if self.requests.deliver(message, self.clock()) == "gap":
             self._close_gap(message.envelope)

@@ -1,11 +1,10 @@
 """A request from its opening to its end, with the trace that follows it: what every call that has one needs."""
 
 from engine.errors import ServiceError
-from services.gateway.calls.metadata import Call
-from services.gateway.calls.refusal import trace_trailers
-from services.gateway.contract import answers
+from services.gateway.access.metadata import Call, trace_trailers
 from services.gateway.contract.translate import Asked
 from services.gateway.observer import RequestTrace, Started
+from services.gateway.requests import answers
 from services.gateway.requests.desk import Desk
 from services.messages import Envelope
 

@@ -107,6 +107,7 @@ class OpenRequest:
         self.num_sent_tokens = self.num_tokens  # it had when it was last sent round the ring
         self.history: History | None = None  # of one that outlives its reader
         self.is_broken_off = False  # its reader is being let go
+        self.is_preempted = False  # it lost its place in the engine, which its client was not told yet
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
         self.reader = Reader()
         self.changes: list[Change | Cancel] = []  # what the client said after the open, in order, as the ring was told
@@ -167,6 +168,7 @@ class OpenRequest:
         if dropped:
             return dropped
         output = self.outputs[text.output_index]
+        self.is_preempted = False
         if self.admitted is None and text.admitted is not None:
             self.admitted = text.admitted
             self.max_tokens = self.max_tokens or text.admitted.max_tokens

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from services.gateway.contract.errors import from_failed
 from services.gateway.requests.open_requests import OpenRequest, State
-from services.messages import Failed, Result, Scored, Text, Tokenized
+from services.messages import Failed, Preempted, Result, Scored, Text, Tokenized
 
 
 class OpenRequests:
@@ -50,7 +50,7 @@ class OpenRequests:
             self._ended.popitem(last=False)
         return True
 
-    def deliver(self, message: Text | Failed | Result, now_s: float) -> str:
+    def deliver(self, message: Text | Failed | Result | Preempted, now_s: float) -> str:
         """Hand a message of the ring to its request; drop and count what is late, stale, doubled or unknown.
 
         Gives the reason if it was dropped, else "".
@@ -72,7 +72,11 @@ class OpenRequests:
         return dropped
 
 
-def _hand_over(request: OpenRequest, message: Failed | Result) -> str:
+def _hand_over(request: OpenRequest, message: Failed | Result | Preempted) -> str:
+    if isinstance(message, Preempted):
+        request.is_preempted = True
+        request.on_news()
+        return ""
     if isinstance(message, Result) and isinstance(message.value, Tokenized | Scored) and request.asked.tells_prompt:
         if request.prompt is not None:
             return "duplicate"  # of a later attempt

@@ -80,13 +80,15 @@ def twin_family(name: str) -> object:
     return families[name]
 
 
-def _attend(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions) -> Tensor:
+def _attend(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None) -> Tensor:
+    assert scales is None
     out = torch.zeros(len(q), q.shape[1] * q.shape[2])
     out[: batch.num_tokens] = twins.ragged_attention(q, cache, batch, options).float()
     return out
 
 
-def _write(heads: Tensor, cis: Tensor, cache: Tensor, slots: Tensor) -> None:
+def _write(heads: Tensor, cis: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:
+    assert scales is None
     _, block, _, kv_heads, dim = cache.shape
     twins.rope_(heads[:, :-kv_heads], cis)
     for token, slot in enumerate(slots.tolist()):

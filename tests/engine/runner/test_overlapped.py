@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.build import recorded_drafts
 from engine.cache.cache import KVCache
 from engine.cache.tiers import Kind, Move
 from engine.config import EngineConfig
@@ -15,16 +16,16 @@ from engine.engine import Engine
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.models.model import load_model
-from engine.plan import Ask, Placement, Plan
+from engine.plan import IN_FLIGHT, Ask, Placement, Plan
 from engine.request import EngineRequest, SamplingParams
 from engine.runner.graphs import Graphs, Key, sizes
-from engine.runner.overlapped import IN_FLIGHT, fill, overlap, result_of, wants_only_sampling
+from engine.runner.overlapped import OverlappedRunner, overlap, result_of, wants_only_sampling
 from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
-from kernels import gpu
+from kernels import gpu, ops
 from tests.engine.runner.host_device import HostDevice, twin_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
@@ -194,9 +195,26 @@ def test_a_row_without_a_usable_number_fails_alone() -> None:
     assert found.runs[1].token_ids == (3, -1) and found.runs[2].token_ids == (9, 4)
 
 
+def test_what_cannot_be_sampled_is_no_id_for_the_step_behind(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, _, _ = make(checkpoint)
+    slots, starts, ids = prefilled(own, 0.0)
+    monkeypatch.setattr(ops, "sample", lambda logits, _: (torch.full((len(logits),), -1), torch.ones(len(logits)) > 0))
+    found = own.runner.launch(decode(slots, starts, ids)).collect()
+    assert found.failed == {0, 1, 2} and isinstance(own.runner, OverlappedRunner)
+    assert own.runner._state.tokens.min() >= 0
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, (1,)), (5, (1, 2, 4, 5)), (8, (1, 2, 4, 8))])
+def test_adaptive_drafts_have_recorded_steps_of_every_length(most: int, sizes: tuple[int, ...]) -> None:
+    config = dataclasses.replace(CONFIG, speculation="ngram", max_draft_tokens=most)
+    assert recorded_drafts(config) == sizes
+    assert recorded_drafts(dataclasses.replace(config, draft_length="fixed")) == (most,)
+    assert recorded_drafts(CONFIG) == ()
+
+
 def test_ids_in_flight_are_filled_in_by_slot() -> None:
     plan = decode([4, 2], [5, 6], [IN_FLIGHT, 8])
-    assert fill(plan, {2: 1, 4: 3}).token_ids == [3, 8]
+    assert plan.known({2: 1, 4: 3}).token_ids == [3, 8]
 
 
 def test_sizes_are_captured_largest_first_and_a_step_takes_the_least_that_holds_it() -> None:
@@ -210,7 +228,7 @@ def test_sizes_are_captured_largest_first_and_a_step_takes_the_least_that_holds_
     graphs.warm()
     assert [key.num_rows for key in order[::2]] == [40, 32, 16, 8, 4, 2, 1]
     assert graphs.find(17, 1) == Key(32, 1) and graphs.find(33, 3) == Key(40, 3)
-    assert graphs.find(41, 1) is None and graphs.find(1, 2) is None
+    assert graphs.find(41, 1) is None and graphs.find(1, 2) == Key(1, 3) and graphs.find(1, 4) is None
     assert not graphs.grow() and sizes(100)[1] == [96, 80, 48]
 
 

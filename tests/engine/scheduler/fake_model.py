@@ -8,7 +8,7 @@ import random
 from collections import deque
 
 from engine.cache.tiers import Kind, Move
-from engine.plan import Ask, Plan, Run, StepResult, TokenLogprob
+from engine.plan import IN_FLIGHT, Ask, Plan, Run, StepResult, TokenLogprob
 from engine.request import SamplingParams
 
 VOCAB = 50
@@ -92,6 +92,7 @@ class FakeRunner:
         self._rng = rng
         self._tables: list[list[int]] = [[] for _ in range(num_slots)]
         self._rows: list[tuple[SamplingParams, int]] = [(SamplingParams(), 0)] * num_slots
+        self._sampled = [-1] * num_slots  # what each slot sampled last
 
     @property
     def is_moving(self) -> bool:
@@ -152,7 +153,7 @@ class FakeRunner:
             chain = self._cells[self._cell(slot, start - 1)] if start else 0
             run: list[tuple[int, TokenLogprob]] = []
             for position in range(start, start + num):
-                chain = hash((chain, plan.token_ids[at]))
+                chain = hash((chain, self._sampled[slot] if plan.token_ids[at] == IN_FLIGHT else plan.token_ids[at]))
                 at += 1
                 cell = self._cell(slot, position)
                 assert cell not in written, "two rows write one cell"
@@ -161,6 +162,7 @@ class FakeRunner:
                 if plan.samples[i] and position >= start + num - 1 - drafted:
                     run.append(self._sample(slot, chain, position + 1))
             ids.append(run[0][0] if run else -1)
+            self._sampled[slot] = ids[-1]
             if self._rows[slot][0].logprobs >= 0 and run and not drafted:
                 logprobs[i] = run[0][1]
             if drafted:

@@ -4,7 +4,8 @@
 
 Events: submit, step with drafts right and wrong, cancel of a request or of one output, a preemption out of the blue,
 grant, append, close, update, a failing row, a full queue; requests of every kind (several outputs, searches, credit,
-open input, resumed ones); in pools so small that preemption is the rule. After each event the cheap invariants are
+open input, resumed ones); in pools so small that preemption is the rule; with up to two steps in flight while the next
+is planned. After each event the cheap invariants are
 checked (I1 to I7 of the reliability notes as far as a scheduler can break them), the full ones every thousand. Equal
 seeds give equal traces (I9): the SHA-256 of the trace is printed last.
 """
@@ -14,12 +15,13 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import random
+from collections import deque
 from typing import Any
 
 from engine.cache.cache import KVCache, Window
 from engine.cache.tiers import Tiers
 from engine.errors import Code, ServiceError
-from engine.plan import Plan
+from engine.plan import Plan, StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.policies import POLICIES
@@ -64,6 +66,9 @@ class Simulation:
         self.runner = FakeRunner(num_slots, num_blocks, SIZE, num_host, rng)
         self.proposer = FakeProposer(rng, rng.choice((0.3, 0.8, 1.0)))
         self.ledger = Ledger(SIZE)
+        self.depth = seed % 3  # steps in flight while the next one is planned
+        self.flights: deque[tuple[Plan, StepResult]] = deque()
+        self.num_ahead = 0  # steps that were planned so
         self.now = 0.0
         self.num_events = 0
         self.num_submitted = 0
@@ -108,6 +113,7 @@ class Simulation:
             if not self.ledger.open and not self.scheduler.has_work:  # an update may be followed by a cancel
                 break
             self.step()
+        self.land(0)
         assert not self.ledger.open, "a request never ends"
         self.check()
         assert self.cache.pool.num_held == 0, "blocks are held after the drain"
@@ -250,15 +256,20 @@ class Simulation:
             self.ledger.end(request_id, "deadline")
         for move, is_good in self.runner.moved():
             self.cache.moved(move, is_good)
-        self.draft()
-        plan = self.scheduler.plan(self.now)
+        plan = self.scheduler.plan_ahead(self.now) if self.flights else None
+        self.num_ahead += plan is not None
+        if plan is None:
+            self.land(0)
+            self.draft()
+            plan = self.scheduler.plan(self.now)
         self.runner.move(self.cache.take_moves())
         if plan is None:
             self.check_idle()
             return
         self.check_preemptions(plan)
         self.check_writes(plan)
-        self.compute(plan)
+        self.launch(plan)
+        self.land(self.depth)
 
     def draft(self) -> None:
         """Somebody proposes; often nobody does."""
@@ -266,17 +277,24 @@ class Simulation:
         if self.rng.random() < 0.9:
             self.scheduler.offer(asks, [self.proposer.propose(ask) for ask in asks], 0.1 * len(asks))
 
-    def compute(self, plan: Plan) -> None:
-        """Launch and apply a plan."""
+    def launch(self, plan: Plan) -> None:
+        """Compute a plan; nobody is told the result yet."""
         assert plan.num_tokens == sum(plan.query_lens) <= max(self.budget, len(plan.slots)), "over budget"
         failed = frozenset(i for i in range(len(plan.slots)) if self.rng.random() < 0.002)
         self.runner.place(plan)
-        result = self.runner.compute(plan, failed)
-        events, failures = self.scheduler.apply(plan, result, self.now + 0.01 * plan.num_tokens)
-        for event in events:
-            self.ledger.take(event, self.now)
-        for request_id, _ in failures:
-            self.ledger.end(request_id, "failed")
+        self.flights.append((plan, self.runner.compute(plan, failed)))
+
+    def land(self, most: int) -> None:
+        """Apply the oldest results until `most` are in flight."""
+        lost = self.scheduler.take_preempted()
+        assert all(name in self.scheduler.groups for name in lost), "a place lost by a request that is not open"
+        while len(self.flights) > most:
+            plan, result = self.flights.popleft()
+            events, failures = self.scheduler.apply(plan, result, self.now + 0.01 * plan.num_tokens)
+            for event in events:
+                self.ledger.take(event, self.now)
+            for request_id, _ in failures:
+                self.ledger.end(request_id, "failed")
 
     def check_writes(self, plan: Plan) -> None:
         """I3: nobody writes into a block that has its name: others may read it at any time."""
@@ -305,9 +323,13 @@ class Simulation:
         held = {block for one in running for block in one.table.blocks} - {pool.null}
         assert pool.num_held == len(held), "blocks are held by nobody, or twice"
         assert len(running) <= self.num_slots
+        under_way = self.scheduler._flights.under_way()
         for one in running:
-            assert len(one.table.blocks) == self.cache.blocks_for(one.num_computed), "blocks hold nothing of use"
-            assert not (one.drafting and one.drafting.ids), "drafts outlive their step"
+            num = one.num_computed + under_way.get(one, (0, 0))[0]
+            is_drafted = bool(one.drafting and one.drafting.ids)  # there may be room for more drafts than came
+            is_exact = len(one.table.blocks) == self.cache.blocks_for(num)
+            assert is_exact or is_drafted, "blocks hold nothing of use"
+            assert one in under_way or not is_drafted, "drafts outlive their step"
         self.ledger.check()
         assert all(one.deadline_s > self.now for one in self.ledger.open.values()), "a deadline was lost"
 

@@ -18,8 +18,10 @@ from engine.request import FinishReason
 from engine.scheduler import drafts as drafts_module
 from engine.scheduler import victims
 from engine.scheduler.admission import Admission
+from engine.scheduler.ahead import Ahead
 from engine.scheduler.drafts import Drafts
 from engine.scheduler.events import Sampled
+from engine.scheduler.flights import Flights
 from engine.scheduler.floor import Floor
 from engine.scheduler.group import Group
 from engine.scheduler.outputs import Outputs
@@ -279,8 +281,34 @@ def draft_on_credit(self: Drafts, room: int, step: int) -> dict[Row, int]:
     return nums
 
 
-def keep_the_credit_of_wrong_drafts(self: Drafts, sequence: Row, num: int) -> None:
+def keep_the_credit_of_what_nobody_got(self: Floor, group: Group, num_tokens: int) -> None:
     return None
+
+
+def forget_what_is_in_flight(self: Flights) -> dict[Row, tuple[int, int]]:
+    return {}
+
+
+def write_ahead_without_room(self: Ahead, rows: list[tuple[Row, int]]) -> bool:
+    return True
+
+
+def guess_what_the_host_must_know(self: Group) -> None:
+    self.needs_host = False
+
+
+def spend_no_credit_ahead(self: Planner, rows: list[tuple[Row, int]], now: float) -> Plan:
+    credits = {one.group: one.group.credit for one, _ in rows}
+    plan = decode_ahead(self, rows, now)
+    for group, credit in credits.items():
+        group.credit = credit
+    return plan
+
+
+def take_it_for_the_one_before(self: Flights, plan: Plan, rows: list[Row], now: float) -> None:
+    begin(self, plan, rows, now)
+    for one in rows:
+        one.num_places -= one.num_places > 1
 
 
 def run_past_the_end(self: Outputs, sequence: Row, tokens: Sequence[int]) -> int:
@@ -318,6 +346,8 @@ behind = victims.behind
 finish_of, answer = Outputs._finish_of, Outputs._answer
 fork, take_moves, fork_row, tell = KVCache.fork, KVCache.take_moves, Floor.fork, Floor._tell
 shrink = Floor.shrink
+begin = Flights.begin
+decode_ahead = Planner.decode_ahead
 verify, take, grow_ahead = Drafts.verify, Drafts.take, Drafts._grow_ahead
 tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, KVCache._num_passed
 BUGS: list[Bug] = [
@@ -369,7 +399,12 @@ BUGS: list[Bug] = [
     (Floor, "shrink", name_a_block_that_ends_in_a_wrong_draft),
     (Floor, "shrink", keep_the_blocks_of_wrong_drafts),
     (Drafts, "take", draft_on_credit),
-    (Drafts, "_give_back", keep_the_credit_of_wrong_drafts),
+    (Floor, "give_back", keep_the_credit_of_what_nobody_got),
+    (Flights, "under_way", forget_what_is_in_flight),
+    (Flights, "begin", take_it_for_the_one_before),
+    (Ahead, "_make_room", write_ahead_without_room),
+    (Group, "__post_init__", guess_what_the_host_must_know),
+    (Planner, "decode_ahead", spend_no_credit_ahead),
     (Outputs, "num_kept", run_past_the_end),
     (drafts_module, "_limit", draft_beyond_the_limit),
     (Drafts, "_grow_ahead", forget_what_was_grown_ahead),

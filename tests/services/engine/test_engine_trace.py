@@ -9,7 +9,7 @@ from engine.scheduler.settings import SchedulerSettings
 from engine.trail import MAX_MARKS, Kind, Mark, Trail
 from services.engine.stage import EngineStage, Place
 from services.engine.trace import STEP_INTERVAL_S, End, by_position, phases_of
-from services.messages import Cancel, Envelope, Message, Prompt
+from services.messages import Cancel, Envelope, Message, Preempted, Prompt
 from services.telemetry import names
 from services.telemetry.phases import Happening, Phase
 from services.work import Scheduling, Stops, pack_ids
@@ -70,6 +70,7 @@ class Rig:
 
     def __init__(self, num_blocks: int = 40, budget: int = 40) -> None:
         self.now = 0.0
+        self.num_preempted = 0  # times that a client is told
         self.phases: list[tuple[str, Phase]] = []
         limits = Limits(context_length=100, vocab_size=400)
         lax = SchedulerSettings(watermark=-10.0)  # lets in what will not fit
@@ -83,7 +84,7 @@ class Rig:
         return self.now
 
     def emit(self, message: Message) -> None:
-        """Nobody is told."""
+        self.num_preempted += isinstance(message, Preempted)
 
     def record(self, envelope: Envelope, phase: Phase) -> None:
         self.phases.append((envelope.request_id, phase))
@@ -112,6 +113,7 @@ def test_chunks_preemptions_and_resumes_are_told() -> None:
     assert sum(int(one.attributes[names.NUM_TOKENS]) for one in chunks) >= 16 and len(chunks) >= 2
     told = [one.name for name in "ab" for phase in rig.of(name).values() for one in phase.happenings]
     assert told.count(names.EVENT_PREEMPTED) == rig.stage.engine.scheduler.num_preemptions > 0
+    assert rig.num_preempted == rig.stage.engine.scheduler.num_preemptions
     assert told.count(names.EVENT_RESUMED) == told.count(names.EVENT_PREEMPTED)
 
 

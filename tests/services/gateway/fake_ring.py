@@ -18,6 +18,7 @@ from services.messages import (
     Admitted,
     Cancel,
     Message,
+    Preempted,
     Probe,
     Role,
     Submit,
@@ -81,7 +82,7 @@ class FakeRing:
         self.changed.set()
         asyncio.get_running_loop().call_soon(self._answer, message)
 
-    def play(self, *messages: Text) -> None:
+    def play(self, *messages: Text | Preempted) -> None:
         assert self.gateway is not None
         for message in messages:
             self.gateway.deliver(message)

@@ -16,9 +16,9 @@ from services.gateway import server
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
 from services.gateway.calls.inference import Inference
+from services.gateway.calls.neighbours import Neighbours
 from services.gateway.calls.refusal import turn_away
 from services.gateway.contract.errors import to_rpc
-from services.gateway.neighbours import Neighbours
 from services.gateway.oip.service import OpenInference
 from services.gateway.recovery.liveness import UNCHANGED, Liveness
 from services.gateway.requests.desk import MAX_FUTILE_ATTEMPTS

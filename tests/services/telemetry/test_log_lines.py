@@ -9,9 +9,9 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2
 
+from services.gateway.access.metadata import Call
 from services.gateway.calls import converse as converse_calls
 from services.gateway.calls.conversation import Conversation
-from services.gateway.calls.metadata import Call
 from services.telemetry import logs
 from tests.services.gateway.fake_ring import running, spec
 

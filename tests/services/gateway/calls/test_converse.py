@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import Code, stage_lost
-from services.messages import Append, Cancel, CloseInput, Failed, Grant, Update
+from services.messages import Append, Cancel, CloseInput, Failed, Grant, Preempted, Update
 from services.work import Generate, TextPrompt, TokenPrompt, pack_ids
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import Rig, generation, public, running, settings, text_of
@@ -397,6 +397,20 @@ async def test_a_process_that_is_coming_back_is_told_of_and_the_generation_goes_
         rig.ring.play(text_of(rig.ring.submits[-1], 1, "b", last=True))
         kinds = [frame.WhichOneof("frame") for frame in await talk.rest()]
         assert kinds[-3:] == ["delta", "output_finished", "finished"] and rig.ring.cancels == []
+
+
+async def test_a_preempted_generation_says_so_and_goes_on() -> None:
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1)
+        rig.ring.play(text_of(submit, 0, "a", first=True))
+        await talk.kinds(3)
+        rig.ring.play(Preempted(submit.envelope))
+        throttled = (await talk.read()).throttled
+        assert throttled.reason == inference_pb2.THROTTLE_REASON_PREEMPTED
+        assert throttled.generation_id == public(submit)
+        rig.ring.play(Preempted(submit.envelope), text_of(submit, 1, "b", last=True))
+        assert [frame.WhichOneof("frame") for frame in await talk.rest()] == ["delta", "output_finished", "finished"]
 
 
 async def test_a_reader_that_takes_nothing_ends_the_stream_and_all_on_it() -> None:

@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from engine.errors import ServiceError
-from services.gateway.access import guard
 from services.gateway.access.identity import digest_of
+from services.gateway.calls import guard
 from services.gateway.calls.inference import Inference
-from services.gateway.neighbours import Neighbours
+from services.gateway.calls.neighbours import Neighbours
 from services.gateway.oip import translate
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.service import SERVICE, OpenInference

@@ -13,9 +13,9 @@ import grpc
 
 from engine.errors import ServiceError
 from services.gateway.access.identity import CALLER, LOCAL, Access, Identity, Scope, not_allowed, unauthenticated
-from services.gateway.calls.metadata import Context
+from services.gateway.access.metadata import Context
+from services.gateway.calls.neighbours import PEER_KEY, TENANT_KEY
 from services.gateway.calls.refusal import turn_away
-from services.gateway.neighbours import PEER_KEY, TENANT_KEY
 from services.gateway.observer import Observer
 from services.watched import Watched
 

@@ -1,4 +1,4 @@
-"""What a gRPC call carries besides its request: trace context, priority, deadline. Read once, at entry."""
+"""What a gRPC call carries besides its request: trace context, priority, deadline, read once at entry; its trailers."""
 
 import dataclasses
 import re
@@ -14,6 +14,9 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]  # grpc's own type param
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _KEYS = ("traceparent", "tracestate", "x-sluice-priority")
 MAX_TRACESTATE_BYTES = 512
+TRACE_KEY = "x-sluice-trace-id"
+
+Trailers: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,6 +61,11 @@ def sooner(call: Call, seconds: float | None) -> Call:
     """The call with a deadline no later than in `seconds`; None sets none."""
     left_s = [one for one in (call.time_left_s, seconds) if one is not None]
     return dataclasses.replace(call, time_left_s=min(left_s, default=None))
+
+
+def trace_trailers(traceparent: str) -> Trailers:
+    """Metadata that name a trace; none for ""."""
+    return ((TRACE_KEY, traceparent[3:35]), ("traceresponse", traceparent)) if traceparent else ()
 
 
 def _traceparent(value: str) -> str:

@@ -106,11 +106,12 @@ def output_finished(request: OpenRequest, last: Text) -> types_pb2.OutputFinishe
 
 def finished(request: OpenRequest) -> types_pb2.Finished:
     """The end of the generation."""
+    spent = used(request)
     return types_pb2.Finished(
         generation_id=request.generation_id,
         last_seq=request.last_seq,
-        usage=usage(used(request)),
-        timings=timings(used(request)),
+        usage=usage(spent),
+        timings=timings(spent),
         params=effective(request),
     )
 
@@ -132,14 +133,14 @@ def refused(error: ServiceError, **extra: str) -> inference_pb2.Failed:
 
 def whole(request: OpenRequest) -> inference_pb2.GenerateResponse:
     """The answer of a unary generation."""
-    envelope = request.envelope
+    envelope, spent = request.envelope, used(request)
     return inference_pb2.GenerateResponse(
         generation_id=request.generation_id,
         model=envelope.model,
         revision=envelope.revision,
         outputs=[_output(request, index) for index in range(len(request.outputs))],
-        usage=usage(used(request)),
-        timings=timings(used(request)),
+        usage=usage(spent),
+        timings=timings(spent),
         params=effective(request),
         prompt_info=prompt_info(request) if request.asked.tells_prompt else None,
     )
@@ -229,9 +230,8 @@ def timings(spent: Used) -> types_pb2.Timings:
 
 def duration(seconds: float) -> Duration:
     """Seconds, not negative, as a Duration."""
-    made = Duration()
-    made.FromNanoseconds(int(max(0.0, seconds) * 1e9))
-    return made
+    whole_s, nanos = divmod(int(max(0.0, seconds) * 1e9), 10**9)
+    return Duration(seconds=whole_s, nanos=nanos)
 
 
 def reason(last: Text) -> "types_pb2.FinishReason.ValueType":

@@ -11,8 +11,8 @@ from sluice.v1 import control_pb2, inference_pb2, inference_pb2_grpc
 
 from engine.errors import ServiceError
 from services.gateway import server
-from services.gateway.access import guard
 from services.gateway.access.identity import digest_of, new_key, read_access
+from services.gateway.calls import guard
 from services.gateway.gateway import Gateway
 from tests.services.certificates import Authority, written
 from tests.services.gateway.fake_ring import FakeRing, Rig, generation, running, settings, stream_request, unary_request

@@ -2,8 +2,8 @@
 
 from engine.request import FinishReason, SamplingParams
 from services.gateway.contract.translate import Asked
-from services.gateway.recovery.replay import cancels, work_now
 from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.requests.replay import cancels, work_now
 from services.messages import Append, Cancel, CloseInput, Envelope, Grant, Text, TokenRecord, Update
 from services.work import Generate, Scheduling, TextPrompt, Tokenize, TokenPrompt
 

@@ -1,0 +1,163 @@
+"""The servers that the whole-service benchmark compares: how each is started, and how load is put on it.
+
+Each is a process of its own that stays until the end. A peer runs in its own environment with the settings that suit it
+best; which of them do is for the figures to say, so that it may be here more than once.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+
+from benchmarks.cpu.http_load import Ask, closed_loop
+from benchmarks.cpu.shapes import CACHE, SHAPES, checkpoint
+from services.cli.load import report
+
+LENGTH = 64
+MAX_STREAMS = 64
+VENVS = CACHE.parent / "peers"
+START_S = 1200.0  # the first start compiles; later ones find it in a cache
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+LIBRARIES = (Path("/usr/lib"), Path("/usr/local/lib"), VENVS / "vllm" / "lib")
+
+Figures = dict[str, float]  # tokens_per_s, ttft_ms: the median
+Load = Callable[[int, int, int], Figures]  # streams, requests, seed
+
+
+@dataclasses.dataclass(slots=True)
+class Server:
+    """One that is ready."""
+
+    name: str
+    process: "subprocess.Popen[str]"
+    load: Load
+
+    def stop(self) -> None:
+        """End it and its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def served(shape: str) -> Path:
+    """A shape's checkpoint with the demo model's tokenizer, whose ids are below all of these vocabularies."""
+    directory, weights = CACHE / f"{shape}-served", checkpoint(shape)
+    directory.mkdir(exist_ok=True)
+    for path in weights.iterdir():
+        if not (directory / path.name).exists():
+            os.link(path, directory / path.name)
+    for name in TOKENIZER:
+        shutil.copy(Path(str(resources.files("demo"))) / "target" / name, directory)
+    return directory
+
+
+def start_own(shape: str, form: str, log: Path) -> Server:
+    """`sluice serve` with a number format: a dtype, or int8 or int4."""
+    flag = "--quantization" if form.startswith("int") else "--dtype"
+    line = [sys.executable, "-m", "services.cli.main"]
+    serve = [*line, "serve", "--model", str(served(shape)), "--served-model-name", "bench", "--listen", "127.0.0.1:0"]
+    serve += [flag, form, "--max-num-seqs", str(MAX_STREAMS), "--log-level", "warning"]
+    process = _start(serve, dict(os.environ), log, subprocess.PIPE)
+    assert process.stdout is not None
+    address = process.stdout.readline().partition(" on ")[2].split(",")[0]
+    if not address:
+        raise ChildProcessError(f"sluice {form} did not start; see {log}")
+
+    def load(streams: int, requests: int, seed: int) -> Figures:
+        result = CACHE / "service.json"
+        bench = [*line, "bench", "--address", address, "--concurrency", str(streams), "--requests", str(requests)]
+        bench += ["--input-len", str(LENGTH), "--output-len", str(LENGTH), "--warmup", "0", "--seed", str(seed)]
+        subprocess.run([*bench, "--json", str(result)], check=True, stdout=subprocess.DEVNULL)
+        return _figures(json.loads(result.read_text()))
+
+    return Server(f"sluice {form}", process, load)
+
+
+def start_vllm(shape: str, form: str, threads: int, log: Path) -> Server | None:
+    """vLLM's server with so many compute threads, tcmalloc before its allocator where there is one; None if it is not
+    installed."""
+    python = VENVS / "vllm" / "bin" / "python"
+    if not python.exists():
+        print(f"vLLM: not installed in {VENVS}", flush=True)
+        return None
+    port = _free_port()
+    line = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(served(shape)), "--dtype", form]
+    line += ["--served-model-name", "bench", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024"]
+    line += ["--max-num-seqs", str(MAX_STREAMS), "--disable-uvicorn-access-log"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": str(threads)}
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = "0" if threads == 1 else f"0-{threads - 1}"
+    environment.pop("PYTHONPATH", None)
+    name = f"vLLM {form}, {threads} thread{'s' * (threads > 1)}"
+    if (library := tcmalloc()) is not None:
+        environment["LD_PRELOAD"], name = str(library), f"{name}, tcmalloc"
+    process = _start(line, environment, log, subprocess.DEVNULL)
+    ask = Ask(port, "bench", SHAPES[shape].vocab_size, LENGTH)
+
+    def load(streams: int, requests: int, seed: int) -> Figures:
+        return _figures(report(asyncio.run(closed_loop(ask, streams, requests, seed))))
+
+    server = Server(name, process, load)
+    if not _answers(port, process):
+        server.stop()
+        raise ChildProcessError(f"{name} did not start within {START_S:.0f} s; see {log}")
+    return server
+
+
+def tcmalloc() -> Path | None:
+    """A library of it on this machine."""
+    found = (path for root in LIBRARIES for path in sorted(root.rglob("libtcmalloc*.so*")))
+    return next(found, None)
+
+
+def _figures(found: dict[str, object]) -> Figures:
+    rate, ttft = found["output_tokens_per_s"], found["ttft_ms"]
+    assert isinstance(rate, float) and isinstance(ttft, dict) and not found["errors"], found
+    return {"tokens_per_s": rate, "ttft_ms": ttft["p50"]}
+
+
+def _start(line: list[str], environment: dict[str, str], log: Path, stdout: int) -> "subprocess.Popen[str]":
+    with log.open("a") as errors:  # the child keeps its own
+        return subprocess.Popen(line, stdout=stdout, stderr=errors, text=True, env=environment, start_new_session=True)
+
+
+def _answers(port: int, process: "subprocess.Popen[str]") -> bool:
+    """Whether it says that it is healthy before it has ended or START_S have passed."""
+    return any(_is_healthy(port) for _ in _moments(process))
+
+
+def _moments(process: "subprocess.Popen[str]") -> Iterator[None]:
+    until = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < until:
+        yield
+        time.sleep(0.5)
+
+
+def _is_healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

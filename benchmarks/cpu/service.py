@@ -1,0 +1,123 @@
+"""The whole service beside vLLM's: closed loop, 64 random tokens in and 64 out, greedy, at several numbers of streams.
+
+    python -m benchmarks.cpu.service SHAPE [--runs 5] [--streams 1,8,32,64] [--rounds 4] [--only TEXT,…] [--fresh]
+
+All servers stay up and are asked in turn, so that the machine's moods hit all of them; the load generator shares the
+machine with them. A measurement is `rounds` requests of every stream, eight at least; a figure is the median over runs,
+a ratio that of ours to the best peer. What has been measured is kept beside the checkpoints: a benchmark that was
+stopped goes on where it was, --fresh begins again.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.cpu.servers import Server, start_own, start_vllm
+from benchmarks.cpu.shapes import CACHE
+from benchmarks.machine import median, write
+
+FORMS = {"6.5M": ("float32", "int8"), "61M": ("bfloat16", "int8"), "474M": ("bfloat16", "int8")}
+LEAST_REQUESTS = 8
+OWN = "sluice"
+
+Key = tuple[int, str, int]  # run, server, streams
+Found = dict[Key, dict[str, float]]
+
+
+def start_all(shape: str, only: Sequence[str], log: Path) -> Iterator[Server]:
+    """Those whose names hold one of `only`; all without any."""
+    first = FORMS[shape][0]
+    for form in FORMS[shape]:
+        if _wanted(f"{OWN} {form}", only):
+            yield start_own(shape, form, log)
+    for threads in (1, 2):
+        if _wanted(f"vLLM {first}, {threads} thread", only) and (server := start_vllm(shape, first, threads, log)):
+            yield server
+
+
+def _wanted(name: str, only: Sequence[str]) -> bool:
+    return not only or any(part in name for part in only)
+
+
+def measure(servers: Sequence[Server], options: argparse.Namespace, kept: Path, found: Found) -> None:
+    """What is not found yet, in turn; each goes to the file at once."""
+    streams = _numbers(options.streams)
+    todo = [(run, level, one) for run in range(options.runs) for level in streams for one in servers]
+    warm: set[str] = set()
+    for at, (run, level, server) in enumerate(todo, 1):
+        key = (run, server.name, level)
+        if key in found:
+            continue
+        if server.name not in warm:
+            warm.add(server.name)
+            server.load(max(streams), 2 * max(streams), 1)
+        requests = max(LEAST_REQUESTS, options.rounds * level)
+        found[key] = server.load(level, requests, 1000 * run + level + 2)
+        with kept.open("a") as file:
+            file.write(json.dumps([*key, found[key]]) + "\n")
+        rate, ttft = found[key]["tokens_per_s"], found[key]["ttft_ms"]
+        about = f"run {run}, {level} streams, {server.name}"
+        print(f"[{at}/{len(todo)}] {about}: {rate:.0f} tok/s, TTFT p50 {ttft:.1f} ms", flush=True)
+
+
+def read(kept: Path) -> Found:
+    """What an earlier run has measured."""
+    lines = kept.read_text().splitlines() if kept.exists() else []
+    return {(run, name, level): figures for run, name, level, figures in map(json.loads, lines)}
+
+
+def table(found: Found, streams: Sequence[int]) -> dict[str, object]:
+    """Medians over runs by server and streams, and ours against the best peer's."""
+    names = sorted({name for _, name, _ in found})
+    rows: dict[str, dict[str, dict[str, float]]] = {name: {} for name in names}
+    for name in names:
+        for level in streams:
+            runs = [figures for (_, one, at), figures in found.items() if (one, at) == (name, level)]
+            if runs:
+                rows[name][str(level)] = {key: round(median([one[key] for one in runs]), 1) for key in runs[0]}
+    peers = [name for name in names if not name.startswith(OWN)]
+    ratios: dict[str, dict[str, float]] = {}
+    for name in (one for one in names if one.startswith(OWN)):
+        for at, own in rows[name].items():
+            best = max((rows[peer][at]["tokens_per_s"] for peer in peers if at in rows[peer]), default=0.0)
+            if best:
+                ratios.setdefault(name, {})[at] = round(own["tokens_per_s"] / best, 2)
+    return {"servers": rows, "throughput_over_best_peer": ratios}
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    """Measure in turn and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=tuple(FORMS))
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--streams", default="1,8,32,64")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--fresh", action="store_true")
+    options = parser.parse_args()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    kept = CACHE / f"{options.shape}-service-{options.rounds}.jsonl"
+    if options.fresh:
+        kept.unlink(missing_ok=True)
+    found, servers = read(kept), []
+    try:
+        for server in start_all(options.shape, [one for one in options.only.split(",") if one], CACHE / "service.log"):
+            servers.append(server)
+            print(f"{server.name}: ready", flush=True)
+        measure(servers, options, kept, found)
+    finally:
+        for server in servers:
+            server.stop()
+    command = f"python -m benchmarks.cpu.service {options.shape} --runs {options.runs} --streams {options.streams}"
+    settings = {"runs": options.runs, "rounds": options.rounds}
+    figures = table(found, _numbers(options.streams))
+    write(f"cpu_service_{options.shape}", f"{command} --rounds {options.rounds}", {**settings, **figures})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Linear layers over rounded weights on a CUDA device: weights of 8 or 4 bits, activations as they come (W8A16, W4A16).
+
+In comes a weight, whose norm is applied to the activations or folded in already; what is kept of it is what the Triton
+kernels read. Oracles are the twins in `kernels.packed_weights`.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels import gpu
+from kernels.linear import OnGpu
+from kernels.packed_weights import Int4Weight, pack_nibbles, quantise_rows
+from kernels.quantised import GROUP, round_rows
+
+
+class Int8OnGpu(OnGpu):
+    """8 bits, a scale a row."""
+
+    kernel = "Triton W8A16"
+    batch_invariant = False  # how many parts a product is summed in depends on the rows
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._packed = quantise_rows(weight, torch.int8)
+        self.weight = self._packed.weight
+
+    def apply(self, x: Tensor) -> Tensor:
+        y: Tensor = gpu.family("linear8").linear_w8a16(x.to(self.dtype), self._packed, self.bias)
+        return y
+
+
+class Int4OnGpu(OnGpu):
+    """4 bits, a scale for each group of inputs."""
+
+    kernel = "Triton W4A16"
+    batch_invariant = False
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._packed = round_groups(weight)
+        self.weight = self._packed.nibbles
+
+    def apply(self, x: Tensor) -> Tensor:
+        y: Tensor = gpu.family("linear4").linear_w4a16(x.to(self.dtype), self._packed, self.bias)
+        return y
+
+
+def round_groups(weight: Tensor) -> Int4Weight:
+    """A weight [N, K] in 4 bits, `GROUP` inputs sharing a scale, which is kept in the weight's dtype."""
+    inputs = weight.shape[1]
+    levels, scales = round_rows(weight.float(), 4)
+    scales = scales.t().contiguous().to(weight.dtype)
+    group = GROUP if inputs > GROUP else inputs
+    return Int4Weight(pack_nibbles(levels), scales, torch.full_like(scales, 8.0), inputs, group)
