@@ -39,7 +39,9 @@ def test_costs_are_those_of_full_steps_and_reading_is_told_apart() -> None:
         split = StepSplit()
         watches[num] = Watch(split, 1)
         for index, draft_s in enumerate([0.0, 5.0, 0.5, 0.5, 0.5]):  # the first samples behind the prompt
-            split.add(draft_s if num else 0.0, 0.1, 1.0 + num if index else 9.0, 0.1)
+            split.draft_s += draft_s if num else 0.0
+            split.plan_s += 0.2
+            split.compute_s += 1.0 + num if index else 9.0
             watches[num].note(sampled(index, num if index else 0))
     found = costs(watches[0], {2: watches[2]})
     assert [found.step_s[0], found.step_s[2]] == pytest.approx([1.2, 3.2])
