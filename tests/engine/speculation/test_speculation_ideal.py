@@ -11,7 +11,7 @@ ACCEPTED = [0.8, 0.6]
 
 
 def sampled(index: int, num_drafted: int) -> StepEvents:
-    return StepEvents([Sampled("a", index, (1,), (), None, None, None, num_drafted=num_drafted)], [])
+    return StepEvents([Sampled("a", index, (1,), (), None, None, None, num_drafted=num_drafted)], [], [])
 
 
 def test_the_best_length_pays_for_drafts_and_for_reading() -> None:
