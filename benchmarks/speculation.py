@@ -214,7 +214,7 @@ def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
     editing, num_tokens, pairs = editing_prompts(8), options.tokens, options.pairs
     parts: dict[str, Callable[[], object]] = {"distinct_4_grams": lambda: looping(editing, num_tokens)}
     for num in (num for num in (1, 4, 16) if num <= options.most):
-        for kind in ("ngram", "draft", "eagle") if num == 1 else ("draft", "eagle"):
+        for kind in ("draft", "eagle"):  # who always has a draft
             load = Load(editing_prompts(max(6, num + num // 2)), num, num_tokens)
             parts[f"{kind}_ideal/{num}"] = functools.partial(ideal, load, kind)
     for num in sorted({1, options.most}):

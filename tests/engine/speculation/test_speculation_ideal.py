@@ -40,9 +40,8 @@ def test_costs_are_those_of_full_steps_and_reading_is_told_apart() -> None:
         watches[num] = Watch(split, 1)
         for index, draft_s in enumerate([0.0, 5.0, 0.5, 0.5, 0.5]):  # the first samples behind the prompt
             split.draft_s += draft_s if num else 0.0
-            split.plan_s += 0.1
+            split.plan_s += 0.2
             split.compute_s += 1.0 + num if index else 9.0
-            split.apply_s += 0.1
             watches[num].note(sampled(index, num if index else 0))
     found = costs(watches[0], {2: watches[2]})
     assert [found.step_s[0], found.step_s[2]] == pytest.approx([1.2, 3.2])
