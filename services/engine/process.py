@@ -37,7 +37,7 @@ async def run(process: Process) -> int:
             "computing %s on %d threads (%s) with %s", how.mode, how.threads, how.threads_because, how.allocator
         )
     for note in how.notes:
-        logger.warning(note)
+        logger.info(note)
     ring = process.ring
     place = Place(ring.process_id, ring.epoch, ring.leases)
     stage = EngineStage(built.engine, place, ring.emit, process.record, how)

@@ -2910,9 +2910,10 @@ type Usage struct {
 	DraftedTokens uint32 `protobuf:"varint,5,opt,name=drafted_tokens,json=draftedTokens,proto3" json:"drafted_tokens,omitempty"`
 	// Drafted tokens that were accepted.
 	AcceptedTokens uint32 `protobuf:"varint,6,opt,name=accepted_tokens,json=acceptedTokens,proto3" json:"accepted_tokens,omitempty"`
-	// Drafted tokens by their place in the draft: first those that were first in theirs. Their sum is drafted_tokens.
+	// Drafted tokens by their place in the draft: first those that were first in theirs. Their sum is drafted_tokens. None,
+	// or at most as many numbers as the longest draft had tokens.
 	DraftedTokensByPosition []uint32 `protobuf:"varint,7,rep,packed,name=drafted_tokens_by_position,json=draftedTokensByPosition,proto3" json:"drafted_tokens_by_position,omitempty"`
-	// Those of them that were accepted: as many numbers. Their sum is accepted_tokens.
+	// Those of them that were accepted: at most as many numbers. Their sum is accepted_tokens.
 	AcceptedTokensByPosition []uint32 `protobuf:"varint,8,rep,packed,name=accepted_tokens_by_position,json=acceptedTokensByPosition,proto3" json:"accepted_tokens_by_position,omitempty"`
 }
 

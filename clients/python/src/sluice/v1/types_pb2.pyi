@@ -1597,11 +1597,13 @@ class Usage(_message.Message):
     """Drafted tokens that were accepted."""
     @_builtins.property
     def drafted_tokens_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Drafted tokens by their place in the draft: first those that were first in theirs. Their sum is drafted_tokens."""
+        """Drafted tokens by their place in the draft: first those that were first in theirs. Their sum is drafted_tokens. None,
+        or at most as many numbers as the longest draft had tokens.
+        """
 
     @_builtins.property
     def accepted_tokens_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Those of them that were accepted: as many numbers. Their sum is accepted_tokens."""
+        """Those of them that were accepted: at most as many numbers. Their sum is accepted_tokens."""
 
     def __init__(
         self,
