@@ -13,7 +13,6 @@ import importlib.util
 import itertools
 import json
 from collections.abc import Callable
-from importlib import metadata
 
 import numpy as np
 import torch
@@ -21,18 +20,16 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from benchmarks.machine import median, write
+from benchmarks.gpu_clock import about_gpu, copy_bandwidth, peaks_of, seconds
+from benchmarks.machine import write
 from kernels.ragged import AttentionOptions, Ragged
 from kernels.triton import configs
 from kernels.triton.attention import gpu_of, paged_attention
 from kernels.triton.configs import Shape, Tiles
 
-SPECIFIED = {"NVIDIA H200": (4.8e12, 989.5e12), "NVIDIA H100 80GB HBM3": (3.35e12, 989.5e12)}  # B/s, FLOP/s in bf16
-RUNS = 100
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 32
 DECODES = [(1, 1024), (1, 8192), (1, 32768), (8, 8192), (32, 4096), (32, 8192), (64, 8192), (128, 2048)]
 PREFILLS = [(1, 4096), (1, 16384), (4, 4096), (16, 1024)]
-FLUSHED = 256 << 20  # bytes: more than any L2
 
 
 def main() -> None:
@@ -41,16 +38,14 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     if parser.parse_args().tune:
         tune()
-    name = torch.cuda.get_device_name()
-    copied = copy_bandwidth()
-    bandwidth, flops = SPECIFIED.get(name, (copied / 0.9, 0.0))
-    decodes = [decode(*case, kept, bandwidth, copied) for kept in kept_as() for case in DECODES]
-    prefills = [prefill(*case, flops) for case in PREFILLS]
-    versions = {one: metadata.version(one) for one in ("torch", "triton")}
+    about, copied = about_gpu(), copy_bandwidth()
+    peaks = peaks_of(str(about["gpu"]), copied)
+    decodes = [decode(*case, kept, peaks.bandwidth, copied) for kept in kept_as() for case in DECODES]
+    prefills = [prefill(*case, peaks.products[2]) for case in PREFILLS]
     write(
         "gpu_attention",
         "python -m benchmarks.gpu_attention",
-        {"gpu": name, **versions, "copy_tb_s": copied / 1e12, "decode": decodes, "prefill": prefills},
+        {**about, "copy_tb_s": copied / 1e12, "decode": decodes, "prefill": prefills},
     )
 
 
@@ -58,34 +53,6 @@ def kept_as() -> list[torch.dtype]:
     """Number formats of caches that this GPU has."""
     has_fp8 = torch.cuda.get_device_capability() >= (8, 9)
     return [torch.bfloat16, torch.int8, *([torch.float8_e4m3fn] if has_fp8 else [])]
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """Median time of a call, from a recorded graph: no launch is in it."""
-    flush = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    times = []
-    for _ in range(RUNS):
-        flush.zero_()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return median(times)
-
-
-def copy_bandwidth() -> float:
-    """Bytes a second of a copy of 2 GiB, read and written."""
-    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / seconds(lambda: target.copy_(source))
 
 
 def paged(batch: int, length: int, num: int, kept: torch.dtype) -> tuple[Tensor, Tensor, Ragged, Tensor | None]:

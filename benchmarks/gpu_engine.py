@@ -13,7 +13,7 @@ from importlib import metadata
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_attention import copy_bandwidth
+from benchmarks.gpu_clock import copy_bandwidth
 from benchmarks.machine import median, write
 from engine.cache.cache import KVCache
 from engine.engine import Engine
