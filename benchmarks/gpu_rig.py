@@ -73,6 +73,9 @@ class RandomWeights:
             return torch.ones(shape, dtype=self._dtype, device=self._device)
         return torch.randn(shape, dtype=self._dtype, device=self._device) * 0.02
 
+    def stored(self, name: str, rows: int, width: int) -> None:
+        """Nothing is quantised."""
+
     def has(self, name: str) -> bool:
         """Everything is there."""
         return True
