@@ -129,7 +129,8 @@ def read_head_config(directory: Path) -> HeadConfig:
     if layer.num_layers != 1:
         raise raw.wrong("num_hidden_layers", f"is {layer.num_layers}; an EAGLE-3 head has 1 layer")
     if layer.stored is not None:
-        raise raw.wrong("quantization_config.quant_method", f"is {layer.stored.method!r}; of an EAGLE-3 head none is")
+        text = f"is {layer.stored.method!r}; an EAGLE-3 head must not be quantised"
+        raise raw.wrong("quantization_config.quant_method", text)
     return HeadConfig(layer, raw.integer("draft_vocab_size", layer.vocab_size), _behind(raw))
 
 

@@ -39,6 +39,7 @@ def _awq(own: Fields) -> StoredForm:
     """AutoAWQ's: nibbles in the order that its GEMM kernel reads them in."""
     _demand(own, "bits", 4)
     _demand(own, "version", "gemm", "GEMM", default="gemm")
+    _demand(own, "format", "gemm", default="gemm")
     _demand(own, "zero_point", True, default=True)
     return StoredForm("awq", _group(own))
 
@@ -48,6 +49,7 @@ def _gptq(own: Fields) -> StoredForm:
     _demand(own, "bits", 4)
     _demand(own, "desc_act", False, default=False)
     _demand(own, "checkpoint_format", "gptq", default="gptq")
+    _demand(own, "format", "gptq", default="gptq")
     _demand(own, "is_marlin_format", False, default=False)
     _demand(own, "pack_dtype", "int32", default="int32")
     _demand(own, "lm_head", False, default=False)

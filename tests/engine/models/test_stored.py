@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.errors import ServiceError
 from engine.limits import limits_of
 from engine.models import layers
-from engine.models.config import read_config
+from engine.models.config import read_config, read_head_config
 from engine.models.model import Model, load_model, plan_model
 from engine.models.stored_form import StoredForm
 from engine.models.weights import Checkpoint
@@ -181,6 +181,7 @@ REFUSED: list[tuple[str, str, object, str]] = [
     ("gptq", "bits", 3, "bits is 3; supported is 4"),
     ("gptq", "desc_act", True, "desc_act is True; supported is False"),
     ("gptq", "checkpoint_format", "gptq_v2", "checkpoint_format is 'gptq_v2'; supported is 'gptq'"),
+    ("gptq", "format", "marlin", "format is 'marlin'; supported is 'gptq'"),
     ("gptq", "lm_head", True, "lm_head is True; supported is False"),
     ("gptq", "dynamic", {"-:.*mlp.*": {}}, "dynamic is .*; supported are None, {}"),
     ("channel", "format", "pack-quantized", "format is 'pack-quantized'; supported is 'float-quantized'"),
@@ -261,6 +262,13 @@ def test_an_engine_says_what_it_serves_and_rounds_nothing_twice(tmp_path: Path) 
     twice = dataclasses.replace(config, quantization="int4")
     with pytest.raises(ServiceError, match="--quantization: int4: the checkpoint is quantised already, with gptq"):
         build_engine(twice, model, found.directory, limits_of(config, model, 1 << 20))
+
+
+def test_a_quantised_head_that_drafts_is_refused(plain: str, tmp_path: Path) -> None:
+    text = {**json.loads(plain), "num_hidden_layers": 1, "quantization_config": AWQ}
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    with pytest.raises(ServiceError, match="quant_method is 'awq'; an EAGLE-3 head must not be quantised"):
+        read_head_config(tmp_path)
 
 
 def test_a_plan_is_of_what_weights_stand_for(tmp_path: Path) -> None:
