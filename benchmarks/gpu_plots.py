@@ -1,6 +1,7 @@
 """Draws how near to the roofline each kernel comes: results by part in, one SVG a part out.
 
-A panel is a kernel; 100 % is what bandwidth and tensor cores allow for its bytes and operations at that size.
+A panel is a kernel, or attention over one format of the cache; 100 % is what bandwidth and tensor cores allow for its
+bytes and operations at that size.
 """
 
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 from benchmarks.machine import RESULTS
 from services.cli.plot import Panel, svg
 
-AXES = {"sample": "rows", "linear": "rows", "experts": "tokens", "copy": "blocks"}
+AXES = {"decode": "keys of all rows", "sample": "rows", "linear": "rows", "experts": "tokens", "copy": "blocks"}
 LINES = {"roofline": None, "ours": "of_roofline", "torch": "torch_of_roofline"}
 
 
@@ -33,7 +34,8 @@ def _panel(group: str, rows: list[Mapping[str, Any]], sizes: list[int]) -> Panel
     by_size = {row["size"]: row for row in rows if row["group"] == group}
     if set(by_size) != set(sizes):
         return None
+    whole = {name: key for name, key in LINES.items() if all(key is None or key in row for row in by_size.values())}
     lines = {
-        name: [100.0 * (1.0 if key is None else by_size[size][key]) for size in sizes] for name, key in LINES.items()
+        name: [100.0 * (1.0 if key is None else by_size[size][key]) for size in sizes] for name, key in whole.items()
     }
     return Panel(f"{group}: % of the roofline", lines)

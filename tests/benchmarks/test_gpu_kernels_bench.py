@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_cases, gpu_clock, gpu_kernels, gpu_plots, gpu_results, machine
+from benchmarks import gpu_attention, gpu_cases, gpu_clock, gpu_kernels, gpu_plots, gpu_results, machine
 from benchmarks.gpu_cases import Case, Place, Sizes, Work
 from benchmarks.gpu_clock import Peaks
 
@@ -95,6 +95,19 @@ def test_plots_are_of_what_was_measured_at_every_size(results: Path) -> None:
     drawn = (results / "k_linear.svg").read_text()
     assert "w8a16: % of the roofline" in drawn and "fp8" not in drawn
     assert drawn.count("<polyline") == 3
+
+
+def test_attention_is_measured_at_every_place_of_its_plots(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the measuring: which cases there are, and what a row says of times."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    keys = [key for key, _ in gpu_attention.todo(PEAKS, 1e9)]
+    assert len(keys) == len(set(keys)) == 3 * len(gpu_attention.DECODES) + len(gpu_attention.PREFILLS)
+    assert len({batch * length for batch, length in gpu_attention.DECODES}) == len(gpu_attention.DECODES)
+    told = gpu_attention.shares(1e-3, 2e-3, {"sdpa": 4e-3})
+    assert told == {"of_roofline": 0.5, "torch_of_roofline": 0.25, "sdpa_us": 4e3}
+    row = {"part": "decode", "group": "int8", "size": 1024, **gpu_attention.shares(1e-3, 2e-3, {})}
+    gpu_plots.draw("gpu_attention", {"decode: int8, 1 x 1024": row})
+    assert (results / "gpu_attention_decode.svg").read_text().count("<polyline") == 2  # no torch
 
 
 def test_the_roofline_is_the_slower_of_bytes_and_operations() -> None:
