@@ -174,3 +174,15 @@ def test_a_tree_tells_its_depths_paths_and_masks() -> None:
 def test_what_is_no_tree_is_refused(parents: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Tree(parents)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_tokens_move_within_all_layers_all_at_once(dtype: torch.dtype) -> None:
+    layers = [torch.randint(-99, 99, (9, BLOCK, 2, KV_HEADS, 68)).to(dtype), torch.randn(9, BLOCK, 7).bfloat16()]
+    before = [layer.clone().flatten(0, 1) for layer in layers]
+    sources, targets = torch.tensor([12, 13, 30]), torch.tensor([11, 12, 44])
+    ops.move_slots_(layers, sources, targets)
+    others = [i for i in range(9 * BLOCK) if i not in targets.tolist()]
+    for layer, old in zip(layers, before, strict=True):
+        assert torch.equal(layer.flatten(0, 1)[targets], old[sources])
+        assert torch.equal(layer.flatten(0, 1)[others], old[others])
