@@ -6,6 +6,7 @@ is where a device would be waited for. Knows no request, no policy, no text.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -157,6 +158,7 @@ class Runner:
             self._rows.note(plan.slots[i], plan.starts[i] + num - drafted, certain)
 
 
+@functools.lru_cache(256)  # the forms are few, and come again every step
 def _tree(num: int, parents: tuple[int, ...]) -> Tree:
     """Of a row: `num` tokens that follow one another, and drafts behind the last of them."""
     return Tree((*range(-1, num - 1), *(num + parent for parent in parents)))

@@ -111,6 +111,16 @@ def test_models_and_heads_branch(checkpoint: Path, plain: Outputs, speculation: 
     assert engine.scheduler.draft_stats.num_drafted > 0
 
 
+def test_a_step_that_fails_with_a_tree_is_computed_without(
+    checkpoint: Path, plain: Outputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Runner, moves: list[tuple[int, int, int]]) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(Runner, "_close_ranks", fail)
+    assert run(guessed(checkpoint, plain), PROMPTS, **SAMPLED, logprobs=1) == plain
+
+
 def forget_to_move(self: Runner, moves: list[tuple[int, int, int]]) -> None:
     """Accepted drafts stay where they lie."""
 
