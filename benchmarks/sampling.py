@@ -77,11 +77,12 @@ def make_engine(num: int, threads: int) -> Engine:
 
 
 def prompts(num: int, seed: int) -> list[list[int]]:
-    """Beginnings of modules."""
+    """Beginnings of modules, others for each seed, as far as there are."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    ids = (tokenizer.encode(path.read_text(encoding="utf-8")[:4000]).ids[:PROMPT] for path in paths[seed * num :])
-    return list(itertools.islice((one for one in ids if len(one) == PROMPT), num))
+    ids = (tokenizer.encode(path.read_text(encoding="utf-8")[:4000]).ids[:PROMPT] for path in paths)
+    starts = itertools.cycle([one for one in ids if len(one) == PROMPT])
+    return list(itertools.islice(starts, seed * num, (seed + 1) * num))
 
 
 def fill(engine: Engine, params: list[SamplingParams], seed: int) -> None:

@@ -1,6 +1,6 @@
-"""Runs the suite for every SDK and writes the table of results: `python -m tests.conformance.report` (a row a case).
+"""Runs the suite for every SDK and writes the table of results into the README: `python -m tests.conformance.report`.
 
-A cell is yes, NO, or - where the SDK could not be built; the reasons stand below the table.
+A row is a case. A cell is yes, NO, or - where the SDK could not be built; the reasons stand below the table.
 """
 
 import re
@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 from tests.conformance.sdks import SDKS
 
 FOLDER = Path(__file__).parent
-TABLE = FOLDER / "results.md"
+README = FOLDER.parents[1] / "README.md"
+PLACE = re.compile(r"(<!-- written by `make conformance` -->\n).*?(<!-- end of what it wrote -->\n)", re.DOTALL)
 Cells = dict[tuple[str, str], str]  # (case, SDK) → yes, NO or -
 
 
@@ -25,9 +26,17 @@ def main() -> int:
         options = ("--timeout", "600", "-rs", f"--junitxml={found}", "-o", "junit_family=xunit2")
         done = subprocess.run([sys.executable, "-m", "pytest", str(FOLDER), *options], check=False)
         cells, reasons = read(ElementTree.parse(found).iter("testcase"))
-    TABLE.write_text(table(cells, reasons))
-    print(TABLE.read_text())
+    README.write_text(placed(README.read_text(), table(cells, reasons)))
+    print(table(cells, reasons))
     return done.returncode
+
+
+def placed(page: str, found: str) -> str:
+    """The page with the table in its place. Raises ValueError where a page has no place for it."""
+    written, num = PLACE.subn(lambda match: f"{match[1]}{found}{match[2]}", page)
+    if num != 1:
+        raise ValueError(f"{num} places for the table of the suite; there must be one")
+    return written
 
 
 def read(cases: Iterable[ElementTree.Element]) -> tuple[Cells, dict[str, str]]:
@@ -57,7 +66,7 @@ def table(cells: Cells, reasons: dict[str, str]) -> str:
     rows += [[case, *(cells.get((case, sdk), "-") for sdk in sdks)] for case in cases]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines += ["", *(f"{sdk}: {reason}." for sdk, reason in reasons.items())]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n" + "\n".join(lines).rstrip() + "\n\n"
 
 
 if __name__ == "__main__":

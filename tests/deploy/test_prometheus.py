@@ -127,7 +127,7 @@ def load(service: Service) -> None:
 
 
 def test_every_query_of_every_panel_returns_data(tmp_path: Path) -> None:
-    collector, first = Collector(), free_ports(1)[0]
+    collector, first = Collector(), free_ports(4)[0]
     options = ["--metrics-port", str(first), "--otlp-endpoint", collector.endpoint, "--speculation", "ngram"]
     with contextlib.ExitStack() as stack:
         stack.callback(collector.stop)

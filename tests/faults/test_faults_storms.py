@@ -22,6 +22,7 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 from benchmarks.streams import stream_all, varied
 from services.messages import Cancel, Envelope, Frame, Probe, Tokens
 from tests.faults.test_faults_kill import is_serving, nothing_is_left
+from tests.system.roles import free_ports
 from tests.system.service import Service, generate, serve, spec, wait_until
 
 ROLES = ("engine", "gateway", "tokenizer", "detokenizer")
@@ -37,8 +38,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def first_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    return free_ports(4)[0]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from tests.system.service import Service
 
 SLUICE = (sys.executable, "-m", "services.cli.main")
 ROLES = ("gateway", "tokenizer", "engine", "detokenizer")
+LOWEST_PORT, EPHEMERAL_PORT = 20_000, 32_768
 
 
 def sluice(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -24,10 +26,14 @@ def sluice(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def free_ports(num: int) -> list[int]:
-    """Ports that nobody uses now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(num)]
-        return [int(one.getsockname()[1]) for one in sockets]
+    """Neighbouring ports that nobody uses now, below those that the kernel gives to whoever connects somewhere: one of
+    these may be taken between now and their use."""
+    while True:
+        first = random.randrange(LOWEST_PORT, EPHEMERAL_PORT - num)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + num):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return list(range(first, first + num))
 
 
 class Roles:

@@ -186,7 +186,7 @@ def by_label(counts: Iterable[tuple[tuple[str, ...], float]], at: int) -> dict[s
 
 
 def test_counters_add_up_to_what_clients_saw() -> None:
-    collector, seen, first = Collector(), Seen(), free_ports(1)[0]
+    collector, seen, first = Collector(), Seen(), free_ports(4)[0]
     with contextlib.ExitStack() as stack:
         stack.callback(collector.stop)
         options = ["--metrics-port", str(first), "--otlp-endpoint", collector.endpoint, "--max-num-seqs", "8"]

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
+from tests.system.roles import free_ports
 from tests.system.service import Service, generate, serve, spec, wait_until
 
 NUM = 1000
@@ -62,8 +63,8 @@ async def storm(service: Service) -> dict[grpc.StatusCode, int]:
 
 
 @pytest.mark.timeout(240)
-def test_a_thousand_cancels_leave_nothing(unused_tcp_port: int) -> None:
-    first = unused_tcp_port
+def test_a_thousand_cancels_leave_nothing() -> None:
+    first = free_ports(4)[0]
     with serve("--metrics-port", str(first), "--max-num-seqs", "16") as service:
         ports = {child: first + i for i, child in enumerate(("engine", "gateway", "tokenizer", "detokenizer"))}
         with service.stub() as stub:

@@ -43,7 +43,7 @@ def rig() -> Iterator[Rig]:
     collector = Collector()
     with contextlib.ExitStack() as stack:
         stack.callback(collector.stop)
-        port = free_ports(1)[0]
+        port = free_ports(4)[0]
         options = ("--otlp-endpoint", collector.endpoint, "--metrics-port", str(port), "--max-num-batched-tokens", "32")
         service = stack.enter_context(serve(*options, "--trace-sample-ratio", "0", "--trace-slow-s", "1000"))
         yield Rig(collector, stack.enter_context(service.stub()), port)
