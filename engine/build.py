@@ -69,6 +69,8 @@ def build_engine(
     Raises ServiceError naming what is wrong and what to do.
     """
     device = choose_device(config.device)
+    if device.type != "cpu" and config.max_draft_width > 1:
+        raise _unusable(f"--max-draft-width: {config.max_draft_width} on {device}; drafts branch on a CPU only: use 1")
     formats = choose_formats(config, device)
     check_stored(model_config, formats)
     check_gpu(model_config, formats.dtype, config.block_size, device)

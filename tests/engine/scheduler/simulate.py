@@ -60,6 +60,7 @@ class Simulation:
             pause_hold_s=rng.choice((0.0, 5.0, 50.0)),
             tenant_weights={"a": 3.0},
             max_draft_tokens=rng.choice((0, 1, 3, 9)),
+            max_draft_width=rng.choice((1, 1, 2, 4)),
             adapts_drafts=rng.random() < 0.3,
         )
         self.scheduler = Scheduler(self.cache, LIMITS, (EOS,), num_slots, self.budget, self.settings)
