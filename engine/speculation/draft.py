@@ -200,6 +200,8 @@ class DraftProposer:
             row.others.append([])
         for num in range(1, width):
             places = [i for i, token in enumerate(drafted) if token >= 0]
+            if not places:  # nothing else may be said
+                break
             left[places, [drafted[i] for i in places]] = float("-inf")
             drafted = self._sampler.sample(left.clone(), knobs).ids
             for row, token in zip(rows, drafted, strict=True):

@@ -179,3 +179,12 @@ def test_a_gpu_refuses_to_branch(checkpoint: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("engine.build.choose_device", lambda name: torch.device("cuda"))
     with pytest.raises(ServiceError, match="--max-draft-width: 3 on cuda; drafts branch on a CPU only"):
         branching(checkpoint)
+
+
+def test_where_nothing_else_may_be_said_nothing_branches(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    params = {**SAMPLED, "allowed_token_ids": (5,)}
+    engine = branching(checkpoint)
+    assert run(engine, PROMPTS, **params) == run(make_engine(checkpoint, ROOMY), PROMPTS, **params)
+    stats = engine.scheduler.draft_stats
+    assert stats.num_accepted == stats.num_drafted > 0
+    assert not [record for record in caplog.records if record.name.startswith("engine.speculation")]
