@@ -1,6 +1,6 @@
 """Trees of drafts against chains and plain decoding on the demo pair, in CPU seconds of one thread: see `speculation`.
 
-    python -m benchmarks.draft_trees [--concurrency 1] [--tokens 96] [--runs 3] [--who draft eagle]
+    python -m benchmarks.draft_trees [--concurrency 1] [--tokens 160] [--runs 3] [--who draft eagle]
 
 Prints for each form its speed-up over plain decoding (the median of the runs), and its drafts. Tokens must be equal.
 """
@@ -39,7 +39,7 @@ def compare(who: str, load: Load, num_runs: int) -> dict[str, dict[str, float]]:
             "speed_up": round(statistics.median(run[name].rate / run["none"].rate for run in runs), 3),
             "drafted": stats[name].num_drafted,
             "accepted": stats[name].num_accepted,
-            "accepted_per_draft": round(stats[name].num_accepted / max(1, *stats[name].drafted_at[:1]), 3),
+            "accepted_per_draft": round(stats[name].num_accepted / max(1, sum(stats[name].drafted_at[:1])), 3),
         }
         for name in engines
     }
@@ -49,7 +49,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--who", nargs="+", choices=("draft", "eagle"), default=("draft", "eagle"))
     options = parser.parse_args()
