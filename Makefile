@@ -119,12 +119,22 @@ bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what t
 # On a machine with a GPU, with whatever Python has torch for CUDA and the `dev` extra there: GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: test-gpu bench-gpu
+.PHONY: test-gpu test-gpu-sanitized bench-gpu
 test-gpu: ## the kernels' whole grid and whole engines on a GPU
 	TRITON_INTERPRET=0 $(GPU_PYTHON) -m pytest --timeout 3600 tests/gpu
 
-bench-gpu: ## tune for this GPU, then measure attention and the engine against their rooflines
+# Without torch's pool of memory every tensor is an allocation of its own, and an access beside it is seen.
+SANITIZER ?= compute-sanitizer
+SANITIZED = TRITON_INTERPRET=0 PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --error-exitcode 9
+
+test-gpu-sanitized: ## every kernel, small, on a GPU under compute-sanitizer: accesses beside memory, then races
+	@command -v $(SANITIZER) >/dev/null || { echo "$(SANITIZER) is not here: it comes with the CUDA toolkit (package cuda-sanitizer); put it on PATH or set SANITIZER=/path/to/compute-sanitizer" >&2; exit 1; }
+	$(SANITIZED) --tool memcheck $(GPU_PYTHON) -m pytest --timeout 3600 tests/gpu/test_gpu_small.py
+	$(SANITIZED) --tool racecheck $(GPU_PYTHON) -m pytest --timeout 3600 tests/gpu/test_gpu_small.py
+
+bench-gpu: ## tune for this GPU, then measure kernels and the engine against their rooflines; goes on where it was
 	$(GPU_PYTHON) -m benchmarks.gpu_attention --tune
+	$(GPU_PYTHON) -m benchmarks.gpu_kernels
 	$(GPU_PYTHON) -m benchmarks.gpu_engine
 
 .PHONY: bench-telemetry

@@ -1,9 +1,10 @@
 """Attention on one GPU against its roofline and against what else there is: torch's SDPA, FlexAttention, FlashInfer.
 
-    python -m benchmarks.gpu_attention [--tune]
+    python -m benchmarks.gpu_attention [--tune] [--fresh]
 
-Median of 100 runs, the L2 cache flushed before each. Percentages of the bandwidth that the GPU is specified with and of
-the one that a copy reaches here. `--tune` tries configurations and writes the best to `kernels/triton/tuned`.
+Median of 100 runs, the L2 cache flushed before each. Percentages of what the GPU is specified with and of the bandwidth
+that a copy reaches here. `--tune` tries configurations and writes the best to `kernels/triton/tuned`. A run that was
+stopped goes on where it was, the tuning too; --fresh begins again.
 """
 
 import argparse
@@ -12,8 +13,8 @@ import functools
 import importlib.util
 import itertools
 import json
-from collections.abc import Callable
-from importlib import metadata
+import sys
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,71 +22,58 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from benchmarks.machine import median, write
+from benchmarks.gpu_clock import Peaks, about_gpu, copy_bandwidth, peaks_of, seconds
+from benchmarks.gpu_plots import draw
+from benchmarks.gpu_results import Results, Row
 from kernels.ragged import AttentionOptions, Ragged
 from kernels.triton import configs
 from kernels.triton.attention import gpu_of, paged_attention
 from kernels.triton.configs import Shape, Tiles
 
-SPECIFIED = {"NVIDIA H200": (4.8e12, 989.5e12), "NVIDIA H100 80GB HBM3": (3.35e12, 989.5e12)}  # B/s, FLOP/s in bf16
-RUNS = 100
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 32
-DECODES = [(1, 1024), (1, 8192), (1, 32768), (8, 8192), (32, 4096), (32, 8192), (64, 8192), (128, 2048)]
-PREFILLS = [(1, 4096), (1, 16384), (4, 4096), (16, 1024)]
-FLUSHED = 256 << 20  # bytes: more than any L2
+DECODES = [(1, 1024), (1, 8192), (1, 32768), (8, 8192), (32, 4096), (32, 8192), (64, 8192), (256, 4096)]
+PREFILLS = [(1, 1024), (1, 4096), (1, 16384), (4, 4096), (16, 1024)]
 
 
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is not there yet, draw, and say what failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true")
-    if parser.parse_args().tune:
-        tune()
-    name = torch.cuda.get_device_name()
-    copied = copy_bandwidth()
-    bandwidth, flops = SPECIFIED.get(name, (copied / 0.9, 0.0))
-    decodes = [decode(*case, kept, bandwidth, copied) for kept in kept_as() for case in DECODES]
-    prefills = [prefill(*case, flops) for case in PREFILLS]
-    versions = {one: metadata.version(one) for one in ("torch", "triton")}
-    write(
-        "gpu_attention",
-        "python -m benchmarks.gpu_attention",
-        {"gpu": name, **versions, "copy_tb_s": copied / 1e12, "decode": decodes, "prefill": prefills},
-    )
+    parser.add_argument("--fresh", action="store_true")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device here: attention is measured on one")
+    if options.tune:
+        tune(is_fresh=options.fresh)
+    about, copied = about_gpu(), copy_bandwidth()
+    results = Results("gpu_attention", "python -m benchmarks.gpu_attention", about, is_fresh=options.fresh)
+    results.measure(todo(peaks_of(str(about["gpu"]), copied), copied))
+    draw("gpu_attention", results.rows)
+    for key, text in results.errors.items():
+        print(f"failed: {key}: {text}", file=sys.stderr)
+    return min(len(results.errors), 1)
+
+
+def todo(peaks: Peaks, copied: float) -> list[tuple[str, Callable[[], Row]]]:
+    """Every decode for each format of the cache, then prefills."""
+    found: list[tuple[str, Callable[[], Row]]] = []
+    for kept, (batch, length) in itertools.product(kept_as(), DECODES):
+        key = f"decode: {name_of(kept)}, {batch} x {length}"
+        found.append((key, functools.partial(decode, batch, length, kept, peaks, copied)))
+    for batch, length in PREFILLS:
+        found.append((f"prefill: {batch} x {length}", functools.partial(prefill, batch, length, peaks)))
+    return found
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As results write it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def kept_as() -> list[torch.dtype]:
     """Number formats of caches that this GPU has."""
     has_fp8 = torch.cuda.get_device_capability() >= (8, 9)
     return [torch.bfloat16, torch.int8, *([torch.float8_e4m3fn] if has_fp8 else [])]
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """Median time of a call, from a recorded graph: no launch is in it."""
-    flush = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    times = []
-    for _ in range(RUNS):
-        flush.zero_()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return median(times)
-
-
-def copy_bandwidth() -> float:
-    """Bytes a second of a copy of 2 GiB, read and written."""
-    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / seconds(lambda: target.copy_(source))
 
 
 def paged(batch: int, length: int, num: int, kept: torch.dtype) -> tuple[Tensor, Tensor, Ragged, Tensor | None]:
@@ -100,37 +88,47 @@ def paged(batch: int, length: int, num: int, kept: torch.dtype) -> tuple[Tensor,
     return q, cache, rows, scales
 
 
-def decode(batch: int, length: int, kept: torch.dtype, bandwidth: float, copied: float) -> dict[str, object]:
+def decode(batch: int, length: int, kept: torch.dtype, peaks: Peaks, copied: float) -> Row:
     """One token of each of `batch` rows."""
     q, cache, rows, scales = paged(batch, length, 1, kept)
     took = seconds(lambda: paged_attention(q, cache, rows, AttentionOptions(DIM**-0.5), scales))
     read = batch * length * 2 * KV_HEADS * (DIM * kept.itemsize + (4 if scales is not None else 0))
     others = peers(q, batch, length, 1) if kept is torch.bfloat16 else {}
     return {
+        "part": "decode",
+        "group": name_of(kept),
+        "size": batch * length,
         "batch": batch,
         "length": length,
-        "cache": str(kept).removeprefix("torch."),
         "us": took * 1e6,
-        "of_specified": read / took / bandwidth,
+        "gb_s": read / took / 1e9,
         "of_copy": read / took / copied,
-        **{f"{name}_us": other * 1e6 for name, other in others.items()},
+        **shares(peaks.least_seconds(read, 0, 2), took, others),
     }
 
 
-def prefill(batch: int, length: int, flops: float) -> dict[str, object]:
+def prefill(batch: int, length: int, peaks: Peaks) -> Row:
     """Whole prompts, causal."""
     q, cache, rows, _ = paged(batch, length, length, torch.bfloat16)
     took = seconds(lambda: paged_attention(q, cache, rows, AttentionOptions(DIM**-0.5)))
     work = 2 * HEADS * DIM * batch * length * length
+    moved = 2 * q.nbytes + batch * length * 2 * KV_HEADS * DIM * 2
     others = peers(q, batch, length, length)
     return {
-        "batch": batch,
-        "length": length,
+        "part": "prefill",
+        "group": f"batch {batch}",
+        "size": length,
         "us": took * 1e6,
         "tflop_s": work / took / 1e12,
-        "of_specified": work / took / flops if flops else None,
+        **shares(peaks.least_seconds(moved, work, 2), took, others),
         **{f"{name}_tflop_s": work / other / 1e12 for name, other in others.items()},
     }
+
+
+def shares(least: float, took: float, others: Mapping[str, float]) -> Row:
+    """Of the roofline, ours and SDPA's; and each other's time."""
+    found: Row = {"of_roofline": least / took, **{f"{name}_us": other * 1e6 for name, other in others.items()}}
+    return found | ({"torch_of_roofline": least / others["sdpa"]} if "sdpa" in others else {})
 
 
 def peers(q: Tensor, batch: int, length: int, num: int) -> dict[str, float]:
@@ -176,19 +174,23 @@ def flashinfer(q: Tensor, batch: int, length: int, num: int) -> dict[str, float]
     return {"flashinfer": seconds(lambda: wrapper.run(q, cache))}
 
 
-def tune() -> None:
-    """Try tiles for each shape and write the fastest for this GPU."""
-    gpu, best = gpu_of(torch.device("cuda", torch.cuda.current_device())), {}
+def tune(*, is_fresh: bool) -> None:
+    """Try tiles for each shape that this GPU's table does not have yet, and write the fastest after each."""
+    gpu = gpu_of(torch.device("cuda", torch.cuda.current_device()))
+    path = configs.table_path(gpu.name)
+    path.parent.mkdir(exist_ok=True)
+    best = {} if is_fresh else dict(configs.tuned_for(gpu.name))
     for kept in kept_as():
         shape = Shape(DIM, HEADS // KV_HEADS, kept.itemsize, gpu.capability)
         for kind, rows, num, blocks in (("split", (32, 8192), 1, (16,)), ("prefill", (1, 8192), 8192, (64, 128))):
+            if shape.key(kind) in best:
+                continue
             q, cache, batch, scales = paged(*rows, num, kept)
             call = functools.partial(paged_attention, q, cache, batch, AttentionOptions(DIM**-0.5), scales)
             tries = [Tiles(*one) for one in itertools.product(blocks, (32, 64, 128), (4, 8), (2, 3, 4))]
             best[shape.key(kind)] = min(tries, key=functools.partial(tried, gpu.name, shape.key(kind), call))
-    path = configs.table_path(gpu.name)
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({key: dataclasses.asdict(tiles) for key, tiles in best.items()}, indent=2) + "\n")
+            print(f"{shape.key(kind)}: {best[shape.key(kind)]}", flush=True)
+            path.write_text(json.dumps({key: dataclasses.asdict(one) for key, one in best.items()}, indent=2) + "\n")
     configs.tuned_for.cache_clear()
 
 
@@ -203,4 +205,4 @@ def tried(gpu: str, key: str, call: Callable[[], object], tiles: Tiles) -> float
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,151 +1,174 @@
-"""The engine on one GPU: an 8B-shaped decode step against the time its bytes take, host time a step, throughput.
+"""The engine on one GPU: decode steps against the time their bytes take, host time a step, how busy the GPU is, and
+throughput beside transformers' continuous batching.
 
-    python -m benchmarks.gpu_engine
+    python -m benchmarks.gpu_engine [--parts 8b,0.6b,busy,throughput] [--fresh]
 
-Random weights made on the device. Throughput: 256 requests of 100 to 1024 tokens in and out, Qwen3-0.6B's shape.
+Random weights made on the device. Throughput: 256 requests of 100 to 1024 tokens in and out, Qwen3-0.6B's shape. A run
+that was stopped goes on where it was.
 """
 
-import dataclasses
+import argparse
+import functools
+import gc
 import random
+import sys
 import time
-from importlib import metadata
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch.autograd import DeviceType  # type: ignore[attr-defined] # documented, but not in its __all__
 
-from benchmarks.gpu_attention import copy_bandwidth
-from benchmarks.machine import median, write
-from engine.cache.cache import KVCache
-from engine.engine import Engine
-from engine.models.config import GenerationDefaults, ModelConfig, RopeConfig
-from engine.models.model import Model
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.runner.device import CudaDevice
-from engine.runner.overlapped import overlap
-from engine.runner.runner import Runner
-from engine.runner.state import Slots
-from engine.runner.store import BlockStore
-from engine.scheduler.scheduler import Scheduler
+from benchmarks.gpu_clock import Peaks, about_gpu, copy_bandwidth, peaks_of
+from benchmarks.gpu_peer import continuous_batching, make_model
+from benchmarks.gpu_results import Results, Row
+from benchmarks.gpu_rig import BLOCK, LLAMA_8B, QWEN_06B, Rig, add, make_rig, prompts_of
+from benchmarks.machine import median
+from engine.models.config import ModelConfig
 
-BLOCK = 32
 STEPS = 200
+PARTS = ("8b", "0.6b", "busy", "throughput")
 
 
-class RandomWeights:
-    """Normal weights of any name, on the device."""
-
-    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor."""
-        if len(shape) == 1:
-            return torch.ones(shape, dtype=torch.bfloat16, device="cuda")
-        return torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.02
-
-    def has(self, name: str) -> bool:
-        """Everything is there."""
-        return True
-
-
-LLAMA_8B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128_256,
-    hidden_size=4096,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14_336,
-    norm_eps=1e-6,
-    rope=RopeConfig(),
-    windows=(None,) * 32,
-    context_length=4096,
-    tied_embeddings=False,
-    attention_bias=False,
-    mlp_bias=False,
-    eos_ids=(),
-    dtype="bfloat16",
-    defaults=GenerationDefaults(),
-)
-QWEN_06B = dataclasses.replace(
-    LLAMA_8B,
-    architecture="Qwen3ForCausalLM",
-    vocab_size=151_936,
-    hidden_size=1024,
-    num_layers=28,
-    num_heads=16,
-    intermediate_size=3072,
-    windows=(None,) * 28,
-    tied_embeddings=True,
-)
-
-
-def make_engine(config: ModelConfig, num: int, num_blocks: int) -> Engine:
-    """An engine for `num` sequences."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    model = Model(config, RandomWeights(), torch.bfloat16, device, config.context_length)
-    store = BlockStore(model.new_cache(num_blocks, BLOCK))
-    plain = Runner(model, store, BLOCK, num, config.context_length)
-    runner = overlap(plain, model, store.cache, CudaDevice(device), Slots(num, config.context_length, BLOCK))
-    cache = KVCache(num_blocks, BLOCK, prefix_caching=True)
-    limits = Limits(config.context_length, config.vocab_size)
-    return Engine(Scheduler(cache, limits, (), num, 8192), runner)
-
-
-def decode_step(config: ModelConfig, num: int, context: int, bandwidth: float) -> dict[str, object]:
-    """Median step of `num` rows of `context` tokens, and how long its bytes take at the bandwidth of a copy."""
-    engine = make_engine(config, num, num * (context + STEPS + BLOCK) // BLOCK + num)
-    add(engine, [(context, STEPS + 8)] * num)
-    while len(engine.step().sampled) < num:  # until all prompts are computed
+def steady(config: ModelConfig, num: int, context: int, device: torch.device) -> Rig:
+    """`num` rows of `context` tokens each, all of which decode."""
+    rig = make_rig(config, num, num * (context + STEPS + BLOCK) // BLOCK + num, device)
+    add(rig.engine, [(context, STEPS + 8)] * num)
+    while len(rig.engine.step().sampled) < num:  # until all prompts are computed
         continue
-    times = []
+    return rig
+
+
+def decode_step(config: ModelConfig, num: int, context: int, device: torch.device, peaks: Peaks, copied: float) -> Row:
+    """Median step, how long its bytes take, and what of it the host does other than wait."""
+    rig = steady(config, num, context, device)
+    times, hosts = [], []
     for _ in range(STEPS // 2):
-        begun = time.perf_counter()
-        engine.step()
+        begun, waited = time.perf_counter(), rig.waited_s
+        rig.engine.step()
         times.append(time.perf_counter() - begun)
-    weights = sum(2 * size for size in weight_sizes(config))
-    read = weights + num * context * 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2
-    return {"rows": num, "context": context, "ms": median(times) * 1e3, "of_copy": read / bandwidth / median(times)}
+        hosts.append(times[-1] - (rig.waited_s - waited))
+    read = step_bytes(config, num, context)
+    step = median(times)
+    return {
+        "rows": num,
+        "context": context,
+        "ms": step * 1e3,
+        "host_ms": median(hosts) * 1e3,
+        "of_specified": read / peaks.bandwidth / step,
+        "of_copy": read / copied / step,
+    }
 
 
-def weight_sizes(config: ModelConfig) -> list[int]:
-    """Numbers of each matrix that a step reads; the embedding is only gathered."""
+def step_bytes(config: ModelConfig, num: int, context: int) -> int:
+    """That a decode step in bfloat16 reads: weights but the embedding, which is gathered; the rows' keys and values."""
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
     layer = hidden * (heads + 2 * kv) + heads * hidden + 3 * hidden * config.intermediate_size
-    return [layer * config.num_layers, config.vocab_size * hidden]
+    weights = layer * config.num_layers + config.vocab_size * hidden
+    return 2 * (weights + num * context * 2 * config.num_layers * kv)
 
 
-def add(engine: Engine, sizes: list[tuple[int, int]]) -> None:
-    """Requests of so many tokens in and out."""
-    rng = random.Random(0)
-    for i, (num_in, num_out) in enumerate(sizes):
-        prompt = tuple(rng.randrange(10_000) for _ in range(num_in))
-        engine.add(EngineRequest(f"{i}", prompt, SamplingParams(max_tokens=num_out, temperature=0.6, ignore_eos=True)))
+def busy(config: ModelConfig, num: int, context: int, device: torch.device) -> Row:
+    """Share of the time in which a kernel or a copy runs, of steady decode; whoever traces that slows the host."""
+    rig = steady(config, num, context, device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as traced:
+        for _ in range(STEPS // 4):
+            rig.engine.step()
+        torch.cuda.synchronize()
+    ran = [one.time_range for one in traced.events() if one.device_type is DeviceType.CUDA]
+    return {"rows": num, "context": context, "busy": covered((one.start, one.end) for one in ran)}
 
 
-def throughput() -> dict[str, object]:
-    """256 requests at once."""
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Share of the time from the first start to the last end in which at least one span is open. Raises ValueError
+    without any."""
+    rising = sorted(spans)
+    if not rising:
+        raise ValueError("nothing ran on the device while it was traced")
+    first = end = rising[0][0]
+    total = 0.0
+    for start, stop in rising:
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total / (end - first)
+
+
+def throughput(config: ModelConfig, num: int, lengths: tuple[int, int], device: torch.device) -> Row:
+    """`num` requests at once, ours first, then transformers'."""
     rng = random.Random(1)
-    sizes = [(rng.randint(100, 1024), rng.randint(100, 1024)) for _ in range(256)]
-    engine = make_engine(QWEN_06B, 256, 256 * 2048 // BLOCK)
+    sizes = [(rng.randint(*lengths), rng.randint(*lengths)) for _ in range(num)]
+    ours = own_throughput(config, sizes, device)
+    free(device)
+    model = make_model(config, torch.bfloat16 if device.type == "cuda" else torch.float32, device)
+    theirs = continuous_batching(model, prompts_of([size for size, _ in sizes]), [size for _, size in sizes])
+    rates = [float(str(one["tokens_per_s"])) for one in (ours, theirs)]
+    return {
+        **ours,
+        "transformers_seconds": theirs["seconds"],
+        "transformers_tokens_per_s": rates[1],
+        "over_transformers": rates[0] / rates[1],
+    }
+
+
+def own_throughput(config: ModelConfig, sizes: list[tuple[int, int]], device: torch.device) -> Row:
+    """Ours. Raises RuntimeError where a request is cut short."""
+    blocks = sum(-(-sum(size) // BLOCK) + 1 for size in sizes)
+    engine = make_rig(config, len(sizes), blocks, device).engine
     add(engine, sizes)
-    torch.cuda.synchronize()
     begun, num = time.perf_counter(), 0
     while engine.has_work:
         num += sum(len(event.token_ids) for event in engine.step().sampled)
     took = time.perf_counter() - begun
-    return {"requests": 256, "seconds": took, "tokens": num, "tokens_per_s": num / took}
+    if num != sum(size for _, size in sizes):
+        raise RuntimeError(f"{num} tokens came of {sum(size for _, size in sizes)}")
+    return {"requests": len(sizes), "seconds": took, "tokens": num, "tokens_per_s": num / took}
 
 
-def main() -> None:
-    """Measure, print and write."""
-    bandwidth = copy_bandwidth()
-    figures: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "copy_tb_s": bandwidth / 1e12}
-    figures |= {one: metadata.version(one) for one in ("torch", "triton")}
-    figures["8b"] = [decode_step(LLAMA_8B, num, 1024, bandwidth) for num in (1, 32)]
-    figures["0.6b"] = [decode_step(QWEN_06B, num, 512, bandwidth) for num in (1, 256)]
-    figures["throughput"] = throughput()
-    write("gpu_engine", "python -m benchmarks.gpu_engine", figures)
+def free(device: torch.device) -> None:
+    """Give back the memory of what nobody holds any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def todo(parts: Sequence[str], device: torch.device) -> list[tuple[str, Callable[[], Row]]]:
+    """What these parts measure, each from free memory."""
+    copied = copy_bandwidth()
+    step = functools.partial(
+        decode_step, device=device, peaks=peaks_of(torch.cuda.get_device_name(), copied), copied=copied
+    )
+    found: dict[str, Callable[[], Row]] = {
+        **{f"8b: {num} rows": functools.partial(step, LLAMA_8B, num, 1024) for num in (1, 32)},
+        **{f"0.6b: {num} rows": functools.partial(step, QWEN_06B, num, 512) for num in (1, 256)},
+        "busy: 256 rows": functools.partial(busy, QWEN_06B, 256, 512, device),
+        "throughput: 256 requests": functools.partial(throughput, QWEN_06B, 256, (100, 1024), device),
+    }
+    return [(key, functools.partial(freed, call, device)) for key, call in found.items() if key.split(":")[0] in parts]
+
+
+def freed(call: Callable[[], Row], device: torch.device) -> Row:
+    """What it measures, nothing of what was measured before being held."""
+    free(device)
+    return call()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is not there yet; 1 where something failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--fresh", action="store_true")
+    options = parser.parse_args(arguments)
+    parts = options.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device here: the engine is measured on one")
+    results = Results("gpu_engine", "python -m benchmarks.gpu_engine", about_gpu(), is_fresh=options.fresh)
+    results.measure(todo(parts, torch.device("cuda", torch.cuda.current_device())))
+    for key, text in results.errors.items():
+        print(f"failed: {key}: {text}", file=sys.stderr)
+    return min(len(results.errors), 1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -26,9 +26,14 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def write(name: str, command: str, figures: dict[str, object]) -> None:
-    """Write benchmarks/results/NAME.json and show it."""
+def save(name: str, command: str, figures: dict[str, object]) -> str:
+    """Write benchmarks/results/NAME.json and return what it holds."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps({"command": command, "machine": machine(), **figures}, indent=2)
     (RESULTS / f"{name}.json").write_text(text + "\n")
-    print(text)
+    return text
+
+
+def write(name: str, command: str, figures: dict[str, object]) -> None:
+    """Write benchmarks/results/NAME.json and show it."""
+    print(save(name, command, figures))

@@ -21,7 +21,7 @@ from engine.cores import find_cores
 from engine.disk import names_on_disk
 from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
-from engine.formats import Formats, choose_formats
+from engine.formats import Formats, check_stored, choose_formats
 from engine.gpu import check_gpu
 from engine.models.config import ModelConfig
 from engine.models.model import Model, load_model, token_bytes
@@ -69,7 +69,10 @@ def build_engine(
     Raises ServiceError naming what is wrong and what to do.
     """
     device = choose_device(config.device)
+    if device.type != "cpu" and config.max_draft_width > 1:
+        raise _unusable(f"--max-draft-width: {config.max_draft_width} on {device}; drafts branch on a CPU only: use 1")
     formats = choose_formats(config, device)
+    check_stored(model_config, formats)
     check_gpu(model_config, formats.dtype, config.block_size, device)
     threads = set_threads(config) if device.type == "cpu" else (0, "")
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
@@ -110,13 +113,13 @@ def computing_of(device: torch.device, formats: Formats, model: Model, threads: 
         kernels=model.kernel,
         instruction_set=native.best_known() if on_cpu else "",
         dtype=name_of(formats.dtype),
-        quantization=formats.weights,
+        quantization=model.config.stored.method if model.config.stored is not None else formats.weights,
         cache_dtype=name_of(formats.cache),
         num_parameters=model.num_parameters,
         threads=threads[0],
         threads_because=threads[1],
         allocator=allocator(),
-        notes=formats.notes,
+        notes=(*formats.notes, *model.notes),
     )
 
 

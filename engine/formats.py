@@ -10,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
+from engine.models.config import ModelConfig
 from kernels import native, private
 from kernels.kinds import computes_bfloat16
 
@@ -46,6 +47,13 @@ def choose_formats(config: EngineConfig, device: torch.device) -> Formats:
         name = str(dtype).removeprefix("torch.")
         raise unusable("kv_cache_dtype", f"{config.kv_cache_dtype} needs --device cpu; take {name} or int8")
     return Formats(dtype, weights, cache, notes_of(dtype, weights) if on_cpu else ())
+
+
+def check_stored(model: ModelConfig, formats: Formats) -> None:
+    """Raises ServiceError where weights that somebody has quantised before are to be rounded once more."""
+    if formats.weights and model.stored is not None:
+        text = f"{formats.weights}: the checkpoint is quantised already, with {model.stored.method}: leave it out"
+        raise unusable("quantization", text)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -50,6 +50,7 @@ class Plan:
         placements: slots newly taken since the last plan, applied first.
         new_blocks: (slot, index in its block table, block ids) added since the last plan.
         drafts: rows whose last tokens are drafted, and how many: a token is sampled before the first and behind each.
+        parents: of rows whose drafts are a tree and no chain; see `engine.trees`.
     """
 
     step: int
@@ -61,6 +62,7 @@ class Plan:
     placements: list[Placement]
     new_blocks: list[tuple[int, int, list[int]]]
     drafts: dict[int, int] = dataclasses.field(default_factory=dict)
+    parents: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +82,7 @@ class Plan:
             placements=[],
             new_blocks=[],
             drafts={0: self.drafts[i]} if i in self.drafts else {},
+            parents={0: self.parents[i]} if i in self.parents else {},
         )
 
     def known(self, sampled: Mapping[int, int]) -> "Plan":
@@ -96,7 +99,7 @@ class Plan:
     def without_drafts(self) -> "Plan":
         """Of a plan of one row: its certain tokens only."""
         num = self.num_tokens - self.drafts[0]
-        return dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], drafts={})
+        return dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], drafts={}, parents={})
 
     def halves(self) -> "tuple[Plan, Plan]":
         """Of a plan of one row without drafts: its first tokens, behind which nothing is sampled, and the rest."""
@@ -144,7 +147,8 @@ class PromptScores:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """What a row with k drafts sampled: 1 + k tokens at most, each as if all drafts before it were right.
+    """What a row with k drafts sampled: 1 + k tokens at most, each as if all drafts before it were right. Of a tree
+    only those behind the drafts that stand.
 
     Attributes:
         logprobs: as many as tokens, or none if they were not asked for.
@@ -194,7 +198,8 @@ class Ask:
         names: of its leading blocks (see `cache.prefix`), as far as they are known, likewise.
         place: another number whenever the table was begun anew.
         is_trimmed: leading blocks were given back, as they left the window.
-        num: drafts at most, ≥ 1.
+        num: drafts at most one behind the other, ≥ 1.
+        width: drafts at most that follow the same token; 1 is a chain.
     """
 
     tokens: Sequence[int]
@@ -206,6 +211,15 @@ class Ask:
     names: Sequence[bytes] = ()
     place: int = 0
     is_trimmed: bool = False
+    width: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Drafts that branch, the ones least worth it last: a step may have no room for them."""
+
+    token_ids: tuple[int, ...]
+    parents: tuple[int, ...]  # see `engine.trees`
 
 
 def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:

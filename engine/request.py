@@ -10,6 +10,7 @@ import math
 from engine.trail import Trail
 
 MAX_DRAFT_TOKENS = 64  # of one sequence in one step
+MAX_DRAFT_WIDTH = 8  # of these, that may follow the same token
 
 
 class FinishReason(enum.StrEnum):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import slots as formats
-from kernels.metadata import MAX_SCORES, AttentionMetadata, Chunk, chunk_mask
+from kernels.metadata import MAX_SCORES, AttentionMetadata, Chunk
 
 
 def write_kv(kv: Tensor, cache: Tensor, write_slots: Tensor) -> None:
@@ -68,17 +68,17 @@ def _prefill(q: Tensor, slots: Tensor, chunk: Chunk, scale: float, window: int |
     for done in range(0, chunk.num, step):
         num = min(step, chunk.num - done)
         first = chunk.first + done
-        pieces.append(_causal(q[first : first + num], kv[: chunk.start + done + num], scale, window))
+        mask = chunk.mask(done, num, window, q.dtype)
+        pieces.append(_masked(q[first : first + num], kv[: chunk.start + done + num], mask, scale))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def _causal(q: Tensor, kv: Tensor, scale: float, window: int | None) -> Tensor:
-    """The last len(q) positions of kv [S, 2, kv_heads, D] query all of it up to themselves → [len(q), heads, D]."""
+def _masked(q: Tensor, kv: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Queries q [num, heads, D] over kv [S, 2, kv_heads, D] under an additive mask [num, S] → [num, heads, D]."""
     num, heads, dim = q.shape
     kv_heads, length = kv.shape[2], len(kv)
     group = heads // kv_heads
     folded = q.view(num, kv_heads, group, dim).permute(1, 2, 0, 3)
     key, value = (kv[:, i].transpose(0, 1).unsqueeze(1).expand(kv_heads, group, length, dim) for i in (0, 1))
-    mask = chunk_mask(length - num, num, window, q.dtype, q.device)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(num, heads, dim)

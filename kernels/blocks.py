@@ -1,4 +1,4 @@
-"""Copies of cache blocks: the torch twin of the kernel."""
+"""Copies of cache blocks, the torch twin of the kernel; and of single tokens."""
 
 from torch import Tensor
 
@@ -12,3 +12,15 @@ def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> 
     """
     for source, target in zip(sources, targets, strict=True):
         target[pairs[:, 1]] = source[pairs[:, 0]]
+
+
+def move_slots_(layers: list[Tensor], sources: Tensor, targets: Tensor) -> None:
+    """Of every layer [blocks, block_size, …]: what is in slot sources[i] is put into targets[i] too, all being read
+    before one is written.
+
+    Args:
+        sources, targets: int64 [N], slot = block * block_size + offset. None is written twice.
+    """
+    for layer in layers:
+        size = layer.shape[1]
+        layer[targets // size, targets % size] = layer[sources // size, sources % size]

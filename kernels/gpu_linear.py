@@ -1,4 +1,5 @@
-"""Linear layers over rounded weights on a CUDA device: weights of 8 or 4 bits, activations as they come (W8A16, W4A16).
+"""Linear layers over rounded weights on a CUDA device: weights of 8 or 4 bits, activations as they come (W8A16, W4A16);
+or both in float8.
 
 In comes a weight, whose norm is applied to the activations or folded in already; what is kept of it is what the Triton
 kernels read. Oracles are the twins in `kernels.packed_weights`.
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from kernels import gpu
 from kernels.linear import OnGpu
-from kernels.packed_weights import Int4Weight, pack_nibbles, quantise_rows
+from kernels.packed_weights import Int4Weight, Int8Weight, pack_nibbles, quantise_rows
 from kernels.quantised import GROUP, round_rows
 
 
@@ -30,18 +31,34 @@ class Int8OnGpu(OnGpu):
 
 
 class Int4OnGpu(OnGpu):
-    """4 bits, a scale for each group of inputs."""
+    """4 bits, a scale for each group of inputs; made of a weight that is rounded here, or of one that came so."""
 
     kernel = "Triton W4A16"
     batch_invariant = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight, bias)
-        self._packed = round_groups(weight)
-        self.weight = self._packed.nibbles
+    def __init__(self, weight: Tensor | Int4Weight, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
+        self._packed = round_groups(weight) if isinstance(weight, Tensor) else weight
+        super().__init__(self._packed.nibbles, bias)
+        self.dtype = dtype or self._packed.scales.dtype
 
     def apply(self, x: Tensor) -> Tensor:
         y: Tensor = gpu.family("linear4").linear_w4a16(x.to(self.dtype), self._packed, self.bias)
+        return y
+
+
+class Float8OnGpu(OnGpu):
+    """float8 weights with a scale a row; activations are rounded to float8 row by row as they come (W8A8)."""
+
+    kernel = "Triton fp8"
+    batch_invariant = False
+
+    def __init__(self, packed: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(packed.weight, bias)
+        self._packed = packed
+        self.dtype = dtype
+
+    def apply(self, x: Tensor) -> Tensor:
+        y: Tensor = gpu.family("linear8").linear_w8a8(x.to(self.dtype), self._packed, self.bias)
         return y
 
 

@@ -1,6 +1,7 @@
 """Which linear serves which weights: a table from the format of a weight to the kinds that can multiply it, best first.
 
-Formats: float32 and bfloat16 as the weight comes, int8 and int4 rounded from what comes.
+Formats: float32 and bfloat16 as the weight comes, int8 and int4 rounded from what comes. And which serves weights that
+came in 4 bits or float8.
 """
 
 import dataclasses
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from kernels import native, private
-from kernels.gpu_linear import Int4OnGpu, Int8OnGpu
+from kernels.gpu_linear import Float8OnGpu, Int4OnGpu, Int8OnGpu
 from kernels.linear import OneDNN, OnGpu, PackedLinear, Panels, Transposed
-from kernels.quantised import Integers, NativeIntegers, round_weight
+from kernels.packed_weights import Int4Weight, Int8Weight, Packed, dequantise
+from kernels.quantised import Integers, NativeIntegers, is_like_ours, round_weight, rounded_of
 
 Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
 
@@ -88,3 +90,74 @@ def pack(
     if kind is None:
         raise ValueError(f"nothing multiplies weights of {name} on {weight.device}")
     return kind.make(weight, bias, gated)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StoredKind:
+    """What serves a weight that came quantised.
+
+    Attributes:
+        fits: whether it may, on that device.
+        make: from the weight, a bias [N], the dtype of what is not quantised, and whether the layer is gated.
+        note: what an operator should know of it; empty if there is nothing.
+    """
+
+    fits: Callable[[Packed, torch.device], bool]
+    make: Callable[[Packed, Tensor | None, torch.dtype, bool], PackedLinear]
+    note: str = ""
+
+
+def stored_kind(packed: Packed, device: torch.device) -> StoredKind:
+    """The best for a weight on that device."""
+    return next(kind for kind in STORED if kind.fits(packed, device))
+
+
+def _multiplies_fp8(device: torch.device) -> bool:
+    return _on_gpu(device) and torch.cuda.get_device_capability(device) >= FP8_SINCE
+
+
+def _as_ours(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
+    assert isinstance(packed, Int4Weight)
+    weight = rounded_of(packed)
+    return NativeIntegers(weight, bias, gated) if native.is_available() else Integers(weight, bias)
+
+
+def _int4_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
+    assert isinstance(packed, Int4Weight)
+    return Int4OnGpu(packed, bias, dtype)
+
+
+def _fp8_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
+    assert isinstance(packed, Int8Weight)
+    return Float8OnGpu(packed, bias, dtype)
+
+
+def _widened(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
+    return pack(dequantise(packed).to(dtype), bias, gated=gated)
+
+
+FP8_SINCE = (8, 9)  # compute capability
+STORED = (
+    StoredKind(lambda packed, device: isinstance(packed, Int4Weight) and _on_gpu(device), _int4_on_gpu),
+    StoredKind(
+        lambda packed, device: isinstance(packed, Int4Weight) and _on_cpu(device) and is_like_ours(packed),
+        _as_ours,
+        "symmetric 4-bit weights are multiplied as they are, by activations rounded to 8 bits",
+    ),
+    StoredKind(
+        lambda packed, device: isinstance(packed, Int4Weight),
+        _widened,
+        "4-bit weights with zero points or "
+        "groups that no kernel here takes are widened when they are loaded: they take the memory of the dtype",
+    ),
+    StoredKind(
+        lambda packed, device: _multiplies_fp8(device),
+        _fp8_on_gpu,
+        "activations are rounded to fp8 row by row: scales of activations in the checkpoint are not used",
+    ),
+    StoredKind(
+        lambda packed, device: True,
+        _widened,
+        "this device multiplies no fp8: weights are widened when they are loaded, and take the memory of the dtype",
+    ),
+)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.ragged import Longs, Ragged, Tables
+from kernels.trees import NO_TREES, Paths, Tree, Trees, masks_of, paths_of
 
 # Lengths of decode attention are rounded up to this: at each new length oneDNN makes new kernels, which costs more than
 # the step itself (6.5 M parameters, 1 sequence: 5.6 ms a step with exact lengths).
@@ -49,12 +50,36 @@ class Chunk:
         first, num: its tokens in the batch.
         start: position of its first token.
         slots: int64 [start + num], all keys up to its last token.
+        tree: of its tokens; None where they follow one another.
     """
 
     first: int
     num: int
     start: int
     slots: Tensor
+    tree: Tree | None = None
+
+    def keys_of(self, i: int) -> Tensor:
+        """int64, slots of the keys up to its query `i`, in the order of their positions."""
+        if self.tree is None:
+            return self.slots[: self.start + i + 1]
+        path = self.tree.paths[i, : self.tree.depths[i] + 1]
+        own = self.slots[self.start :][torch.from_numpy(path).long().to(self.slots.device)]
+        return torch.cat((self.slots[: self.start], own))
+
+    def mask(self, done: int, num: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive mask [num, start + done + num] of `num` queries behind the first `done`: no key is behind them."""
+        device = self.slots.device
+        if self.tree is None:
+            return chunk_mask(self.start + done, num, window, dtype, device)
+        end = done + num
+        depths = torch.from_numpy(self.tree.depths[:end]).to(device)
+        key = torch.cat((torch.arange(self.start, device=device), self.start + depths))
+        hidden = torch.zeros(num, self.start + end, dtype=torch.bool, device=device)
+        hidden[:, self.start :] = torch.from_numpy(~self.tree.sees[done:end, :end]).to(device)
+        if window is not None:
+            hidden |= key <= (self.start + depths[done:]).unsqueeze(1) - window
+        return _additive(hidden, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +91,11 @@ class AttentionMetadata:
         counts: int64 [rows], tokens of each row in this step.
         contexts: int64 [rows], tokens of each row that exist after this step's write.
         tables: int32 [rows, blocks], contiguous; entries beyond a row's blocks may be anything valid.
-        positions: int64 [T] of each token in its sequence.
+        positions: int64 [T] of each token in its sequence; in a tree by depth.
         write_slots: int64 [T], where each token's key and value go.
         last_tokens: int64 [rows], index of each row's last token.
         on_device: the rows as kernels of a GPU see them, where these are there already.
+        trees: of rows whose tokens do not follow one another.
     """
 
     num_tokens: int
@@ -81,6 +107,7 @@ class AttentionMetadata:
     write_slots: Tensor
     last_tokens: Tensor
     on_device: Ragged | None = None
+    trees: Trees = dataclasses.field(default_factory=dict)
     _masks: dict[tuple[int, int | None], Tensor | None] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -91,6 +118,7 @@ class AttentionMetadata:
         block_tables: Tables,
         block_size: int,
         device: torch.device,
+        trees: Trees = NO_TREES,
     ) -> "AttentionMetadata":
         """Lay out one step.
 
@@ -98,6 +126,7 @@ class AttentionMetadata:
             query_lens: tokens of each row in this step; rows of one token come first.
             contexts: tokens of each row that exist after this step's write.
             block_tables: int32 [rows, blocks], entries beyond a row's blocks may be anything valid.
+            trees: of rows whose tokens do not follow one another: as many tokens as the row has.
         """
         counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
         last = np.cumsum(counts) - 1
@@ -108,6 +137,9 @@ class AttentionMetadata:
             rows = np.repeat(np.arange(len(counts)), counts)
             positions = np.arange(num_tokens) + (ends - 1 - last)[rows]
         slots = block_tables[rows, positions // block_size] * np.int64(block_size) + positions % block_size
+        for row, tree in trees.items():
+            first = last[row] + 1 - counts[row]
+            positions[first : last[row] + 1] = positions[first] + tree.depths
         return cls(
             num_tokens=num_tokens,
             counts=counts,
@@ -117,6 +149,7 @@ class AttentionMetadata:
             positions=torch.from_numpy(positions).to(device),
             write_slots=torch.from_numpy(slots).to(device),
             last_tokens=torch.from_numpy(last).to(device),
+            trees=trees,
         )
 
     @functools.cached_property
@@ -129,14 +162,28 @@ class AttentionMetadata:
         """The rows as kernels of a GPU see them."""
         if self.on_device is not None:
             return self.on_device
-        return Ragged.of(self.counts, self.contexts, self.tables, self.write_slots.device)
+        device = self.write_slots.device
+        found = Ragged.of(self.counts, self.contexts, self.tables, device)
+        if not self.trees:
+            return found
+        return dataclasses.replace(found, tree=torch.from_numpy(masks_of(self.counts, self.trees)).to(device))
 
     @functools.cached_property
-    def addresses(self) -> tuple[int, int, int, int, int, int]:
-        """For kernels on CPU: addresses and sizes of (tables, their width, firsts, counts, contexts, rows)."""
+    def paths(self) -> tuple[Paths | None, Longs]:
+        """See `kernels.trees.paths_of`."""
+        return paths_of(len(self.counts), self.trees)
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """For kernels on CPU: addresses and sizes of (tables, their width, firsts, counts, contexts, rows, positions,
+        paths, where those of each row begin); no paths without trees."""
         arrays = (self.firsts, self.counts, self.contexts)
         firsts, counts, contexts = (array.ctypes.data for array in arrays)
-        return self.tables.ctypes.data, self.tables.shape[1], firsts, counts, contexts, len(self.counts)
+        rows = (self.tables.ctypes.data, self.tables.shape[1], firsts, counts, contexts, len(self.counts))
+        paths, begins = self.paths if self.trees else (None, None)
+        if paths is None or begins is None:
+            return (*rows, self.positions.data_ptr(), 0, 0)
+        return (*rows, self.positions.data_ptr(), paths.ctypes.data, begins.ctypes.data)
 
     @functools.cached_property
     def decodes(self) -> tuple[DecodeGroup, ...]:
@@ -155,7 +202,7 @@ class AttentionMetadata:
             num, end = int(self.counts[row]), int(self.contexts[row])
             slots = _all_slots(self.tables[row : row + 1], end, self.block_size)[0]
             keys = torch.from_numpy(slots).to(self.write_slots.device)
-            made.append(Chunk(int(self.firsts[row]), num, end - num, keys))
+            made.append(Chunk(int(self.firsts[row]), num, end - num, keys, self.trees.get(row)))
         return tuple(made)
 
     def decode_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:

@@ -208,7 +208,6 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
     block_size, kv_heads, dim = cache.shape[1], cache.shape[3], q.shape[2]
     make = torch.empty if len(q) == meta.num_tokens else torch.zeros
     out = make(len(q), q.shape[1] * dim)
-    tables, width, firsts, counts, contexts, rows = meta.addresses
     calls: dict[torch.dtype, Callable[..., None]] = {
         torch.float32: MODULE.attention_float32,
         torch.bfloat16: MODULE.attention_bfloat16,
@@ -222,12 +221,7 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
         kv_heads,
         q.shape[1],
         dim,
-        tables,
-        width,
-        firsts,
-        counts,
-        contexts,
-        rows,
+        *meta.addresses,
         window or 0,
         scale,
         out.data_ptr(),

@@ -173,6 +173,11 @@ def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> 
     chosen.copy_blocks(sources, targets, pairs)
 
 
+def move_slots_(layers: list[Tensor], sources: Tensor, targets: Tensor) -> None:
+    """Copy tokens to other slots of all layers; see `kernels.blocks.move_slots_`."""
+    blocks.move_slots_(layers, sources, targets)
+
+
 def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, values: Tensor) -> None:
     """Change a table by short runs of numbers, in place; see `kernels.inputs.write_runs_`."""
     chosen = gpu.family("inputs") if gpu.takes(table) else inputs

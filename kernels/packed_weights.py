@@ -39,6 +39,9 @@ class Int4Weight(NamedTuple):
     group: int
 
 
+Packed = Int4Weight | Int8Weight
+
+
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
     """x [M, K] as numbers of `dtype` and a scale for each row: its largest number becomes the dtype's largest."""
     wide = x.float()
@@ -68,12 +71,41 @@ def _biased(y: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     return (y if bias is None else y + bias.float()).to(dtype)
 
 
-def dequantise(packed: Int4Weight) -> Tensor:
+def dequantise(packed: Packed) -> Tensor:
     """What the weights are: float32 [N, K]."""
-    units = packed.nibbles.view(len(packed.nibbles), -1, UNIT // 2)
-    values = torch.cat((units & 15, units >> 4), dim=2).flatten(1)[:, : packed.inputs].float()
+    if isinstance(packed, Int8Weight):
+        return packed.weight.float() * packed.scales[:, None]
+    values = unpack_nibbles(packed).float()
     groups = torch.arange(packed.inputs, device=values.device) // packed.group
     return (values - packed.zeros.float()[groups].t()) * packed.scales.float()[groups].t()
+
+
+def unpack_nibbles(packed: Int4Weight) -> Tensor:
+    """The numbers 0 … 15: uint8 [N, K]."""
+    units = packed.nibbles.view(len(packed.nibbles), -1, UNIT // 2)
+    return torch.cat((units & 15, units >> 4), dim=2).flatten(1)[:, : packed.inputs]
+
+
+def take_rows(packed: Packed, order: Tensor) -> Packed:
+    """The rows int64 [M] of a weight, in that order."""
+    if isinstance(packed, Int8Weight):  # indexed as bytes: float8 has no such operator everywhere
+        bits = packed.weight.view(torch.uint8)[order]
+        return Int8Weight(bits.view(packed.weight.dtype), packed.scales[order])
+    scales, zeros = packed.scales[:, order], packed.zeros[:, order]
+    return Int4Weight(packed.nibbles[order], scales, zeros, packed.inputs, packed.group)
+
+
+def stack(weights: list[Packed]) -> Packed:
+    """Weights of the same form, one above the other."""
+    first = weights[0]
+    if isinstance(first, Int8Weight):
+        eight = [one for one in weights if isinstance(one, Int8Weight)]
+        bits = torch.cat([one.weight.view(torch.uint8) for one in eight])
+        return Int8Weight(bits.view(first.weight.dtype), torch.cat([one.scales for one in eight]))
+    four = [one for one in weights if isinstance(one, Int4Weight)]
+    nibbles = torch.cat([one.nibbles for one in four])
+    scales, zeros = torch.cat([one.scales for one in four], 1), torch.cat([one.zeros for one in four], 1)
+    return Int4Weight(nibbles, scales, zeros, first.inputs, first.group)
 
 
 def pack_nibbles(values: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import native
+from kernels.elementwise import rms_norm
 from kernels.linear import Fused, PackedLinear
+from kernels.packed_weights import Int4Weight, unpack_nibbles
 
 LEVELS = 127  # of an activation, and of a weight of 8 bits, to either side
 GROUP = 128  # inputs that share a scale in 4 bits
@@ -92,6 +94,18 @@ def _levels(weight: Tensor, scales: Tensor, bits: int) -> Tensor:
     return scaled.round_().add_(zero).clamp_(least, 2 * zero - 1).to(torch.uint8)
 
 
+def rounded_of(packed: Int4Weight) -> Rounded:
+    """A weight of 4 bits that came so, which `is_like_ours`, in our terms."""
+    none = torch.empty(0, dtype=torch.int64), torch.empty(len(packed.nibbles), 0)
+    return Rounded(4, unpack_nibbles(packed), packed.scales.t().float().contiguous(), *none)
+
+
+def is_like_ours(packed: Int4Weight) -> bool:
+    """Whether its groups are ours and all its zero points in the middle, as of symmetric rounding."""
+    fits = packed.group == GROUP or packed.inputs == packed.group <= GROUP
+    return fits and bool((packed.zeros == 8).all())
+
+
 class Integers(PackedLinear):
     """In torch's public operators: correct anywhere, slow, as levels are widened at every use."""
 
@@ -134,7 +148,8 @@ class NativeIntegers(Fused):
         self._outlier_weights = native.pack(weight.outlier_weights, gated)
 
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
-        assert norm is None, "the norm is folded into weights that are rounded"
+        if norm is not None:  # folded into weights that are rounded here, but not into those that came so
+            x, eps = rms_norm(x, norm, eps, torch.float32), native.NO_NORM
         native.integer_linear(
             x,
             self.weight,

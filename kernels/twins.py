@@ -44,10 +44,8 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
             )
     for chunk in meta.chunks:
         for i in range(chunk.num):
-            keys = chunk.slots[: chunk.start + i + 1]
-            out[chunk.first + i] = _attend(
-                q[chunk.first + i], decode(slots[keys], q.shape[2], torch.float32), scale, window
-            )
+            keys = decode(slots[chunk.keys_of(i)], q.shape[2], torch.float32)
+            out[chunk.first + i] = _attend(q[chunk.first + i], keys, scale, window)
     return out.view(len(q), -1)
 
 

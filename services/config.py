@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig, option
 from engine.disk import check_directory
 from engine.errors import Code, ServiceError
-from engine.request import MAX_DRAFT_TOKENS
+from engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH
 from engine.scheduler.policies import POLICIES
 from engine.scheduler.settings import parse_weights
 from services.messages import Role
@@ -138,6 +138,10 @@ def _check_speculation(engine: EngineConfig) -> None:
     _one_of("speculation", engine.speculation, ("none", "ngram", "draft", "eagle"))
     if not 1 <= engine.max_draft_tokens <= MAX_DRAFT_TOKENS:
         raise bad_setting("max_draft_tokens", f"{engine.max_draft_tokens} is not in [1, {MAX_DRAFT_TOKENS}]")
+    if not 1 <= engine.max_draft_width <= MAX_DRAFT_WIDTH:
+        raise bad_setting("max_draft_width", f"{engine.max_draft_width} is not in [1, {MAX_DRAFT_WIDTH}]")
+    if engine.max_draft_width > 1 and engine.speculation not in ("draft", "eagle"):
+        raise bad_setting("max_draft_width", "above 1 needs --speculation draft or eagle: nothing else branches")
     if bool(engine.draft_model) != (engine.speculation in ("draft", "eagle")):
         raise bad_setting("draft_model", "and --speculation draft or eagle need each other")
 

@@ -5,13 +5,11 @@ Stdlib only: processes that never see a tensor read it too. Nothing named in a f
 """
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import cast
 
-from engine.errors import Code, ServiceError
-
-Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+from engine.models.fields import Fields, read_json
+from engine.models.stored_form import StoredForm, read_stored_form
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +44,7 @@ class ModelConfig:
         head_dim: may differ from hidden_size / num_heads.
         windows: per layer, the sliding window in tokens, or None for full attention.
         eos_ids: ids that end an output, of both files.
+        stored: how matrices are stored that somebody has quantised before; None if none are.
     """
 
     architecture: str
@@ -66,6 +65,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...]
     dtype: str
     defaults: GenerationDefaults
+    stored: StoredForm | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,14 +89,12 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 def read_config(directory: Path) -> ModelConfig:
     """Read a checkpoint directory. Raises ServiceError MODEL_INVALID naming file, field and value."""
     path = directory / "config.json"
-    raw = _Fields(path, _read_json(path))
+    raw = Fields(path, read_json(path))
     generation_path = directory / "generation_config.json"
-    generation = _Fields(generation_path, _read_json(generation_path) if generation_path.exists() else {})
+    generation = Fields(generation_path, read_json(generation_path) if generation_path.exists() else {})
     architectures = raw.values.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise raw.wrong("architectures", "is missing; it names the model class")
-    if raw.values.get("quantization_config"):
-        raise raw.wrong("quantization_config", "quantised checkpoints are not supported; use the unquantised one")
     heads = raw.integer("num_attention_heads")
     hidden = raw.integer("hidden_size")
     layers = raw.integer("num_hidden_layers")
@@ -120,75 +118,23 @@ def read_config(directory: Path) -> ModelConfig:
         eos_ids=_eos_ids(raw, generation),
         dtype=raw.string("dtype", raw.string("torch_dtype", "float32")),
         defaults=_defaults(generation),
+        stored=read_stored_form(raw),
     )
 
 
 def read_head_config(directory: Path) -> HeadConfig:
     """Read the directory of an EAGLE-3 head. Raises ServiceError as `read_config`."""
     layer = read_config(directory)
-    raw = _Fields(directory / "config.json", _read_json(directory / "config.json"))
+    raw = Fields(directory / "config.json", read_json(directory / "config.json"))
     if layer.num_layers != 1:
         raise raw.wrong("num_hidden_layers", f"is {layer.num_layers}; an EAGLE-3 head has 1 layer")
+    if layer.stored is not None:
+        text = f"is {layer.stored.method!r}; an EAGLE-3 head must not be quantised"
+        raise raw.wrong("quantization_config.quant_method", text)
     return HeadConfig(layer, raw.integer("draft_vocab_size", layer.vocab_size), _behind(raw))
 
 
-def invalid_model(path: Path, message: str) -> ServiceError:
-    """A checkpoint that cannot be served."""
-    return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{path}: {message}")
-
-
-class _Fields:
-    """A JSON object with typed getters whose errors name file, field and value."""
-
-    def __init__(self, path: Path, values: dict[str, Json]) -> None:
-        self.path = path
-        self.values = values
-
-    def wrong(self, name: str, message: str) -> ServiceError:
-        return invalid_model(self.path, f"{name} {message}")
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        value = self.values.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.wrong(name, f"is {value!r}; it must be a positive integer")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self.values.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.wrong(name, f"is {value!r}; it must be a number")
-        return float(value)
-
-    def boolean(self, name: str, default: bool) -> bool:
-        value = self.values.get(name, default)
-        if not isinstance(value, bool):
-            raise self.wrong(name, f"is {value!r}; it must be true or false")
-        return value
-
-    def string(self, name: str, default: str) -> str:
-        value = self.values.get(name) or default
-        if not isinstance(value, str):
-            raise self.wrong(name, f"is {value!r}; it must be a string")
-        return value
-
-
-def _read_json(path: Path) -> dict[str, Json]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise invalid_model(
-            path, "is missing; a checkpoint directory holds config.json, tokenizer.json and *.safetensors"
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise invalid_model(path, f"cannot be read as JSON ({type(error).__name__})") from error
-    if not isinstance(value, dict):
-        raise invalid_model(path, "does not hold a JSON object")
-    return cast("dict[str, Json]", value)
-
-
-def _rope(raw: _Fields) -> RopeConfig:
+def _rope(raw: Fields) -> RopeConfig:
     """Both spellings: rope_parameters (newer), rope_theta with rope_scaling (older)."""
     newer, older = raw.values.get("rope_parameters"), raw.values.get("rope_scaling")
     scaling = newer if newer is not None else older
@@ -208,7 +154,7 @@ def _rope(raw: _Fields) -> RopeConfig:
     return RopeConfig(float(theta), str(kind), numbers)
 
 
-def _windows(raw: _Fields, num_layers: int) -> tuple[int | None, ...]:
+def _windows(raw: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Per layer, from layer_types where given, else from sliding_window and the Qwen switches."""
     window = raw.values.get("sliding_window")
     if window is None or raw.values.get("use_sliding_window") is False:
@@ -227,7 +173,7 @@ def _windows(raw: _Fields, num_layers: int) -> tuple[int | None, ...]:
     return (size,) * num_layers
 
 
-def _behind(raw: _Fields) -> tuple[int, ...]:
+def _behind(raw: Fields) -> tuple[int, ...]:
     """Both spellings: at the top the number of layers behind which states are read, in eagle_config the last of them,
     counted from 0."""
     nested = raw.values.get("eagle_config")
@@ -240,7 +186,7 @@ def _behind(raw: _Fields) -> tuple[int, ...]:
     return tuple(cast("int", one) + more for one in found)
 
 
-def _eos_ids(*files: _Fields) -> tuple[int, ...]:
+def _eos_ids(*files: Fields) -> tuple[int, ...]:
     ids: list[int] = []
     for file in files:
         value = file.values.get("eos_token_id")
@@ -253,7 +199,7 @@ def _eos_ids(*files: _Fields) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _defaults(generation: _Fields) -> GenerationDefaults:
+def _defaults(generation: Fields) -> GenerationDefaults:
     def number(name: str) -> float | None:
         return generation.number(name, 0.0) if generation.values.get(name) is not None else None
 

@@ -13,8 +13,10 @@ from engine.models.config import ModelConfig
 from engine.models.style import Style
 from engine.models.weights import WeightSource
 from kernels import ops
+from kernels.kinds import stored_kind
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.packed_weights import Packed, dequantise, stack, take_rows
 
 
 class Pack(Protocol):
@@ -29,11 +31,16 @@ class Pack(Protocol):
 class Packer:
     """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows."""
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, pack: Pack = ops.pack_linear) -> None:
+    def __init__(
+        self, source: WeightSource, dtype: torch.dtype, pack: Pack = ops.pack_linear, *, is_stored: bool = False
+    ) -> None:
         self._source = source
         self._pack = pack
-        # Folding multiplies weights once instead of activations at each step; in bfloat16 it would round them again.
-        self._folds = dtype is torch.float32
+        self._dtype = dtype
+        # Folding multiplies weights once instead of activations at each step; in bfloat16 it would round them again,
+        # and of weights that came quantised nothing can be folded into.
+        self._folds = dtype is torch.float32 and not is_stored
+        self.notes: dict[str, None] = {}  # what an operator should know, in the order in which it was found
 
     def norm(self, name: str, size: int) -> Tensor:
         """A norm's weight [size]."""
@@ -62,20 +69,41 @@ class Packer:
         """
         weights, biases = [], []
         for name, rows in parts:
-            weight = self._source.get(f"{name}.weight", (rows, width))
-            order = pair_order(rows, rotated[name], weight.device) if rotated and name in rotated else None
-            weights.append(weight if order is None else weight[order])
+            dim = rotated.get(name, 0) if rotated else 0
+            weights.append(self._weight(name, rows, width, dim))
             if bias:
                 vector = self._source.get(f"{name}.bias", (rows,))
-                biases.append(vector if order is None else vector[order])
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+                biases.append(vector[pair_order(rows, dim, vector.device)] if dim else vector)
+        vectors = torch.cat(biases) if biases else None
+        stored = [weight for weight in weights if not isinstance(weight, Tensor)]
+        if len(stored) == len(weights):
+            return self._keep(stack(stored), vectors, gated)
+        plain = [one if isinstance(one, Tensor) else dequantise(one).to(self._dtype) for one in weights]
+        weight = plain[0] if len(plain) == 1 else torch.cat(plain)
         if norm is not None and self._folds:
             weight = weight * norm
-        return self._pack(weight, torch.cat(biases) if biases else None, gated=gated)
+        return self._pack(weight, vectors, gated=gated)
+
+    def _weight(self, name: str, rows: int, width: int, dim: int) -> Tensor | Packed:
+        """A projection, its rows in the order of heads of `dim` under rotary embedding; 0: as they are."""
+        packed = self._source.stored(name, rows, width)
+        if packed is None:
+            weight = self._source.get(f"{name}.weight", (rows, width))
+            return weight[pair_order(rows, dim, weight.device)] if dim else weight
+        return take_rows(packed, pair_order(rows, dim, packed[0].device)) if dim else packed
+
+    def _keep(self, packed: Packed, bias: Tensor | None, gated: bool) -> PackedLinear:
+        """A weight that came quantised."""
+        kind = stored_kind(packed, packed[0].device)
+        if kind.note:
+            self.notes[kind.note] = None
+        return kind.make(packed, bias, self._dtype, gated)
 
     def head(self, name: str, shape: tuple[int, int], norm: Tensor) -> PackedLinear:
         """The projection [vocabulary, hidden] to logits, which its errors reach undiluted."""
-        weight = self._source.get(f"{name}.weight", shape)
+        weight = self._weight(name, *shape, 0)
+        if not isinstance(weight, Tensor):
+            return self._keep(weight, None, gated=False)
         return self._pack(weight * norm if self._folds else weight, precise=True)
 
 

@@ -61,7 +61,7 @@ class Model:
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.tap: Tap | None = None  # who else reads hidden states
         style = style_of(config)
-        packer = Packer(source, dtype, pack)
+        packer = Packer(source, dtype, pack, is_stored=config.stored is not None)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
         self._layers = [DecoderLayer(config, style, i, packer) for i in range(config.num_layers)]
@@ -71,6 +71,7 @@ class Model:
         tied = config.tied_embeddings or not source.has("lm_head.weight")
         self._head = packer.head("model.embed_tokens" if tied else "lm_head", (vocab, hidden), norm)
         self.kernel = self._head.kernel  # what multiplies
+        self.notes = tuple(packer.notes)  # what an operator should know of how weights are kept
         self._cis = rope_table(config, num_positions, device).unsqueeze(1)
 
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -144,7 +145,7 @@ def load_model(
     Raises ServiceError MODEL_INVALID naming file and tensor, or UNIMPLEMENTED for an architecture.
     """
     style_of(config)  # before any weight is read
-    source = Checkpoint(directory, dtype, device)
+    source = Checkpoint(directory, dtype, device, config.stored)
     model = Model(config, source, dtype, device, num_positions or config.context_length, pack)
     model.num_parameters = source.num_parameters
     return model

@@ -5,7 +5,7 @@ the tensor being packed. Pickle checkpoints are refused: reading one can run cod
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.models.config import invalid_model
+from engine.models.fields import invalid_model
+from engine.models.stored import READERS
+from engine.models.stored_form import StoredForm
+from kernels.packed_weights import Packed
 
 INDEX = "model.safetensors.index.json"
 
@@ -23,6 +26,9 @@ class WeightSource(Protocol):
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor, of exactly that shape."""
+
+    def stored(self, name: str, rows: int, width: int) -> Packed | None:
+        """The weight [rows, width] of the projection `name` where it is quantised already; None where it is not."""
 
     def has(self, name: str) -> bool:
         """Whether it is there."""
@@ -45,6 +51,9 @@ class Plan:
         self.shapes[name] = shape
         return torch.empty(shape, dtype=self._dtype, device="meta")
 
+    def stored(self, name: str, rows: int, width: int) -> None:
+        """A plan is of what weights stand for."""
+
     def has(self, name: str) -> bool:
         """Everything is planned to be there."""
         return True
@@ -53,8 +62,11 @@ class Plan:
 class Checkpoint:
     """The safetensors files of a directory, one or sharded."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, directory: Path, dtype: torch.dtype, device: torch.device, form: StoredForm | None = None
+    ) -> None:
         self._directory = directory
+        self._form = form
         self._dtype = dtype
         self._device = device
         self._file_of: dict[str, Path] = {}
@@ -69,11 +81,33 @@ class Checkpoint:
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read, check and convert one tensor. Raises ServiceError naming file and tensor."""
         tensor = self._read(name, shape)
-        if not tensor.is_floating_point():
-            text = f"tensor {name} is {tensor.dtype}; quantised weights are not supported"
+        if not tensor.is_floating_point() or tensor.itemsize == 1:
+            text = f"tensor {name} is {tensor.dtype}, and config.json's quantization_config names no scales of it"
             raise invalid_model(self._file_of[name], text)
         self._sizes[name] = tensor.numel()
         return tensor.to(self._device, self._dtype)
+
+    def stored(self, name: str, rows: int, width: int) -> Packed | None:
+        """See `WeightSource`. Raises ServiceError naming file, tensor and what is supported."""
+        reader = READERS[self._form.method] if self._form is not None else None
+        if self._form is None or reader is None or not self.has(f"{name}.{reader.mark}"):
+            return None
+        self._sizes[name] = rows * width
+        try:
+            return reader.read(self, name, (rows, width), self._form)
+        except ValueError as error:
+            raise invalid_model(self._file_of[f"{name}.{reader.mark}"], f"{name}: {error}") from error
+
+    def raw(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> Tensor:
+        """A tensor as it is stored, of one of these shapes and dtypes, on the device. Raises as `get`."""
+        path = self._path(name)
+        found: Tensor = self._files[path].get_tensor(name)
+        for what, value, allowed in (("shape", tuple(found.shape), shapes), ("dtype", found.dtype, dtypes)):
+            if value not in allowed:
+                wanted = " or ".join(str(list(one) if isinstance(one, tuple) else one) for one in allowed)
+                shown = list(value) if isinstance(value, tuple) else value
+                raise invalid_model(path, f"tensor {name} has {what} {shown}; config.json implies {wanted}")
+        return found.to(self._device)
 
     def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor that is no weight, as int64. Raises as `get`."""
@@ -83,14 +117,18 @@ class Checkpoint:
         return tensor.to(self._device, torch.int64)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        path = self._file_of.get(name)
-        if path is None:
-            raise invalid_model(self._directory, f"no safetensors file holds the tensor {name}")
+        path = self._path(name)
         found = tuple(self._files[path].get_slice(name).get_shape())
         if found != shape:
             raise invalid_model(path, f"tensor {name} has shape {list(found)}; config.json implies {list(shape)}")
         tensor: Tensor = self._files[path].get_tensor(name)
         return tensor
+
+    def _path(self, name: str) -> Path:
+        path = self._file_of.get(name)
+        if path is None:
+            raise invalid_model(self._directory, f"no safetensors file holds the tensor {name}")
+        return path
 
     @property
     def num_parameters(self) -> int:

@@ -120,6 +120,8 @@ class OverlappedRunner:
     def _is_uniform(self, plan: Plan) -> bool:
         """Whether every row samples behind each of its tokens and wants nothing else."""
         drafts = plan.drafts
+        if plan.parents:
+            return False
         return all(
             samples and self._is_plain[slot] and drafts.get(i, 0) == length - 1
             for i, (slot, length, samples) in enumerate(zip(plan.slots, plan.query_lens, plan.samples, strict=True))

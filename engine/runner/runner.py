@@ -6,9 +6,11 @@ is where a device would be waited for. Knows no request, no policy, no text.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +26,7 @@ from engine.sampling.matchers import SlotMatchers
 from engine.sampling.rows import Masks
 from engine.sampling.sampler import Sampler
 from kernels.metadata import AttentionMetadata
+from kernels.trees import Tree
 
 
 class Done:
@@ -112,7 +115,8 @@ class Runner:
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
         tables = self._rows.block_tables[plan.slots]
-        return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device)
+        trees = {i: _tree(plan.query_lens[i] - len(parents), parents) for i, parents in plan.parents.items()}
+        return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device, trees)
 
     def _sample(
         self, plan: Plan, spots: Spots, hidden: Tensor, meta: AttentionMetadata, masks: Masks | None
@@ -130,7 +134,18 @@ class Runner:
         if plan.drafts and self._rows.listening:
             for slot, position, drafts in spots.kept(sampled):
                 self._rows.note(slot, position, drafts)
+        if plan.parents:
+            self._close_ranks(spots.moves(sampled))
         return spots.collect(sampled, len(plan.slots))
+
+    def _close_ranks(self, moves: list[tuple[int, int, int]]) -> None:
+        """Accepted drafts take the places in the cache that they would have had without the others of their trees."""
+        if not moves:
+            return
+        slots, sources, targets = np.array(moves, dtype=np.int64).T
+        tables, size = self._rows.block_tables, self._block_size
+        places = [tables[slots, at // size] * np.int64(size) + at % size for at in (sources, targets)]
+        self._store.move_slots(*(torch.from_numpy(place).to(self._model.device) for place in places))
 
     def _note_tokens(self, plan: Plan, spots: Spots) -> None:
         """Tell the slots that sample which tokens they have now: drafts are none of theirs yet."""
@@ -141,3 +156,9 @@ class Runner:
             num, drafted = plan.query_lens[i], plan.drafts.get(i, 0)
             certain = plan.token_ids[ends[i] - num : ends[i] - drafted]
             self._rows.note(plan.slots[i], plan.starts[i] + num - drafted, certain)
+
+
+@functools.lru_cache(256)  # the forms are few, and come again every step
+def _tree(num: int, parents: tuple[int, ...]) -> Tree:
+    """Of a row: `num` tokens that follow one another, and drafts behind the last of them."""
+    return Tree((*range(-1, num - 1), *(num + parent for parent in parents)))

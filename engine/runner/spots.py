@@ -5,10 +5,12 @@ A plan in, flat lists out: one entry for each token to be sampled. Knows no tens
 
 import dataclasses
 import itertools
+from collections.abc import Mapping, Sequence
 
 from engine.errors import ServiceError
 from engine.plan import Plan, Run, StepResult, TokenLogprob, num_accepted
 from engine.sampling.sampler import SampledRows
+from engine.trees import paths_of, walk
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class Spots:
     tokens: per sampled token, the token of the step that it follows; empty when no row has drafts.
     slots, positions: per sampled token.
     ahead: of sampled tokens behind drafts, these drafts.
+    parents: of the rows whose drafts are a tree.
     """
 
     rows: list[int]
@@ -27,6 +30,7 @@ class Spots:
     slots: list[int]
     positions: list[int]
     ahead: dict[int, list[int]]
+    parents: Mapping[int, tuple[int, ...]]
 
     @classmethod
     def of(cls, plan: Plan) -> "Spots":
@@ -35,8 +39,8 @@ class Spots:
         if not plan.drafts:
             # The sampled token's position: one behind the last computed.
             positions = [plan.starts[i] + plan.query_lens[i] for i in rows]
-            return cls(rows, {}, [], [plan.slots[i] for i in rows], positions, {})
-        spots = cls(rows, {}, [], [], [], {})
+            return cls(rows, {}, [], [plan.slots[i] for i in rows], positions, {}, {})
+        spots = cls(rows, {}, [], [], [], {}, plan.parents)
         for i, end in enumerate(itertools.accumulate(plan.query_lens)):
             if plan.samples[i]:
                 spots._add(plan, i, end)
@@ -60,11 +64,21 @@ class Spots:
     def kept(self, sampled: SampledRows) -> list[tuple[int, int, list[int]]]:
         """(slot, position of the next token, accepted drafts) of the rows that have any."""
         kept = []
-        for _, draft, at in self._each():
-            num = num_accepted(draft, sampled.ids[at : at + 1 + len(draft)])
-            if num:
-                kept.append((self.slots[at], self.positions[at] + num, draft[:num]))
+        for i, draft, at in self._each():
+            path = self._standing(i, draft, at, sampled)
+            if path:
+                kept.append((self.slots[at], self.positions[at] + len(path), [draft[j] for j in path]))
         return kept
+
+    def moves(self, sampled: SampledRows) -> list[tuple[int, int, int]]:
+        """(slot, position, position that it is to have) of accepted drafts that lie behind others which are not."""
+        moves = []
+        for i, draft, at in self._each():
+            if i in self.parents:
+                slot, first = self.slots[at], self.positions[at]
+                path = self._standing(i, draft, at, sampled)
+                moves += [(slot, first + j, first + to) for to, j in enumerate(path) if j != to]
+        return moves
 
     def _collect_runs(self, sampled: SampledRows, num_rows: int) -> StepResult:
         ids, failed = [-1] * num_rows, set[int]()
@@ -72,19 +86,28 @@ class Spots:
         logprobs: dict[int, TokenLogprob] = {}
         errors: dict[int, ServiceError] = {}
         for i, draft, at in self._each():
-            run = sampled.ids[at : at + 1 + len(draft)]
+            path = self._standing(i, draft, at, sampled)
+            standing = [at, *(at + 1 + j for j in path)]
+            spots = standing if i in self.parents else range(at, at + 1 + len(draft))
+            run = [sampled.ids[j] for j in spots]
             ids[i] = run[0]
             # Behind a wrong draft nothing counts, not even what cannot be computed.
-            broken = sorted(set(sampled.bad).intersection(range(at, at + 1 + num_accepted(draft, run))))
+            broken = sorted(set(sampled.bad).intersection(standing))
             if broken:
                 failed.add(i)
                 errors |= {i: sampled.errors[broken[0]]} if broken[0] in sampled.errors else {}
-            found = tuple(sampled.logprobs[j] for j in range(at, at + len(run)) if j in sampled.logprobs)
+            found = tuple(sampled.logprobs[j] for j in spots if j in sampled.logprobs)
             if draft:
                 runs[i] = Run(tuple(run), found)
             elif found:
                 logprobs[i] = found[0]
         return StepResult(ids, frozenset(failed), logprobs, runs, errors)
+
+    def _standing(self, i: int, draft: list[int], at: int, sampled: SampledRows) -> Sequence[int]:
+        """Of the drafts of row `i`, whose first spot is `at`, those that are accepted."""
+        run = sampled.ids[at : at + 1 + len(draft)]
+        parents = self.parents.get(i)
+        return range(num_accepted(draft, run)) if parents is None else walk(draft, parents, run)
 
     def _each(self) -> list[tuple[int, list[int], int]]:
         """(row, its drafts, its first spot) of the rows that sample."""
@@ -100,9 +123,11 @@ class Spots:
         num = len(draft)
         if num:
             self.drafts[i] = draft
-        for j in range(num + 1):
-            if j:
-                self.ahead[len(self.slots)] = draft[:j]
+        parents = plan.parents.get(i)
+        behind = [draft[: j + 1] for j in range(num)] if parents is None else paths_of(draft, parents)
+        for j, path in enumerate(([], *behind)):
+            if path:
+                self.ahead[len(self.slots)] = path
             self.slots.append(plan.slots[i])
-            self.positions.append(plan.starts[i] + plan.query_lens[i] - num + j)
+            self.positions.append(plan.starts[i] + plan.query_lens[i] - num + len(path))
             self.tokens.append(end - 1 - num + j)

@@ -5,7 +5,8 @@ import dataclasses
 
 @dataclasses.dataclass(slots=True)
 class DraftStats:
-    """Tokens since the start of whatever this is kept for, in all and by their place in the draft."""
+    """Tokens since the start of whatever this is kept for, in all and by their place in the draft: in a tree by their
+    order, the first branch first, and of those accepted by how far they stand behind the last token."""
 
     num_drafted: int = 0
     num_accepted: int = 0

@@ -7,14 +7,15 @@ proposer.
 
 from collections.abc import Sequence as Several
 
-from engine.plan import Ask, Plan, Run, num_accepted
+from engine.plan import Ask, DraftTree, Plan, Run, num_accepted
 from engine.request import MAX_DRAFT_TOKENS
 from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.events import Sampled
 from engine.scheduler.floor import Floor
 from engine.scheduler.outputs import Kept, Outputs
-from engine.scheduler.sequence import Sequence, State
+from engine.scheduler.sequence import Drafting, Sequence, State
 from engine.speculation.controller import Controller
+from engine.trees import MOST_DRAFTS, first_branch, follow, is_chain
 
 PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
 REST_STEPS = 4  # in which nobody is asked, once nobody is worth a draft: these may be planned ahead
@@ -24,13 +25,14 @@ MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond
 class Drafts:
     """Drafts of the step to come and of the one in flight."""
 
-    def __init__(self, floor: Floor, outputs: Outputs, controller: Controller | None) -> None:
-        """Without a controller drafts are as long as they may be."""
+    def __init__(self, floor: Floor, outputs: Outputs, controller: Controller | None, max_width: int = 1) -> None:
+        """Without a controller drafts are as wide, and then as long, as they may be."""
         self.stats = DraftStats()
         self.offered: list[Sequence] = []  # that have drafts for the next step
         self._floor = floor
         self._outputs = outputs
         self._controller = controller
+        self._max_width = max_width
         self.num_resting = 0  # steps to come in which nobody needs to be asked
         self._asked: list[Sequence] = []
         self._grown: list[tuple[Sequence, int]] = []  # whose tables have room for drafts, and which tables these are
@@ -54,9 +56,12 @@ class Drafts:
             return asks
         wishes = self._wishes(able, missing.count(1))
         self.num_resting = 0 if any(wishes) else REST_STEPS
+        width = self._max_width if self._controller is None else self._controller.width
         spare = self._num_spare() if grow and any(wishes) else 0
         for one, wish in zip(able, wishes, strict=True):
-            num = min(wish, _limit(one), room) if wish else 0
+            limit = _limit(one) if wish else 0
+            wide = _width(one, width, limit)
+            num = min(wish, limit // wide, room)
             if grow and _is_too_late(one):  # it would have to be read first
                 num = 0
             if grow and num > 0:
@@ -64,19 +69,20 @@ class Drafts:
                 spare -= taken
             if num > 0:
                 self._asked.append(one)
-                asks.append(_ask(one, num))
+                asks.append(_ask(one, num, wide))
         return asks
 
-    def offer(self, asks: Several[Ask], proposals: Several[Several[int]], seconds: float) -> None:
+    def offer(self, asks: Several[Ask], proposals: Several[Several[int] | DraftTree], seconds: float) -> None:
         """Answers to the last `asks`, in their order, and how long it took to find them."""
+        drafts = [_parts(one) for one in proposals]
         if self._controller is not None and asks:
-            num = sum(len(ids) for ids in proposals)
+            num = sum(len(ids) for ids, _ in drafts)
             self._controller.drafted([ask.num for ask in asks], num, seconds, had_to_read=self._has_news())
-        for one, ids in zip(self._asked, proposals, strict=True):
+        for one, (ids, parents) in zip(self._asked, drafts, strict=True):
             assert one.drafting is not None
             one.drafting.num_seen = len(one.tokens)
             if ids:
-                one.drafting.ids = list(ids)
+                one.drafting.ids, one.drafting.parents = ids, parents
                 self.offered.append(one)
         self._asked = []
 
@@ -92,7 +98,9 @@ class Drafts:
             num = min(len(drafting.ids), room, _limit(one)) if is_row else 0
             if num > 0:
                 num = self._grow(one, num)
-            del drafting.ids[num:]
+            del drafting.ids[num:], drafting.parents[num:]
+            if is_chain(drafting.parents):
+                drafting.parents.clear()
             if num > 0:
                 nums[one] = num
                 room -= num
@@ -114,13 +122,17 @@ class Drafts:
         """A row with `num` drafts has been computed: keep what was sampled behind those that are right."""
         group, drafting = sequence.group, sequence.drafting
         assert drafting is not None and len(drafting.ids) == num, "drafts changed while they were verified"
-        right = num_accepted(drafting.ids, run.token_ids)
+        if drafting.parents:
+            right = self._verify_tree(drafting, run)
+        else:
+            right = num_accepted(drafting.ids, run.token_ids)
+            if self._controller is not None:
+                self._controller.verified(drafting.record, num, right)
         drafting.ids.clear()
+        drafting.parents.clear()
         kept = self._outputs.num_kept(sequence, run.token_ids[: right + 1])
         group.drafts.record(num, min(kept, right))
         self.stats.record(num, min(kept, right))
-        if self._controller is not None:
-            self._controller.verified(drafting.record, num, right)
         # As behind any row: all that exists is computed but the token sampled last.
         sequence.tokens.extend(run.token_ids[:kept])
         sequence.num_computed += kept
@@ -128,6 +140,20 @@ class Drafts:
         self._floor.shrink(sequence, sequence.num_computed)
         self._outputs.advance_run(sequence, Kept(kept, run.logprobs[:kept], num, min(kept, right)), now, events)
         self._floor.give_back(group, num + 1 - kept)
+
+    def _verify_tree(self, drafting: Drafting, run: Run) -> int:
+        """How many drafts of a tree stand. Its first draft, the first behind that and so on are what a chain would be;
+        who takes the place of one of these is an alternative to it."""
+        parents = drafting.parents
+        path = follow(drafting.ids, parents, run.token_ids)
+        if self._controller is not None:
+            first = first_branch(parents)
+            right = next((i for i, node in enumerate(path) if first[i : i + 1] != [node]), len(path))
+            self._controller.verified(drafting.record, len(first), right)
+            parent = first[right - 1] if right else -1
+            if right < len(first) and parents.count(parent) > 1:
+                self._controller.branched(is_met=len(path) > right)
+        return len(path)
 
     def _has_news(self) -> bool:
         """Whether somebody is new to the proposer: reading a prompt takes time that the next draft does not."""
@@ -194,7 +220,19 @@ def _limit(sequence: Sequence) -> int:
     return limit
 
 
-def _ask(sequence: Sequence, num: int) -> Ask:
+def _width(sequence: Sequence, most: int, limit: int) -> int:
+    """Drafts at most that may follow the same token: a grammar follows one chain only."""
+    return 1 if sequence.group.params.grammar else max(1, min(most, limit))
+
+
+def _parts(draft: Several[int] | DraftTree) -> tuple[list[int], list[int]]:
+    """Its tokens, and their parents where it is a tree."""
+    if isinstance(draft, DraftTree):
+        return list(draft.token_ids[:MOST_DRAFTS]), list(draft.parents[:MOST_DRAFTS])
+    return list(draft), []
+
+
+def _ask(sequence: Sequence, num: int, width: int) -> Ask:
     assert sequence.drafting is not None
     return Ask(
         tokens=sequence.tokens,
@@ -206,4 +244,5 @@ def _ask(sequence: Sequence, num: int) -> Ask:
         names=sequence.table.names,
         place=sequence.num_places,
         is_trimmed=sequence.table.num_trimmed > 0,
+        width=width,
     )

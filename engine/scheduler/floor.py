@@ -241,6 +241,7 @@ class Floor:
         sequence.candidates = None
         if sequence.drafting is not None:
             sequence.drafting.ids.clear()
+            sequence.drafting.parents.clear()
         self.has_changed = True
 
     def _give_spares(self, group: Group) -> None:

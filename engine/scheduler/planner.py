@@ -218,6 +218,7 @@ class Planner:
         token_ids: list[int] = []
         samples: list[bool] = []
         drafts: dict[int, int] = {}
+        parents: dict[int, tuple[int, ...]] = {}
         for i, (one, num) in enumerate(zip(rows, lens, strict=True)):
             start = one.num_computed
             if num == 1:
@@ -229,6 +230,8 @@ class Planner:
                 if one in self._num_drafts and one.drafting is not None:
                     token_ids.extend(one.drafting.ids)
                     drafts[i] = self._num_drafts[one]
+                    if one.drafting.parents:
+                        parents[i] = tuple(one.drafting.parents)
         placements, self._floor.placements = self._floor.placements, []
         return Plan(
             step=self.step,
@@ -240,6 +243,7 @@ class Planner:
             placements=placements,
             new_blocks=self._new_blocks(),
             drafts=drafts,
+            parents=parents,
         )
 
     def _new_blocks(self) -> list[tuple[int, int, list[int]]]:

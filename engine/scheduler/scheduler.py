@@ -11,7 +11,7 @@ from collections.abc import Sequence as Ids
 from engine.cache.cache import KVCache
 from engine.checks import check_credit, check_ids, check_priority
 from engine.errors import Code, ServiceError, deadline_exceeded, invalid, not_open
-from engine.plan import Ask, Plan, StepResult
+from engine.plan import Ask, DraftTree, Plan, StepResult
 from engine.request import EngineRequest, FinishReason, Limits
 from engine.scheduler.admission import Admission
 from engine.scheduler.ahead import Ahead
@@ -59,8 +59,10 @@ class Scheduler:
         self._door = Door(cache, limits, eos_ids, max_num_seqs, settings.max_draft_tokens)
         self._outputs = Outputs(self._floor, self._policy, self._lengths)
         admission = Admission(self._floor, self._policy, self._lengths, settings)
-        controller = Controller(settings.max_draft_tokens) if settings.adapts_drafts else None
-        self._drafts = Drafts(self._floor, self._outputs, controller)
+        controller = None
+        if settings.adapts_drafts:
+            controller = Controller(settings.max_draft_tokens, settings.max_draft_width)
+        self._drafts = Drafts(self._floor, self._outputs, controller, settings.max_draft_width)
         self._planner = Planner(self._floor, admission, self._drafts, settings, max_num_batched_tokens)
         self._flights = Flights(self._floor, self._outputs, self._drafts, self.pace)
         self._ahead = Ahead(self._floor, self._planner, self._drafts, self._flights)
@@ -239,7 +241,7 @@ class Scheduler:
         with room in their tables, which may take moves."""
         return self._drafts.asks(self._planner.budget, grow=grow)
 
-    def offer(self, asks: Ids[Ask], proposals: Ids[Ids[int]], seconds: float) -> None:
+    def offer(self, asks: Ids[Ask], proposals: Ids[Ids[int] | DraftTree], seconds: float) -> None:
         """What was drafted for `asks`, in their order and at most as much as each asks for; how long that took."""
         self._drafts.offer(asks, proposals, seconds)
 

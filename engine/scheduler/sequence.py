@@ -26,12 +26,14 @@ class Drafting:
         record: of its drafts, for whoever chooses their length.
         num_seen: tokens that the proposer was last asked about, and so has read.
         ids: proposed for the next step, or being verified by the one in flight: behind the tokens that exist.
+        parents: of these, where they are a tree; else empty.
     """
 
     limit: int
     record: Record = dataclasses.field(default_factory=Record)
     num_seen: int = 0
     ids: list[int] = dataclasses.field(default_factory=list)
+    parents: list[int] = dataclasses.field(default_factory=list)
     memory: Memory = dataclasses.field(default_factory=Memory)
 
 

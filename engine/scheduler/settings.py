@@ -27,6 +27,7 @@ class SchedulerSettings:
         max_long_prefills: prompts longer than a step's budget that are computed in turns at once.
         pause_hold_s: how long a paused request keeps its blocks when nobody needs them.
         max_draft_tokens: drafted for one sequence and verified in one step at most; 0 is no speculation.
+        max_draft_width: drafts that may follow the same token; 1 is a chain.
         adapts_drafts: drafts are as long as measured costs and acceptance make worth it; else as long as they may be.
         costs: of moving blocks and of computing tokens; None where there is nowhere to move blocks to.
     """
@@ -43,6 +44,7 @@ class SchedulerSettings:
     max_long_prefills: int = 4
     pause_hold_s: float = 5.0
     max_draft_tokens: int = 0
+    max_draft_width: int = 1
     adapts_drafts: bool = True
     costs: PreemptionCosts | None = None
 
@@ -59,6 +61,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
         max_queued_tokens=config.max_queued_tokens,
         pause_hold_s=config.pause_hold_s,
         max_draft_tokens=0 if config.speculation == "none" else config.max_draft_tokens,
+        max_draft_width=config.max_draft_width,
         adapts_drafts=config.draft_length == "adaptive",
         costs=costs,
     )

@@ -2,8 +2,10 @@
 
 A draft's j-th token is kept with chance a^j, a being the share of its sequence's drafts that were right of late. A step
 drafts for all as long as that chance is at least a floor; a few floors are compared by the tokens per second that they
-promise, and one of them drafts nothing. So long drafts go to those who repeat themselves, none to those who do not, and
-nobody's when the step is better spent on many rows. Pure: seconds come in, there is no clock and no chance.
+promise, and one of them drafts nothing. Where drafts may branch, each floor is compared in both forms: as a chain, and
+with alternatives to each of its tokens, one of which stands now and then when that token falls. So long drafts go to
+those who repeat themselves, none to those who do not, and nobody's when the step is better spent on many rows. Pure:
+seconds come in, there is no clock and no chance.
 """
 
 import dataclasses
@@ -31,6 +33,9 @@ PROBE_LENGTH = 2
 YIELD_WEIGHT = 0.1  # of the newest share of what was asked for that was drafted
 READING_WEIGHT = 0.02  # of the newest time that reading took
 PROBE_WEIGHT = 0.5  # the same of a probe
+PRIOR_RESCUE = 0.3  # share of wrong drafts whose place one of the alternatives takes, before anything is known
+RESCUE_WEIGHT = 0.02  # of the newest
+RESCUE_FADE = 0.01  # towards the first guess, per look, while nothing branches: it is given another chance
 
 
 @dataclasses.dataclass(slots=True)
@@ -42,19 +47,30 @@ class Record:
 
 
 class Controller:
-    """Learns from every step and chooses for the next."""
+    """Learns from every step and chooses for the next.
 
-    def __init__(self, max_length: int) -> None:
-        self.floor = 0  # index of the present one
+    Attributes:
+        floor: index of the present form: of a floor and a width.
+        width: of the drafts last chosen.
+    """
+
+    def __init__(self, max_length: int, max_width: int = 1) -> None:
+        self.floor = 0
+        self.width = 1
+        self._forms = [(floor, 1) for floor in FLOORS]
+        if min(max_length, max_width) > 1:
+            self._forms += [(floor, min(max_length, max_width)) for floor in FLOORS[1:]]
         self._max_length = max_length
         self._steps = CostTable(from_nothing=False)
-        self._drafting = CostTable(from_nothing=True)
+        self._drafting = {width: CostTable(from_nothing=True) for _, width in self._forms}
+        self._rescue = PRIOR_RESCUE
         self._common = Record(PRIOR_ACCEPTANCE * 10, 10.0)
         self._reading_s = 0.0  # of a step, on average
         self._yield = 1.0  # of what was asked for, the share that was drafted
         chances = [(level + 0.5) / LEVELS for level in range(LEVELS)]
-        self._lengths = [[_length(floor, chance, max_length) for chance in chances] for floor in FLOORS]
+        self._lengths = [[_length(floor, one, max_length // width) for one in chances] for floor, width in self._forms]
         self._worth = [[_worth(*pair) for pair in zip(chances, lengths, strict=True)] for lengths in self._lengths]
+        self._misses = [[1 - one**num for one, num in zip(chances, lengths, strict=True)] for lengths in self._lengths]
         self._num_choices = 0
         self._num_idle = 0
         self._patience = PATIENCE
@@ -86,7 +102,7 @@ class Controller:
         self._num_choices += 1
         if self.floor == 0 or self._num_choices % LOOK_EVERY == 0:
             self._settle(levels, num_rows)
-        lengths = self._lengths[self.floor]
+        lengths, self.width = self._lengths[self.floor], self._forms[self.floor][1]
         chosen = [lengths[level] for level in levels]
         fade = FADE**span
         for record, num in zip(records, chosen, strict=True):
@@ -102,13 +118,13 @@ class Controller:
         num_rows, longest = len(asked), max(asked)
         reading_s = 0.0
         if had_to_read:
-            reading_s = max(0.0, seconds - self._drafting.seconds(num_rows, [longest])[0])
+            reading_s = max(0.0, seconds - self._drafting[self.width].seconds(num_rows, [longest])[0])
         else:
-            self._drafting.record(num_rows, longest, seconds)
+            self._drafting[self.width].record(num_rows, longest, seconds)
         if self.floor:
             self._reading_s += READING_WEIGHT * (reading_s - self._reading_s)
         weight = YIELD_WEIGHT if self.floor else PROBE_WEIGHT
-        self._yield += weight * (num_drafted / max(1, sum(asked)) - self._yield)
+        self._yield += weight * (num_drafted / max(1, sum(asked) * self.width) - self._yield)
 
     def stepped(self, num_rows: int, num_tokens: int, seconds: float) -> None:
         """A step of decoding rows alone, drafts included, took so long."""
@@ -121,18 +137,24 @@ class Controller:
             one.right = one.right * memory + right
             one.tried = one.tried * memory + right + (right < num)
 
+    def branched(self, *, is_met: bool) -> None:
+        """A draft was wrong that had alternatives: whether one of them was right."""
+        self._rescue += RESCUE_WEIGHT * (is_met - self._rescue)
+
     @property
     def _is_idle(self) -> bool:
         return self.floor == 0 and not self._is_new
 
     def _settle(self, levels: Sequence[int], num_rows: int) -> None:
         """Keep the floor, or take one that promises clearly more."""
+        if self.width == 1:
+            self._rescue += RESCUE_FADE * (PRIOR_RESCUE - self._rescue)
         counts = [0] * LEVELS
         for level in levels:
             counts[level] += 1
         present = [(level, num) for level, num in enumerate(counts) if num]
         rates = self._rates(present, num_rows)
-        best = max(range(len(FLOORS)), key=lambda i: (rates[i], -i))
+        best = max(range(len(rates)), key=lambda i: (rates[i], -i))
         if rates[best] > rates[self.floor] * GAIN:
             if self.floor == 0:
                 self._probe_every, self._patience = PROBE_EVERY, PATIENCE
@@ -142,21 +164,31 @@ class Controller:
 
     def _rates(self, present: Sequence[tuple[int, int]], num_rows: int) -> list[float]:
         """Tokens per second that each floor promises, for `present` pairs of level and sequences at it."""
-        asked = [sum(lengths[level] * num for level, num in present) for lengths in self._lengths]
-        gained = [sum(worth[level] * num for level, num in present) for worth in self._worth]
+        forms = list(zip(self._forms, self._lengths, self._worth, self._misses, strict=True))
+        asked = [width * sum(lengths[level] * num for level, num in present) for (_, width), lengths, _, _ in forms]
+        gained = [
+            sum((worth[level] + (width > 1) * self._rescue * misses[level]) * num for level, num in present)
+            for (_, width), _, worth, misses in forms
+        ]
         longest = [max(lengths[level] for level, _ in present) for lengths in self._lengths]
         step_s = self._steps.seconds(num_rows, [num_rows + math.ceil(self._yield * num) for num in asked])
-        draft_s = self._drafting.seconds(sum(num for _, num in present), longest)
+        draft_s = self._drafting_s(sum(num for _, num in present), longest)
         draft_s = [one + self._reading_s * (num > 0) for one, num in zip(draft_s, longest, strict=True)]
         return [
             (num_rows + self._yield * more) / max(step + draft, 1e-9)
             for more, step, draft in zip(gained, step_s, draft_s, strict=True)
         ]
 
+    def _drafting_s(self, num_rows: int, longest: list[int]) -> list[float]:
+        """Expected seconds of drafting in each form. Alternatives cost no less than the chain that they belong to."""
+        by_width = {width: table.seconds(num_rows, longest) for width, table in self._drafting.items()}
+        return [max(by_width[1][i], by_width[width][i]) for i, (_, width) in enumerate(self._forms)]
+
     def _probe(self, records: Sequence[Record]) -> list[int]:
         """Draft a little for one sequence, another each time."""
         self._probe_every = min(2 * self._probe_every, PROBE_MOST)
         self._num_probes += 1
+        self.width = 1
         whose = self._num_probes % len(records)
         return [min(PROBE_LENGTH, self._max_length) if i == whose else 0 for i in range(len(records))]
 

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.plan import Ask
+from engine.plan import Ask, DraftTree
 from engine.sampling.rows import KnobRows, SamplingRows, allow, bits_of
 from engine.sampling.sampler import Sampler
 from engine.speculation.drafters import Drafter
+from engine.speculation.proposer import Draft
 from kernels.metadata import AttentionMetadata
 
 
@@ -38,7 +39,11 @@ class _Read:
 
 @dataclasses.dataclass(slots=True)
 class _Row:
-    """A sequence while it is drafted for: its tokens with the drafts, of which `num` entries are computed."""
+    """A sequence while it is drafted for: its tokens with the drafts, of which `num` entries are computed.
+
+    Attributes:
+        others: of each draft, the alternatives to it, likelier ones first; nothing is computed of them.
+    """
 
     ask: Ask
     read: _Read
@@ -46,6 +51,17 @@ class _Row:
     drafts: list[int]
     num: int
     lag: int
+    others: list[list[int]] = dataclasses.field(default_factory=list)
+
+    @property
+    def answer(self) -> Draft:
+        """The drafts, a tree where there are alternatives."""
+        tree = [(token, i - 1) for i, token in enumerate(self.drafts)]
+        tree += [(token, i - 1) for i, others in enumerate(self.others[: len(self.drafts)]) for token in others]
+        if len(tree) == len(self.drafts):
+            return self.drafts
+        ids, parents = zip(*tree, strict=True)
+        return DraftTree(ids, parents)
 
     @property
     def missing(self) -> int:
@@ -80,7 +96,7 @@ class DraftProposer:
         self._sampler = Sampler()
         self._holds: dict[int, bytes] = {}  # block → name of the block of tokens that it has the draft's values of
 
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See `Proposer`."""
         rows = [self._row(ask) for ask in asks if self._reaches(ask)]
         caught_up = self._catch_up(rows)
@@ -92,7 +108,7 @@ class DraftProposer:
                 going, states = [going[i] for i in kept], states[kept]
         for row in caught_up:
             self._forget(row)
-        drafted = {id(row.ask): row.drafts for row in caught_up}
+        drafted = {id(row.ask): row.answer for row in caught_up}
         return [drafted.get(id(ask), []) for ask in asks]
 
     def _forget(self, row: _Row) -> None:
@@ -169,11 +185,28 @@ class DraftProposer:
         ending = [rows[i] for i in ends]
         hidden = hidden[meta.last_tokens if len(ends) == len(rows) else meta.last_tokens[ends]]
         if ending:
-            logits = self._drafter.logits(hidden)
-            drafted = self._sampler.sample(logits, _sampling_rows(ending, self._drafter.vocab_size)).ids
-            for row, token in zip(ending, drafted, strict=True):
-                row.drafts.append(token)
+            self._sample(ending, self._drafter.logits(hidden))
         return ending, hidden
+
+    def _sample(self, rows: list[_Row], logits: Tensor) -> None:
+        """A draft for each row from logits [rows, V]; and to those of some width alternatives, each of which is what
+        would be drafted if the ones before it could not be."""
+        knobs = _sampling_rows(rows, self._drafter.vocab_size)
+        width = max(row.ask.width for row in rows)
+        left = logits.clone() if width > 1 else logits
+        drafted = self._sampler.sample(logits, knobs).ids
+        for row, token in zip(rows, drafted, strict=True):
+            row.drafts.append(token)
+            row.others.append([])
+        for num in range(1, width):
+            places = [i for i, token in enumerate(drafted) if token >= 0]
+            if not places:  # nothing else may be said
+                break
+            left[places, [drafted[i] for i in places]] = float("-inf")
+            drafted = self._sampler.sample(left.clone(), knobs).ids
+            for row, token in zip(rows, drafted, strict=True):
+                if token >= 0 and num < row.ask.width:
+                    row.others[-1].append(token)
 
     def _tables(self, rows: list[_Row], contexts: list[int]) -> "np.ndarray[tuple[int, int], np.dtype[np.int32]]":
         width = -(-max(contexts) // self._size)

@@ -5,11 +5,15 @@ A proposer is not trusted: one that raises, or answers with what is no token, lo
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from engine.plan import Ask
+from engine.plan import Ask, DraftTree
+from engine.trees import is_tree
 
 logger = logging.getLogger(__name__)
+
+
+Draft: TypeAlias = Sequence[int] | DraftTree
 
 
 class Proposer(Protocol):
@@ -21,11 +25,12 @@ class Proposer(Protocol):
 
     writes_cache: bool
 
-    def propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
-        """For each ask, in order, at most `ask.num` tokens that may follow `ask.tokens`; none if there is no guess."""
+    def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
+        """For each ask, in order, at most `ask.num` tokens that may follow `ask.tokens`; none if there is no guess.
+        Where the ask's width is more than 1 they may be a tree of so many times as many."""
 
 
-def proposals(proposer: Proposer, asks: Sequence[Ask], vocab_size: int) -> list[Sequence[int]]:
+def proposals(proposer: Proposer, asks: Sequence[Ask], vocab_size: int) -> list[Draft]:
     """The proposer's answers, each empty where it failed; when it fails for all, they are asked for one by one."""
     try:
         answers = proposer.propose(asks)
@@ -37,8 +42,16 @@ def proposals(proposer: Proposer, asks: Sequence[Ask], vocab_size: int) -> list[
     return [answer for ask in asks for answer in proposals(proposer, [ask], vocab_size)] if len(asks) > 1 else [()]
 
 
-def _checked(answer: Sequence[int], ask: Ask, vocab_size: int) -> Sequence[int]:
-    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in answer):
-        logger.error("drafted %s, of which some are not in [0, %d)", list(answer), vocab_size)
+def _checked(answer: Draft, ask: Ask, vocab_size: int) -> Draft:
+    ids = answer.token_ids if isinstance(answer, DraftTree) else answer
+    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):
+        logger.error("drafted %s, of which some are not in [0, %d)", list(ids), vocab_size)
         return ()
-    return answer[: ask.num]
+    if not isinstance(answer, DraftTree):
+        return answer[: ask.num]
+    parents = answer.parents
+    if len(parents) != len(ids) or not is_tree(parents) or ask.width == 1:
+        logger.error("drafted a tree with parents %s for %d tokens, width %d", list(parents), len(ids), ask.width)
+        return ()
+    most = ask.num * ask.width
+    return DraftTree(answer.token_ids[:most], parents[:most])

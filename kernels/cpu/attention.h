@@ -2,7 +2,8 @@
 //
 // A query meets its keys in blocks of KEYS that start at multiples of KEYS, with a running maximum (Milakov &
 // Gimelshein 2018; FlashAttention). What one query computes is the same in decode, in any chunk and in any batch, to
-// the bit: a block that a neighbour sees and it does not is passed over.
+// the bit: a block that a neighbour sees and it does not is passed over. In a tree of drafts a query meets the tokens of
+// its path at the positions that they would have in a chain, and so computes what it would there.
 #pragma once
 
 #include <algorithm>
@@ -31,6 +32,9 @@ struct Attention {
   const int64_t* counts;  // [rows] its tokens in this step
   const int64_t* contexts;  // [rows] tokens that exist after this step's write
   int64_t rows;
+  const int64_t* positions;  // [T] of each token in its sequence
+  const int32_t* paths;  // of rows with a tree: [counts, counts] each, by depth the tokens that each one sees; or null
+  const int64_t* path_begins;  // [rows] where a row's paths begin, -1 without; or null
   int64_t window;  // keys visible to a query, itself included; 0: all
   float scale;
   float* out;  // [T, heads, dim] contiguous
@@ -42,6 +46,8 @@ struct QueryTile {
   const float* q[QUERIES];
   float* out[QUERIES];
   int64_t begin[QUERIES], end[QUERIES];  // visible keys
+  const int32_t* path[QUERIES];  // where there is a tree, from position `start` on: see Attention
+  int64_t start;  // of all keys before it, and of none behind it, queries with a path see the same
 };
 
 // Where the keys and values of one head lie, KEYS of them at a time.
@@ -53,14 +59,16 @@ struct KeyBlock {
   int num;
 
   // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
-  // before a window may lie in blocks that were given back, and none of these is to be looked at.
+  // before a window may lie in blocks that were given back, and none of these is to be looked at. With a path what is at
+  // `start` and behind it lies where the path says, in ascending order too.
   void find(const Attention<Element>& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin,
-            int64_t end) {
+            int64_t end, const int32_t* path, int64_t start) {
     const int64_t one = width<Element>(job.dim), slot = 2 * job.kv_heads * one;
     num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
     int64_t block = -1, within = 0;
     for (int j = 0; j < KEYS; ++j) {
-      const int64_t position = std::min(std::max(from + j, begin), end - 1);
+      int64_t position = std::min(std::max(from + j, begin), end - 1);
+      if (path != nullptr && position >= start) position = start + path[position - start];
       if (block < 0 || position >= (block + 1) * job.block_size) block = position / job.block_size;
       within = position - block * job.block_size;
       keys[j] = job.cache + (table[block] * job.block_size + within) * slot + kv_head * one;
@@ -156,47 +164,80 @@ inline void multiply(float* scores, const float* by) {
   for (int j = 0; j < KEYS; j += LANES) store(scores + j, load(scores + j) * load(by + j));
 }
 
+// What the queries of a tile have of their softmax so far.
+struct Running {
+  float acc[QUERIES][MAX_DIM];
+  float peak[QUERIES], total[QUERIES];
+};
+
+// Queries [first, last) of a tile meet the keys [from, from + KEYS) of a block.
+template <typename Element>
+inline void meet(const Attention<Element>& job, const QueryTile& tile, int first, int last,
+                 const KeyBlock<Element>& block, int64_t from, Running& running) {
+  float scores[QUERIES][KEYS];
+  int scored = first;
+  for (; scored + PAIR <= last; scored += PAIR)
+    score_keys<PAIR>(tile.q + scored, block, job.dim, job.scale, scores + scored);
+  for (; scored < last; ++scored) score_keys<1>(tile.q + scored, block, job.dim, job.scale, scores + scored);
+  for (int r = first; r < last; ++r) {
+    if constexpr (IS_SCALED<Element>) multiply(scores[r], block.key_scales);
+    weigh(scores[r], from, tile.begin[r], tile.end[r], running.peak[r], running.total[r], running.acc[r], job.dim);
+    if constexpr (IS_SCALED<Element>) multiply(scores[r], block.value_scales);
+  }
+  add_values(last - first, block, job.dim, scores + first, running.acc + first);
+}
+
+// The same where their paths part: each token's queries meet what lies on its own.
+template <typename Element>
+inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, const int32_t* table, int64_t kv_head,
+                       KeyBlock<Element>& block, int64_t from, Running& running) {
+  for (int first = 0, last; first < tile.count; first = last) {
+    for (last = first + 1; last < tile.count && tile.path[last] == tile.path[first];) ++last;
+    if (from >= tile.end[first]) continue;
+    block.find(job, table, kv_head, from, tile.begin[first], tile.end[first], tile.path[first], tile.start);
+    meet(job, tile, first, last, block, from, running);
+  }
+}
+
 template <typename Element>
 inline void attend(const Attention<Element>& job, const QueryTile& tile, const int32_t* table, int64_t kv_head) {
-  float acc[QUERIES][MAX_DIM];
-  float scores[QUERIES][KEYS];
-  float peak[QUERIES], total[QUERIES] = {};
+  Running running;
   int64_t begin = tile.begin[0], end = tile.end[0];
   for (int r = 0; r < tile.count; ++r) {
-    std::fill(acc[r], acc[r] + job.dim, 0.0f);
-    peak[r] = -std::numeric_limits<float>::infinity();
+    std::fill(running.acc[r], running.acc[r] + job.dim, 0.0f);
+    running.peak[r] = -std::numeric_limits<float>::infinity();
+    running.total[r] = 0.0f;
     begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
   }
+  const bool has_tree = tile.path[0] != nullptr;
   KeyBlock<Element> block;
   for (int64_t from = begin / KEYS * KEYS; from < end; from += KEYS) {
-    block.find(job, table, kv_head, from, begin, end);
-    int scored = 0;
-    for (; scored + PAIR <= tile.count; scored += PAIR)
-      score_keys<PAIR>(tile.q + scored, block, job.dim, job.scale, scores + scored);
-    for (; scored < tile.count; ++scored) score_keys<1>(tile.q + scored, block, job.dim, job.scale, scores + scored);
-    for (int r = 0; r < tile.count; ++r) {
-      if constexpr (IS_SCALED<Element>) multiply(scores[r], block.key_scales);
-      weigh(scores[r], from, tile.begin[r], tile.end[r], peak[r], total[r], acc[r], job.dim);
-      if constexpr (IS_SCALED<Element>) multiply(scores[r], block.value_scales);
+    if (has_tree && from + KEYS > tile.start) {
+      meet_paths(job, tile, table, kv_head, block, from, running);
+      continue;
     }
-    add_values(tile.count, block, job.dim, scores, acc);
+    block.find(job, table, kv_head, from, begin, end, nullptr, 0);
+    meet(job, tile, 0, tile.count, block, from, running);
   }
   for (int r = 0; r < tile.count; ++r)
-    for (int64_t d = 0; d < job.dim; d += LANES) store(tile.out[r] + d, load(acc[r] + d) / total[r]);
+    for (int64_t d = 0; d < job.dim; d += LANES)
+      store(tile.out[r] + d, load(running.acc[r] + d) / running.total[r]);
 }
 
 // Piece `at` of one row: a tile of its query heads that share a head of keys.
 template <typename Element>
 inline void attend(const Attention<Element>& job, int64_t row, int64_t at) {
   const int64_t group = job.heads / job.kv_heads, kv_head = at % job.kv_heads, first = at / job.kv_heads * QUERIES;
-  const int64_t num = job.counts[row] * group, start = job.contexts[row] - job.counts[row];
+  const int64_t num = job.counts[row] * group, paths = job.paths == nullptr ? -1 : job.path_begins[row];
   QueryTile tile;
+  tile.start = job.contexts[row] - job.counts[row];
   tile.count = static_cast<int>(std::min<int64_t>(QUERIES, num - first));
   for (int r = 0; r < tile.count; ++r) {
     const int64_t token = (first + r) / group, head = kv_head * group + (first + r) % group;
     tile.q[r] = job.q + (job.firsts[row] + token) * job.q_stride + head * job.dim;
     tile.out[r] = job.out + ((job.firsts[row] + token) * job.heads + head) * job.dim;
-    tile.end[r] = start + token + 1;
+    tile.end[r] = job.positions[job.firsts[row] + token] + 1;
+    tile.path[r] = paths < 0 ? nullptr : job.paths + paths + token * job.counts[row];
     tile.begin[r] = job.window == 0 ? 0 : std::max<int64_t>(0, tile.end[r] - job.window);
   }
   attend(job, tile, job.tables + row * job.table_width, kv_head);

@@ -118,6 +118,9 @@ PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.counts = arguments.address<const int64_t>();
   job.contexts = arguments.address<const int64_t>();
   job.rows = arguments.integer();
+  job.positions = arguments.address<const int64_t>();
+  job.paths = arguments.address<const int32_t>();
+  job.path_begins = arguments.address<const int64_t>();
   job.window = arguments.integer();
   job.scale = arguments.real();
   job.out = arguments.address<float>();

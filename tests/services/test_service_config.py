@@ -28,6 +28,8 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"draft_model": "demo"}, {}, "--draft-model: and --speculation draft or eagle need each other"),
     ({"draft_length": "long"}, {}, "--draft-length: 'long' is not one of adaptive, fixed"),
     ({"max_draft_tokens": 65}, {}, "--max-draft-tokens: 65 is not in"),
+    ({"max_draft_width": 9}, {}, r"--max-draft-width: 9 is not in \[1, 8\]"),
+    ({"max_draft_width": 2, "speculation": "ngram"}, {}, "--max-draft-width: above 1 needs --speculation draft or"),
     ({"gpu_memory_utilization": 1.5}, {}, "--gpu-memory-utilization: 1.5 is not in"),
     ({"kv_cache_tokens": 100, "block_size": 32}, {}, "--block-size: 32 does not divide --kv-cache-tokens 100"),
     ({"disk_cache_bytes": 1}, {}, "--disk-cache-dir: needs --disk-cache-bytes, and neither"),

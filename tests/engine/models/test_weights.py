@@ -52,7 +52,10 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "other architecture": (edit_config(architectures=["GPT2LMHeadModel"]), "supported are LlamaForCausalLM"),
     "text for a number": (edit_config(hidden_size="big"), "hidden_size is 'big'; it must be a positive integer"),
     "missing number": (edit_config(num_hidden_layers=None), "num_hidden_layers is None"),
-    "quantised": (edit_config(quantization_config={"bits": 4}), "quantised checkpoints are not supported"),
+    "quantised": (
+        edit_config(quantization_config={"bits": 4}),
+        r"quantization_config\.quant_method is None; supported are awq",
+    ),
     "unknown rope": (edit_config(rope_parameters={"rope_type": "magic"}), "'magic'; supported are default"),
     "no weights": (lambda d: (d / WEIGHTS).unlink(), r"holds no \*\.safetensors"),
     "pickle only": (pickle_only, "holds only pickle weights, which can run code"),

@@ -6,9 +6,10 @@ A token is H(chain, seed, output, position): if any cell was lost, stale or some
 
 import random
 from collections import deque
+from collections.abc import Sequence
 
 from engine.cache.tiers import Kind, Move
-from engine.plan import IN_FLIGHT, Ask, Plan, Run, StepResult, TokenLogprob
+from engine.plan import IN_FLIGHT, Ask, DraftTree, Plan, Run, StepResult, TokenLogprob
 from engine.request import SamplingParams
 
 VOCAB = 50
@@ -19,7 +20,7 @@ def extend(chain: int, token: int) -> int:
     return hash((chain, token))
 
 
-def chain_of(tokens: list[int] | tuple[int, ...]) -> int:
+def chain_of(tokens: Sequence[int]) -> int:
     """The chain behind all of them."""
     chain = 0
     for token in tokens:
@@ -62,8 +63,29 @@ class FakeProposer:
         self.quality = quality  # probability that a draft is right
         self._rng = rng
 
-    def propose(self, ask: Ask) -> list[int]:
-        """As many drafts as are asked for, or fewer."""
+    def propose(self, ask: Ask) -> list[int] | DraftTree:
+        """As many drafts as are asked for, or fewer; often a tree where that may be."""
+        if ask.width > 1 and self._rng.random() < 0.8:
+            return self._branch(ask)
+        return self._chain(ask)
+
+    def _branch(self, ask: Ask) -> DraftTree:
+        """A tree of any form, right and wrong in all places."""
+        ids, parents, chains = list[int](), list[int](), [chain_of(ask.tokens)]
+        depths = [0]
+        for i in range(self._rng.randrange(ask.num * ask.width + 1)):
+            parent = self._rng.randrange(max(-1, i - 4), i)
+            right = token_after(
+                chains[parent + 1], ask.params.seed, ask.output_index, len(ask.tokens) + depths[parent + 1]
+            )
+            is_right = self._rng.random() < self.quality
+            ids.append(right if is_right else (right + self._rng.randrange(1, VOCAB)) % VOCAB)
+            parents.append(parent)
+            chains.append(extend(chains[parent + 1], ids[-1]))
+            depths.append(depths[parent + 1] + 1)
+        return DraftTree(tuple(ids), tuple(parents))
+
+    def _chain(self, ask: Ask) -> list[int]:
         num = self._rng.randrange(ask.num + 1)
         if not num:
             return []
@@ -150,6 +172,13 @@ class FakeRunner:
         for i, slot in enumerate(plan.slots):
             start, num, drafted = plan.starts[i], plan.query_lens[i], plan.drafts.get(i, 0)
             assert num > drafted and (plan.samples[i] or not drafted), "drafts behind a token that is not the newest"
+            if i in plan.parents:
+                assert num == 1 + drafted and len(plan.parents[i]) == drafted, "a tree of other tokens"
+                runs[i] = self._compute_tree(slot, start, plan.token_ids[at : at + num], plan.parents[i], written)
+                ids.append(runs[i].token_ids[0])
+                self._sampled[slot] = ids[-1]
+                at += num
+                continue
             chain = self._cells[self._cell(slot, start - 1)] if start else 0
             run: list[tuple[int, TokenLogprob]] = []
             for position in range(start, start + num):
@@ -169,6 +198,28 @@ class FakeRunner:
                 found = tuple(logprob for _, logprob in run) if self._rows[slot][0].logprobs >= 0 else ()
                 runs[i] = Run(tuple(token for token, _ in run), found)
         return StepResult(ids, failed, logprobs, runs)
+
+    def _compute_tree(
+        self, slot: int, start: int, tokens: list[int], parents: tuple[int, ...], written: set[int]
+    ) -> Run:
+        """Cells in the order of the tokens, each behind its parent's; then those that stand one behind the other."""
+        before = self._cells[self._cell(slot, start - 1)] if start else 0
+        chains = [extend(before, tokens[0])]
+        for token, parent in zip(tokens[1:], parents, strict=True):
+            chains.append(extend(chains[1 + parent], token))
+        for i, chain in enumerate(chains):
+            cell = self._cell(slot, start + i)
+            assert cell not in written, "two rows write one cell"
+            written.add(cell)
+            self._cells[cell] = chain
+        run, at = [self._sample(slot, chains[0], start + 1)], 0
+        for i, parent in enumerate(parents, 1):
+            if 1 + parent == at and tokens[i] == run[-1][0]:
+                self._cells[self._cell(slot, start + len(run))] = chains[i]
+                run.append(self._sample(slot, chains[i], start + len(run) + 1))
+                at = i
+        found = tuple(logprob for _, logprob in run) if self._rows[slot][0].logprobs >= 0 else ()
+        return Run(tuple(token for token, _ in run), found)
 
     def _sample(self, slot: int, chain: int, position: int) -> tuple[int, TokenLogprob]:
         params, output = self._rows[slot]

@@ -60,6 +60,7 @@ class Simulation:
             pause_hold_s=rng.choice((0.0, 5.0, 50.0)),
             tenant_weights={"a": 3.0},
             max_draft_tokens=rng.choice((0, 1, 3, 9)),
+            max_draft_width=(1, 1, 2, 4)[seed % 4],  # of half the seeds the histories are of chains alone
             adapts_drafts=rng.random() < 0.3,
         )
         self.scheduler = Scheduler(self.cache, LIMITS, (EOS,), num_slots, self.budget, self.settings)
@@ -69,6 +70,7 @@ class Simulation:
         self.depth = seed % 3  # steps in flight while the next one is planned
         self.flights: deque[tuple[Plan, StepResult]] = deque()
         self.num_ahead = 0  # steps that were planned so
+        self.num_trees = 0  # of drafts that were verified
         self.now = 0.0
         self.num_events = 0
         self.num_submitted = 0
@@ -281,6 +283,7 @@ class Simulation:
         """Compute a plan; nobody is told the result yet."""
         assert plan.num_tokens == sum(plan.query_lens) <= max(self.budget, len(plan.slots)), "over budget"
         failed = frozenset(i for i in range(len(plan.slots)) if self.rng.random() < 0.002)
+        self.num_trees += len(plan.parents)
         self.runner.place(plan)
         self.flights.append((plan, self.runner.compute(plan, failed)))
 

@@ -4,7 +4,7 @@ import pytest
 
 from engine.cache.cache import KVCache
 from engine.errors import ServiceError
-from engine.plan import Plan, Run, StepResult, TokenLogprob, num_accepted
+from engine.plan import DraftTree, Plan, Run, StepResult, TokenLogprob, num_accepted
 from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
 from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.events import Sampled
@@ -204,3 +204,69 @@ def test_a_model_is_not_asked_to_read_a_long_prompt_for_a_few_tokens() -> None:
     begin(scheduler, request(1, num_prompt=40, max_tokens=5), request(2, num_prompt=10, max_tokens=5))
     assert [len(ask.tokens) for ask in scheduler.asks()] == [41, 11]
     assert [len(ask.tokens) for ask in scheduler.asks(grow=True)] == [11]
+
+
+def wide(max_draft_tokens: int = 9, budget: int = 16) -> Scheduler:
+    settings = SchedulerSettings(
+        max_draft_tokens=max_draft_tokens, max_draft_width=3, adapts_drafts=False, watermark=-3.0
+    )
+    return Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (EOS,), 8, budget, settings)
+
+
+TREE = DraftTree((11, 12, 21, 22, 23), (-1, 0, -1, 0, 2))
+
+
+def grow_tree(scheduler: Scheduler, tree: DraftTree, run: tuple[int, ...]) -> tuple[Plan, list[Sampled]]:
+    """Offer a tree to the one that asks, of which `run` is what is sampled behind the drafts that stand."""
+    (ask,) = scheduler.asks()
+    scheduler.offer([ask], [tree], 0.0)
+    plan = scheduler.plan(0.0)
+    assert plan is not None
+    events, failures = scheduler.apply(plan, StepResult([run[0]], runs={0: Run(run)}), 0.0)
+    assert not failures
+    scheduler.check()
+    return plan, events
+
+
+def test_a_tree_is_verified_along_one_path() -> None:
+    scheduler = wide()
+    begin(scheduler, request())
+    plan, events = grow_tree(scheduler, TREE, (21, 23, 5))
+    assert (plan.token_ids, plan.drafts, plan.parents) == ([1, *TREE.token_ids], {0: 5}, {0: TREE.parents})
+    assert plan.row(0).parents == plan.parents and plan.row(0).without_drafts().parents == {}
+    assert [event.token_ids for event in events] == [(21, 23, 5)]
+    after, _ = step(scheduler, [], [2])
+    assert (after.starts, after.token_ids) == ([8], [5])
+    assert scheduler.draft_stats == DraftStats(5, 2, [1] * 5, [1, 1, 0, 0, 0])
+
+
+def test_a_tree_ends_where_there_is_no_more_room_or_credit() -> None:
+    scheduler = wide(budget=4)
+    begin(scheduler, request(num_prompt=4, credit=30))
+    plan, _ = grow_tree(scheduler, TREE, (9,))
+    assert (plan.drafts, plan.parents) == ({0: 3}, {0: TREE.parents[:3]})
+    scheduler = wide(budget=3)
+    begin(scheduler, request(num_prompt=3))
+    plan, _ = grow_tree(scheduler, TREE, (11, 12, 5))
+    assert (plan.drafts, plan.parents) == ({0: 2}, {})  # a chain is left
+
+
+def test_credit_of_a_tree_comes_back() -> None:
+    scheduler = wide()
+    begin(scheduler, request(credit=9))
+    grow_tree(scheduler, TREE, (21, 23, 5))
+    plan, _ = step(scheduler, [31, 32, 33, 34, 35, 36], [31, 32, 33, 34, 35])
+    assert plan.drafts == {0: 1}  # width takes its part of the five tokens that are left
+    assert plan.query_lens == [2]
+
+
+@pytest.mark.parametrize(
+    ("params", "width", "num"),
+    [({}, 3, 3), ({"grammar": "x"}, 1, 9), ({"max_tokens": 4}, 2, 1)],
+    ids=["any", "grammar", "short of the end"],
+)
+def test_how_wide_a_tree_is_asked_for(params: dict[str, int], width: int, num: int) -> None:
+    scheduler = wide()
+    begin(scheduler, request(**params))
+    (ask,) = scheduler.asks()
+    assert (ask.width, ask.num) == (width, num)

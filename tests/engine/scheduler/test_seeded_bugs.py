@@ -273,6 +273,24 @@ def keep_the_blocks_of_wrong_drafts(self: Floor, sequence: Row, num_tokens: int)
     return None
 
 
+def tell_no_parents(self: Planner) -> Plan:
+    return dataclasses.replace(write(self), parents={})
+
+
+def tell_parents_of_before(self: Planner) -> Plan:
+    plan = write(self)
+    return dataclasses.replace(plan, parents={i: (-1, *ones[:-1]) for i, ones in plan.parents.items()})
+
+
+def cut_a_tree_and_not_its_parents(self: Drafts, room: int, step: int) -> dict[Row, int]:
+    parents = {one: list(one.drafting.parents) for one in self.offered if one.drafting is not None}
+    nums = take(self, room, step)
+    for one in nums:
+        if one.drafting is not None and one.drafting.parents:
+            one.drafting.parents = parents[one]
+    return nums
+
+
 def draft_on_credit(self: Drafts, room: int, step: int) -> dict[Row, int]:
     nums = take(self, room, step)
     for one, num in nums.items():
@@ -398,6 +416,9 @@ BUGS: list[Bug] = [
     (Drafts, "verify", forget_to_roll_back),
     (Floor, "shrink", name_a_block_that_ends_in_a_wrong_draft),
     (Floor, "shrink", keep_the_blocks_of_wrong_drafts),
+    (Planner, "_write", tell_no_parents),
+    (Planner, "_write", tell_parents_of_before),
+    (Drafts, "take", cut_a_tree_and_not_its_parents),
     (Drafts, "take", draft_on_credit),
     (Floor, "give_back", keep_the_credit_of_what_nobody_got),
     (Flights, "under_way", forget_what_is_in_flight),

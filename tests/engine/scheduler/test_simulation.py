@@ -64,7 +64,7 @@ def test_the_simulator_drives_the_very_classes_that_the_engine_imports(name: str
 def test_the_histories_reach_everything() -> None:
     """A simulator that proves nothing about preemption because nothing was ever preempted would be green too."""
     ends: dict[str, int] = {}
-    drafted = accepted = preemptions = recomputed = hits = evictions = resorts = swaps = ahead = 0
+    drafted = accepted = preemptions = recomputed = hits = evictions = resorts = swaps = ahead = trees = 0
     tiers = TierStats()
     for seed in range(30):
         simulation = Simulation(seed)
@@ -80,12 +80,13 @@ def test_the_histories_reach_everything() -> None:
         evictions += simulation.cache.stats.evictions
         swaps += simulation.scheduler.num_swaps
         ahead += simulation.num_ahead
+        trees += simulation.num_trees
         if simulation.cache.tiers is not None:
             for field in dataclasses.fields(tiers):
                 own = getattr(simulation.cache.tiers.stats, field.name)
                 setattr(tiers, field.name, getattr(tiers, field.name) + own)
     assert min(ends.values()) > 10, ends
     assert preemptions > 300 and recomputed > 1000 and hits > 1000 and evictions > 1000, (preemptions, recomputed)
-    assert resorts > 0 and swaps > 100 and ahead > 3000
+    assert resorts > 0 and swaps > 100 and ahead > 3000 and trees > 1000
     assert accepted > 1000 and drafted - accepted > 1000
     assert min(dataclasses.astuple(tiers)) > 100, tiers

@@ -12,6 +12,8 @@ from engine.engine import Engine
 from engine.errors import ServiceError
 from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.plan import DraftTree
+from engine.request import EngineRequest, SamplingParams
 from tests.engine.speculation.test_verification import GREEDY, SAMPLED, Outputs, run
 from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -108,3 +110,26 @@ def test_a_draft_that_cannot_draft_is_refused_with_both_numbers(
 ) -> None:
     with pytest.raises(ServiceError, match=f"--draft-model: {message}"):
         drafting(models[0], make_checkpoint(tmp_path, shape), ROOMY)
+
+
+@pytest.mark.parametrize("params", [GREEDY, {**SAMPLED, "temperature": 1.5}], ids=["greedy", "sampled"])
+def test_alternatives_are_what_else_would_have_been_sampled(models: tuple[Path, Path], params: dict[str, Any]) -> None:
+    """A model that drafts for itself: were its first guess barred, the target would say the second."""
+    target, _ = models
+    prompt = some_prompts(TWIN.vocab, 1)
+    config = dataclasses.replace(ROOMY, max_draft_width=3)
+    engine = drafting(target, target, config, num=9)
+    name, ids = next(iter(prompt.items()))
+    engine.add(EngineRequest(name, tuple(ids), SamplingParams(max_tokens=20, ignore_eos=True, **params)))
+    first = engine.step().sampled[0].token_ids
+    asks = engine.scheduler.asks(grow=True)
+    assert engine.proposer is not None
+    (tree,) = engine.proposer.propose(asks)
+    assert isinstance(tree, DraftTree)
+    assert tree.parents == (-1, 0, 1, -1, -1, 0, 0, 1, 1)
+    said: list[int] = []
+    for _ in range(3):
+        answer = plain(target, prompt, **params, max_tokens=2, bad_token_ids=tuple(said))
+        said.append(answer[name, 0][0][1])
+        assert answer[name, 0][0][0] == first[0]
+    assert said == [tree.token_ids[0], *tree.token_ids[3:5]]

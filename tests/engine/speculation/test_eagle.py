@@ -18,8 +18,8 @@ from engine.engine import Engine
 from engine.errors import ServiceError
 from engine.limits import limits_of
 from engine.models.config import read_config, read_head_config
-from engine.plan import Ask
-from engine.speculation.proposer import Proposer
+from engine.plan import Ask, DraftTree
+from engine.speculation.proposer import Draft, Proposer
 from tests.engine.speculation.test_verification import SAMPLED, run
 from tests.engine.test_engine_oracle import ROOMY, TIGHT, make_engine, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -66,9 +66,10 @@ class Judge:
         self._head.load_state_dict(weights)
         self.num_asked = self.num_right = 0
 
-    def propose(self, asks: Sequence[Ask]) -> Sequence[Sequence[int]]:
+    def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
         answers = self._proposer.propose(asks)
         for ask, answer in zip(asks, answers, strict=True):
+            assert not isinstance(answer, DraftTree), "nobody asked for one"
             self.num_right += answer == self._drafts(ask.tokens, len(answer))
             self.num_asked += 1
         return answers

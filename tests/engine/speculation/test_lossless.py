@@ -118,15 +118,16 @@ def plain(directory: Path) -> dict[Key, Output]:
     return outputs
 
 
-def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, Output]) -> Engine:
-    """An engine whose drafts are as `who` makes them."""
+def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, Output], width: int = 1) -> Engine:
+    """An engine whose drafts are as `who` makes them; of some width trees."""
     draft = {"draft": directory, "eagle": directory / "head"}.get(who)
     config = dataclasses.replace(
         config,
         speculation=who if draft else "ngram",
         draft_model="x" if draft else "",
         draft_length="adaptive" if who == "adaptive" else "fixed",
-        max_draft_tokens=5,
+        max_draft_tokens=5 if width == 1 else 12,
+        max_draft_width=width,
     )
     model = read_config(directory)
     engine = build_engine(config, model, directory, limits_of(config, model, 1 << 20), draft).engine
@@ -137,16 +138,18 @@ def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, O
 
 
 WAYS = [
-    *(("prophet", WIDE), ("prophet", NARROW), ("ngram", NARROW)),
-    *(("draft", WIDE), ("draft", NARROW), ("eagle", NARROW), ("adaptive", WIDE)),
+    *(("prophet", WIDE, 1), ("prophet", NARROW, 1), ("ngram", NARROW, 1)),
+    *(("draft", WIDE, 1), ("draft", NARROW, 1), ("eagle", NARROW, 1), ("adaptive", WIDE, 1)),
+    *(("prophet", WIDE, 3), ("prophet", NARROW, 2)),
+    *(("draft", WIDE, 2), ("eagle", WIDE, 4), ("eagle", NARROW, 2)),
 ]
 
 
-@pytest.mark.parametrize(("who", "config"), WAYS, ids=[f"{who}-{config.kv_cache_tokens}" for who, config in WAYS])
+@pytest.mark.parametrize(("who", "config", "width"), WAYS, ids=[f"{who}-{c.kv_cache_tokens}-{w}" for who, c, w in WAYS])
 def test_everything_at_once_is_as_alone_and_without_drafts(
-    directory: Path, plain: dict[Key, Output], who: str, config: EngineConfig
+    directory: Path, plain: dict[Key, Output], who: str, config: EngineConfig, width: int
 ) -> None:
-    engine = drafting(directory, config, who, plain)
+    engine = drafting(directory, config, who, plain, width)
     for _ in range(2):  # the second time with what is left of the prefixes
         assert run(engine, list(asked().values())) == plain
     stats = engine.scheduler.draft_stats

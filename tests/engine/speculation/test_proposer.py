@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.plan import Ask, Memory
+from engine.plan import Ask, DraftTree, Memory
 from engine.request import SamplingParams
-from engine.speculation.proposer import proposals
+from engine.speculation.proposer import Draft, proposals
 
 
 @dataclasses.dataclass
@@ -25,15 +25,20 @@ def asks(*tokens: int, num: int = 3) -> list[Ask]:
     return [Ask([token], [], SamplingParams(), 0, num, Memory()) for token in tokens]
 
 
+def tokens_of(answer: Draft) -> list[int]:
+    assert not isinstance(answer, DraftTree)
+    return list(answer)
+
+
 @pytest.mark.parametrize("bad", [[50], [-1], [1, 2.0], ["x"], [None]])
 def test_what_is_no_token_is_dropped(bad: list[object]) -> None:
     found = proposals(Faulty({1: [4, 5], 2: bad, 3: [6]}), asks(1, 2, 3), vocab_size=50)
-    assert [list(answer) for answer in found] == [[4, 5], [], [6]]
+    assert [*map(tokens_of, found)] == [[4, 5], [], [6]]
 
 
 def test_only_the_sequence_that_it_fails_for_loses_its_turn() -> None:
     found = proposals(Faulty({1: [4], 3: [6]}), asks(1, 2, 3), vocab_size=50)
-    assert [list(answer) for answer in found] == [[4], [], [6]]
+    assert [*map(tokens_of, found)] == [[4], [], [6]]
 
 
 def test_more_than_was_asked_for_is_cut() -> None:
@@ -47,4 +52,39 @@ def test_too_few_answers_are_none() -> None:
         def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
             return []
 
-    assert [list(answer) for answer in proposals(Silent(), asks(1, 2), vocab_size=50)] == [[], []]
+    assert [*map(tokens_of, proposals(Silent(), asks(1, 2), vocab_size=50))] == [[], []]
+
+
+@dataclasses.dataclass
+class Branching:
+    """Answers everybody with the same tree."""
+
+    tree: DraftTree
+    writes_cache = False
+
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        return [self.tree] * len(asks)
+
+
+@pytest.mark.parametrize(
+    ("ids", "parents", "width"),
+    [
+        ((4, 50), (-1, -1), 2),
+        ((4, 5), (-1,), 2),
+        ((4, 5), (-1, 1), 2),
+        ((4, 5), (0, -1), 2),
+        ((4, 5), (-1, -1), 1),
+    ],
+    ids=["no token", "too few parents", "its own parent", "a parent behind it", "a chain was asked for"],
+)
+def test_what_is_no_tree_is_dropped(ids: tuple[int, ...], parents: tuple[int, ...], width: int) -> None:
+    (ask,) = asks(1)
+    answer = proposals(Branching(DraftTree(ids, parents)), [dataclasses.replace(ask, width=width)], vocab_size=50)
+    assert answer == [()]
+
+
+def test_a_tree_is_cut_to_what_was_asked_for() -> None:
+    (ask,) = asks(1, num=2)
+    tree = DraftTree((4, 5, 6, 7, 8), (-1, 0, -1, 2, 3))
+    answer = proposals(Branching(tree), [dataclasses.replace(ask, width=2)], vocab_size=50)
+    assert answer == [DraftTree((4, 5, 6, 7), (-1, 0, -1, 2))]

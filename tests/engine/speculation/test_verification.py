@@ -10,8 +10,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import Ask
+from engine.plan import Ask, DraftTree
 from engine.request import EngineRequest, SamplingParams
+from engine.speculation.proposer import Draft
 from tests.engine.test_engine_oracle import ALL_KNOBS, ROOMY, SHAPES, TIGHT, make_engine, some_prompts, tight
 from tests.oracle.checkpoints import greedy, make_checkpoint, reference
 
@@ -34,8 +35,22 @@ class Prophet:
         self._quality = quality
         self._known = sorted((tuple(ids) for ids, _ in outputs.values()), key=len, reverse=True)
 
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        return [self._guess(ask) for ask in asks]
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._branch(ask) if ask.width > 1 else self._guess(ask) for ask in asks]
+
+    def _branch(self, ask: Ask) -> DraftTree:
+        """Where the first guess is wrong another may be right, and others stand behind each of them."""
+        ids, parents = self._guess(ask), list(range(-1, ask.num - 1))
+        del parents[len(ids) :]
+        num = len(ids)
+        for at in range(num):
+            for _ in range(self._rng.randrange(ask.width)):  # a branch that leaves the first one before `at`
+                parent = at - 1
+                for token in self._guess(ask)[at : at + self._rng.randrange(1, 4)]:
+                    ids.append(token)
+                    parents.append(parent)
+                    parent = len(ids) - 1
+        return DraftTree(tuple(ids), tuple(parents))
 
     def _guess(self, ask: Ask) -> list[int]:
         tail = list(ask.tokens)

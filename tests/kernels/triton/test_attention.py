@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels import twins
+from kernels.metadata import AttentionMetadata
 from kernels.ragged import AttentionOptions, Ragged, Shared
+from kernels.trees import Tree
 from kernels.triton import attention, configs
 from kernels.triton.attention import Gpu, paged_attention
 from tests.kernels.triton.harness import Pages, assert_close
@@ -110,6 +112,16 @@ def test_trees_of_drafts() -> None:
             own.append(1 << i | (own[parent] if parent >= 0 else 0))
         masks += own
     check(q, pages.cache, dataclasses.replace(batch, tree=torch.tensor(masks)), AttentionOptions(0.125))
+
+
+def test_trees_of_a_step() -> None:
+    """As they are laid out for kernels of every device, beside rows without."""
+    q, pages, _ = step([(1, 20), (6, 26), (8, 8)], 4, 2, 64, 16)
+    tables = pages.tables.numpy()
+    meta = AttentionMetadata.build([1, 6, 8], [20, 26, 8], tables, 16, CPU, {1: Tree((-1, 0, 0, 1, 2, 2))})
+    got = paged_attention(q, pages.cache, meta.ragged, AttentionOptions(0.125), None, GPU)
+    want = twins.paged_attention(q.contiguous(), pages.cache.contiguous(), meta, 0.125, None)
+    assert torch.allclose(got, want, atol=1e-4)
 
 
 def test_a_tree_has_no_window() -> None:

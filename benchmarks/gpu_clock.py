@@ -1,0 +1,84 @@
+"""Time on one GPU, and what the GPU could do at best: every GPU benchmark measures with these.
+
+Medians of 100 runs between CUDA events, the L2 cache flushed before each. A figure is compared with what the GPU is
+specified with, and with the bandwidth that a copy reaches here.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from importlib import metadata
+
+import torch
+
+from benchmarks.machine import median
+
+RUNS = 100
+FLUSHED = 256 << 20  # bytes: more than any L2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peaks:
+    """Attributes:
+    bandwidth: bytes a second.
+    products: dense FLOP/s on tensor cores by bytes of a number, 2 and 1; 0 where nobody has written it down here.
+    """
+
+    bandwidth: float
+    products: Mapping[int, float]
+
+    def least_seconds(self, num_bytes: int, flops: int, size: int) -> float:
+        """What the roofline allows for so many bytes and operations on numbers of `size` bytes."""
+        rate = self.products[size]
+        return max(num_bytes / self.bandwidth, flops / rate if rate else 0.0)
+
+
+HOPPER = {2: 989.5e12, 1: 1979e12}
+SPECIFIED = {"NVIDIA H200": Peaks(4.8e12, HOPPER), "NVIDIA H100 80GB HBM3": Peaks(3.35e12, HOPPER)}
+
+
+def peaks_of(gpu: str, copied: float) -> Peaks:
+    """Of a GPU by its name; of an unknown one, a bandwidth of which a copy reaches 90 %."""
+    return SPECIFIED.get(gpu, Peaks(copied / 0.9, {2: 0.0, 1: 0.0}))
+
+
+def seconds(call: Callable[[], object], *, is_recorded: bool = True) -> float:
+    """Median time of a call: from a recorded graph, so that no launch is in it; what cannot be recorded is launched
+    behind the flush, which hides most of its launch."""
+    flush = torch.empty(FLUSHED, dtype=torch.uint8, device="cuda")
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    timed = _recorded(call) if is_recorded else call
+    times = []
+    for _ in range(RUNS):
+        flush.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        timed()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return median(times)
+
+
+def _recorded(call: Callable[[], object]) -> Callable[[], object]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+@functools.cache
+def copy_bandwidth() -> float:
+    """Bytes a second of a copy of 2 GiB, read and written."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / seconds(lambda: target.copy_(source))
+
+
+def about_gpu() -> dict[str, object]:
+    """What every result on a GPU says of where it was measured."""
+    versions = {one: metadata.version(one) for one in ("torch", "triton")}
+    driver = {"cuda": torch.version.cuda}
+    return {"gpu": torch.cuda.get_device_name(), **versions, **driver}

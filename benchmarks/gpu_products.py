@@ -1,0 +1,95 @@
+"""What is measured of the kernels of matrix products: linears over weights of 8 and 4 bits, and experts.
+
+Beside each, torch's product with the same weights in the activations' format. Roofline: bytes of weights, inputs and
+outputs, or operations, whichever takes longer.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.gpu_cases import Case, Place, Sizes, Work, pure
+from kernels.gpu_linear import round_groups
+from kernels.packed_weights import dequantise, quantise_rows
+from kernels.triton import linear4, linear8, moe
+
+
+class Linear(Protocol):
+    """Makes a square product of inputs [rows, width]."""
+
+    def __call__(self, at: Place, rows: int, width: int) -> Work:
+        """The work."""
+
+
+def cases(sizes: Sizes) -> Iterator[Case]:
+    """All of this file: linears by kind and width over numbers of rows, experts over numbers of tokens."""
+    for (name, make), width, num in itertools.product(LINEARS.items(), sizes.squares, sizes.rows):
+        yield Case("linear", f"{name}, {width} x {width}", num, partial(make, rows=num, width=width), name == "fp8")
+    for experts, num in itertools.product(sizes.experts, sizes.expert_tokens):
+        yield Case("experts", f"{experts} experts", num, partial(mlp, tokens=num, num_experts=experts, sizes=sizes))
+
+
+def w8a16(at: Place, rows: int, width: int) -> Work:
+    """Weights of int8, widened in registers."""
+    x, packed = at.randn(rows, width), quantise_rows(at.randn(width, width), torch.int8)
+    meant = (packed.weight.float() * packed.scales[:, None]).to(at.dtype)
+    weights = packed.weight.nbytes + packed.scales.nbytes
+    return _linear(lambda: linear8.linear_w8a16(x, packed), x, meant, weights)
+
+
+def w4a16(at: Place, rows: int, width: int) -> Work:
+    """Weights of 4 bits in groups of 128."""
+    x, packed = at.randn(rows, width), round_groups(at.randn(width, width))
+    weights = packed.nibbles.nbytes + packed.scales.nbytes + packed.zeros.nbytes
+    return _linear(lambda: linear4.linear_w4a16(x, packed), x, dequantise(packed).to(at.dtype), weights)
+
+
+def w8a8(at: Place, rows: int, width: int, dtype: torch.dtype = torch.int8) -> Work:
+    """Both of 8 bits, inputs rounded row by row within what is timed."""
+    x, packed = at.randn(rows, width), quantise_rows(at.randn(width, width), dtype)
+    meant = (packed.weight.float() * packed.scales[:, None]).to(at.dtype)
+    weights = packed.weight.nbytes + packed.scales.nbytes
+    work = _linear(lambda: linear8.linear_w8a8(x, packed), x, meant, weights)
+    return work._replace(size=1, tolerance=0.1)
+
+
+def fp8(at: Place, rows: int, width: int) -> Work:
+    """As `w8a8`, in float8."""
+    return w8a8(at, rows, width, torch.float8_e4m3fn)
+
+
+LINEARS: dict[str, Linear] = {"w8a16": w8a16, "w4a16": w4a16, "w8a8": w8a8, "fp8": fp8}
+
+
+def _linear(ours: Callable[[], Tensor], x: Tensor, meant: Tensor, weights: int) -> Work:
+    outputs, inputs = meant.shape
+    moved = weights + x.element_size() * len(x) * (inputs + outputs)
+    return pure(ours, lambda: F.linear(x, meant), moved)._replace(flops=2 * len(x) * inputs * outputs)
+
+
+def mlp(at: Place, tokens: int, num_experts: int, sizes: Sizes) -> Work:
+    """A layer of experts; of those weights are counted that anybody chose."""
+    x, hidden, inner = at.randn(tokens, sizes.hidden), sizes.hidden, sizes.inner
+    gate_up = at.randn(num_experts, 2 * inner, hidden) * hidden**-0.5
+    down = at.randn(num_experts, hidden, inner) * inner**-0.5
+    experts = torch.rand(tokens, num_experts, device=at.device).argsort(dim=1)[:, : sizes.chosen]
+    shares = torch.rand(tokens, sizes.chosen, device=at.device).softmax(1)
+    owned = [(one, *torch.where(experts == one)) for one in experts.unique().tolist()]
+
+    def peer() -> Tensor:
+        """An expert after the other, its tokens being known already: better than torch users have it."""
+        y = torch.zeros(tokens, hidden, device=at.device)
+        for one, rows, columns in owned:
+            gate, up = F.linear(x[rows], gate_up[one]).chunk(2, dim=1)
+            found = F.linear(F.silu(gate) * up, down[one])
+            y.index_add_(0, rows, found * shares[rows, columns, None])
+        return y.to(at.dtype)
+
+    moved = len(owned) * (gate_up[0].nbytes + down[0].nbytes) + 2 * x.nbytes
+    flops = 6 * experts.numel() * hidden * inner
+    return pure(lambda: moe.experts_mlp(x, gate_up, down, experts, shares), peer, moved)._replace(flops=flops)

@@ -1,0 +1,52 @@
+"""Results that a benchmark on a GPU has so far: kept after each, so that one that was stopped goes on where it was.
+
+What another GPU or other versions have measured does not count. An error is told and tried again next time. Knows no
+device.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+
+from benchmarks.machine import RESULTS, save
+
+Row = dict[str, object]
+
+
+class Results:
+    """The rows of benchmarks/results/NAME.json.
+
+    Attributes:
+        rows: figures by what they are of.
+        errors: of this run, by the same.
+    """
+
+    def __init__(self, name: str, command: str, about: Row, *, is_fresh: bool = False) -> None:
+        self.rows: dict[str, Row] = {}
+        self.errors: dict[str, str] = {}
+        self._name, self._command, self._about = name, command, about
+        path = RESULTS / f"{name}.json"
+        if path.exists() and not is_fresh:
+            found = json.loads(path.read_text())
+            if all(found.get(key) == value for key, value in about.items()):
+                self.rows = dict(found.get("rows", {}))
+
+    def measure(self, todo: Sequence[tuple[str, Callable[[], Row]]]) -> None:
+        """What has no row yet, in turn."""
+        for at, (key, call) in enumerate(todo, 1):
+            if key in self.rows:
+                continue
+            begun = time.monotonic()
+            try:
+                self.rows[key] = call()
+            except Exception as error:  # of one kernel: the others are measured, and whoever runs this is told
+                self.errors[key] = f"{type(error).__name__}: {error}"
+            took = time.monotonic() - begun
+            print(f"[{at}/{len(todo)}] {key}: {self._said(key)} ({took:.1f} s)", flush=True)
+            save(self._name, self._command, {**self._about, "rows": self.rows})
+
+    def _said(self, key: str) -> str:
+        if key in self.errors:
+            return f"FAILED, {self.errors[key]}"
+        shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in self.rows[key].items()}
+        return ", ".join(f"{name} {value}" for name, value in shown.items())

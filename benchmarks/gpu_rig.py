@@ -1,0 +1,169 @@
+"""An engine over random weights, as the engine's GPU benchmark drives it, and who watches how long the host waits.
+
+On a CUDA device steps are recorded and overlapped; on any other a plain runner computes them, which is how tests run
+the benchmark.
+"""
+
+import contextlib
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.cache.cache import KVCache
+from engine.engine import Engine, StepRunner
+from engine.models.config import GenerationDefaults, ModelConfig, RopeConfig
+from engine.models.model import Model
+from engine.request import EngineRequest, Limits, SamplingParams
+from engine.runner.device import Arrival, CudaDevice, Device
+from engine.runner.overlapped import overlap
+from engine.runner.runner import Runner
+from engine.runner.state import Slots
+from engine.runner.store import BlockStore
+from engine.scheduler.scheduler import Scheduler
+
+BLOCK = 32
+LLAMA_8B = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=128_256,
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14_336,
+    norm_eps=1e-6,
+    rope=RopeConfig(),
+    windows=(None,) * 32,
+    context_length=4096,
+    tied_embeddings=False,
+    attention_bias=False,
+    mlp_bias=False,
+    eos_ids=(),
+    dtype="bfloat16",
+    defaults=GenerationDefaults(),
+)
+QWEN_06B = dataclasses.replace(
+    LLAMA_8B,
+    architecture="Qwen3ForCausalLM",
+    vocab_size=151_936,
+    hidden_size=1024,
+    num_layers=28,
+    num_heads=16,
+    intermediate_size=3072,
+    windows=(None,) * 28,
+    tied_embeddings=True,
+)
+
+
+class RandomWeights:
+    """Normal weights of any name, on a device."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor."""
+        if len(shape) == 1:
+            return torch.ones(shape, dtype=self._dtype, device=self._device)
+        return torch.randn(shape, dtype=self._dtype, device=self._device) * 0.02
+
+    def stored(self, name: str, rows: int, width: int) -> None:
+        """Nothing is quantised."""
+
+    def has(self, name: str) -> bool:
+        """Everything is there."""
+        return True
+
+
+class Watched:
+    """A device, and how long its results were waited for.
+
+    Attributes:
+        waited_s: in all.
+    """
+
+    def __init__(self, device: Device, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.waited_s = 0.0
+        self._device, self._clock = device, clock
+
+    def upload(self, values: "np.ndarray[Any, Any]") -> Tensor:
+        return self._device.upload(values)
+
+    def download(self, values: Tensor) -> "WatchedArrival":
+        return WatchedArrival(self, self._device.download(values))
+
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+        return self._device.capture(body)
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        return self._device.aside()
+
+    def join(self) -> None:
+        self._device.join()
+
+    def time(self, wait: Callable[[], "np.ndarray[Any, Any]"]) -> "np.ndarray[Any, Any]":
+        """What is waited for, its time added."""
+        begun = self._clock()
+        try:
+            return wait()
+        finally:
+            self.waited_s += self._clock() - begun
+
+
+class WatchedArrival:
+    """An arrival of a watched device."""
+
+    def __init__(self, watched: Watched, arrival: Arrival) -> None:
+        self._watched, self._arrival = watched, arrival
+
+    def wait(self) -> "np.ndarray[Any, Any]":
+        return self._watched.time(self._arrival.wait)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rig:
+    """An engine and the device that it waits for; None where it waits for none."""
+
+    engine: Engine
+    watched: Watched | None
+
+    @property
+    def waited_s(self) -> float:
+        """So far."""
+        return 0.0 if self.watched is None else self.watched.waited_s
+
+
+def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device) -> Rig:
+    """An engine for `num` sequences; every size of a step that can be recorded is."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = Model(config, RandomWeights(dtype, device), dtype, device, config.context_length)
+    store = BlockStore(model.new_cache(num_blocks, BLOCK))
+    runner: StepRunner = Runner(model, store, BLOCK, num, config.context_length)
+    watched = None
+    if device.type == "cuda":
+        watched = Watched(CudaDevice(device))
+        plain = Runner(model, store, BLOCK, num, config.context_length)
+        runner = overlap(plain, model, store.cache, watched, Slots(num, config.context_length, BLOCK))
+        while runner.idle():
+            continue
+    cache = KVCache(num_blocks, BLOCK, prefix_caching=True)
+    limits = Limits(config.context_length, config.vocab_size)
+    return Rig(Engine(Scheduler(cache, limits, (), num, 8192), runner), watched)
+
+
+def prompts_of(sizes: list[int]) -> list[tuple[int, ...]]:
+    """Random prompts of so many tokens."""
+    rng = random.Random(0)
+    return [tuple(rng.randrange(1, 10_000) for _ in range(size)) for size in sizes]
+
+
+def add(engine: Engine, sizes: list[tuple[int, int]]) -> None:
+    """Requests of so many tokens in and out."""
+    for i, (prompt, (_, num_out)) in enumerate(zip(prompts_of([num for num, _ in sizes]), sizes, strict=True)):
+        engine.add(EngineRequest(f"{i}", prompt, SamplingParams(max_tokens=num_out, temperature=0.6, ignore_eos=True)))

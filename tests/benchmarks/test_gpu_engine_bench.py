@@ -1,0 +1,112 @@
+"""The engine's GPU benchmark without a GPU: the same functions on a tiny model and CPU tensors, and its arithmetic."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import gpu_engine, gpu_peer, gpu_rig
+from benchmarks.gpu_clock import Peaks
+from benchmarks.gpu_rig import LLAMA_8B, QWEN_06B, Watched
+from tests.engine.runner.host_device import HostDevice
+
+CPU = torch.device("cpu")
+TINY = dataclasses.replace(
+    QWEN_06B,
+    vocab_size=10_000,
+    hidden_size=32,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    intermediate_size=32,
+    windows=(None,),
+    context_length=300,
+)
+
+
+def test_bytes_of_a_step_are_those_of_the_model() -> None:
+    assert round(gpu_engine.step_bytes(LLAMA_8B, 0, 0) / 1e9, 1) == 15.0
+    per_token = gpu_engine.step_bytes(LLAMA_8B, 1, 1) - gpu_engine.step_bytes(LLAMA_8B, 1, 0)
+    assert per_token == 128 << 10
+
+
+def test_a_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_engine, "STEPS", 8)
+    row = gpu_engine.decode_step(TINY, 3, 5, CPU, Peaks(1e9, {2: 0.0, 1: 0.0}), 2e9)
+    assert (row["rows"], row["context"]) == (3, 5) and row["host_ms"] == row["ms"]  # nobody is waited for
+    assert float(str(row["of_specified"])) == pytest.approx(2 * float(str(row["of_copy"])))
+
+
+def test_waiting_is_no_work_of_the_host() -> None:
+    times = iter([1.0, 1.25, 5.0, 5.5])
+    watched = Watched(HostDevice(), lambda: next(times))
+    for _ in range(2):
+        assert watched.download(torch.tensor([7])).wait().tolist() == [7]
+    assert watched.waited_s == 0.75
+    assert watched.upload(np.array([3])).tolist() == [3]
+
+
+def test_busy_is_what_is_covered() -> None:
+    assert gpu_engine.covered([(0.0, 1.0), (2.0, 4.0)]) == 0.75
+    assert gpu_engine.covered([(2.0, 4.0), (0.0, 3.0), (1.0, 2.0)]) == 1.0
+    with pytest.raises(ValueError, match="nothing ran"):
+        gpu_engine.covered([])
+
+
+def test_our_throughput_counts_every_token() -> None:
+    row = gpu_engine.own_throughput(TINY, [(5, 3), (40, 9), (1, 2)], CPU)
+    assert (row["requests"], row["tokens"]) == (3, 14)
+
+
+@pytest.mark.long
+def test_throughput_is_compared_over_the_same_requests() -> None:
+    row = gpu_engine.throughput(TINY, 4, (5, 12), CPU)
+    own, theirs = (float(str(row[name])) for name in ("tokens_per_s", "transformers_tokens_per_s"))
+    assert float(str(row["over_transformers"])) == pytest.approx(own / theirs)
+
+
+class Stopped:
+    """A manager of continuous batching that gives some results and ends."""
+
+    def __init__(self, *results: object) -> None:
+        self._results = list(results)
+
+    def get_result(self, timeout: float) -> object:
+        return self._results.pop(0) if self._results else None
+
+    def is_running(self) -> bool:
+        return False
+
+
+@dataclasses.dataclass
+class Result:
+    request_id: str
+    error: str | None = None
+    generated_tokens: tuple[int, ...] = (1, 2)
+
+    def is_finished(self) -> bool:
+        return True
+
+
+def test_a_peer_that_stops_gives_no_figure() -> None:
+    assert gpu_peer.collect(Stopped(Result("a"), Result("b")), 2) == {"a": 2, "b": 2}
+    with pytest.raises(RuntimeError, match="stopped after 1 of 2 requests"):
+        gpu_peer.collect(Stopped(Result("a")), 2)
+    with pytest.raises(RuntimeError, match="failed request a: no room"):
+        gpu_peer.collect(Stopped(Result("a", "no room")), 2)
+
+
+def test_the_peer_has_our_shape() -> None:
+    model = gpu_peer.make_model(TINY, torch.float32, CPU)
+    plan = gpu_rig.RandomWeights(torch.float32, CPU)
+    assert model.lm_head.weight.shape == plan.get("lm_head.weight", (TINY.vocab_size, TINY.hidden_size)).shape
+    assert model.model.layers[0].self_attn.q_proj.weight.shape == (32, 32) and len(model.model.layers) == 1
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["--parts", "9b"], "9b: there are 8b"), ([], "no CUDA device here")])
+def test_without_a_gpu_it_says_so(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu_engine.main(arguments)
+    assert said in capsys.readouterr().err

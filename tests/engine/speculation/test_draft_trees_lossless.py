@@ -1,0 +1,190 @@
+"""Trees of drafts in a whole engine: what would be wrong if one thing about them were."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import trees
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ServiceError
+from engine.limits import limits_of
+from engine.models.config import read_config
+from engine.runner import runner as runner_module
+from engine.runner import spots as spots_module
+from engine.runner.runner import Runner
+from engine.runner.store import BlockStore
+from kernels import native
+from kernels.trees import Tree
+from tests.engine.speculation.test_verification import SAMPLED, Outputs, Prophet, run
+from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, some_prompts
+from tests.oracle.checkpoints import make_checkpoint
+from tests.oracle.heads import make_head
+
+SHAPE = dataclasses.replace(SHAPES["llama"], layers=3)
+PROMPTS = some_prompts(SHAPE.vocab, 5)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = make_checkpoint(tmp_path_factory.mktemp("llama"), SHAPE)
+    (made / "head").mkdir()
+    make_head(made / "head", SHAPE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Outputs:
+    return run(make_engine(checkpoint, ROOMY), PROMPTS, **SAMPLED, logprobs=1)
+
+
+def branching(checkpoint: Path, config: EngineConfig = ROOMY, **changes: Any) -> Engine:  # noqa: ANN401 # of settings' types
+    settings = {"speculation": "draft", "draft_model": "x", "draft_length": "fixed", "max_draft_tokens": 12}
+    config = dataclasses.replace(config, **{**settings, "max_draft_width": 3, **changes})
+    model = read_config(checkpoint)
+    draft = checkpoint / "head" if config.speculation == "eagle" else checkpoint
+    return build_engine(config, model, checkpoint, limits_of(config, model, 1 << 20), draft).engine
+
+
+def guessed(checkpoint: Path, plain: Outputs, config: EngineConfig = ROOMY) -> Engine:
+    """With trees of all forms, half of whose tokens are right."""
+    engine = branching(checkpoint, config)
+    return Engine(engine.scheduler, engine.runner, proposer=Prophet(plain, 0.5))
+
+
+@pytest.mark.parametrize("config", [ROOMY, TIGHT], ids=["roomy", "tight"])
+def test_accepted_drafts_come_from_all_over_the_tree(
+    checkpoint: Path, plain: Outputs, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[int] = []
+    move = BlockStore.move_slots
+
+    def count(self: BlockStore, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        moved.append(len(sources))
+        move(self, sources, targets)
+
+    monkeypatch.setattr(BlockStore, "move_slots", count)
+    engine = guessed(checkpoint, plain, config)
+    assert run(engine, PROMPTS, **SAMPLED, logprobs=1) == plain
+    assert sum(moved) > 3 and max(moved) > 1
+    stats = engine.scheduler.draft_stats
+    assert sum(stats.drafted_at) == stats.num_drafted > sum(stats.accepted_at) == stats.num_accepted > 10
+    assert all(0 <= right <= drafted for right, drafted in zip(stats.accepted_at, stats.drafted_at, strict=True))
+
+
+def test_without_our_own_kernels(checkpoint: Path, plain: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "MODULE", None)
+    want = run(make_engine(checkpoint, ROOMY), PROMPTS, **SAMPLED)
+    assert run(guessed(checkpoint, plain), PROMPTS, **SAMPLED) == want
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"kv_cache_dtype": "int8"}, {"dtype": "bfloat16"}, {"quantization": "int8"}],
+    ids=str,
+)
+def test_in_every_number_format(checkpoint: Path, plain: Outputs, changes: dict[str, Any]) -> None:
+    want = run(make_engine(checkpoint, dataclasses.replace(ROOMY, **changes)), PROMPTS, **SAMPLED)
+    engine = guessed(checkpoint, plain, dataclasses.replace(ROOMY, **changes))
+    assert run(engine, PROMPTS, **SAMPLED) == want
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen3"])
+def test_other_models(name: str, tmp_path: Path) -> None:
+    """A window of keys among them, which goes by positions."""
+    made = make_checkpoint(tmp_path, SHAPES[name])
+    prompts = some_prompts(SHAPES[name].vocab, 4)
+    want = run(make_engine(made, ROOMY), prompts, **SAMPLED)
+    assert run(guessed(made, want), prompts, **SAMPLED) == want
+
+
+@pytest.mark.parametrize("speculation", ["draft", "eagle"])
+@pytest.mark.parametrize("length", ["fixed", "adaptive"])
+def test_models_and_heads_branch(checkpoint: Path, plain: Outputs, speculation: str, length: str) -> None:
+    engine = branching(checkpoint, speculation=speculation, draft_length=length)
+    assert run(engine, PROMPTS, **SAMPLED, logprobs=1) == plain
+    assert engine.scheduler.draft_stats.num_drafted > 0
+
+
+def test_a_step_that_fails_with_a_tree_is_computed_without(
+    checkpoint: Path, plain: Outputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Runner, moves: list[tuple[int, int, int]]) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(Runner, "_close_ranks", fail)
+    assert run(guessed(checkpoint, plain), PROMPTS, **SAMPLED, logprobs=1) == plain
+
+
+def forget_to_move(self: Runner, moves: list[tuple[int, int, int]]) -> None:
+    """Accepted drafts stay where they lie."""
+
+
+def move_one_too_far(self: Runner, moves: list[tuple[int, int, int]]) -> None:
+    close_ranks(self, [(slot, source, target + 1) for slot, source, target in moves])
+
+
+def wrong_parents(num: int, parents: tuple[int, ...]) -> Tree:
+    return tree_of(num, tuple(max(-1, parent - 1) for parent in parents))
+
+
+def see_the_one_before(num: int, parents: tuple[int, ...]) -> Tree:
+    """Whoever that is: siblings too."""
+    return Tree.chain(num + len(parents))
+
+
+def accept_behind_anybody(ids: Any, parents: Any, sampled: Any) -> list[int]:  # noqa: ANN401 # as of `walk`
+    return walk(ids, [min(i - 1, 0) for i in range(len(ids))], sampled)
+
+
+def count_all_before(ids: Any, parents: Any) -> list[list[int]]:  # noqa: ANN401 # as of `paths_of`
+    """The history of a draft, as if its tree were a chain."""
+    return [list(ids[: i + 1]) for i in range(len(ids))]
+
+
+close_ranks, tree_of, walk = Runner._close_ranks, runner_module._tree, trees.walk
+BUGS: list[tuple[Any, str, Callable[..., object]]] = [
+    (Runner, "_close_ranks", forget_to_move),
+    (Runner, "_close_ranks", move_one_too_far),
+    (runner_module, "_tree", wrong_parents),
+    (runner_module, "_tree", see_the_one_before),
+    (spots_module, "walk", accept_behind_anybody),
+    (spots_module, "paths_of", count_all_before),
+]
+
+
+@pytest.mark.parametrize(("where", "name", "bug"), BUGS, ids=[bug.__name__ for _, _, bug in BUGS])
+def test_it_would_be_seen(
+    where: Any,  # noqa: ANN401 # a class or a module
+    name: str,
+    bug: Callable[..., object],
+    checkpoint: Path,
+    plain: Outputs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(where, name, bug)
+    try:
+        found = run(guessed(checkpoint, plain), PROMPTS, **SAMPLED, logprobs=1)
+    except (AssertionError, IndexError):
+        return
+    assert found != plain
+
+
+def test_a_gpu_refuses_to_branch(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.build.choose_device", lambda name: torch.device("cuda"))
+    with pytest.raises(ServiceError, match="--max-draft-width: 3 on cuda; drafts branch on a CPU only"):
+        branching(checkpoint)
+
+
+def test_where_nothing_else_may_be_said_nothing_branches(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    params = {**SAMPLED, "allowed_token_ids": (5,)}
+    engine = branching(checkpoint)
+    assert run(engine, PROMPTS, **params) == run(make_engine(checkpoint, ROOMY), PROMPTS, **params)
+    stats = engine.scheduler.draft_stats
+    assert stats.num_accepted == stats.num_drafted > 0
+    assert not [record for record in caplog.records if record.name.startswith("engine.speculation")]

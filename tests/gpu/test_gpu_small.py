@@ -1,0 +1,36 @@
+"""Every kernel once or twice on a GPU, small: what `make test-gpu-sanitized` runs under compute-sanitizer, which takes
+a hundred times as long."""
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import gpu_kernels
+from benchmarks.gpu_cases import Case, Place, Sizes, disagreement
+from kernels import twins
+from kernels.ragged import AttentionOptions, Ragged
+from kernels.triton.attention import paged_attention
+from tests.kernels.triton.harness import Pages
+
+SMALL = Sizes((1, 3), 3000, (5,), 96, 4, 2, 64, 8, 3, (1, 3), (1, 17), (128,), (1, 9), (4,), 2, 64, 32)
+CASES = gpu_kernels.all_cases(SMALL, gpu_kernels.PARTS, has_fp8=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
+def test_kernels(case: Case, gpu: torch.device) -> None:
+    if case.needs_fp8 and torch.cuda.get_device_capability() < gpu_kernels.FP8_SINCE:
+        pytest.skip("this GPU has no fp8")
+    torch.manual_seed(0)
+    work = case.make(Place(gpu, torch.bfloat16))
+    assert disagreement(work) <= work.tolerance
+
+
+@pytest.mark.parametrize("rows", [[(1, 40), (1, 3)], [(5, 21), (33, 33)]], ids=["decode", "prefill"])
+def test_attention(rows: list[tuple[int, int]], gpu: torch.device) -> None:
+    counts, contexts = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    pages = Pages.of(contexts.tolist(), 16, 2, 64, torch.bfloat16)
+    q = torch.randn(int(counts.sum()), 4, 64, dtype=torch.bfloat16, device=gpu)
+    cache, batch = pages.cache.to(gpu), Ragged.of(counts, contexts, pages.tables.numpy(), gpu)
+    options = AttentionOptions(0.125)
+    want = twins.ragged_attention(q, cache, batch, options)
+    assert torch.allclose(paged_attention(q, cache, batch, options).double(), want, atol=1.5e-2, rtol=1e-2)
