@@ -105,8 +105,9 @@ class Campaign:
 
         def now() -> None:
             nonlocal harmed_at
-            harm(child(self._supervisor, role))
-            harmed_at = time.monotonic()
+            victim = child(self._supervisor, role)
+            harmed_at = time.monotonic()  # health may be asked for the moment that it is done
+            harm(victim)
 
         answers = stream_all(self._address, self._specs, at_phase(phase, seed, now))
         noticed_s, back_s = self._watch.lost_and_found(harmed_at, BACK_WITHIN_S)
@@ -165,15 +166,17 @@ def at(values: list[float], share: float) -> float:
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)
 
 
-def run(campaign: Campaign, what: str, harm: Harm, moments: list[tuple[str, int]]) -> dict[str, object]:
-    """Harm every role at every moment (phase, seed), in turn; its figures by role."""
-    outcomes = {role: Outcome() for role in ROLES}
-    for number, ((phase, seed), role) in enumerate(itertools.product(moments, ROLES), start=1):
+def run(
+    campaign: Campaign, roles: list[str], what: str, harm: Harm, moments: list[tuple[str, int]]
+) -> dict[str, object]:
+    """Harm every one of `roles` at every moment (phase, seed), in turn; its figures by role."""
+    outcomes = {role: Outcome() for role in roles}
+    for number, ((phase, seed), role) in enumerate(itertools.product(moments, roles), start=1):
         campaign.do(harm, role, phase, seed, outcomes[role])
         lost, different = (
             sum(getattr(one, name) for one in outcomes.values()) for name in ("num_lost", "num_different")
         )
-        print(f"{what} {number}/{len(moments) * len(ROLES)}: lost {lost}, different {different}", file=sys.stderr)
+        print(f"{what} {number}/{len(moments) * len(roles)}: lost {lost}, different {different}", file=sys.stderr)
     return {role: outcome.figures() for role, outcome in outcomes.items()}
 
 
@@ -183,6 +186,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="kills of each process in each of three phases")
     parser.add_argument("--hangs", type=int, default=5, help="times that each process is stopped for good")
     parser.add_argument("--saturated-s", type=float, default=60.0, help="seconds of more work than can be done")
+    parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES), help="whom to harm")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
@@ -190,15 +194,17 @@ def main() -> None:
         campaign = Campaign(address, supervisor, options.streams, options.tokens)
         figures: dict[str, object] = {"engine_start_s": round(campaign.start_s(), 2)}
         kills = list(itertools.product(PHASES, range(options.seeds)))
-        figures["killed"] = run(campaign, "kill", psutil.Process.kill, kills)
+        figures["killed"] = run(campaign, options.roles, "kill", psutil.Process.kill, kills)
         print(json.dumps(figures, indent=2), file=sys.stderr)
-        figures["hung"] = run(
-            campaign, "hang", psutil.Process.suspend, [("decode", seed) for seed in range(options.hangs)]
-        )
+        hangs = [("decode", seed) for seed in range(options.hangs)]
+        figures["hung"] = run(campaign, options.roles, "hang", psutil.Process.suspend, hangs)
         figures["saturated"] = campaign.saturate(options.saturated_s, options.tokens)
     command = f"python -m benchmarks.recovery --seeds {options.seeds} --hangs {options.hangs}"
     command += f" --saturated-s {options.saturated_s:g} --streams {options.streams} --tokens {options.tokens}"
-    write("recovery", command, figures)
+    if options.roles == list(ROLES):
+        write("recovery", command, figures)
+    else:
+        write("recovery_" + "_".join(options.roles), f"{command} --roles {' '.join(options.roles)}", figures)
 
 
 if __name__ == "__main__":
