@@ -49,8 +49,8 @@ def sdk(request: pytest.FixtureRequest) -> Sdk:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    """Two gateways, no TLS."""
-    with serve(*MODEL, "--gateways", "2") as running:
+    """Two gateways, no TLS. One client after another kills them: that is no flapping."""
+    with serve(*MODEL, "--gateways", "2", "--max-restarts", "1000") as running:
         yield running
 
 
