@@ -159,6 +159,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=128)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through what ends the services
     loads: dict[str, list[Loaded]] = {}
     with collector() as (endpoint, sink), black_hole() as hole, contextlib.ExitStack() as stack:
         ways = {"plain": [], "traced": ["--otlp-endpoint", endpoint], "black_hole": ["--otlp-endpoint", hole]}

@@ -13,9 +13,9 @@ from services.heartbeat import BEAT_S, Heartbeat
 from services.messages import Envelope, Role
 from services.model_source import ModelSource
 from services.ring.loop import RingLoop, Stage
-from services.telemetry.held import Parent
 from services.telemetry.metrics import Metrics
 from services.telemetry.phases import Phase
+from services.telemetry.spans import Parent
 from services.telemetry.tracing import Tracer
 
 GC_THRESHOLD = 20_000  # objects made and not yet gone between two collections of the youngest

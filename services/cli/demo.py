@@ -29,7 +29,10 @@ def demo(
     collector = Collector()
     command = [sys.executable, "-m", "services.cli.main", "serve", "--model", "demo", "--listen", "127.0.0.1:0"]
     options = ["--otlp-endpoint", collector.endpoint, "--log-level", "warning"]
-    service = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    environment = {"OTEL_BSP_SCHEDULE_DELAY": "100", **os.environ}  # ms: somebody waits for the spans
+    service = subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
     try:
         assert service.stdout is not None
         line = service.stdout.readline()

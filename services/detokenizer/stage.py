@@ -185,7 +185,7 @@ class DetokenizerStage:
 
     def _trace(self, envelope: Envelope, index: int, output: _Output, phase: Phase) -> None:
         attributes = {**phase.attributes, names.OUTPUT: index, names.NUM_TOKENS: output.next_index}
-        self._record(envelope, dataclasses.replace(phase, attributes=attributes))
+        self._record(envelope, phase._replace(attributes=attributes))
 
 
 def _timings(timings: Timings | None, busy_s: float) -> Timings:

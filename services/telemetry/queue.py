@@ -1,109 +1,108 @@
-"""The way of spans to a collector: a bounded queue in front of OTLP/gRPC, with counts of what became of them.
+"""Spans on their way to a collector: a bounded queue, a thread that empties it now and then, and counts of what became
+of them.
 
-When the collector is dead or slow the newest spans are dropped and counted, silently and at once; nothing waits. What
-is sent holds the interpreter while it is encoded, a tenth of a millisecond a span: batches are small, and a collector
-that does not answer is tried with one span at a time.
+When the collector is dead or slow the newest spans are dropped and counted, silently and at once; nothing waits. One
+that does not answer is tried with one span at a time. (The SDK's batching processor takes the SDK's own spans only.)
 """
 
+import collections
 import logging
 import math
+import threading
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
-from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-
-from services.telemetry.tracing import waiting
+from services.telemetry.spans import Ended
 
 logger = logging.getLogger(__name__)
 
-EXPORT_DELAY_MS = 200
-MAX_BATCH = 32  # spans encoded in one go: a step that runs meanwhile waits for so many
-EXPORT_TIMEOUT_S = 2
+QUEUE_SIZE = 4096
+DELAY_S = 2.0  # a call costs a process 2 ms, as 200 spans do (benchmarks/spans.py)
+MAX_BATCH = 512
 LAST_S = 2.0  # at the end, for what waits
 
 
-class SpanQueue(SpanProcessor):
-    """The batching processor, never asked for more than it has room for: full, it would log each span that it drops.
+class Export(Protocol):
+    """Where batches go."""
 
-    `counts` has queued, dropped, exported and failed.
+    def send(self, batch: Sequence[Ended]) -> bool:
+        """Whether it was taken."""
+
+    def close(self) -> None:
+        """Let go; a `send` that goes on ends soon."""
+
+
+class SpanQueue:
+    """Attributes:
+    counts: how many spans were queued, dropped, exported, failed.
     """
 
-    def __init__(self, exporter: SpanExporter, counts: dict[str, int], size: int) -> None:
-        self._counts = counts
+    def __init__(self, export: Export, size: int = QUEUE_SIZE, delay_s: float = DELAY_S) -> None:
+        self.counts: dict[str, int] = {"queued": 0, "dropped": 0, "exported": 0, "failed": 0}
+        self._export = export
         self._size = size
-        self._exporter = _Counted(exporter, counts)
-        self._batches = BatchSpanProcessor(self._exporter, size, EXPORT_DELAY_MS, min(MAX_BATCH, size))
+        self._delay_s = delay_s
+        self._waiting: collections.deque[Ended] = collections.deque()
+        self._awake = threading.Event()
+        self._until_s = math.inf  # batches that come later than that fail at once
+        self._is_failing = False
+        self._most = 1  # spans sent in one go: doubles with each success, and begins again after a failure
+        self._thread = threading.Thread(target=self._run, name="otlp-spans", daemon=True)
+        self._thread.start()
 
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing."""
+    @property
+    def num_waiting(self) -> int:
+        """Spans that the collector has not taken yet."""
+        return self.counts["queued"] - self.counts["exported"] - self.counts["failed"]
 
-    def on_end(self, span: ReadableSpan) -> None:
-        """Queue it, or drop and count it."""
-        if waiting(self._counts) >= self._size:
-            self._counts["dropped"] += 1
+    def put(self, span: Ended) -> None:
+        """Queue it, or drop and count it. For one thread."""
+        if self.num_waiting >= self._size:
+            self.counts["dropped"] += 1
             return
-        self._counts["queued"] += 1
-        self._batches.on_end(span)
+        self.counts["queued"] += 1
+        self._waiting.append(span)
+        if len(self._waiting) == MAX_BATCH and not self._is_failing:
+            self._awake.set()
 
     def shutdown(self) -> None:
         """Send what waits, for `LAST_S` and the batch that is on its way."""
-        self._exporter.close_after(LAST_S)
-        self._batches.shutdown()  # type: ignore[no-untyped-call] # the SDK's
+        self._until_s = time.monotonic() + LAST_S
+        self._awake.set()
+        self._thread.join(2 * LAST_S)
+        self._export.close()
 
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Send what waits, now."""
-        return self._batches.force_flush(timeout_millis)
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            self._awake.wait(self._delay_s)
+            self._awake.clear()
+            is_last = self._until_s < math.inf
+            self._empty()
+        self._fail(len(self._waiting))
 
-
-class _Counted(SpanExporter):
-    """An exporter, and how many spans it got rid of. Runs on the processor's thread."""
-
-    def __init__(self, exporter: SpanExporter, counts: dict[str, int]) -> None:
-        self._exporter = exporter
-        self._counts = counts
-        self._until_s = math.inf
-        self._is_failing = False
-        self._most = 1  # spans sent in one go: doubles with each success, and begins again after a failure
-
-    def close_after(self, seconds: float) -> None:
-        """Batches that come later than that fail at once."""
-        self._until_s = time.monotonic() + seconds
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch, all of it or what goes before the first failure."""
-        num_sent = 0
-        while num_sent < len(spans):
-            part = spans[num_sent : num_sent + self._most]
-            is_late = time.monotonic() > self._until_s
-            if is_late or self._exporter.export(part) is not SpanExportResult.SUCCESS:
-                return self._fail(len(spans) - num_sent)
-            num_sent += len(part)
-            self._counts["exported"] += len(part)
+    def _empty(self) -> None:
+        """Send what waits: all of it, or what goes before the first failure."""
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
+            if time.monotonic() > self._until_s or not self._is_taken(batch):
+                self._fail(len(batch))
+                return
+            self.counts["exported"] += len(batch)
             self._most = min(2 * self._most, MAX_BATCH)
             self._is_failing = False
-        return SpanExportResult.SUCCESS
 
-    def _fail(self, num: int) -> SpanExportResult:
-        if not self._is_failing:
+    def _is_taken(self, batch: Sequence[Ended]) -> bool:
+        try:
+            return self._export.send(batch)
+        except Exception:
+            logger.exception("%d spans cannot be sent", len(batch))
+            return False
+
+    def _fail(self, num: int) -> None:
+        if num and not self._is_failing:
             logger.warning("spans do not reach the collector: until they do they are dropped and counted")
-        self._is_failing = True
+        self._is_failing = self._is_failing or num > 0
         self._most = 1
-        self._counts["failed"] += num
-        return SpanExportResult.FAILURE
-
-    def shutdown(self) -> None:
-        """Close the channel."""
-        self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing is kept here."""
-        return True
-
-
-def otlp_queue(endpoint: str, counts: dict[str, int], size: int) -> SpanQueue:
-    """A queue of `size` spans to an OTLP/gRPC endpoint, http://host:port."""
-    is_plain = not endpoint.startswith("https")
-    return SpanQueue(OTLPSpanExporter(endpoint=endpoint, insecure=is_plain, timeout=EXPORT_TIMEOUT_S), counts, size)
+        self.counts["failed"] += num

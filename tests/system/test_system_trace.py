@@ -44,8 +44,11 @@ def rig() -> Iterator[Rig]:
     with contextlib.ExitStack() as stack:
         stack.callback(collector.stop)
         port = free_ports(4)[0]
-        options = ("--otlp-endpoint", collector.endpoint, "--metrics-port", str(port), "--max-num-batched-tokens", "32")
-        service = stack.enter_context(serve(*options, "--trace-sample-ratio", "0", "--trace-slow-s", "1000"))
+        options: tuple[str, ...] = ("--otlp-endpoint", collector.endpoint, "--metrics-port", str(port))
+        options += ("--max-num-batched-tokens", "32")
+        delay = {"OTEL_BSP_SCHEDULE_DELAY": "100"}  # ms
+        options += ("--trace-sample-ratio", "0", "--trace-slow-s", "1000")
+        service = stack.enter_context(serve(*options, environment=delay))
         yield Rig(collector, stack.enter_context(service.stub()), port)
 
 

@@ -27,6 +27,7 @@ OF_NO_REQUEST = {
     ("gateway/listener.py", "the gRPC server stopped taking calls (%s); another one takes its place"),
     ("gateway/listener.py", "a gRPC server that had stopped by itself says so again"),
     ("telemetry/queue.py", "spans do not reach the collector: until they do they are dropped and counted"),
+    ("telemetry/queue.py", "%d spans cannot be sent"),
     ("watched.py", "%s; the one read before stays in force"),
     ("watched.py", "%s was read again"),
     ("engine/process.py", "loaded %s on %s in %s (%s kernels) with %d cache blocks in %s in %.2f s"),

@@ -43,7 +43,8 @@ class Watch:
 
 
 @pytest.fixture
-def watch() -> Iterator[Watch]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")  # ms
     made = Watch()
     yield made
     made.tracer.shutdown()

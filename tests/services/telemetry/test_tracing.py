@@ -1,23 +1,21 @@
-"""Spans of one process at a real OTLP receiver: what is held back, what is kept, what a dead collector costs."""
+"""Spans of one process at a real OTLP receiver: what they tell, what is held back, what is kept."""
 
-from collections.abc import Iterator, Sequence
-from threading import Event
+from collections.abc import Iterator
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from engine.errors import ServiceError
 from engine.request import SamplingParams
 from services.gateway.observer import Started, Used
 from services.messages import Envelope
 from services.telemetry import names
 from services.telemetry.collector import Collector
-from services.telemetry.held import Held, Parent
+from services.telemetry.held import Held
 from services.telemetry.metrics import Metrics
 from services.telemetry.observer import GatewayObserver
 from services.telemetry.phases import Happening, Phase
-from services.telemetry.queue import MAX_BATCH, SpanQueue
-from services.telemetry.tracing import QUEUE_SIZE, Sampling, Tracer
+from services.telemetry.spans import Parent
+from services.telemetry.tracing import Sampling, Tracer
 from services.work import Generate, TextPrompt
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
@@ -112,101 +110,35 @@ def test_slow_and_failed_requests_are_kept_in_any_case(
         assert work.is_error is (code != 0)
 
 
-class Stuck(SpanExporter):
-    """A collector that takes nothing until it is let go."""
-
-    def __init__(self) -> None:
-        self.is_free = Event()
-        self.num = 0
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.is_free.wait(60)
-        self.num += len(spans)
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        """Nothing."""
+def test_flags_of_the_caller_are_read_as_bits(collector: Collector) -> None:
+    """W3C level 2 has a second flag: the trace id is random."""
+    tracer = tracer_to(collector, Sampling(0.0, 99.0))
+    observer = GatewayObserver(tracer, Metrics("gateway", "g"), lambda envelope: None)
+    for flags, header in (("03", "-01"), ("02", "-00")):
+        envelope = Envelope("r", "g", model="m", traceparent=f"00-{TRACE}-{SPAN}-{flags}")
+        trace = observer.request_started(Started(envelope, "Generate", Generate(TextPrompt("x"), SamplingParams())))
+        assert trace.traceparent.endswith(header)
+    tracer.record("r", Parent(f"00-{TRACE}-{SPAN}-03"), PHASE)
+    tracer.record("r", Parent(f"00-{TRACE}-{SPAN}-02"), PHASE)
+    tracer.shutdown()
+    assert tracer.counts["exported"] == 1 and len(tracer.held) == 1
 
 
-def test_a_stuck_collector_costs_spans_and_nothing_else() -> None:
-    exporter, counts = Stuck(), {"queued": 0, "dropped": 0, "exported": 0, "failed": 0}
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SpanQueue(exporter, counts, size=16))
-    tracer = provider.get_tracer("t")
-    for _ in range(500):
-        tracer.start_span("s").end()  # returns at once, or the test times out
-    assert (counts["queued"], counts["dropped"]) == (16, 484)
-    exporter.is_free.set()
-    provider.shutdown()
-    assert exporter.num == counts["exported"] == counts["queued"]
+def test_opentelemetry_s_variables_are_honoured(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", collector.endpoint)
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=from-outside")
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "4")
+    tracer = Tracer.create({"service.name": "sluice"}, "")
+    tracer.record("r", YES, Phase("queue", 1.0, 2.0, {"text": "abcdefgh"}))
+    tracer.shutdown()
+    (span,) = collector.wait_for(TRACE, {"queue"}, 10)
+    assert (span.process, span.attributes) == ("from-outside", {"text": "abcd"})
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert not Tracer.create({}, "").is_on
 
 
-class Fickle(SpanExporter):
-    """A collector that fails when it is told to; notes what it is sent."""
-
-    def __init__(self) -> None:
-        self.fails = True
-        self.sent: list[int] = []
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.sent.append(len(spans))
-        return SpanExportResult.FAILURE if self.fails else SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        """Nothing."""
-
-
-def test_a_collector_that_fails_is_tried_with_single_spans_and_batches_grow_when_it_is_back() -> None:
-    """A step that runs while spans are encoded waits for the interpreter: a dead collector must not cost that."""
-    exporter, counts = Fickle(), {"queued": 0, "dropped": 0, "exported": 0, "failed": 0}
-    queue = SpanQueue(exporter, counts, size=4096)
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(queue)
-    tracer = provider.get_tracer("t")
-
-    def send(num: int) -> list[int]:
-        exporter.sent.clear()
-        for _ in range(num):
-            tracer.start_span("s").end()
-        queue.force_flush()
-        return exporter.sent
-
-    assert set(send(500)) == {1} and counts["failed"] == 500
-    exporter.fails = False
-    assert send(500)[:5] == [1, 2, 4, 8, 16] and max(exporter.sent) <= MAX_BATCH and counts["exported"] == 500
-    exporter.fails = True
-    send(2 * MAX_BATCH)
-    assert sorted(exporter.sent)[:-1] == [1] * (len(exporter.sent) - 1), "only the first failure is a whole batch's"
-    provider.shutdown()
-    assert counts == {"queued": 1064, "dropped": 0, "exported": 500, "failed": 564}
-
-
-def test_what_would_be_dropped_is_not_even_made() -> None:
-    provider = TracerProvider(shutdown_on_exit=False)
-    exporter = Stuck()
-    tracer = Tracer(provider)
-    provider.add_span_processor(SpanQueue(exporter, tracer.counts, QUEUE_SIZE))
-    tracer.counts["queued"] = QUEUE_SIZE
-    tracer.record("r", YES, PHASE)
-    assert (tracer.counts["queued"], tracer.counts["dropped"]) == (QUEUE_SIZE, 1)
-    tracer.counts["queued"] = QUEUE_SIZE - 1
-    tracer.record("r", YES, PHASE)
-    assert (tracer.counts["queued"], tracer.counts["dropped"]) == (QUEUE_SIZE, 1)
-    exporter.is_free.set()
-    provider.shutdown()
-
-
-def test_the_end_does_not_wait_for_a_dead_collector(caplog: pytest.LogCaptureFixture) -> None:
-    exporter, counts = Stuck(), {"queued": 0, "dropped": 0, "exported": 0, "failed": 0}
-    queue = SpanQueue(exporter, counts, size=512)
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(queue)
-    tracer = provider.get_tracer("t")
-    queue._exporter.close_after(-1.0)  # its time is over
-    for _ in range(40):
-        tracer.start_span("s").end()
-    queue.force_flush()
-    assert (counts["failed"], exporter.num) == (40, 0)
-    assert [record.levelname for record in caplog.records] == ["WARNING"], "told once"
-    exporter.is_free.set()
-    provider.shutdown()
+@pytest.mark.parametrize("delay", ["0", "-1", "soon", "1.5"])
+def test_a_delay_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, delay: str) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", delay)
+    with pytest.raises(ServiceError, match="OTEL_BSP_SCHEDULE_DELAY"):
+        Tracer.create({}, "http://127.0.0.1:1")

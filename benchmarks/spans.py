@@ -1,0 +1,130 @@
+"""What tracing costs a request in processor time: its spans in all four roles, made and sent at a service's pace.
+
+    python -m benchmarks.spans [--rate 70] [--seconds 5] [--rounds 3]
+
+One process plays the gateway, tokenizer, engine and detokenizer of requests that have seven spans, without a collector,
+with one that takes everything (in another process) and with a black hole, in turn. Processor time is that of the whole
+process, its sending thread included; beside it that of the thread that serves. Less than benchmarks/telemetry.py shows,
+as one process sends what four would.
+"""
+
+import argparse
+import contextlib
+import multiprocessing
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event
+
+from benchmarks.machine import median, write
+from benchmarks.telemetry import collector
+from engine.request import SamplingParams
+from engine.trail import Kind, Mark
+from services.engine.trace import End, EngineTrace
+from services.gateway.observer import Started, Used
+from services.messages import Envelope
+from services.telemetry import names
+from services.telemetry.metrics import Metrics
+from services.telemetry.observer import GatewayObserver
+from services.telemetry.phases import Phase
+from services.telemetry.spans import Parent
+from services.telemetry.tracing import Tracer
+from services.work import Generate, TextPrompt
+
+LENGTH = 64
+WORK = Generate(TextPrompt("x" * LENGTH), SamplingParams(max_tokens=LENGTH))
+USED = Used(num_prompt=LENGTH, num_completion=LENGTH, finish_reason="length")
+RESOURCE = {"service.name": "sluice", "service.instance.id": "all-0"}
+
+
+class Ring:
+    """The four roles' telemetry of a request, without the rest of them."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.tracer = Tracer.create(RESOURCE, endpoint)
+        self._observer = GatewayObserver(self.tracer, Metrics("gateway", "all-0"), lambda envelope: None)
+        self._engine = EngineTrace(self._record)
+
+    def request(self) -> None:
+        """One request from its start to its end."""
+        asked = Envelope(secrets.token_hex(16), "all-0", tenant="t", model="demo", revision="r")
+        trace = self._observer.request_started(Started(asked, "StreamGenerate", WORK, is_streamed=True))
+        envelope = Envelope(asked.request_id, "all-0", model="demo", traceparent=trace.traceparent)
+        now = time.monotonic()
+        self._record(envelope, Phase(names.SPAN_TOKENIZE, now, now, {names.NUM_PROMPT: LENGTH}))
+        traced = self._engine.begin(envelope, now)
+        if traced is not None:
+            for mark in (Mark(Kind.ADMITTED, now), Mark(Kind.CHUNK, now, LENGTH), Mark(Kind.FIRST_TOKEN, now)):
+                traced.trail.note(mark)
+        self._engine.end(traced, End(now, attributes={names.NUM_TOKENS: LENGTH, names.NUM_PREEMPTIONS: 0}))
+        self._record(envelope, Phase(names.SPAN_DETOKENIZE, now, now, {names.OUTPUT: 0, names.NUM_TOKENS: LENGTH}))
+        trace.first_token()
+        trace.ended(0, "", USED)
+
+    def _record(self, envelope: Envelope, phase: Phase) -> None:
+        self.tracer.record(envelope.request_id, Parent(envelope.traceparent, envelope.tracestate), phase)
+
+
+def measured(endpoint: str, rate: float, seconds: float) -> tuple[float, float]:
+    """Milliseconds of the process and of this thread for a request."""
+    ring = Ring(endpoint)
+    ring.request()
+    time.sleep(1.5)  # for the first call to the collector
+    start, process_s, thread_s, num = time.monotonic(), time.process_time(), time.thread_time(), 0
+    while time.monotonic() < start + seconds:
+        ring.request()
+        num += 1
+        time.sleep(max(0.0, start + num / rate - time.monotonic()))
+    thread_s = time.thread_time() - thread_s
+    ring.tracer.shutdown()
+    return 1e3 * (time.process_time() - process_s) / num, 1e3 * thread_s / num
+
+
+@contextlib.contextmanager
+def other_process() -> Iterator[str]:
+    """The endpoint of a collector whose work is not counted here."""
+    context = multiprocessing.get_context("spawn")
+    is_over, endpoints = context.Event(), context.SimpleQueue()
+    process = context.Process(target=collect, args=(endpoints, is_over), daemon=True)
+    process.start()
+    try:
+        yield endpoints.get()
+    finally:
+        is_over.set()
+        process.join()
+
+
+def collect(endpoints: "multiprocessing.SimpleQueue[str]", is_over: Event) -> None:
+    """Take everything until it is over."""
+    with collector() as (endpoint, _):
+        endpoints.put(endpoint)
+        is_over.wait()
+
+
+def main() -> None:
+    """Measure in turn and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=70.0, help="requests a second")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    found: dict[str, list[tuple[float, float]]] = {}
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent, other_process() as endpoint:
+        hole = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for _ in range(options.rounds):
+            for way, where in {"plain": "", "traced": endpoint, "black_hole": hole}.items():
+                found.setdefault(way, []).append(measured(where, options.rate, options.seconds))
+    figures = {
+        way: {
+            "process_ms": round(median([one[0] for one in ones]), 3),
+            "thread_ms": round(median([one[1] for one in ones]), 3),
+        }
+        for way, ones in found.items()
+    }
+    command = "python -m benchmarks.spans" + "".join(f" --{name} {num}" for name, num in vars(options).items())
+    write("spans", command, {"of_a_request": figures})
+
+
+if __name__ == "__main__":
+    main()
