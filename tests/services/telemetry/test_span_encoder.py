@@ -140,3 +140,24 @@ def test_a_well_formed_header_is() -> None:
 def test_what_cannot_be_an_attribute_is_refused() -> None:
     with pytest.raises(TypeError, match="cannot be None"):
         encoded(Ended(Phase("x", 1.0, 2.0, {"a": None}), Parent("")))  # type: ignore[dict-item] # the point
+
+
+def test_values_that_are_equal_keep_their_kind_and_others_their_value() -> None:
+    """Attributes that come again are written as they were before."""
+    values: list[Attribute] = [1, True, 1.0, "1", 1, ("1",), True]
+    told = [
+        Ended(Phase("x", 1.0, 2.0, {"key": one, names.GEN_AI_REQUEST_SEED: str(one)}), Parent("")) for one in values
+    ]
+    spans = spans_of(encoded(*told))
+    kinds = [{pair.key: pair.value.WhichOneof("value") for pair in span.attributes}["key"] for span in spans]
+    assert kinds == [
+        "int_value",
+        "bool_value",
+        "double_value",
+        "string_value",
+        "int_value",
+        "array_value",
+        "bool_value",
+    ]
+    seeds = [pair.value.string_value for span in spans for pair in span.attributes if pair.key != "key"]
+    assert seeds == [str(one) for one in values]
