@@ -69,7 +69,7 @@ class SlotAdjustments:
         if not found.histories:
             return None
         own = [one.ahead(ahead.get(row, ())) for row, one in found.histories]
-        ids, counts = [ids for ids, _ in own], [counts for _, counts in own]
+        ids, counts = zip(*own, strict=True)
         sizes: Ints = np.array([len(one) for one in ids], dtype=np.int64)
         return Penalties(found.rows, sizes, np.concatenate(ids), np.concatenate(counts), *found.strengths)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.plan import TokenLogprob
-from engine.sampling.logprobs import read, want
+from engine.sampling.logprobs import read, spans, want
 from engine.sampling.rows import Allowed, Ints, KnobRows, Pairs, SamplingRows
 from engine.sampling.rows import Penalties as PenaltyRows
 from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
@@ -30,7 +30,7 @@ class Fixed:
         asked, biases = knobs.logprobs, knobs.biases
         self.wanted = None if asked is None else want(asked, vocab, device)
         self._at = [] if asked is None else asked.rows.tolist()
-        self._nums = [] if self.wanted is None else self.wanted.nums.tolist()
+        self._spans = [] if asked is None or self.wanted is None else spans(self.wanted.nums.tolist(), asked.ids)
         self._biases = (
             None if biases is None else Biases(self._on(biases.rows), self._on(biases.ids), self._on(biases.values))
         )
@@ -54,9 +54,7 @@ class Fixed:
 
     def read(self, scores: Scores) -> dict[int, TokenLogprob]:
         """Of the rows that asked."""
-        asked = self.knobs.logprobs
-        assert asked is not None
-        return dict(zip(self._at, read(scores, self._nums, asked.ids), strict=True))
+        return dict(zip(self._at, read(scores, self._spans), strict=True))
 
     def _bars(self, barred: Pairs) -> Bars:
         if self._barred is None or self._barred[0] is not barred:
