@@ -43,13 +43,15 @@ class Penalties(NamedTuple):
 
     Attributes:
         rows: int64 [P], ascending, each once.
-        sizes: int64 [P], how many of the N ids are of the row; in order.
+        firsts, sizes: int64 [P], where those of the N ids that are of the row begin, and how many they are. On a device
+            they follow each other without gaps.
         ids: int64 [N].
         counts: float32 [N], occurrences in the output.
         repetition, presence, frequency: float32 [P]; 1, 0 and 0 change nothing.
     """
 
     rows: Tensor
+    firsts: Tensor
     sizes: Tensor
     ids: Tensor
     counts: Tensor
@@ -88,10 +90,13 @@ def _penalise(logits: Tensor, found: Penalties) -> None:
     rows, repetition, presence, frequency = (
         one.repeat_interleave(found.sizes) for one in (found.rows, found.repetition, found.presence, found.frequency)
     )
-    values = logits[rows, found.ids]
+    spans = zip(found.firsts.tolist(), found.sizes.tolist(), strict=True)
+    at = torch.cat([torch.arange(first, first + size, device=logits.device) for first, size in spans])
+    ids, counts = found.ids[at], found.counts[at]
+    values = logits[rows, ids]
     values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= frequency * found.counts + presence * (found.counts > 0)
-    logits[rows, found.ids] = values
+    values -= frequency * counts + presence * (counts > 0)
+    logits[rows, ids] = values
 
 
 def _mask(logits: Tensor, mask: Mask) -> None:

@@ -15,7 +15,7 @@ from kernels.scores import Asked, Scores, room
 
 MODULE = native.MODULE
 MAX_MASKS = 2  # as in kernels/cpu/adjust.h
-NO_MASK, NO_BARS, NO_BIASES, NO_PENALTIES = (0,) * 4, (0,) * 3, (0,) * 4, (0,) * 8  # addresses and sizes
+NO_MASK, NO_BARS, NO_BIASES, NO_PENALTIES = (0,) * 4, (0,) * 3, (0,) * 4, (0,) * 9  # addresses and sizes
 NOT_WANTED = (0,) * 13
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.plan import TokenLogprob
 from engine.sampling.logprobs import read, spans, want
-from engine.sampling.rows import Allowed, Ints, KnobRows, Pairs, SamplingRows
+from engine.sampling.rows import Allowed, KnobRows, Pairs, SamplingRows
 from engine.sampling.rows import Penalties as PenaltyRows
 from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
 from kernels.sampling import Rows
@@ -35,7 +35,7 @@ class Fixed:
             None if biases is None else Biases(self._on(biases.rows), self._on(biases.ids), self._on(biases.values))
         )
         self._barred: tuple[Pairs, Bars] | None = None  # of the step before: often the same
-        self._penalised: tuple[Ints, tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] | None = None
+        self._penalised: tuple[PenaltyRows, Penalties] | None = None  # likewise: it changes in place
         self._allowed = None if knobs.allowed is None else self._mask(knobs.allowed)
 
     def rows(self, position: "np.ndarray[Any, Any]") -> Rows:
@@ -62,12 +62,20 @@ class Fixed:
         return self._barred[1]
 
     def _penalties(self, found: PenaltyRows) -> Penalties:
-        on = self._on
-        if self._penalised is None or self._penalised[0] is not found.rows:
-            strengths = (on(found.repetition), on(found.presence), on(found.frequency))
-            self._penalised = found.rows, (on(found.rows), strengths)
-        rows, strengths = self._penalised[1]
-        return Penalties(rows, on(found.sizes), on(found.ids), on(found.counts), *strengths)
+        if self._device.type != "cpu":
+            return self._without_gaps(found)
+        if self._penalised is None or self._penalised[0] is not found:
+            on, entries = self._on, (found.firsts, found.sizes, found.ids, found.counts)
+            columns = (found.rows, *entries, found.repetition, found.presence, found.frequency)
+            self._penalised = found, Penalties(*(on(column) for column in columns))
+        return self._penalised[1]
+
+    def _without_gaps(self, found: PenaltyRows) -> Penalties:
+        """As a device is to have it: only what is counted."""
+        sizes, on = found.sizes, self._on
+        at = np.concatenate([np.arange(first, first + size) for first, size in zip(found.firsts, sizes, strict=True)])
+        entries = (on(np.cumsum(sizes) - sizes), on(sizes), on(found.ids[at]), on(found.counts[at]))
+        return Penalties(on(found.rows), *entries, on(found.repetition), on(found.presence), on(found.frequency))
 
     def _mask(self, allowed: Allowed) -> Mask:
         return Mask(self._on(allowed.rows), self._on(allowed.bits))

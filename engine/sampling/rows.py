@@ -15,9 +15,11 @@ Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Penalties:
-    """What the rows that ask for penalties have; see `kernels.adjust.Penalties`."""
+    """What the rows that ask for penalties have; see `kernels.adjust.Penalties`. The same object as in the step before
+    where only sizes and what they count have changed, in place."""
 
     rows: Ints
+    firsts: Ints
     sizes: Ints
     ids: Ints
     counts: Floats

@@ -57,7 +57,7 @@ struct Sums {
 
   void add(Vec v) {
 #if defined(__AVX512DQ__)
-    lower += _mm512_maskz_cvtps_pd(0xff, _mm512_castps512_ps256(v));
+    lower += _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, v, 0));
     upper += _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, v, 1));
 #elif defined(__AVX__)
     lower += _mm256_cvtps_pd(_mm256_castps256_ps128(v));
