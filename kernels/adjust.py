@@ -4,11 +4,16 @@ The torch twin of the adjusting kernel, oracle and fallback. Takes flat lists; a
 bars. Knows no request.
 """
 
+import dataclasses
+import functools
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+MAX_MASKS = 2  # as in kernels/cpu/adjust.h
+NO_MASK, NO_BARS, NO_BIASES, NO_PENALTIES = (0,) * 4, (0,) * 3, (0,) * 4, (0,) * 9  # addresses and sizes
 
 
 class Mask(NamedTuple):
@@ -60,13 +65,28 @@ class Penalties(NamedTuple):
     frequency: Tensor
 
 
-class Changes(NamedTuple):
-    """All that is changed in one step's logits, in this order; two masks at most, the rows of each list ascending."""
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """All that is changed in one step's logits, in this order; two masks at most, the rows of each list ascending. The
+    same object may serve many steps: what its tensors hold may change in between."""
 
     masks: tuple[Mask, ...] = ()
     bars: Bars | None = None
     biases: Biases | None = None
     penalties: Penalties | None = None
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """For kernels on CPU: of each list rows, their number, and its other columns."""
+        assert len(self.masks) <= MAX_MASKS
+        found: list[int] = []
+        for rows, bits in self.masks:
+            found += (rows.data_ptr(), len(rows), bits.data_ptr(), bits.shape[1])
+        found += NO_MASK * (MAX_MASKS - len(self.masks))
+        lists = ((self.bars, NO_BARS), (self.biases, NO_BIASES), (self.penalties, NO_PENALTIES))
+        for some, nothing in lists:
+            found += nothing if some is None else (some[0].data_ptr(), len(some[0]), *map(Tensor.data_ptr, some[1:]))
+        return tuple(found)
 
 
 NO_CHANGES = Changes()

@@ -161,8 +161,8 @@ class Runner:
         slots, listening = plan.slots, self._rows.listening
         if plan.num_tokens == len(slots):  # one each, and none of them drafted
             for i in spots.rows:
-                if slots[i] in listening:
-                    self._rows.note(slots[i], plan.starts[i] + 1, plan.token_ids[i : i + 1])
+                for one in listening.get(slots[i], ()):
+                    one.note(slots[i], plan.starts[i] + 1, plan.token_ids[i : i + 1])
             return
         ends = list(itertools.accumulate(plan.query_lens))
         for i in spots.rows:

@@ -36,7 +36,8 @@ class Fixed:
         )
         self._barred: tuple[Pairs, Bars] | None = None  # of the step before: often the same
         self._penalised: tuple[PenaltyRows, Penalties] | None = None  # likewise: it changes in place
-        self._allowed = None if knobs.allowed is None else self._mask(knobs.allowed)
+        self._masks = () if knobs.allowed is None else (self._mask(knobs.allowed),)
+        self._changes: Changes | None = None  # likewise
 
     def rows(self, position: "np.ndarray[Any, Any]") -> Rows:
         """The rows that sample tokens at these positions, int64 [R]."""
@@ -44,13 +45,17 @@ class Fixed:
 
     def changes(self, rows: SamplingRows) -> Changes:
         """Of rows of these knobs: grammars and what is allowed first."""
-        masks = (self._allowed, None if rows.masks is None else self._mask(rows.masks))
-        return Changes(
-            tuple([one for one in masks if one is not None]),
-            None if rows.barred is None else self._bars(rows.barred),
-            self._biases,
-            None if rows.penalties is None else self._penalties(rows.penalties),
-        )
+        bars = None if rows.barred is None else self._bars(rows.barred)
+        penalties = None if rows.penalties is None else self._penalties(rows.penalties)
+        last = self._changes
+        if rows.masks is not None:
+            masks = (*self._masks, self._mask(rows.masks))
+        elif last is not None and last.bars is bars and last.penalties is penalties and last.masks is self._masks:
+            return last
+        else:
+            masks = self._masks
+        self._changes = Changes(masks, bars, self._biases, penalties)
+        return self._changes
 
     def read(self, scores: Scores) -> dict[int, TokenLogprob]:
         """Of the rows that asked."""
