@@ -310,22 +310,31 @@ def test_a_slot_is_taken_while_its_mask_is_being_filled(
     assert allowed(masks, 0) == may_follow(known, "", ("aa",))
 
 
+@pytest.mark.parametrize("is_over", [True, False], ids=["it is over", "it is still being filled"])
 def test_what_goes_wrong_ahead_is_done_again_when_it_is_asked_for(
-    matchers: SlotMatchers, known: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    matchers: SlotMatchers, known: Tokenizer, monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
     (token, *_) = known.encode("he said").ids
     matchers.reset(place(0, choice(*WORDS)))
-    real, failures = fill_next_token_bitmask_par, [MemoryError("once")]
+    matchers.reset(place(1, choice(*WORDS), (token,)))
+    failures, asked = [MemoryError("once")], threading.Event()
 
     def failing(threads: LLExecutor, wants: list[tuple[LLMatcher, int]], bits: Bits) -> None:
         if failures:
+            assert asked.wait(10)
             raise failures.pop()
-        real(threads, wants, bits)
+        fill_next_token_bitmask_par(threads, wants, bits)
 
     monkeypatch.setattr(filling, "fill_next_token_bitmask_par", failing)
     matchers.go_on([0], [token])
     matchers.note(0, 1, [token])
-    matchers._settle()
-    matchers.reset(place(1, choice(*WORDS), (token,)))
-    masks = filled(matchers, [0, 1])
-    assert allowed(masks, 0) == allowed(masks, 1)
+    if is_over:
+        asked.set()
+        matchers._settle()
+        alone = filled(matchers, [0])
+        assert allowed(alone, 0) == allowed(filled(matchers, [1]), 0)
+    else:
+        filling_both = matchers.start([0, 1], {})
+        asked.set()
+        both = filling_both.result()
+        assert allowed(both, 0) == allowed(both, 1)
