@@ -4,11 +4,16 @@ The torch twin of the adjusting kernel, oracle and fallback. Takes flat lists; a
 bars. Knows no request.
 """
 
+import dataclasses
+import functools
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+MAX_MASKS = 2  # as in kernels/cpu/adjust.h
+NO_MASK, NO_BARS, NO_BIASES, NO_PENALTIES = (0,) * 4, (0,) * 3, (0,) * 4, (0,) * 9  # addresses and sizes
 
 
 class Mask(NamedTuple):
@@ -43,13 +48,15 @@ class Penalties(NamedTuple):
 
     Attributes:
         rows: int64 [P], ascending, each once.
-        sizes: int64 [P], how many of the N ids are of the row; in order.
+        firsts, sizes: int64 [P], where those of the N ids that are of the row begin, and how many they are. On a device
+            they follow each other without gaps.
         ids: int64 [N].
         counts: float32 [N], occurrences in the output.
         repetition, presence, frequency: float32 [P]; 1, 0 and 0 change nothing.
     """
 
     rows: Tensor
+    firsts: Tensor
     sizes: Tensor
     ids: Tensor
     counts: Tensor
@@ -58,13 +65,28 @@ class Penalties(NamedTuple):
     frequency: Tensor
 
 
-class Changes(NamedTuple):
-    """All that is changed in one step's logits, in this order; two masks at most, the rows of each list ascending."""
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """All that is changed in one step's logits, in this order; two masks at most, the rows of each list ascending. The
+    same object may serve many steps: what its tensors hold may change in between."""
 
     masks: tuple[Mask, ...] = ()
     bars: Bars | None = None
     biases: Biases | None = None
     penalties: Penalties | None = None
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """For kernels on CPU: of each list rows, their number, and its other columns."""
+        assert len(self.masks) <= MAX_MASKS
+        found: list[int] = []
+        for rows, bits in self.masks:
+            found += (rows.data_ptr(), len(rows), bits.data_ptr(), bits.shape[1])
+        found += NO_MASK * (MAX_MASKS - len(self.masks))
+        lists = ((self.bars, NO_BARS), (self.biases, NO_BIASES), (self.penalties, NO_PENALTIES))
+        for some, nothing in lists:
+            found += nothing if some is None else (some[0].data_ptr(), len(some[0]), *map(Tensor.data_ptr, some[1:]))
+        return tuple(found)
 
 
 NO_CHANGES = Changes()
@@ -88,10 +110,13 @@ def _penalise(logits: Tensor, found: Penalties) -> None:
     rows, repetition, presence, frequency = (
         one.repeat_interleave(found.sizes) for one in (found.rows, found.repetition, found.presence, found.frequency)
     )
-    values = logits[rows, found.ids]
+    spans = zip(found.firsts.tolist(), found.sizes.tolist(), strict=True)
+    at = torch.cat([torch.arange(first, first + size, device=logits.device) for first, size in spans])
+    ids, counts = found.ids[at], found.counts[at]
+    values = logits[rows, ids]
     values = torch.where(values > 0, values / repetition, values * repetition)
-    values -= frequency * found.counts + presence * (found.counts > 0)
-    logits[rows, found.ids] = values
+    values -= frequency * counts + presence * (counts > 0)
+    logits[rows, ids] = values
 
 
 def _mask(logits: Tensor, mask: Mask) -> None:

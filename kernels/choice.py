@@ -3,14 +3,17 @@
 See `kernels.ops.choose`. Knows no request.
 """
 
+import dataclasses
+import functools
 from typing import NamedTuple
 
 from torch import Tensor
 
-from kernels.scores import Scores
+from kernels.scores import Asked, Scores, addresses
 
 
-class Wanted(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Wanted:
     """Rows that are scored, step after step. All tensors but those of the room int64 and contiguous.
 
     Attributes:
@@ -25,6 +28,12 @@ class Wanted(NamedTuple):
     others: Tensor
     width: int
     room: Scores
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """For kernels on CPU: the rows, what is asked for, and the room."""
+        asked = Asked(self.at, self.nums, self.rows, self.others, self.width)
+        return (self.at.data_ptr(), len(self.at), *addresses(asked, self.room))
 
 
 class Chosen(NamedTuple):

@@ -11,11 +11,9 @@ from kernels import native
 from kernels.adjust import NO_CHANGES, Changes
 from kernels.choice import Chosen, Wanted
 from kernels.sampling import Rows
-from kernels.scores import Asked, Scores, room
+from kernels.scores import Asked, Scores, addresses, room
 
 MODULE = native.MODULE
-MAX_MASKS = 2  # as in kernels/cpu/adjust.h
-NO_MASK, NO_BARS, NO_BIASES, NO_PENALTIES = (0,) * 4, (0,) * 3, (0,) * 4, (0,) * 8  # addresses and sizes
 NOT_WANTED = (0,) * 13
 
 
@@ -40,47 +38,20 @@ def choose(logits: Tensor, rows: Rows, changes: Changes, wanted: Wanted | None) 
     assert MODULE is not None
     ids = torch.empty(len(logits), dtype=torch.int64)
     columns = [column.contiguous() for column in rows]
-    scores = None if wanted is None else wanted.room
     MODULE.choose(
         logits.data_ptr(),
         *logits.shape,
         *[column.data_ptr() for column in columns],
         ids.data_ptr(),
-        *_addresses(changes),
-        *(NOT_WANTED if wanted is None or scores is None else (*_list(wanted.at), *_scoring(wanted, scores))),
+        *changes.addresses,
+        *(NOT_WANTED if wanted is None else wanted.addresses),
     )
-    return Chosen(ids, scores)
+    return Chosen(ids, None if wanted is None else wanted.room)
 
 
 def score(logits: Tensor, asked: Asked) -> Scores:
     """See `kernels.scores.score`."""
     assert MODULE is not None
     scores = room(len(logits), asked.width, len(asked.rows))
-    MODULE.score(logits.data_ptr(), *logits.shape, asked.ids.data_ptr(), *_scoring(asked, scores))
+    MODULE.score(logits.data_ptr(), *logits.shape, asked.ids.data_ptr(), *addresses(asked, scores))
     return scores
-
-
-def _scoring(asked: Asked | Wanted, scores: Scores) -> tuple[int, ...]:
-    pairs = (*_list(asked.rows), asked.others.data_ptr())
-    found = (scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)
-    others = (scores.other_logprobs, scores.other_ranks)
-    return (asked.nums.data_ptr(), asked.width, *pairs, *[one.data_ptr() for one in (*found, *others)])
-
-
-def _list(rows: Tensor) -> tuple[int, int]:
-    return rows.data_ptr(), len(rows)
-
-
-def _addresses(changes: Changes) -> list[int]:
-    assert len(changes.masks) <= MAX_MASKS
-    found: list[int] = []
-    for rows, bits in changes.masks:
-        found += (*_list(rows), bits.data_ptr(), bits.shape[1])
-    found += NO_MASK * (MAX_MASKS - len(changes.masks))
-    for some, nothing in (
-        (changes.bars, NO_BARS),
-        (changes.biases, NO_BIASES),
-        (changes.penalties, NO_PENALTIES),
-    ):
-        found += nothing if some is None else (*_list(some[0]), *[one.data_ptr() for one in some[1:]])
-    return found

@@ -44,6 +44,12 @@ class Scores(NamedTuple):
     other_ranks: Tensor
 
 
+def addresses(asked: Asked, scores: Scores) -> tuple[int, ...]:
+    """For kernels on CPU: what is asked for, and where it is to be put."""
+    pairs = (asked.rows.data_ptr(), len(asked.rows), asked.others.data_ptr())
+    return (asked.nums.data_ptr(), asked.width, *pairs, *(one.data_ptr() for one in scores))
+
+
 def room(num: int, width: int, pairs: int) -> Scores:
     """Where a CPU kernel puts scores: nothing yet."""
     return Scores(

@@ -3,23 +3,24 @@
 Most slots want nothing: they cost nothing. `reset` forgets whoever had the slot. Knows slots and parameters only.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from engine.plan import Placement
-from engine.sampling.history import TokenHistory
-from engine.sampling.rows import Allowed, Biases, Bits, Floats, Ints, Penalties, allow, bits_of
+from engine.sampling.history import TokenHistories, TokenHistory
+from engine.sampling.rows import Allowed, Biases, Bits, Ints, Penalties, allow, bits_of
 
 
 class Penalised(NamedTuple):
-    """Which rows of `slots` have penalties: their histories, indices, and repetition, presence and frequency."""
+    """Which rows of `slots` have penalties, and what they have; as long as no history lies elsewhere."""
 
     slots: list[int]
     histories: list[tuple[int, TokenHistory]]
-    rows: Ints
-    strengths: tuple[Floats, Floats, Floats]
+    penalties: Penalties
+    num_moves: int
 
 
 class SlotAdjustments:
@@ -27,6 +28,7 @@ class SlotAdjustments:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._histories = TokenHistories()
         self._history: dict[int, TokenHistory] = {}
         self._strengths: dict[int, tuple[float, float, float]] = {}  # repetition, presence, frequency, of those
         self._bias: dict[int, Biases] = {}  # its rows are those of one slot: zeros
@@ -37,11 +39,13 @@ class SlotAdjustments:
         """Forget whoever had the slot."""
         slot, params = placement.slot, placement.params
         self._penalised = None
-        for table in (self._history, self._bias, self._allowed):
+        if slot in self._history:
+            self._histories.close(self._history.pop(slot))
+        for table in (self._bias, self._allowed):
             table.pop(slot, None)
         if params.has_penalties:
             self._strengths[slot] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-            self._history[slot] = TokenHistory(placement.tokens, placement.num_prompt)
+            self._history[slot] = self._histories.open(placement.tokens, placement.num_prompt)
         if params.logit_bias:
             ids = np.array([token for token, _ in params.logit_bias], dtype=np.int64)
             values = np.array([value for _, value in params.logit_bias], dtype=np.float32)
@@ -63,22 +67,32 @@ class SlotAdjustments:
         """Of these slots, by row; `ahead`: tokens that a row has beyond its slot's."""
         if not self._history:
             return None
-        if self._penalised is None or self._penalised.slots != slots:
-            self._penalised = self._find_penalised(slots)
         found = self._penalised
+        if found is None or found.num_moves != self._histories.num_moves or found.slots != slots:
+            found = self._penalised = self._find_penalised(slots)
         if not found.histories:
             return None
-        own = [one.ahead(ahead.get(row, ())) for row, one in found.histories]
-        ids, counts = [ids for ids, _ in own], [counts for _, counts in own]
-        sizes: Ints = np.array([len(one) for one in ids], dtype=np.int64)
-        return Penalties(found.rows, sizes, np.concatenate(ids), np.concatenate(counts), *found.strengths)
+        if ahead:
+            own = [one.ahead(ahead.get(row, ())) for row, one in found.histories]
+            ids, counts = [ids for ids, _ in own], [counts for _, counts in own]
+            sizes: Ints = np.array([len(one) for one in ids], dtype=np.int64)
+            firsts = np.cumsum(sizes) - sizes
+            all_ids, all_counts = np.concatenate(ids), np.concatenate(counts)
+            return dataclasses.replace(found.penalties, firsts=firsts, sizes=sizes, ids=all_ids, counts=all_counts)
+        for at, (_, one) in enumerate(found.histories):
+            found.penalties.sizes[at] = one.size
+        return found.penalties
 
     def _find_penalised(self, slots: Sequence[int]) -> "Penalised":
         histories = [(row, self._history[slot]) for row, slot in enumerate(slots) if slot in self._history]
         strengths = np.array([self._strengths[slots[row]] for row, _ in histories], dtype=np.float32).reshape(-1, 3)
         repetition, presence, frequency = (strengths[:, i].copy() for i in range(3))
-        rows: Ints = np.array([row for row, _ in histories], dtype=np.int64)
-        return Penalised(list(slots), histories, rows, (repetition, presence, frequency))
+        table = self._histories
+        rows, firsts, sizes = np.array([(row, one.first, 0) for row, one in histories], dtype=np.int64).reshape(-1, 3).T
+        penalties = Penalties(
+            rows.copy(), firsts.copy(), sizes.copy(), table.ids, table.counts, repetition, presence, frequency
+        )
+        return Penalised(list(slots), histories, penalties, table.num_moves)
 
     def biases(self, slots: Sequence[int]) -> Biases | None:
         """Of these slots, by row."""

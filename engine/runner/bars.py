@@ -3,14 +3,14 @@
 Most slots have none: they cost nothing. `reset` forgets whoever had the slot. Knows slots and parameters only.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from engine.plan import Placement
 from engine.sampling.bad_words import BadWords
-from engine.sampling.rows import Ints, Pairs, join
+from engine.sampling.rows import Ints, Masks, Pairs, join
 
 
 class Barred(NamedTuple):
@@ -57,9 +57,9 @@ class SlotBars:
             words.append(computed[words.num_tokens - position :])
 
     def of(
-        self, slots: Sequence[int], positions: Sequence[int], ahead: Mapping[int, Sequence[int]], at_end: Set[int]
+        self, slots: Sequence[int], positions: Sequence[int], ahead: Mapping[int, Sequence[int]], masks: Masks | None
     ) -> Pairs | None:
-        """Barred (row, id) pairs; `ahead`: tokens that a row has beyond its slot's; `at_end`: rows that must end."""
+        """Barred (row, id) pairs; `ahead`: tokens that a row has beyond its slot's; by `masks` rows may have to end."""
         if self._barred is None or self._barred.slots != slots:
             self._barred = self._find_barred(slots)
         barred = self._barred
@@ -68,6 +68,7 @@ class SlotBars:
                 if positions[row] >= until:
                     del self._ends[slot]  # its positions only rise from here
             barred = self._barred = self._find_barred(slots)
+        at_end = masks.ends if masks is not None and barred.ends else frozenset()
         words = [(row, one.barred(ahead.get(row, ()))) for row, one in barred.words]
         completing = [(row, np.array(ids, dtype=np.int64)) for row, ids in words if ids]
         if not (completing or ahead or at_end):

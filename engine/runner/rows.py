@@ -100,12 +100,11 @@ class SlotRows:
         min_tokens."""
         if self._fixed is None or self._fixed_slots != slots:
             self._fixed, self._fixed_slots = self._fixed_rows(slots), slots
-        at_end = masks.ends if masks is not None else frozenset()
         return SamplingRows(
             self._fixed,
             position=np.asarray(positions),
             penalties=self._adjustments.penalties(slots, ahead),
-            barred=self._bars.of(slots, positions, ahead, at_end),
+            barred=self._bars.of(slots, positions, ahead, masks),
             masks=masks,
         )
 

@@ -92,8 +92,8 @@ class Runner:
         return False
 
     def launch(self, plan: Plan) -> Done:
-        """Compute the plan's rows. Masks of grammars are filled meanwhile: a step that fails awaits them too. Raises
-        OutOfDeviceMemory and DeviceLost for what these are."""
+        """Compute the plan's rows. Masks of grammars that are not there yet are filled meanwhile: a step that fails
+        awaits them too. Raises OutOfDeviceMemory and DeviceLost for what these are."""
         with device_faults():
             return self._compute(plan)
 
@@ -110,7 +110,11 @@ class Runner:
             filled = masks.result()
         prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
         result = self._sample(plan, spots, hidden, meta, filled)
-        return Done(dataclasses.replace(result, prompts=prompts) if prompts else result)
+        if prompts:
+            result = dataclasses.replace(result, prompts=prompts)
+        if self._rows.listening:
+            self._go_on(plan, spots, result)  # the last that is done: a step that fails is computed again from here
+        return Done(result)
 
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
@@ -147,15 +151,26 @@ class Runner:
         places = [tables[slots, at // size] * np.int64(size) + at % size for at in (sources, targets)]
         self._store.move_slots(*(torch.from_numpy(place).to(self._model.device) for place in places))
 
+    def _go_on(self, plan: Plan, spots: Spots, result: StepResult) -> None:
+        """Have masks filled behind what was sampled, where nothing is drafted."""
+        rows = [i for i in spots.rows if i not in plan.drafts and i not in result.failed]
+        self._rows.matchers.go_on([plan.slots[i] for i in rows], [result.token_ids[i] for i in rows])
+
     def _note_tokens(self, plan: Plan, spots: Spots) -> None:
         """Tell the slots that sample which tokens they have now: drafts are none of theirs yet."""
+        slots, listening = plan.slots, self._rows.listening
+        if plan.num_tokens == len(slots):  # one each, and none of them drafted
+            for i in spots.rows:
+                for one in listening.get(slots[i], ()):
+                    one.note(slots[i], plan.starts[i] + 1, plan.token_ids[i : i + 1])
+            return
         ends = list(itertools.accumulate(plan.query_lens))
         for i in spots.rows:
-            if plan.slots[i] not in self._rows.listening:
+            if slots[i] not in listening:
                 continue
             num, drafted = plan.query_lens[i], plan.drafts.get(i, 0)
             certain = plan.token_ids[ends[i] - num : ends[i] - drafted]
-            self._rows.note(plan.slots[i], plan.starts[i] + num - drafted, certain)
+            self._rows.note(slots[i], plan.starts[i] + num - drafted, certain)
 
 
 @functools.lru_cache(256)  # the forms are few, and come again every step

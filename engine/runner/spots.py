@@ -52,11 +52,10 @@ class Spots:
             return self._collect_runs(sampled, num_rows)
         rows = self.rows
         if len(rows) == num_rows:
-            ids = sampled.ids
-        else:
-            ids = [-1] * num_rows
-            for i, token in zip(rows, sampled.ids, strict=True):
-                ids[i] = token
+            return StepResult(sampled.ids, frozenset(sampled.bad), sampled.logprobs, errors=sampled.errors)
+        ids = [-1] * num_rows
+        for i, token in zip(rows, sampled.ids, strict=True):
+            ids[i] = token
         logprobs = {rows[i]: logprob for i, logprob in sampled.logprobs.items()}
         errors = {rows[i]: error for i, error in sampled.errors.items()}
         return StepResult(ids, frozenset(rows[i] for i in sampled.bad), logprobs, errors=errors)

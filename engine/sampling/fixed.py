@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.plan import TokenLogprob
-from engine.sampling.logprobs import read, want
-from engine.sampling.rows import Allowed, Ints, KnobRows, Pairs, SamplingRows
+from engine.sampling.logprobs import read, spans, want
+from engine.sampling.rows import Allowed, KnobRows, Pairs, SamplingRows
 from engine.sampling.rows import Penalties as PenaltyRows
 from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
 from kernels.sampling import Rows
@@ -30,13 +30,14 @@ class Fixed:
         asked, biases = knobs.logprobs, knobs.biases
         self.wanted = None if asked is None else want(asked, vocab, device)
         self._at = [] if asked is None else asked.rows.tolist()
-        self._nums = [] if self.wanted is None else self.wanted.nums.tolist()
+        self._spans = [] if asked is None or self.wanted is None else spans(self.wanted.nums.tolist(), asked.ids)
         self._biases = (
             None if biases is None else Biases(self._on(biases.rows), self._on(biases.ids), self._on(biases.values))
         )
         self._barred: tuple[Pairs, Bars] | None = None  # of the step before: often the same
-        self._penalised: tuple[Ints, tuple[Tensor, tuple[Tensor, Tensor, Tensor]]] | None = None
-        self._allowed = None if knobs.allowed is None else self._mask(knobs.allowed)
+        self._penalised: tuple[PenaltyRows, Penalties] | None = None  # likewise: it changes in place
+        self._masks = () if knobs.allowed is None else (self._mask(knobs.allowed),)
+        self._changes: Changes | None = None  # likewise
 
     def rows(self, position: "np.ndarray[Any, Any]") -> Rows:
         """The rows that sample tokens at these positions, int64 [R]."""
@@ -44,19 +45,21 @@ class Fixed:
 
     def changes(self, rows: SamplingRows) -> Changes:
         """Of rows of these knobs: grammars and what is allowed first."""
-        masks = (self._allowed, None if rows.masks is None else self._mask(rows.masks))
-        return Changes(
-            tuple([one for one in masks if one is not None]),
-            None if rows.barred is None else self._bars(rows.barred),
-            self._biases,
-            None if rows.penalties is None else self._penalties(rows.penalties),
-        )
+        bars = None if rows.barred is None else self._bars(rows.barred)
+        penalties = None if rows.penalties is None else self._penalties(rows.penalties)
+        last = self._changes
+        if rows.masks is not None:
+            masks = (*self._masks, self._mask(rows.masks))
+        elif last is not None and last.bars is bars and last.penalties is penalties and last.masks is self._masks:
+            return last
+        else:
+            masks = self._masks
+        self._changes = Changes(masks, bars, self._biases, penalties)
+        return self._changes
 
     def read(self, scores: Scores) -> dict[int, TokenLogprob]:
         """Of the rows that asked."""
-        asked = self.knobs.logprobs
-        assert asked is not None
-        return dict(zip(self._at, read(scores, self._nums, asked.ids), strict=True))
+        return dict(zip(self._at, read(scores, self._spans), strict=True))
 
     def _bars(self, barred: Pairs) -> Bars:
         if self._barred is None or self._barred[0] is not barred:
@@ -64,12 +67,20 @@ class Fixed:
         return self._barred[1]
 
     def _penalties(self, found: PenaltyRows) -> Penalties:
-        on = self._on
-        if self._penalised is None or self._penalised[0] is not found.rows:
-            strengths = (on(found.repetition), on(found.presence), on(found.frequency))
-            self._penalised = found.rows, (on(found.rows), strengths)
-        rows, strengths = self._penalised[1]
-        return Penalties(rows, on(found.sizes), on(found.ids), on(found.counts), *strengths)
+        if self._device.type != "cpu":
+            return self._without_gaps(found)
+        if self._penalised is None or self._penalised[0] is not found:
+            on, entries = self._on, (found.firsts, found.sizes, found.ids, found.counts)
+            columns = (found.rows, *entries, found.repetition, found.presence, found.frequency)
+            self._penalised = found, Penalties(*(on(column) for column in columns))
+        return self._penalised[1]
+
+    def _without_gaps(self, found: PenaltyRows) -> Penalties:
+        """As a device is to have it: only what is counted."""
+        sizes, on = found.sizes, self._on
+        at = np.concatenate([np.arange(first, first + size) for first, size in zip(found.firsts, sizes, strict=True)])
+        entries = (on(np.cumsum(sizes) - sizes), on(sizes), on(found.ids[at]), on(found.counts[at]))
+        return Penalties(on(found.rows), *entries, on(found.repetition), on(found.presence), on(found.frequency))
 
     def _mask(self, allowed: Allowed) -> Mask:
         return Mask(self._on(allowed.rows), self._on(allowed.bits))

@@ -1,6 +1,7 @@
 """Log probabilities of tokens and of their rivals under the raw logits, for all rows that ask, in one pass."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ def score(logits: Tensor, ids: Sequence[int], num: int) -> list[TokenLogprob]:
     own = torch.tensor(ids, dtype=torch.int64, device=device)
     nobody = own.new_empty(0)
     found = ops.score(logits, Asked(own, torch.full_like(own, num), nobody, nobody, num))
-    return read(found, [num] * len(ids), {})
+    return read(found, spans([num] * len(ids), {}))
 
 
 def want(asked: LogprobRows, vocab: int, device: torch.device) -> Wanted:
@@ -39,30 +40,38 @@ def want(asked: LogprobRows, vocab: int, device: torch.device) -> Wanted:
     return Wanted(at, wanted, pairs[0], pairs[1], width, room(len(nums), width, len(rows)))
 
 
-def read(found: Scores, nums: list[int], wanted: dict[int, tuple[int, ...]]) -> list[TokenLogprob]:
-    """Row by row, as plain values.
+class Span(NamedTuple):
+    """What one row wanted: how many rivals, and which ids besides, whose scores are these of all rows' others."""
 
-    Args:
-        nums: how many rivals each row wanted.
-        wanted: by row, the ids that it wanted besides.
-    """
-    logprobs, ranks, top_ids, tops, other_logprobs, other_ranks = (one.tolist() for one in found)
-    scored, first = [], 0
-    starts = {}
-    for row, others in wanted.items():
-        starts[row], first = first, first + len(others)
-    for row, (logprob, rank, num) in enumerate(zip(logprobs, ranks, nums, strict=True)):
-        others, at = wanted.get(row, ()), starts.get(row, 0)
-        end = at + len(others)
-        scored.append(
-            TokenLogprob(
-                logprob,
-                rank,
-                tuple(top_ids[row][:num]),
-                tuple(tops[row][:num]),
-                others,
-                tuple(other_logprobs[at:end]),
-                tuple(other_ranks[at:end]),
-            )
+    num: int
+    ids: tuple[int, ...]
+    first: int
+    end: int
+
+
+def spans(nums: Sequence[int], wanted: Mapping[int, tuple[int, ...]]) -> list[Span]:
+    """Of rows that want so many rivals; `wanted`: by row, ids besides."""
+    found, end = [], 0
+    for row, num in enumerate(nums):
+        ids = wanted.get(row, ())
+        found.append(Span(num, ids, end, end + len(ids)))
+        end += len(ids)
+    return found
+
+
+def read(found: Scores, asked: list[Span]) -> list[TokenLogprob]:
+    """Row by row, as plain values."""
+    logprobs, ranks, top_ids, tops, others, other_ranks = [one.tolist() for one in found]
+    rows = zip(logprobs, ranks, top_ids, tops, asked, strict=True)
+    return [
+        TokenLogprob(
+            logprob,
+            rank,
+            tuple(ids[:num]),
+            tuple(values[:num]),
+            wanted,
+            tuple(others[first:end]),
+            tuple(other_ranks[first:end]),
         )
-    return scored
+        for logprob, rank, ids, values, (num, wanted, first, end) in rows
+    ]

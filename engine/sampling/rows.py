@@ -9,14 +9,17 @@ import numpy as np
 
 Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+Words: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32]]"
 Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Penalties:
-    """What the rows that ask for penalties have; see `kernels.adjust.Penalties`."""
+    """What the rows that ask for penalties have; see `kernels.adjust.Penalties`. The same object as in the step before
+    where only sizes and what they count have changed, in place."""
 
     rows: Ints
+    firsts: Ints
     sizes: Ints
     ids: Ints
     counts: Floats
@@ -75,12 +78,18 @@ class Masks(Allowed):
     """What grammars allow.
 
     Attributes:
-        lost: rows whose grammar cannot be followed any further, in `rows` or not.
-        ends: rows of which the grammar has come to its end: only the end of the sequence may follow.
+        lost: rows whose grammar cannot be followed any further, none of them in `rows`.
+        no_end: int32 [ceil(V / 32)], every bit but those of ends of the sequence.
     """
 
     lost: frozenset[int]
-    ends: frozenset[int]
+    no_end: Words
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Rows of which the grammar has come to its end: only the end of the sequence may follow."""
+        at_end = ~(self.bits & self.no_end).any(axis=1)
+        return frozenset(self.rows[at_end].tolist())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -47,13 +47,15 @@ class Sampler:
         ids: list[int] = chosen.ids.tolist()
         bad = [row for row, token in enumerate(ids) if token < 0]
         errors: dict[int, ServiceError] = {}
-        if rows.is_adjusted and (bad or rows.masks is not None):
+        if (bad and rows.is_adjusted) or (rows.masks is not None and rows.masks.lost):
             errors = _errors(logits, rows, bad)
             bad = sorted(errors.keys() | bad)
         if chosen.scores is None:
             return SampledRows(ids, bad, {}, errors)
         logprobs = fixed.read(chosen.scores)
-        return SampledRows(ids, bad, {row: one for row, one in logprobs.items() if row not in bad}, errors)
+        if bad:
+            logprobs = {row: one for row, one in logprobs.items() if row not in bad}
+        return SampledRows(ids, bad, logprobs, errors)
 
 
 def _errors(logits: Tensor, rows: SamplingRows, bad: list[int]) -> dict[int, ServiceError]:

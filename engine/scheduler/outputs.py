@@ -42,16 +42,17 @@ class Outputs:
     ) -> None:
         """A token was sampled after the sequence: add what it brings to `events`."""
         group = sequence.group
-        if not sequence.has_spoken or logprob is not None:
+        if not sequence.has_spoken:
             self._advance_rarely(sequence, token, logprob, now, events)
             return
-        # What nearly all tokens are: they end nothing, and nothing else is asked about them.
+        # What nearly all tokens are: not an output's first, and of no search, whose outputs never speak.
+        logprobs: tuple[TokenLogprob, ...] = () if logprob is None else (logprob,)
         num_output = len(sequence.tokens) - len(group.prompt)
         sequence.tokens.append(token)
         if token in group.end_ids or num_output + 1 >= group.max_tokens:
-            events.append(self._event(sequence, num_output, (token,), (), self._finish_of(sequence, token), now))
+            events.append(self._event(sequence, num_output, (token,), logprobs, self._finish_of(sequence, token), now))
             return
-        events.append(Sampled(group.request_id, num_output, (token,), (), None, None, None, sequence.index))
+        events.append(Sampled(group.request_id, num_output, (token,), logprobs, None, None, None, sequence.index))
 
     def num_kept(self, sequence: Sequence, tokens: Ids[int]) -> int:
         """Of tokens sampled one behind the other, those up to the output's end."""
@@ -105,7 +106,7 @@ class Outputs:
     def _advance_rarely(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
     ) -> None:
-        """An output's first token, one with log probabilities, or one of a search."""
+        """An output's first token, or one of a search."""
         group = sequence.group
         if group.beam is None:
             sequence.tokens.append(token)
@@ -251,7 +252,7 @@ def _completed(group: Group, score: float, step: Step) -> Completed:
 def _reported(group: Group, logprob: TokenLogprob) -> TokenLogprob:
     """With as many rivals as the client asked for."""
     num = max(0, group.request.params.logprobs)
-    return dataclasses.replace(logprob, top_ids=logprob.top_ids[:num], top_logprobs=logprob.top_logprobs[:num])
+    return logprob._replace(top_ids=logprob.top_ids[:num], top_logprobs=logprob.top_logprobs[:num])
 
 
 def _reason(group: Group, token: int) -> FinishReason:

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "lanes.h"
 
@@ -50,10 +49,10 @@ struct Biases {
 
 struct Penalties {
   Listed at;
-  const int64_t *sizes, *ids;  // [num], all rows' in turn
+  const int64_t *firsts, *sizes;  // [num], where each row's ids lie
+  const int64_t* ids;
   const float* counts;
   const float *repetition, *presence, *frequency;  // [num]
-  std::vector<int64_t> firsts;                     // of each row's ids
 };
 
 struct Changes {

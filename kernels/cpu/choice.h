@@ -83,9 +83,6 @@ inline std::vector<int64_t> count(int64_t num) {
 // The pool begins with the last piece: the dearest rows come last, so that threads end together.
 inline void run(Choice& job) {
   const Sampling& by = job.sampling;
-  Penalties& penalties = job.changes.penalties;
-  penalties.firsts.resize(penalties.at.num);
-  std::exclusive_scan(penalties.sizes, penalties.sizes + penalties.at.num, penalties.firsts.begin(), int64_t{0});
   std::vector<int64_t> costs(job.rows);
   for (int64_t row = 0; row < job.rows; ++row) {
     const int64_t truncation = by.top_p[row] < 1.0f ? 3 : 2;

@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-typedef double DoubleVec __attribute__((vector_size(LANES * 8)));
+typedef double Doubles __attribute__((vector_size(LANES * 4)));  // of half the lanes
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint64_t Wide __attribute__((vector_size(LANES * 4)));  // a pair of lanes in each
 
@@ -50,13 +50,35 @@ inline void each_above(const float* from, int64_t num, float floor, Take take) {
   }
 }
 
-// Sum of `num` values in double, lane by lane and then over the lanes: one fixed order.
+// Sums in double, lane by lane and then over the lanes: one fixed order. In halves: GCC 12 keeps what is wider than a
+// register in memory.
+struct Sums {
+  Doubles lower = {}, upper = {};
+
+  void add(Vec v) {
+#if defined(__AVX512DQ__)
+    lower += _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, v, 0));
+    upper += _mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, v, 1));
+#elif defined(__AVX__)
+    lower += _mm256_cvtps_pd(_mm256_castps256_ps128(v));
+    upper += _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+#else
+    for (int lane = 0; lane < LANES / 2; ++lane) lower[lane] += v[lane], upper[lane] += v[lane + LANES / 2];
+#endif
+  }
+
+  double all() const {
+    double found = 0.0;
+    for (int lane = 0; lane < LANES / 2; ++lane) found += lower[lane];
+    for (int lane = 0; lane < LANES / 2; ++lane) found += upper[lane];
+    return found;
+  }
+};
+
 inline double total(const float* from, int64_t num) {
-  DoubleVec sums = {};
-  for (int64_t at = 0; at < num; at += LANES) sums += __builtin_convertvector(load(from + at), DoubleVec);
-  double found = 0.0;
-  for (int lane = 0; lane < LANES; ++lane) found += sums[lane];
-  return found;
+  Sums sums;
+  for (int64_t at = 0; at < num; at += LANES) sums.add(load(from + at));
+  return sums.all();
 }
 
 // ln(x) to two units in the last place (Cephes' polynomial), x positive and normal.

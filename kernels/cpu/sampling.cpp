@@ -42,6 +42,7 @@ sluice::Changes changes(Arguments& arguments) {
   found.biases.ids = arguments.address<const int64_t>();
   found.biases.values = arguments.address<const float>();
   found.penalties.at = listed(arguments);
+  found.penalties.firsts = arguments.address<const int64_t>();
   found.penalties.sizes = arguments.address<const int64_t>();
   found.penalties.ids = arguments.address<const int64_t>();
   found.penalties.counts = arguments.address<const float>();

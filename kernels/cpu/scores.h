@@ -42,11 +42,10 @@ inline Norm norm_of(const float* logits, int64_t num) {
   for (; i + LANES <= num; i += LANES) peaks = greater(load(logits + i), peaks);
   float peak = greatest(peaks);
   for (; i < num; ++i) peak = logits[i] > peak ? logits[i] : peak;
-  DoubleVec sums = {};
+  Sums sums;
   i = 0;
-  for (; i + LANES <= num; i += LANES) sums += __builtin_convertvector(exp(load(logits + i) - peak), DoubleVec);
-  double mass = 0.0;
-  for (int lane = 0; lane < LANES; ++lane) mass += sums[lane];
+  for (; i + LANES <= num; i += LANES) sums.add(exp(load(logits + i) - peak));
+  double mass = sums.all();
   for (; i < num; ++i) mass += std::exp(static_cast<double>(logits[i] - peak));
   return {peak, static_cast<float>(std::log(mass))};
 }

@@ -54,16 +54,14 @@ inline float kth(Scratch& s, int64_t k, int64_t num) {
 
 // How much weight, and how many ids, lie within `reach`.
 inline std::pair<double, int64_t> within(const Scratch& s, float reach) {
-  DoubleVec sums = {};
+  Sums sums;
   int64_t count = 0;
   for (int64_t at = 0; at < static_cast<int64_t>(s.distances.size()); at += LANES) {
     const IntVec is_near = load(s.distances.data() + at) <= reach;
-    sums += __builtin_convertvector(is_near ? load(s.weights.data() + at) : Vec{}, DoubleVec);
+    sums.add(is_near ? load(s.weights.data() + at) : Vec{});
     count += __builtin_popcount(bits_of(is_near));
   }
-  double mass = 0.0;
-  for (int lane = 0; lane < LANES; ++lane) mass += sums[lane];
-  return {mass, count};
+  return {sums.all(), count};
 }
 
 // The distance up to which all ids are kept, where `share` of the weight is to be reached with the nearest. Those beyond
@@ -123,14 +121,12 @@ inline float top_p_floor(Scratch& s, float floor, double share) {
 inline void find_typical(Scratch& s, float floor, double share) {
   weigh_from(s, std::max(floor, -FARTHEST));
   const int64_t num = static_cast<int64_t>(s.scaled.size());
-  DoubleVec sums = {};
+  Sums sums;
   for (int64_t at = 0; at < num; at += LANES) {
     const Vec weights = load(s.weights.data() + at), scaled = load(s.scaled.data() + at);
-    sums += __builtin_convertvector(weights > 0.0f ? weights * scaled : Vec{}, DoubleVec);
+    sums.add(weights > 0.0f ? weights * scaled : Vec{});
   }
-  double weighted = 0.0;
-  for (int lane = 0; lane < LANES; ++lane) weighted += sums[lane];
-  const float centre = static_cast<float>(weighted / total(s.weights.data(), num));  // of the mean surprise
+  const float centre = static_cast<float>(sums.all() / total(s.weights.data(), num));  // of the mean surprise
   s.distances.resize(num);
   for (int64_t at = 0; at < num; at += LANES) {
     const Vec here = load(s.scaled.data() + at), off = here - centre;

@@ -91,12 +91,17 @@ inline Vec absolute(Vec x) { return x > -x ? x : -x; }
 
 inline Vec greater(Vec a, Vec b) { return a > b ? a : b; }
 
+template <int WIDTH, int... LANE>
+inline Vec greater_halves(Vec v, std::integer_sequence<int, LANE...>) {
+  return greater(v, __builtin_shufflevector(v, v, (LANE ^ WIDTH)...));
+}
+
+// The greatest of the lanes.
+template <int WIDTH = LANES / 2>
 inline float greatest(Vec v) {
-  float lanes[LANES];
-  store(lanes, v);
-  for (int width = LANES / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+  v = greater_halves<WIDTH>(v, std::make_integer_sequence<int, LANES>());
+  if constexpr (WIDTH > 1) return greatest<WIDTH / 2>(v);
+  return v[0];
 }
 
 // e^x to two units in the last place (Cephes' polynomial); 0 below -87, as softmax wants it. NaN stays NaN.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.engine import Engine
+from engine.models.model import Model as LanguageModel
 from engine.request import EngineRequest, FinishReason, SamplingParams
+from engine.runner.runner import Runner
 from services.tokenizer.grammar_forms import grammar_of
 from services.tokenizer.grammar_frames import Job
 from services.work import Constraint, ConstraintForm
@@ -149,6 +151,53 @@ def test_drafts_change_nothing_but_the_steps(model: Model) -> None:
     drafting = model.engine(dataclasses.replace(CONFIG, speculation="ngram", draft_length="fixed"))
     assert run(plain, asked) == run(drafting, asked)
     assert drafting.stats.num_steps < plain.stats.num_steps
+
+
+def fails_in(owner: type, name: str, monkeypatch: pytest.MonkeyPatch, rows_of: Callable[..., int]) -> list[int]:
+    """Have every third call that is of several rows raise when it has done its work; calls so far."""
+    real, calls = getattr(owner, name), [0]
+
+    def failing(*args: object) -> object:
+        done = real(*args)
+        calls[0] += rows_of(*args) > 1
+        if rows_of(*args) > 1 and calls[0] % 3 == 0:
+            raise RuntimeError("a step fails")
+        return done
+
+    monkeypatch.setattr(owner, name, failing)
+    return calls
+
+
+@pytest.mark.parametrize("where", ["forward", "launch"])
+def test_steps_that_are_computed_again_change_nothing(
+    model: Model, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """In the middle, while masks are being filled; and when all is done, and those of the next step have been begun."""
+    asked = {
+        name: params(seed=at, grammar=schema_grammar(SCHEMAS[name]), max_tokens=40, presence_penalty=0.5)
+        for at, name in enumerate(["person", "order", "array"])
+    }
+    expected = run(model.engine(), asked)
+    if where == "forward":
+        calls = fails_in(LanguageModel, "forward", monkeypatch, lambda *args: len(args[4].counts))
+    else:
+        calls = fails_in(Runner, "launch", monkeypatch, lambda _, plan: len(plan.slots))
+    assert run(model.engine(), asked) == expected
+    assert calls[0] > 30
+
+
+def test_slots_are_taken_while_masks_are_filled_for_who_had_them(model: Model) -> None:
+    """Cancelled between two steps; whoever comes next gets what it would get alone."""
+    engine = model.engine(dataclasses.replace(CONFIG, max_num_seqs=2))
+    asked = {name: params(seed=3, grammar=schema_grammar(SCHEMAS[name])) for name in ("person", "array")}
+    expected = {name: run(model.engine(), {name: one}) for name, one in asked.items()}
+    for num_steps in (2, 3, 7):
+        for name in ("gone", "also"):
+            engine.add(EngineRequest(name, PROMPT, params(seed=9, grammar=schema_grammar(SCHEMAS["order"]))))
+        for _ in range(num_steps):
+            engine.step()
+        assert engine.cancel("gone") and engine.cancel("also")
+        assert run(engine, asked) == expected["person"] | expected["array"]
 
 
 @pytest.mark.parametrize("received", [0, 1, 7, -1])

@@ -32,7 +32,8 @@ def penalties(tokens: list[list[int]], counts: list[float], strengths: list[tupl
     columns = torch.tensor(strengths).T.contiguous()
     sizes = torch.tensor([len(own) for own in ids])
     flat = torch.tensor([one for own in ids for one in own])
-    return Changes(penalties=Penalties(torch.arange(len(ids)), sizes, flat, torch.tensor(counts), *columns))
+    firsts = sizes.cumsum(0) - sizes
+    return Changes(penalties=Penalties(torch.arange(len(ids)), firsts, sizes, flat, torch.tensor(counts), *columns))
 
 
 def test_repetition_is_hugging_faces() -> None:
@@ -48,6 +49,18 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     change(logits, penalties([[3, 4, 5]], [0.0, 1.0, 3.0], [(1.0, 0.5, 0.25)]))
     assert logits[0, 3:6].tolist() == [0.0, -0.75, -1.25]
     assert not logits[0, :3].any() and not logits[0, 6:].any()
+
+
+def test_what_is_counted_may_lie_anywhere() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, VOCAB)
+    (together,), apart = [penalties([[3, 4], [5], []], [1.0, 2.0, 3.0], [(1.2, 0.5, 0.25)] * 3)], logits.clone()
+    found = together.penalties
+    assert found is not None
+    ids, counts = torch.tensor([9, 5, 9, 3, 4, 9]), torch.tensor([9.0, 3.0, 9.0, 1.0, 2.0, 9.0])
+    change(apart, Changes(penalties=found._replace(firsts=torch.tensor([3, 1, 6]), ids=ids, counts=counts)))
+    change(logits, together)
+    assert torch.equal(apart, logits)
 
 
 def test_barred_ids_stay_barred() -> None:
@@ -89,7 +102,7 @@ def random_changes(rows: int, vocab: int) -> Changes:
         (Mask(chosen, torch.from_numpy(bits)),),
         Bars(where[::3].contiguous(), flat[::3].contiguous()),
         Biases(where, flat, counts - 1.5),
-        Penalties(chosen, sizes, flat, counts, *strengths.T.contiguous()),
+        Penalties(chosen, sizes.cumsum(0) - sizes, sizes, flat, counts, *strengths.T.contiguous()),
     )
 
 

@@ -5,7 +5,8 @@ import random
 from engine.plan import Placement
 from engine.request import SamplingParams
 from engine.runner.adjustments import SlotAdjustments
-from engine.sampling.history import TokenHistory
+from engine.sampling.history import TokenHistories
+from engine.sampling.rows import Penalties
 
 PENALISED = SamplingParams(presence_penalty=0.5, repetition_penalty=1.5)
 BIASED = SamplingParams(logit_bias=((3, 1.0), (4, -1.0)), allowed_token_ids=(3, 4))
@@ -18,7 +19,8 @@ def placement(slot: int, params: SamplingParams, tokens: tuple[int, ...] = (), n
 def test_history_counts_as_the_tokens_do() -> None:
     rng = random.Random(1)
     tokens = [rng.randrange(200) for _ in range(500)]
-    whole, piecewise = TokenHistory(tokens, 100), TokenHistory(tokens[:130], 100)
+    table = TokenHistories()
+    whole, piecewise = table.open(tokens, 100), table.open(tokens[:130], 100)
     at = 130
     while at < len(tokens):
         num = rng.randrange(1, 9)
@@ -30,6 +32,41 @@ def test_history_counts_as_the_tokens_do() -> None:
     assert whole.num_tokens == piecewise.num_tokens == 500
 
 
+def entries(found: Penalties | None, at: int) -> dict[int, float]:
+    assert found is not None
+    span = slice(found.firsts[at], found.firsts[at] + found.sizes[at])
+    return dict(zip(found.ids[span].tolist(), found.counts[span].tolist(), strict=True))
+
+
+def test_histories_move_and_stay_what_they_are() -> None:
+    """Slots come, grow at different rates, and go: some beyond their place, some beyond all places."""
+    rng, slots, counts = random.Random(2), SlotAdjustments(5000), dict[int, dict[int, float]]()
+    ends: dict[int, int] = {}
+    for step in range(1500):
+        slot = rng.randrange(6)
+        if slot not in counts or not rng.randrange(60):
+            prompt = tuple(rng.randrange(5000) for _ in range(rng.randrange(1, 150)))
+            slots.reset(placement(slot, PENALISED, prompt, len(prompt)))
+            counts[slot], ends[slot] = dict.fromkeys(prompt, 0.0), len(prompt)
+        tokens = [rng.randrange(5000) for _ in range(rng.randrange(1, 5))]
+        ends[slot] += len(tokens)
+        slots.note(slot, ends[slot], tokens)
+        for token in tokens:
+            counts[slot][token] = counts[slot].get(token, 0.0) + 1
+        order = sorted(counts, key=lambda _: rng.random()) if step % 3 else sorted(counts)
+        found = slots.penalties(order, {})
+        assert [entries(found, at) for at in range(len(order))] == [counts[one] for one in order]
+
+
+def test_rows_behind_drafts_have_them_too() -> None:
+    slots = SlotAdjustments(40)
+    slots.reset(placement(0, PENALISED, (7, 8), 2))
+    slots.reset(placement(1, PENALISED, (7, 8), 2))
+    found = slots.penalties([0, 1, 1], {2: [8, 9, 9]})
+    assert [entries(found, at) for at in range(3)] == [{7: 0, 8: 0}, {7: 0, 8: 0}, {7: 0, 8: 1, 9: 2}]
+    assert entries(slots.penalties([1], {}), 0) == {7: 0, 8: 0}
+
+
 def test_new_tokens_are_noted_once() -> None:
     slots = SlotAdjustments(40)
     slots.reset(placement(1, PENALISED, (7, 8, 9), 2))
@@ -39,8 +76,7 @@ def test_new_tokens_are_noted_once() -> None:
     slots.note(1, 5, [9])
     found = slots.penalties([0, 1], {})
     assert found is not None and set(found.rows.tolist()) == {1}
-    counts = dict(zip(found.ids.tolist(), found.counts.tolist(), strict=True))
-    assert counts == {7: 0.0, 8: 0.0, 9: 2.0, 5: 1.0}
+    assert entries(found, 0) == {7: 0.0, 8: 0.0, 9: 2.0, 5: 1.0}
     assert set(found.presence.tolist()) == {0.5} and set(found.repetition.tolist()) == {1.5}
 
 

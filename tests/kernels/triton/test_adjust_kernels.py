@@ -38,7 +38,9 @@ def penalties_of(rows: int, vocab: int, num: int) -> Penalties:
     counts = torch.randint(0, 3, (len(ids),), generator=generator).float()
     strengths = (torch.rand(len(chosen), generator=generator) for _ in range(3))
     repetition, presence, frequency = strengths
-    return Penalties(chosen, sizes, ids, counts, repetition + 0.5, presence - 0.5, frequency - 0.5)
+    return Penalties(
+        chosen, sizes.cumsum(0) - sizes, sizes, ids, counts, repetition + 0.5, presence - 0.5, frequency - 0.5
+    )
 
 
 def changed(logits: Guarded, changes: Changes) -> None:
