@@ -108,25 +108,31 @@ class Log:
 
 
 def test_trees_are_verified_by_recorded_steps(
-    checkpoint: Path, plain: Outputs, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, plain: Outputs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of all forms, half of whose tokens are right; what stands moves on the device."""
     engine = make(checkpoint, BRANCHING, Drafts((4, 9), may_branch=True))
     engine.proposer, log = Prophet(plain, 0.5), Log(monkeypatch)
     assert run(engine, PROMPTS, **PARAMS) == plain
     assert Form.TREES in log.forms and log.moved > 3
+    assert not caplog.records  # no step had to be computed again
     assert engine.scheduler.draft_stats.num_accepted > 10
 
 
 @pytest.mark.parametrize("speculation", ["draft", "eagle"])
 def test_models_and_heads_branch(
-    checkpoint: Path, plain: Outputs, speculation: str, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path,
+    plain: Outputs,
+    speculation: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Their own cache, and the states that a head reads, move along."""
     config, log = dataclasses.replace(BRANCHING, speculation=speculation), Log(monkeypatch)
     engine = make(checkpoint, config, Drafts((9,), may_branch=True))
     assert run(engine, PROMPTS, **PARAMS) == plain
     assert Form.TREES in log.forms and engine.scheduler.draft_stats.num_drafted > 0
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("bug", ["moved nowhere", "moved elsewhere"])
@@ -171,7 +177,7 @@ def test_steps_of_trees_are_recorded_at_start_and_those_of_prefixes_later() -> N
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_forks_and_common_prompts_are_looked_at_once(
-    checkpoint: Path, is_recorded: bool, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, is_recorded: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rows change their order on the device, and nobody sees it; what is not recorded yet is computed without."""
     common = list(range(20))
@@ -189,7 +195,7 @@ def test_forks_and_common_prompts_are_looked_at_once(
     assert run(engine, {"fork": list(range(40, 60))}, **params, n=3) == run(
         make(checkpoint, CONFIG, None), {"fork": list(range(40, 60))}, **params, n=3
     )
-    assert log.forms.count(Form.SHARED) > 10
+    assert log.forms.count(Form.SHARED) > 10 and not caplog.records
 
 
 def test_prefixes_are_looked_for_when_other_rows_run() -> None:

@@ -1,6 +1,7 @@
 """Attention over the paged cache on a GPU's kernels: every schedule against its twin in float64."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from kernels.ragged import MAX_TREE, AttentionOptions, Ragged, Shared
 from kernels.trees import Tree
 from kernels.triton import attention, configs
 from kernels.triton.attention import Gpu, paged_attention
-from tests.kernels.triton.harness import Pages, assert_close
+from tests.kernels.triton.harness import Pages, assert_close, poisoned
 
 GPU = Gpu("", 90, 8)
 CPU = torch.device("cpu")
@@ -144,9 +145,20 @@ def test_a_tree_has_no_window_within_it() -> None:
         )
 
 
+def poison_what_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for parts that are merged holds NaN until something is written."""
+    new_empty = torch.Tensor.new_empty
+
+    def made(x: Tensor, shape: Any, **named: Any) -> Tensor:  # noqa: ANN401 # as torch has it
+        return poisoned(shape, named["dtype"]) if "dtype" in named else new_empty(x, shape, **named)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", made)
+
+
 @pytest.mark.parametrize("prefix", [16, pytest.param(80, marks=LONG)])
-def test_shared_prefixes_are_looked_at_once(prefix: int) -> None:
+def test_shared_prefixes_are_looked_at_once(prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows 0 to 2 share their first blocks, row 3 is in no group, and of two groups one has no row."""
+    poison_what_is_made(monkeypatch)
     q, pages, batch = step([(1, 90), (1, 97), (1, 81), (1, 33)], 4, 2, 64, 16)
     tables = pages.tables.clone()
     tables[1:3, : prefix // 16] = tables[0, : prefix // 16]
