@@ -59,15 +59,16 @@ def test_the_same_tokens_as_on_the_cpu(shape: Shape, tmp_path: Path, monkeypatch
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("weights", "cache", "kernel"), [("w8a8", torch.int8, "int8"), ("fp8", torch.float8_e4m3fn, "fp8")]
+    ("weights", "cache", "kept"),
+    [pytest.param("w8a8", torch.int8, "int8", marks=pytest.mark.long), ("fp8", torch.float8_e4m3fn, "fp8")],
 )
 def test_8_bits_on_both_sides_and_in_the_cache(
-    weights: str, cache: torch.dtype, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: str, cache: torch.dtype, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = make_checkpoint(tmp_path, QWEN)
     as_on_a_gpu(monkeypatch, Formats(torch.float32, weights, cache))
     built = build(directory)
-    assert (built.computing.quantization, built.computing.cache_dtype) == (weights, kernel)
+    assert (built.computing.quantization, built.computing.cache_dtype) == (weights, kept)
     runner = built.engine.runner
     assert isinstance(runner, Runner)
     (layer,) = runner._store.cache
