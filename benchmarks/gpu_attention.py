@@ -25,7 +25,8 @@ from torch import Tensor
 from benchmarks.gpu_clock import Peaks, about_gpu, copy_bandwidth, peaks_of, seconds
 from benchmarks.gpu_plots import draw
 from benchmarks.gpu_results import Results, Row
-from kernels.ragged import AttentionOptions, Ragged
+from kernels import slots
+from kernels.ragged import AttentionOptions, Ragged, Shared
 from kernels.triton import configs
 from kernels.triton.attention import gpu_of, paged_attention
 from kernels.triton.configs import Shape, Tiles
@@ -33,6 +34,8 @@ from kernels.triton.configs import Shape, Tiles
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 32
 DECODES = [(1, 1024), (1, 8192), (1, 32768), (8, 8192), (32, 4096), (32, 8192), (64, 8192), (256, 4096)]
 PREFILLS = [(1, 1024), (1, 4096), (1, 16384), (4, 4096), (16, 1024)]
+CASCADES = [(4, 8192), (32, 1024), (32, 8192), (128, 2048)]  # rows, tokens that all of them share
+OWN = 512  # tokens of each row behind these
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,13 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def todo(peaks: Peaks, copied: float) -> list[tuple[str, Callable[[], Row]]]:
-    """Every decode for each format of the cache, then prefills."""
+    """Every decode for each format of the cache, then prefills, and decodes of rows that share a prefix."""
     found: list[tuple[str, Callable[[], Row]]] = []
     for kept, (batch, length) in itertools.product(kept_as(), DECODES):
         key = f"decode: {name_of(kept)}, {batch} x {length}"
         found.append((key, functools.partial(decode, batch, length, kept, peaks, copied)))
     for batch, length in PREFILLS:
         found.append((f"prefill: {batch} x {length}", functools.partial(prefill, batch, length, peaks)))
+    for batch, shared in CASCADES:
+        found.append((f"cascade: {batch} x {shared}", functools.partial(cascade, batch, shared, peaks)))
     return found
 
 
@@ -79,13 +84,17 @@ def kept_as() -> list[torch.dtype]:
 def paged(batch: int, length: int, num: int, kept: torch.dtype) -> tuple[Tensor, Tensor, Ragged, Tensor | None]:
     """Queries, a cache whose blocks are in random order, rows of `num` tokens, scales."""
     width = -(-length // BLOCK)
-    memory = torch.randn(batch * width + 1, 2, KV_HEADS, BLOCK, DIM, device="cuda", dtype=torch.bfloat16)
-    cache = memory.to(kept).permute(0, 3, 1, 2, 4)
+    cache, scales = cache_of(batch * width + 1, kept)
     order = np.random.default_rng(0).permutation(batch * width).astype(np.int32).reshape(batch, width)
     rows = Ragged.of(np.full(batch, num), np.full(batch, length), order, torch.device("cuda"))
     q = torch.randn(batch * num, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
-    scales = torch.ones(cache.shape[:4], device="cuda") if kept.itemsize == 1 else None
     return q, cache, rows, scales
+
+
+def cache_of(num_blocks: int, kept: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Random keys and values as the engine keeps them on a GPU, and in 8 bits their scales."""
+    numbers = torch.randn(num_blocks, 2, KV_HEADS, BLOCK, DIM, device="cuda", dtype=torch.bfloat16)
+    return slots.parts(slots.encode(numbers, kept, slots.GPU_ALIGN).permute(0, 3, 1, 2, 4), DIM)
 
 
 def decode(batch: int, length: int, kept: torch.dtype, peaks: Peaks, copied: float) -> Row:
@@ -122,6 +131,28 @@ def prefill(batch: int, length: int, peaks: Peaks) -> Row:
         "tflop_s": work / took / 1e12,
         **shares(peaks.least_seconds(moved, work, 2), took, others),
         **{f"{name}_tflop_s": work / other / 1e12 for name, other in others.items()},
+    }
+
+
+def cascade(batch: int, prefix: int, peaks: Peaks) -> Row:
+    """One token of each of `batch` rows that share a prefix, looked at once; beside the same without."""
+    q, cache, rows, _ = paged(batch, prefix + OWN, 1, torch.bfloat16)
+    rows.tables[:, : prefix // BLOCK] = rows.tables[0, : prefix // BLOCK]
+    each = torch.full_like(rows.contexts, prefix)
+    starts = torch.tensor([0, batch], dtype=torch.int32, device="cuda")
+    shared = Shared(starts, each[:1], rows.tables[:1], each, batch, prefix)
+    options, split = AttentionOptions(DIM**-0.5), dataclasses.replace(rows, shared=shared)
+    took, apart = (seconds(functools.partial(paged_attention, q, cache, one, options)) for one in (split, rows))
+    read = (prefix + batch * OWN) * 2 * KV_HEADS * DIM * 2
+    work = 4 * HEADS * DIM * batch * (prefix + OWN)
+    return {
+        "part": "cascade",
+        "group": f"{batch} rows",
+        "size": prefix,
+        "us": took * 1e6,
+        "without_us": apart * 1e6,
+        "over_without": apart / took,
+        **shares(peaks.least_seconds(read, work, 2), took, {}),
     }
 
 

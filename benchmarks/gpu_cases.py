@@ -199,7 +199,9 @@ def write(at: Place, tokens: int, kept: str, sizes: Sizes) -> Work:
     def new(is_whole: bool) -> Tensor:
         num = -(-tokens // sizes.block)
         make = lambda shape: torch.zeros(shape, dtype=dtype, device=at.device)  # noqa: E731 # one of two arguments
-        return new_layers(num, 1, sizes.block, keys, width, make, is_whole=is_whole)[0]
+        align = slots.GPU_ALIGN if is_whole else slots.SCALE_BYTES
+        own = slots.slot_width(sizes.dim, dtype, align)
+        return new_layers(num, 1, sizes.block, keys, own, make, is_whole=is_whole)[0]
 
     cache, plain = new(True), new(False)
     numbers, scales = slots.parts(cache, sizes.dim)

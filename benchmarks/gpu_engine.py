@@ -1,7 +1,7 @@
 """The engine on one GPU: decode steps against the time their bytes take, host time a step, how busy the GPU is, and
 throughput beside transformers' continuous batching.
 
-    python -m benchmarks.gpu_engine [--parts 8b,0.6b,busy,throughput] [--fresh]
+    python -m benchmarks.gpu_engine [--parts 8b,8b-fp8,0.6b,busy,throughput] [--fresh]
 
 Random weights made on the device. Throughput: 256 requests of 100 to 1024 tokens in and out, Qwen3-0.6B's shape. A run
 that was stopped goes on where it was.
@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined] # documented, but not in its __all__
@@ -21,51 +22,62 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined] # documented
 from benchmarks.gpu_clock import Peaks, about_gpu, copy_bandwidth, peaks_of
 from benchmarks.gpu_peer import continuous_batching, make_model
 from benchmarks.gpu_results import Results, Row
-from benchmarks.gpu_rig import BLOCK, LLAMA_8B, QWEN_06B, Rig, add, make_rig, prompts_of
+from benchmarks.gpu_rig import BLOCK, LLAMA_8B, PLAIN, QWEN_06B, Kept, Rig, add, make_rig, prompts_of
 from benchmarks.machine import median
 from engine.models.config import ModelConfig
 
 STEPS = 200
-PARTS = ("8b", "0.6b", "busy", "throughput")
+PARTS = ("8b", "8b-fp8", "0.6b", "busy", "throughput")
 
 
-def steady(config: ModelConfig, num: int, context: int, device: torch.device) -> Rig:
+class Limits(NamedTuple):
+    """What a GPU is specified with, and bytes a second that a copy reaches."""
+
+    peaks: Peaks
+    copied: float
+
+
+def steady(config: ModelConfig, num: int, context: int, device: torch.device, kept: Kept = PLAIN) -> Rig:
     """`num` rows of `context` tokens each, all of which decode."""
-    rig = make_rig(config, num, num * (context + STEPS + BLOCK) // BLOCK + num, device)
+    rig = make_rig(config, num, num * (context + STEPS + BLOCK) // BLOCK + num, device, kept)
     add(rig.engine, [(context, STEPS + 8)] * num)
     while len(rig.engine.step().sampled) < num:  # until all prompts are computed
         continue
     return rig
 
 
-def decode_step(config: ModelConfig, num: int, context: int, device: torch.device, peaks: Peaks, copied: float) -> Row:
+def decode_step(
+    config: ModelConfig, num: int, context: int, device: torch.device, limits: Limits, kept: Kept = PLAIN
+) -> Row:
     """Median step, how long its bytes take, and what of it the host does other than wait."""
-    rig = steady(config, num, context, device)
+    rig = steady(config, num, context, device, kept)
     times, hosts = [], []
     for _ in range(STEPS // 2):
         begun, waited = time.perf_counter(), rig.waited_s
         rig.engine.step()
         times.append(time.perf_counter() - begun)
         hosts.append(times[-1] - (rig.waited_s - waited))
-    read = step_bytes(config, num, context)
+    read = step_bytes(config, num, context, kept)
     step = median(times)
     return {
         "rows": num,
         "context": context,
         "ms": step * 1e3,
         "host_ms": median(hosts) * 1e3,
-        "of_specified": read / peaks.bandwidth / step,
-        "of_copy": read / copied / step,
+        "of_specified": read / limits.peaks.bandwidth / step,
+        "of_copy": read / limits.copied / step,
     }
 
 
-def step_bytes(config: ModelConfig, num: int, context: int) -> int:
-    """That a decode step in bfloat16 reads: weights but the embedding, which is gathered; the rows' keys and values."""
+def step_bytes(config: ModelConfig, num: int, context: int, kept: Kept = PLAIN) -> int:
+    """That a decode step in bfloat16, or in 8 bits what is so, reads: weights but the embedding, which is gathered; the
+    rows' keys and values."""
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
     layer = hidden * (heads + 2 * kv) + heads * hidden + 3 * hidden * config.intermediate_size
     weights = layer * config.num_layers + config.vocab_size * hidden
-    return 2 * (weights + num * context * 2 * config.num_layers * kv)
+    keys = num * context * 2 * config.num_layers * kv
+    return (1 if kept.weights else 2) * weights + (2 if kept.cache is None else 1) * keys
 
 
 def busy(config: ModelConfig, num: int, context: int, device: torch.device) -> Row:
@@ -134,11 +146,13 @@ def free(device: torch.device) -> None:
 def todo(parts: Sequence[str], device: torch.device) -> list[tuple[str, Callable[[], Row]]]:
     """What these parts measure, each from free memory."""
     copied = copy_bandwidth()
-    step = functools.partial(
-        decode_step, device=device, peaks=peaks_of(torch.cuda.get_device_name(), copied), copied=copied
-    )
+    limits = Limits(peaks_of(torch.cuda.get_device_name(), copied), copied)
+    step = functools.partial(decode_step, device=device, limits=limits)
+    fp8 = functools.partial(step, kept=Kept("fp8", torch.float8_e4m3fn))
+    has_fp8 = torch.cuda.get_device_capability() >= (8, 9)
     found: dict[str, Callable[[], Row]] = {
         **{f"8b: {num} rows": functools.partial(step, LLAMA_8B, num, 1024) for num in (1, 32)},
+        **{f"8b-fp8: {num} rows": functools.partial(fp8, LLAMA_8B, num, 1024) for num in (1, 32) if has_fp8},
         **{f"0.6b: {num} rows": functools.partial(step, QWEN_06B, num, 512) for num in (1, 256)},
         "busy: 256 rows": functools.partial(busy, QWEN_06B, 256, 512, device),
         "throughput: 256 requests": functools.partial(throughput, QWEN_06B, 256, (100, 1024), device),

@@ -6,10 +6,11 @@ the benchmark.
 
 import contextlib
 import dataclasses
+import functools
 import random
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
+from kernels import ops
 
 BLOCK = 32
 LLAMA_8B = ModelConfig(
@@ -59,6 +61,19 @@ QWEN_06B = dataclasses.replace(
     windows=(None,) * 28,
     tied_embeddings=True,
 )
+
+
+class Kept(NamedTuple):
+    """Attributes:
+    weights: the format that matrices are rounded to; empty for none.
+    cache: of keys and values; None for the activations'.
+    """
+
+    weights: str = ""
+    cache: torch.dtype | None = None
+
+
+PLAIN = Kept()
 
 
 class RandomWeights:
@@ -139,17 +154,18 @@ class Rig:
         return 0.0 if self.watched is None else self.watched.waited_s
 
 
-def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device) -> Rig:
+def make_rig(config: ModelConfig, num: int, num_blocks: int, device: torch.device, kept: Kept = PLAIN) -> Rig:
     """An engine for `num` sequences; every size of a step that can be recorded is."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = Model(config, RandomWeights(dtype, device), dtype, device, config.context_length)
-    store = BlockStore(model.new_cache(num_blocks, BLOCK))
+    pack = functools.partial(ops.pack_linear, weights=kept.weights)
+    model = Model(config, RandomWeights(dtype, device), dtype, device, config.context_length, pack)
+    store = BlockStore(model.new_cache(num_blocks, BLOCK, kept.cache))
     runner: StepRunner = Runner(model, store, BLOCK, num, config.context_length)
     watched = None
     if device.type == "cuda":
         watched = Watched(CudaDevice(device))
         plain = Runner(model, store, BLOCK, num, config.context_length)
-        runner = overlap(plain, model, store.cache, watched, Slots(num, config.context_length, BLOCK))
+        runner = overlap(plain, model, store, watched, Slots(num, config.context_length, BLOCK))
         while runner.idle():
             continue
     cache = KVCache(num_blocks, BLOCK, prefix_caching=True)

@@ -21,14 +21,14 @@ from engine.cores import find_cores
 from engine.disk import names_on_disk
 from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
-from engine.formats import Formats, check_stored, choose_formats
+from engine.formats import Formats, check_stored, choose_formats, name_of
 from engine.gpu import check_gpu
 from engine.models.config import ModelConfig
-from engine.models.model import Model, load_model, token_bytes
+from engine.models.model import Model, load_model
 from engine.request import Limits
 from engine.runner.device import CudaDevice
 from engine.runner.memory import cuda_room
-from engine.runner.overlapped import overlap
+from engine.runner.overlapped import Drafts, overlap
 from engine.runner.rates import measure_costs
 from engine.runner.runner import Runner
 from engine.runner.state import Slots
@@ -41,6 +41,7 @@ from engine.speculation.drafters import Drafter, load_drafter
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import Proposer
 from kernels import native, ops
+from kernels.ragged import MAX_TREE
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
 
@@ -69,16 +70,15 @@ def build_engine(
     Raises ServiceError naming what is wrong and what to do.
     """
     device = choose_device(config.device)
-    if device.type != "cpu" and config.max_draft_width > 1:
-        raise _unusable(f"--max-draft-width: {config.max_draft_width} on {device}; drafts branch on a CPU only: use 1")
+    check_trees(config, model_config, device)
     formats = choose_formats(config, device)
     check_stored(model_config, formats)
-    check_gpu(model_config, formats.dtype, config.block_size, device)
+    check_gpu(model_config, formats, config.block_size, device)
     threads = set_threads(config) if device.type == "cpu" else (0, "")
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
     drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
-    size = token_bytes(model_config, formats.cache) + (drafter.token_bytes(formats.cache) if drafter is not None else 0)
+    size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
     num_blocks = cache_blocks(config, size, limits, cache_room(config, model))
     beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
     cache = model.new_cache(num_blocks, config.block_size, formats.cache)
@@ -130,11 +130,6 @@ def set_threads(config: EngineConfig) -> tuple[int, str]:
     torch.set_num_threads(threads)
     native.set_threads(threads)
     return threads, "--threads" if config.threads else str(cores)
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """As settings and clients write it."""
-    return str(dtype).removeprefix("torch.")
 
 
 def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:
@@ -202,7 +197,8 @@ def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockSt
     if model.device.type != "cuda":
         return plain
     slots = Slots(config.max_num_seqs, limits.context_length, config.block_size)
-    return overlap(plain, model, store.cache, CudaDevice(model.device), slots, recorded_drafts(config))
+    drafts = Drafts(recorded_drafts(config), config.max_draft_width > 1)
+    return overlap(plain, model, store, CudaDevice(model.device), slots, drafts)
 
 
 def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:
@@ -212,6 +208,14 @@ def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:
         return ()
     most = config.max_draft_tokens
     return (most,) if config.draft_length == "fixed" else (*(1 << i for i in range((most - 1).bit_length())), most)
+
+
+def check_trees(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
+    """Raises ServiceError where drafts are to branch that the kernels of a GPU cannot verify."""
+    least = min((size for size in model.windows if size is not None), default=MAX_TREE)
+    if device.type != "cpu" and config.max_draft_width > 1 and least < MAX_TREE:
+        text = f"{config.max_draft_width} on {device} with a sliding window of {least} tokens: use 1"
+        raise _unusable(f"--max-draft-width: {text}; windows of {MAX_TREE} and more, or none, are supported")
 
 
 def _free_memory() -> int:

@@ -14,7 +14,8 @@ class Computing:
     kernels: what multiplies weights: the instruction set of our own kernels, "oneDNN", or "torch".
     instruction_set: the widest of the CPU that our kernels know: v4_vnni, v4, v3; empty where it has none or on CUDA.
     dtype: number format that it computes in.
-    quantization: int8 or int4 if weights are rounded; awq, gptq or fp8 if they came so; else empty.
+    quantization: int8 or int4 if weights are rounded, w8a8 or fp8 if activations are, too; awq, gptq or fp8 if they
+        came so; else empty.
     cache_dtype: number format of keys and values.
     num_parameters: of the model.
     threads: that compute; 0 on CUDA.

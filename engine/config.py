@@ -5,8 +5,8 @@ import dataclasses
 from typing import TypeVar
 
 _T = TypeVar("_T")
-QUANTIZATIONS = ("none", "int8", "int4")
-CACHE_DTYPES = ("float32", "bfloat16", "int8")
+QUANTIZATIONS = ("none", "int8", "int4", "w8a8", "fp8")
+CACHE_DTYPES = ("float32", "bfloat16", "int8", "fp8")
 
 
 def option(default: _T, text: str) -> _T:
@@ -21,8 +21,10 @@ class EngineConfig:
 
     device: str = option("auto", "auto, cpu or cuda; auto takes CUDA where there is one")
     dtype: str = option("auto", "auto, float32 or bfloat16; auto takes bfloat16 where the device computes in it")
-    quantization: str = option("none", "none, int8 or int4: weights rounded when they are loaded")
-    kv_cache_dtype: str = option("auto", "auto, float32, bfloat16 or int8; auto is --dtype")
+    quantization: str = option(
+        "none", "none, int8 or int4: weights rounded when loaded; on CUDA also w8a8 (int8) or fp8: activations as well"
+    )
+    kv_cache_dtype: str = option("auto", "auto, float32, bfloat16, int8, or on CUDA fp8 (e4m3); auto is --dtype")
     max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
     max_num_seqs: int = option(64, "sequences that run at once at most")
     max_num_batched_tokens: int = option(512, "tokens computed in one step at most (chunked prefill)")
@@ -54,5 +56,5 @@ class EngineConfig:
     draft_length: str = option("adaptive", "adaptive: as many drafts as pay, none included; fixed: always the most")
     max_draft_tokens: int = option(8, "tokens drafted for one sequence in one step at most, 1 to 64")
     max_draft_width: int = option(
-        1, "speculation draft or eagle on a CPU: drafts that may follow the same token, 1 to 8; 1 is a chain"
+        1, "speculation draft or eagle: drafts that may follow the same token, 1 to 8; 1 is a chain"
     )

@@ -14,7 +14,17 @@ from engine.models.config import ModelConfig
 from kernels import native, private
 from kernels.kinds import computes_bfloat16
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+# What a CPU does not have of what a setting may say, and what to take there.
+NOT_ON_CPU = {
+    "quantization": {"w8a8": "int8, which rounds activations too on a CPU", "fp8": "none, int8 or int4"},
+    "kv_cache_dtype": {"fp8": "auto, float32, bfloat16 or int8"},
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,7 +32,7 @@ class Formats:
     """Attributes:
     dtype: of weights that are not rounded, and on CUDA of activations, also between rounded weights; on CPU these are
         float32 with our own kernels.
-    weights: int8 or int4 if matrices are rounded, else empty.
+    weights: int8 or int4 if matrices are rounded, w8a8 or fp8 if activations are as well, else empty.
     cache: of keys and values.
     notes: what an operator should know: why something is slower than it could be.
     """
@@ -32,21 +42,43 @@ class Formats:
     cache: torch.dtype
     notes: tuple[str, ...] = ()
 
+    @property
+    def fp8_setting(self) -> str:
+        """The flag that asks for float8, if one does."""
+        if self.weights == "fp8":
+            return "--quantization fp8"
+        return "--kv-cache-dtype fp8" if self.cache is torch.float8_e4m3fn else ""
+
 
 def choose_formats(config: EngineConfig, device: torch.device) -> Formats:
     """Raises ServiceError naming the flag, its value and what to do."""
     weights = "" if config.quantization == "none" else config.quantization
     on_cpu = device.type == "cpu"
+    if on_cpu:
+        _refuse_on_cpu(config)
     if weights and on_cpu and config.dtype == "bfloat16":
         raise unusable(
             "quantization", f"{weights} computes in float32 between its integers: leave out --dtype bfloat16"
         )
     dtype = torch.float32 if weights and on_cpu else choose_dtype(config.dtype, device)
     cache = dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
-    if not on_cpu and cache not in (dtype, torch.int8):
-        name = str(dtype).removeprefix("torch.")
-        raise unusable("kv_cache_dtype", f"{config.kv_cache_dtype} needs --device cpu; take {name} or int8")
+    if not on_cpu and cache not in (dtype, torch.int8, torch.float8_e4m3fn):
+        text = f"{config.kv_cache_dtype} needs --device cpu; take {name_of(dtype)}, int8 or fp8"
+        raise unusable("kv_cache_dtype", text)
     return Formats(dtype, weights, cache, notes_of(dtype, weights) if on_cpu else ())
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As settings and clients write it."""
+    return next((name for name, one in DTYPES.items() if one is dtype), str(dtype).removeprefix("torch."))
+
+
+def _refuse_on_cpu(config: EngineConfig) -> None:
+    """Raises ServiceError for what only a GPU has."""
+    for name, value in (("quantization", config.quantization), ("kv_cache_dtype", config.kv_cache_dtype)):
+        instead = NOT_ON_CPU[name].get(value)
+        if instead is not None:
+            raise unusable(name, f"{value} needs --device cuda; on a CPU take {instead}")
 
 
 def check_stored(model: ModelConfig, formats: Formats) -> None:

@@ -1,5 +1,6 @@
 """Copies of cache blocks, the torch twin of the kernel; and of single tokens."""
 
+import torch
 from torch import Tensor
 
 
@@ -19,8 +20,11 @@ def move_slots_(layers: list[Tensor], sources: Tensor, targets: Tensor) -> None:
     before one is written.
 
     Args:
-        sources, targets: int64 [N], slot = block * block_size + offset. None is written twice.
+        sources, targets: int64 [N], slot = block * block_size + offset; -1 is the last slot of all. None is written
+            twice, unless with what is there.
     """
+    size = layers[0].shape[1]
+    read, written = ((at // size, at % size) for at in (sources, targets))
     for layer in layers:
-        size = layer.shape[1]
-        layer[targets // size, targets % size] = layer[sources // size, sources % size]
+        bits = layer.view(torch.uint8) if layer.itemsize == 1 else layer  # float8 has no such operator everywhere
+        bits[written] = bits[read]

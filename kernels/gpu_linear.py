@@ -1,5 +1,5 @@
 """Linear layers over rounded weights on a CUDA device: weights of 8 or 4 bits, activations as they come (W8A16, W4A16);
-or both in float8.
+or both in int8 or float8 (W8A8).
 
 In comes a weight, whose norm is applied to the activations or folded in already; what is kept of it is what the Triton
 kernels read. Oracles are the twins in `kernels.packed_weights`.
@@ -46,14 +46,15 @@ class Int4OnGpu(OnGpu):
         return y
 
 
-class Float8OnGpu(OnGpu):
-    """float8 weights with a scale a row; activations are rounded to float8 row by row as they come (W8A8)."""
+class EightBitsOnGpu(OnGpu):
+    """8 bits on both sides (W8A8): weights of int8 or float8 with a scale a row, and activations that are rounded to
+    the same row by row as they come. `dtype` is theirs."""
 
-    kernel = "Triton fp8"
     batch_invariant = False
 
     def __init__(self, packed: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__(packed.weight, bias)
+        self.kernel = "Triton fp8" if packed.weight.dtype.is_floating_point else "Triton W8A8"
         self._packed = packed
         self.dtype = dtype
 

@@ -1,7 +1,7 @@
 """Which linear serves which weights: a table from the format of a weight to the kinds that can multiply it, best first.
 
-Formats: float32 and bfloat16 as the weight comes, int8 and int4 rounded from what comes. And which serves weights that
-came in 4 bits or float8.
+Formats: float32 and bfloat16 as the weight comes, int8 and int4 rounded from what comes; on a GPU also w8a8 and fp8,
+for which activations are rounded, too. And which serves weights that came in 4 bits or float8.
 """
 
 import dataclasses
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from kernels import native, private
-from kernels.gpu_linear import Float8OnGpu, Int4OnGpu, Int8OnGpu
+from kernels.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
 from kernels.linear import OneDNN, OnGpu, PackedLinear, Panels, Transposed
-from kernels.packed_weights import Int4Weight, Int8Weight, Packed, dequantise
+from kernels.packed_weights import Int4Weight, Int8Weight, Packed, dequantise, quantise_rows
 from kernels.quantised import Integers, NativeIntegers, is_like_ours, round_weight, rounded_of
+from kernels.support import FP8_SINCE
 
 Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
 
@@ -60,6 +61,15 @@ def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]
     )
 
 
+def _both(kept: torch.dtype) -> tuple[Kind, ...]:
+    """Weights and activations in `kept`."""
+
+    def make(weight: Tensor, bias: Tensor | None, gated: bool) -> PackedLinear:
+        return EightBitsOnGpu(quantise_rows(weight, kept), bias, weight.dtype)
+
+    return (Kind(_on_gpu, make),)
+
+
 ANY = Kind(lambda device: True, lambda weight, bias, gated: PackedLinear(weight, bias))
 GPU = Kind(_on_gpu, lambda weight, bias, gated: OnGpu(weight, bias))
 OWN = Kind(_own, Panels)
@@ -73,8 +83,11 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
     # its company. Nor would it pay. Measured on Skylake, without VNNI, N, K = 3072, 1024: int4's time over that of int8
     # is 0.61 at 1 row, 0.67 at 4, 0.63 at 8, 0.61 at 32 and at 128.
     "int4": _integers(4, Int4OnGpu),
+    "w8a8": _both(torch.int8),
+    "fp8": _both(torch.float8_e4m3fn),
 }
-PRECISE = {"int4": "int8"}  # the format instead of another, where errors reach the logits undiluted
+# The format instead of another, where errors reach the logits undiluted: on a GPU int8 leaves activations as they are.
+PRECISE = {"int4": "int8", "w8a8": "int8", "fp8": "int8"}
 
 
 def pack(
@@ -113,7 +126,7 @@ def stored_kind(packed: Packed, device: torch.device) -> StoredKind:
 
 
 def _multiplies_fp8(device: torch.device) -> bool:
-    return _on_gpu(device) and torch.cuda.get_device_capability(device) >= FP8_SINCE
+    return _on_gpu(device) and torch.cuda.get_device_capability(device) >= divmod(FP8_SINCE, 10)
 
 
 def _as_ours(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
@@ -129,14 +142,13 @@ def _int4_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated:
 
 def _fp8_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
     assert isinstance(packed, Int8Weight)
-    return Float8OnGpu(packed, bias, dtype)
+    return EightBitsOnGpu(packed, bias, dtype)
 
 
 def _widened(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
     return pack(dequantise(packed).to(dtype), bias, gated=gated)
 
 
-FP8_SINCE = (8, 9)  # compute capability
 STORED = (
     StoredKind(lambda packed, device: isinstance(packed, Int4Weight) and _on_gpu(device), _int4_on_gpu),
     StoredKind(

@@ -32,3 +32,12 @@ def blocks_of(layers: Sequence[Tensor]) -> list[Tensor]:
         return list(layers)
     memory = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage())
     return [memory.view(len(first), -1)]
+
+
+def slots_of(layers: Sequence[Tensor]) -> list[Tensor]:
+    """The memory of these layers by slot, for moves of single tokens: [num_blocks, block_size, …] each; one tensor
+    where they are one memory."""
+    first, memory = layers[0], blocks_of(layers)
+    if len(memory) == len(layers) and memory[0] is first:
+        return memory
+    return [memory[0].view(len(first), -1, first.shape[1], first.shape[4]).transpose(1, 2)]

@@ -128,13 +128,14 @@ def keep(states: Tensor, table: Tensor, column: int, slots: Tensor) -> None:
 
     Args:
         table: [rows, W], of which H columns are written from `column` on.
-        slots: int64 [T], the rows of the first T states.
+        slots: int64 [T], the rows of the first T states; -1 for none, and on a GPU only.
     """
-    if native.is_available() and states.device.type == "cpu" and table.dtype is torch.bfloat16:
+    if native.is_available() and not gpu.takes(table) and table.dtype is torch.bfloat16:
         native.keep(states, table, column, slots)
         return
+    own = table[:, column : column + states.shape[1]]
     rows = states[: len(slots)].to(table.dtype)
-    table[:, column : column + states.shape[1]].index_copy_(0, slots, rows)
+    own[slots] = torch.where((slots >= 0)[:, None], rows, own[slots])
 
 
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
@@ -164,6 +165,13 @@ def accept(sampled: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens that rows with drafts go on with, and how many drafts stand; see `kernels.speculation.accept`."""
     chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
     found: tuple[Tensor, Tensor] = chosen.accept(sampled, drafts)
+    return found
+
+
+def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Tensor:
+    """Which tokens of trees stand, in their order; see `kernels.speculation.standing`."""
+    chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
+    found: Tensor = chosen.standing(sampled, ids, parents, ends)
     return found
 
 

@@ -21,10 +21,10 @@ class Shared:
     """Prefixes that neighbouring rows of one token each share: looked at once for all of them.
 
     Attributes:
-        starts: int32 [groups + 1], a group's first token; every row is in a group.
-        lengths: int32 [groups], keys of its prefix, whole blocks; 0 for a row that shares nothing.
+        starts: int32 [groups + 1], a group's first token: it may have none. Rows behind the last group are in none.
+        lengths: int32 [groups], keys of its prefix, whole blocks.
         tables: int32 [groups, width], blocks of the prefixes.
-        prefixes: int32 [rows], the same lengths by row.
+        prefixes: int32 [rows], the same lengths by row; 0 for a row in no group.
         max_rows, max_length: bounds of a group's rows and of the lengths.
     """
 

@@ -6,6 +6,8 @@ LEAST_CAPABILITY = 80  # mma with bfloat16 and asynchronous copies
 HEAD_DIMS = range(64, 257, 16)
 MAX_GROUP = 64
 MAX_BLOCK = 128
+FP8_SINCE = 89  # compute capability from which there are products and conversions of float8
+MAX_INPUTS = 32_768  # of a row that is rounded: a program keeps it in registers
 DTYPES = (torch.float16, torch.bfloat16)  # in float32 the tiles of attention do not fit into registers
 
 
@@ -30,3 +32,8 @@ def unsupported(capability: int, dtype: torch.dtype, dim: int, group: int, block
     if not 1 <= block_size <= MAX_BLOCK:
         return f"--block-size {block_size}: 1 to {MAX_BLOCK} are"
     return None
+
+
+def too_wide(inputs: int) -> str | None:
+    """As `unsupported`, of rows of activations that are rounded to 8 bits."""
+    return f"rounded activations of {inputs} inputs: up to {MAX_INPUTS} are" if inputs > MAX_INPUTS else None

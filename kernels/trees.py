@@ -7,7 +7,7 @@ like any other. Takes parents, gives arrays of indices; knows no tensor and no r
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -75,6 +75,12 @@ class Tree:
         return masks
 
 
+@functools.lru_cache(256)  # the forms are few, and come again every step
+def tree_of(num: int, parents: tuple[int, ...]) -> Tree:
+    """Of a row: `num` tokens that follow one another, and drafts behind the last of them, of which -1 is the parent."""
+    return Tree((*range(-1, num - 1), *(num + parent for parent in parents)))
+
+
 Trees = Mapping[int, Tree]  # by row
 NO_TREES: Trees = MappingProxyType({})
 
@@ -86,6 +92,19 @@ def masks_of(counts: Longs, trees: Trees) -> Longs:
     """
     rows = enumerate(counts.tolist())
     return np.concatenate([(trees[row] if row in trees else Tree.chain(num)).masks for row, num in rows])
+
+
+def numbers_of(counts: Sequence[int], trees: Trees, num_tokens: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """int64 [3, num_tokens] of rows with `counts` tokens: by how much a token's position differs from that of its place
+    in the row, its mask, its parent. Rows without a tree are chains; what is behind the last row sees itself."""
+    numbers = np.zeros((3, num_tokens), dtype=np.int64)
+    numbers[1:] = [[1], [-1]]
+    at = 0
+    for row, num in enumerate(counts):
+        tree = trees[row] if row in trees else tree_of(num, ())
+        numbers[:, at : at + num] = tree.depths - np.arange(num), tree.masks, tree.parents
+        at += num
+    return numbers
 
 
 def paths_of(num_rows: int, trees: Trees) -> tuple[Paths | None, Longs]:

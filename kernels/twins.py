@@ -76,11 +76,21 @@ def ragged_attention(
             if options.window is not None:
                 seen &= torch.arange(context, device=q.device) > last - options.window
             if batch.tree is not None:
-                bits = int(batch.tree[token])
-                own = [bool(bits >> j & 1) for j in range(num)]
-                seen = torch.tensor([True] * (context - num) + own, device=q.device)
+                seen = _seen_in_tree(batch.tree[starts[row] : starts[row + 1]].tolist(), i, context, options.window)
+                seen = seen.to(q.device)
             out[token] = _softmax_over(q[token], kv[seen], options)
     return out.view(len(out), -1)
+
+
+def _seen_in_tree(masks: list[int], i: int, context: int, window: int | None) -> Tensor:
+    """Which of `context` keys token `i` of a tree sees: what is before the tree and what is on its path, of that what a
+    window leaves of the path alone."""
+    own = torch.tensor([bool(masks[i] >> j & 1) for j in range(len(masks))])
+    before = context - len(masks)
+    depths = [(mask & (1 << len(masks)) - 1).bit_count() - 1 for mask in masks]
+    positions = torch.cat([torch.arange(before), before + torch.tensor(depths)])
+    seen = torch.cat([torch.ones(before, dtype=torch.bool), own])
+    return seen if window is None else seen & (positions > before + depths[i] - window)
 
 
 def _softmax_over(q: Tensor, kv: Tensor, options: AttentionOptions) -> Tensor:

@@ -32,7 +32,7 @@ class Head:
 
     def __init__(self, head: HeadConfig, source: Checkpoint, target: Model, num_positions: int, pack: Pack) -> None:
         config = self.config = head.layer
-        self.dtype, self.device = target.dtype, target.device
+        self.dtype, self.device, self._align = target.dtype, target.device, target.slot_align
         self.behind = head.behind or default_behind(target.config.num_layers)
         self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, size = config.hidden_size, config.intermediate_size
@@ -61,14 +61,16 @@ class Head:
 
     def token_bytes(self, cache: torch.dtype) -> int:
         """Bytes that `new_cache` of that dtype keeps of one token."""
-        return token_bytes(self.config, cache) + NUM_STATES * self.config.hidden_size * STATE_DTYPE.itemsize
+        return (
+            token_bytes(self.config, cache, self._align) + NUM_STATES * self.config.hidden_size * STATE_DTYPE.itemsize
+        )
 
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
         """Keys and values as `Model.new_cache`; the target's hidden states, bfloat16 [num_blocks + 1, block_size,
         3 hidden]."""
         shape = (num_blocks + 1, block_size)
         return [
-            zeros((*shape, 2, self._kv_heads, slot_width(self._dim, dtype)), dtype, self.device),
+            zeros((*shape, 2, self._kv_heads, slot_width(self._dim, dtype, self._align)), dtype, self.device),
             zeros((*shape, NUM_STATES * self.config.hidden_size), STATE_DTYPE, self.device),
         ]
 
@@ -118,4 +120,5 @@ def _ids_of(source: Checkpoint, head: HeadConfig) -> Tensor | None:
     if not source.has("d2t"):
         return None
     num = head.draft_vocab_size
-    return source.integers("d2t", (num,)) + torch.arange(num)
+    found = source.integers("d2t", (num,))
+    return found + torch.arange(num, device=found.device)

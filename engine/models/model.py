@@ -20,7 +20,7 @@ from engine.models.weights import Checkpoint, Plan, WeightSource
 from kernels import gpu, ops
 from kernels.layout import new_layers
 from kernels.metadata import AttentionMetadata
-from kernels.slots import slot_width
+from kernels.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Model:
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.tap: Tap | None = None  # who else reads hidden states
         style = style_of(config)
+        self.has_full_attention = None in style.windows
         packer = Packer(source, dtype, pack, is_stored=config.stored is not None)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
@@ -74,6 +75,15 @@ class Model:
         self.notes = tuple(packer.notes)  # what an operator should know of how weights are kept
         self._cis = rope_table(config, num_positions, device).unsqueeze(1)
 
+    @property
+    def slot_align(self) -> int:
+        """Of slots in 8 bits; see `kernels.slots`."""
+        return GPU_ALIGN if gpu.takes(self.embeddings) else SCALE_BYTES
+
+    def token_bytes(self, cache: torch.dtype) -> int:
+        """Bytes that `new_cache` of that dtype keeps of one token."""
+        return token_bytes(self.config, cache, self.slot_align)
+
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> list[Tensor]:
         """A cache layer per layer: [num_blocks + 1, block_size, 2, kv_heads, slot_width(head_dim)] of `dtype` (None:
         the model's), zero: garbage could be NaN, and a masked NaN is still NaN. The last block is never written: it
@@ -84,7 +94,7 @@ class Model:
             config.num_layers,
             block_size,
             config.num_kv_heads,
-            slot_width(config.head_dim, kept_as),
+            slot_width(config.head_dim, kept_as, self.slot_align),
             lambda shape: zeros(shape, kept_as, self.device),
             is_whole=gpu.takes(self.embeddings),
         )
@@ -118,9 +128,9 @@ def _nothing() -> None:
     """Nobody watches."""
 
 
-def token_bytes(config: ModelConfig, cache: torch.dtype) -> int:
-    """Bytes that `Model.new_cache` of that dtype keeps of one token."""
-    return 2 * config.num_layers * config.num_kv_heads * slot_width(config.head_dim, cache) * cache.itemsize
+def token_bytes(config: ModelConfig, cache: torch.dtype, align: int) -> int:
+    """Bytes of one token's keys and values in a cache of that dtype, slots of 8 bits being aligned so."""
+    return 2 * config.num_layers * config.num_kv_heads * slot_width(config.head_dim, cache, align) * cache.itemsize
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,21 +1,32 @@
 """Recorded steps of rows that compute few tokens each: which sizes there are, and which one a step takes.
 
-Sizes are captured largest first, in one memory pool: powers of two at start, others when there is no work. A step takes
-the least size that holds it; what is not captured is computed without. Knows no model and no plan.
+Sizes are captured largest first, in one memory pool: powers of two at start, others when there is no work, as are forms
+that a step can do without. A step takes the least size that holds it; what is not captured is computed without. Knows
+no model and no plan.
 """
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 S = TypeVar("S")
 STEP = 16  # between sizes, where powers of two are further apart: bounds what padding costs
 
 
+class Form(enum.Enum):
+    """What rows of a step are: of tokens that follow one another, trees of drafts, or such as share prefixes."""
+
+    PLAIN = enum.auto()
+    TREES = enum.auto()
+    SHARED = enum.auto()
+
+
 class Key(NamedTuple):
-    """Rows of a recorded step, and tokens of each at most."""
+    """Rows of a recorded step, tokens of each at most, and their form."""
 
     num_rows: int
     per_row: int
+    form: Form = Form.PLAIN
 
 
 def sizes(max_rows: int) -> tuple[list[int], list[int]]:
@@ -25,15 +36,31 @@ def sizes(max_rows: int) -> tuple[list[int], list[int]]:
     return sorted(first, reverse=True), sorted(later, reverse=True)
 
 
-class Graphs(Generic[S]):
-    """Recorded steps by key; `capture` makes one."""
+def forms_of(drafts: Sequence[int], *, may_branch: bool) -> list[tuple[int, Form]]:
+    """Tokens of a row and form of the steps that every start needs: plain decode, those with one of `drafts` drafted
+    tokens a row, and, where these `may_branch`, those in which they do."""
+    forms = [(1, Form.PLAIN), *((1 + num, Form.PLAIN) for num in drafts)]
+    # One draft is no tree.
+    return forms + [(1 + num, Form.TREES) for num in drafts if may_branch and num > 1]
 
-    def __init__(self, max_rows: int, per_rows: tuple[int, ...], capture: Callable[[Key], S]) -> None:
+
+class Graphs(Generic[S]):
+    """Recorded steps by key; `capture` makes one. Steps of `forms` (tokens of a row, form) are captured at start."""
+
+    def __init__(
+        self,
+        max_rows: int,
+        forms: Sequence[tuple[int, Form]],
+        capture: Callable[[Key], S],
+        later: Sequence[tuple[int, Form]] = (),
+    ) -> None:
         self._capture = capture
         self._captured: dict[Key, S] = {}
-        first, later = sizes(max_rows)
-        self._first = [Key(num, per_row) for num in first for per_row in per_rows]
-        self._later = [Key(num, per_row) for num in later for per_row in per_rows]
+        first, between = sizes(max_rows)
+        self._first = [Key(num, *form) for num in first for form in forms]
+        self._later = [Key(num, *form) for num in between for form in forms]
+        # Of one row nothing can be shared.
+        self._later += [Key(num, *form) for num in sorted({*first, *between} - {1}, reverse=True) for form in later]
 
     def warm(self) -> None:
         """Capture what every start needs."""
@@ -47,10 +74,11 @@ class Graphs(Generic[S]):
         self._add(self._later.pop(0))
         return True
 
-    def find(self, num_rows: int, per_row: int) -> S | None:
+    def find(self, num_rows: int, per_row: int, form: Form = Form.PLAIN) -> S | None:
         """The least recorded step for so many rows of so many tokens; None if there is none."""
-        fits = [key for key in self._captured if key.per_row >= per_row and key.num_rows >= num_rows]
-        return self._captured[min(fits, key=lambda key: (key.per_row, key.num_rows))] if fits else None
+        captured = self._captured
+        fits = [key for key in captured if key.form is form and key.per_row >= per_row and key.num_rows >= num_rows]
+        return captured[min(fits, key=lambda key: (key.per_row, key.num_rows))] if fits else None
 
     def _add(self, key: Key) -> None:
         self._captured[key] = self._capture(key)

@@ -5,21 +5,36 @@ the plain `Runner`, which waits for the device. Knows no policy.
 """
 
 import itertools
-from collections.abc import Callable
-
-from torch import Tensor
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from engine.cache.tiers import Move
 from engine.models.model import Model
 from engine.plan import IN_FLIGHT, Placement, Plan, Run, StepResult, num_accepted
 from engine.runner.device import Arrival, Device
 from engine.runner.faults import device_faults
-from engine.runner.graphs import Graphs
-from engine.runner.runner import Done, Runner
+from engine.runner.graphs import Form, Graphs, forms_of
+from engine.runner.prefixes import SharedPrefixes
+from engine.runner.runner import Done, Runner, trees_of
 from engine.runner.state import DeviceState, Slots
-from engine.runner.steps import BAD, Recorded, UniformSteps
+from engine.runner.steps import BAD, Recorded, UniformRows, UniformSteps
+from engine.runner.store import BlockStore
+from engine.trees import walk
 
 UNKNOWN = -1  # the device has no token of the slot that nobody told it
+
+
+class Drafts(NamedTuple):
+    """Attributes:
+    lengths: drafts of a row at most of which there are recorded steps.
+    may_branch: whether several may follow the same token.
+    """
+
+    lengths: tuple[int, ...]
+    may_branch: bool = False
+
+
+NO_DRAFTS = Drafts(())
 
 
 class Launched:
@@ -27,9 +42,11 @@ class Launched:
 
     is_done = False
 
-    def __init__(self, plan: Plan, arrival: Arrival) -> None:
+    def __init__(self, plan: Plan, arrival: Arrival, order: Sequence[int] = ()) -> None:
+        """`order`: of the rows on the device, where it is another."""
         self._plan = plan
         self._arrival = arrival
+        self._order = order
         self._result: StepResult | None = None
 
     def collect(self) -> StepResult:
@@ -37,6 +54,8 @@ class Launched:
         if self._result is None:
             ids, ends = self._arrival.wait().tolist(), itertools.accumulate(self._plan.query_lens)
             rows = [ids[end - num : end] for end, num in zip(ends, self._plan.query_lens, strict=True)]
+            if self._order:  # all of one token
+                rows = [row for _, row in sorted(zip(self._order, rows, strict=True))]
             self._result = result_of(self._plan, rows)
         return self._result
 
@@ -50,11 +69,15 @@ def result_of(plan: Plan, rows: list[list[int]]) -> StepResult:
     failed, runs, end = set(), {}, 0
     for i, ids in enumerate(rows):
         end += len(ids)
-        drafts = plan.drafted(i, end)
-        if BAD in ids[: 1 + num_accepted(drafts, ids)]:
+        drafts, parents = plan.drafted(i, end), plan.parents.get(i)
+        if parents is None:
+            run, standing = ids, ids[: 1 + num_accepted(drafts, ids)]
+        else:
+            run = standing = [ids[0], *(ids[1 + j] for j in walk(drafts, parents, ids))]
+        if BAD in standing:
             failed.add(i)
         elif drafts:
-            runs[i] = Run(tuple(ids))
+            runs[i] = Run(tuple(run))
     return StepResult([ids[0] for ids in rows], frozenset(failed), runs=runs)
 
 
@@ -64,13 +87,20 @@ class OverlappedRunner:
     depth = 1  # the device computes one while the next is planned
 
     def __init__(
-        self, plain: Runner, steps: UniformSteps, state: DeviceState, device: Device, graphs: Graphs[Recorded]
+        self,
+        plain: Runner,
+        steps: UniformSteps,
+        state: DeviceState,
+        device: Device,
+        graphs: Graphs[Recorded],
+        prefixes: SharedPrefixes | None = None,
     ) -> None:
         self._plain = plain
         self._steps = steps
         self._state = state
         self._device = device
         self._graphs = graphs
+        self._prefixes = prefixes
         num_slots = len(state.tokens)
         self._is_plain = [False] * num_slots  # whether the slot wants nothing but sampling
         self._ahead = [UNKNOWN] * num_slots  # position of the token that the device has written itself
@@ -102,6 +132,8 @@ class OverlappedRunner:
             self._is_plain[placement.slot] = wants_only_sampling(placement)
             self._ahead[placement.slot] = UNKNOWN
             self._state.place(placement)
+        if plan.placements and self._prefixes is not None:
+            self._prefixes.forget()
         for slot, first, blocks in plan.new_blocks:
             self._state.extend(slot, first, blocks)
 
@@ -120,8 +152,6 @@ class OverlappedRunner:
     def _is_uniform(self, plan: Plan) -> bool:
         """Whether every row samples behind each of its tokens and wants nothing else."""
         drafts = plan.drafts
-        if plan.parents:
-            return False
         return all(
             samples and self._is_plain[slot] and drafts.get(i, 0) == length - 1
             for i, (slot, length, samples) in enumerate(zip(plan.slots, plan.query_lens, plan.samples, strict=True))
@@ -137,9 +167,21 @@ class OverlappedRunner:
                 self._state.note(slot, start, ids)
             self._ahead[slot] = start + 1 if num == 1 else UNKNOWN
         self._state.flush()
-        self._last = Launched(plan, self._steps.launch(self._graphs, plan.slots, plan.starts, plan.query_lens))
+        rows = self._rows(plan)
+        order: Sequence[int] = () if rows.prefixes is None else rows.prefixes.order
+        self._last = Launched(plan, self._steps.launch(self._graphs, rows), order)
         self._num_steps += 1
         return self._last
+
+    def _rows(self, plan: Plan) -> UniformRows:
+        """As they are computed: those that share prefixes, where that is worth it, beside one another."""
+        slots, starts, lens = plan.slots, plan.starts, plan.query_lens
+        found = None
+        if self._prefixes is not None and len(slots) > 1 and max(lens) == 1:
+            found = self._prefixes.find(slots, starts)
+        if found is None:
+            return UniformRows(slots, starts, lens, trees_of(plan))
+        return UniformRows([slots[i] for i in found.order], [starts[i] for i in found.order], lens, prefixes=found)
 
     def _known(self, plan: Plan) -> Plan:
         """The plan with the ids of what is in flight, which is waited for."""
@@ -149,15 +191,18 @@ class OverlappedRunner:
 
 
 def overlap(
-    plain: Runner, model: Model, cache: list[Tensor], device: Device, slots: Slots, drafts: tuple[int, ...] = ()
+    plain: Runner, model: Model, store: BlockStore, device: Device, slots: Slots, drafts: Drafts = NO_DRAFTS
 ) -> OverlappedRunner:
     """Put the uniform steps of a device before a plain runner, and record those that every start needs: plain decode,
-    and those with one of `drafts` drafted tokens a row."""
+    and those with drafts. Those of rows that share a prefix are recorded when there is no work."""
     state = DeviceState(device, model.device, slots)
-    steps = UniformSteps(model, cache, state, device)
-    graphs = Graphs(slots.num, (1, *(1 + num for num in drafts)), steps.record)
+    steps = UniformSteps(model, store, state, device)
+    shares = model.has_full_attention  # behind a window no prefix is looked at apart
+    later = [(1, Form.SHARED)] if shares else []
+    graphs = Graphs(slots.num, forms_of(drafts.lengths, may_branch=drafts.may_branch), steps.record, later)
     graphs.warm()
-    return OverlappedRunner(plain, steps, state, device, graphs)
+    prefixes = SharedPrefixes(plain.block_tables, slots.block_size) if shares else None
+    return OverlappedRunner(plain, steps, state, device, graphs, prefixes)
 
 
 def wants_only_sampling(placement: Placement) -> bool:

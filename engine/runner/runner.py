@@ -6,7 +6,6 @@ is where a device would be waited for. Knows no request, no policy, no text.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable
 
@@ -26,7 +25,8 @@ from engine.sampling.matchers import SlotMatchers
 from engine.sampling.rows import Masks
 from engine.sampling.sampler import Sampler
 from kernels.metadata import AttentionMetadata
-from kernels.trees import Tree
+from kernels.ragged import Tables
+from kernels.trees import Trees, tree_of
 
 
 class Done:
@@ -62,6 +62,11 @@ class Runner:
         matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
         self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size), model.config.vocab_size, matchers)
         self._sampler = Sampler()
+
+    @property
+    def block_tables(self) -> Tables:
+        """int32 [slots, blocks], of all slots, as they stand."""
+        return self._rows.block_tables
 
     @property
     def progress(self) -> int:
@@ -119,7 +124,7 @@ class Runner:
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
         tables = self._rows.block_tables[plan.slots]
-        trees = {i: _tree(plan.query_lens[i] - len(parents), parents) for i, parents in plan.parents.items()}
+        trees = trees_of(plan)
         return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device, trees)
 
     def _sample(
@@ -173,7 +178,6 @@ class Runner:
             self._rows.note(slots[i], plan.starts[i] + num - drafted, certain)
 
 
-@functools.lru_cache(256)  # the forms are few, and come again every step
-def _tree(num: int, parents: tuple[int, ...]) -> Tree:
-    """Of a row: `num` tokens that follow one another, and drafts behind the last of them."""
-    return Tree((*range(-1, num - 1), *(num + parent for parent in parents)))
+def trees_of(plan: Plan) -> Trees:
+    """Of the rows whose drafts are trees."""
+    return {i: tree_of(plan.query_lens[i] - len(parents), parents) for i, parents in plan.parents.items()}

@@ -1,8 +1,9 @@
 """Steps whose rows compute few tokens each and sample behind every one: inputs, forward and sampling without the host.
 
 What a step needs is on the device already, or staged beforehand; which recorded step takes it follows from its shape.
-What is sampled is written to the rows at once, so that the next step may be launched before anybody has seen it. Knows
-rows and numbers; nothing of requests.
+What is sampled is written to the rows at once, so that the next step may be launched before anybody has seen it; of
+trees the drafts that stand take the places in the cache that they would have had in a chain. Knows rows and numbers;
+nothing of requests.
 """
 
 import dataclasses
@@ -14,15 +15,47 @@ from torch import Tensor
 
 from engine.models.model import Model
 from engine.runner.device import Arrival, Device
-from engine.runner.graphs import Graphs, Key
+from engine.runner.graphs import Form, Graphs, Key
 from engine.runner.state import DeviceState
+from engine.runner.store import BlockStore
 from kernels import ops
+from kernels.inputs import Inputs
 from kernels.metadata import AttentionMetadata
-from kernels.ragged import Ragged
+from kernels.prefixes import MOST_GROUPS, Prefixes
+from kernels.ragged import Longs, Ragged, Shared
+from kernels.trees import Trees, numbers_of
 
 NO_LONGS = np.empty(0, dtype=np.int64)
 NO_TABLES = np.empty((0, 0), dtype=np.int32)
 BAD = -1  # what stands for a row that holds no usable number
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UniformRows:
+    """The rows of a step.
+
+    Attributes:
+        slots, starts, lens: of each, its slot, the position of its first token, its tokens.
+        trees: of those whose tokens do not follow one another.
+        prefixes: that rows of one token each share, these being in `prefixes.order` already.
+    """
+
+    slots: list[int]
+    starts: list[int]
+    lens: list[int]
+    trees: Trees = dataclasses.field(default_factory=dict)
+    prefixes: Prefixes | None = None
+
+    @property
+    def form(self) -> Form:
+        """Which recorded steps take them."""
+        if self.trees:
+            return Form.TREES
+        return Form.PLAIN if self.prefixes is None else Form.SHARED
+
+    def plain(self) -> "UniformRows":
+        """The same, nothing being made of what they share."""
+        return dataclasses.replace(self, prefixes=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +64,13 @@ class Recorded:
 
     Attributes:
         given: int64 [3, R]: slots, positions of the first tokens, tokens up to each row's last.
+        form: int64, what more the form of the rows needs: see `_numbers`.
         sampled: int64 [R * per_row], of the rows' tokens one row after the other.
     """
 
     key: Key
     given: Tensor
+    form: Tensor
     sampled: Tensor
     run: Callable[[], None]
 
@@ -43,9 +78,9 @@ class Recorded:
 class UniformSteps:
     """One model over one cache."""
 
-    def __init__(self, model: Model, cache: list[Tensor], state: DeviceState, device: Device) -> None:
+    def __init__(self, model: Model, store: BlockStore, state: DeviceState, device: Device) -> None:
         self._model = model
-        self._cache = cache
+        self._store = store
         self._state = state
         self._device = device
 
@@ -54,58 +89,92 @@ class UniformSteps:
         step = self._blank(key)
         return dataclasses.replace(step, run=self._device.capture(step.run))
 
-    def launch(self, graphs: Graphs[Recorded], slots: list[int], starts: list[int], lens: list[int]) -> Arrival:
-        """Begin a step of rows of so many tokens; its result int64 [sum of lens] is on its way, BAD where there is no
-        usable number."""
-        num, per_row = len(slots), max(lens)
-        step = graphs.find(num, per_row) or self._blank(Key(num, per_row))
+    def launch(self, graphs: Graphs[Recorded], rows: UniformRows) -> Arrival:
+        """Begin a step; its result int64 [sum of lens] is on its way, BAD where there is no usable number."""
+        num, per_row = len(rows.slots), max(rows.lens)
+        step = graphs.find(num, per_row, rows.form)
+        if step is None and rows.prefixes is not None:  # without them it may be recorded
+            rows = rows.plain()
+            step = graphs.find(num, per_row)
+        step = step or self._blank(Key(num, per_row, rows.form))
         given = np.zeros((3, step.key.num_rows), dtype=np.int64)
-        given[0, :num], given[1, :num] = slots, starts
-        given[2, :num] = np.cumsum(lens)
+        given[0, :num], given[1, :num] = rows.slots, rows.starts
+        given[2, :num] = np.cumsum(rows.lens)
         given[2, num:] = given[2, num - 1]  # padding rows have no token
         step.given.copy_(self._device.upload(given), non_blocking=True)
+        if len(step.form):
+            step.form.copy_(self._device.upload(_numbers(rows, step.key)), non_blocking=True)
         step.run()
-        return self._device.download(step.sampled[: sum(lens)])
+        return self._device.download(step.sampled[: sum(rows.lens)])
 
     def _blank(self, key: Key) -> Recorded:
         on = self._model.device
         given = torch.zeros(3, key.num_rows, dtype=torch.int64, device=on)
+        form = torch.from_numpy(_numbers(UniformRows([], [], []), key)).to(on)
         sampled = torch.full((key.num_rows * key.per_row,), BAD, dtype=torch.int64, device=on)
-        return Recorded(key, given, sampled, lambda: self._compute(key, given, sampled))
+        return Recorded(key, given, form, sampled, lambda: self._compute(key, given, form, sampled))
 
     @torch.inference_mode()
-    def _compute(self, key: Key, given: Tensor, sampled: Tensor) -> None:
-        state, (num_rows, per_row), num = self._state, key, len(sampled)
+    def _compute(self, key: Key, given: Tensor, form: Tensor, sampled: Tensor) -> None:
+        state, num = self._state, len(sampled)
         slots, starts, ends = given.unbind(0)
         inputs = ops.build_inputs(state.tokens, state.tables, slots, starts, ends, state.slots.block_size, num)
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        rows = Ragged(
-            starts=torch.cat([ends.new_zeros(1), ends]).int(),
-            contexts=(starts + counts).int(),
-            tables=state.tables[slots],
-            num_tokens=num,
-            num_rows=num_rows,
-            num_singles=num_rows if per_row == 1 else 0,
-            max_query=per_row,
-            max_context=state.slots.max_len,
+        rows = self._ragged(key, slots, starts, ends)
+        tree = form.view(3, -1) if key.form is Form.TREES else None
+        if tree is not None:
+            inputs = inputs._replace(positions=inputs.positions + tree[0])
+            rows = dataclasses.replace(rows, tree=tree[1])
+        if key.form is Form.SHARED:
+            rows = dataclasses.replace(rows, shared=self._shared(key, slots, form))
+        meta = self._metadata(inputs, rows, ends)
+        hidden = self._model.forward(inputs.ids, inputs.positions, self._store.cache, meta)
+        row = torch.searchsorted(ends, torch.arange(num, device=ends.device), right=True).clamp_(max=key.num_rows - 1)
+        ids, bad = ops.sample(self._model.logits(hidden), state.rows(slots[row], inputs.positions + 1))
+        ids = ids.masked_fill(bad, BAD)
+        sampled.copy_(ids)
+        if tree is not None:
+            places = ops.standing(ids, inputs.ids, tree[2], ends)
+            self._store.move_slots(inputs.write_slots[places], inputs.write_slots)
+        self._keep(ids.clamp(min=0)[(ends - counts).clamp(max=num - 1)], slots, starts, counts)
+
+    def _ragged(self, key: Key, slots: Tensor, starts: Tensor, ends: Tensor) -> Ragged:
+        zero = ends.new_zeros(1)
+        return Ragged(
+            starts=torch.cat([zero, ends]).int(),
+            contexts=(starts + torch.diff(ends, prepend=zero)).int(),
+            tables=self._state.tables[slots],
+            num_tokens=key.num_rows * key.per_row,
+            num_rows=key.num_rows,
+            num_singles=key.num_rows if key.per_row == 1 else 0,
+            max_query=key.per_row,
+            max_context=self._state.slots.max_len,
         )
-        meta = AttentionMetadata(
-            num_tokens=num,
+
+    def _shared(self, key: Key, slots: Tensor, form: Tensor) -> Shared:
+        starts, lengths, prefixes = form.int().split([MOST_GROUPS + 1, MOST_GROUPS, key.num_rows])
+        leaders = slots[form[:MOST_GROUPS].clamp(max=key.num_rows - 1)]
+        return Shared(
+            starts=starts,
+            lengths=lengths,
+            tables=self._state.tables[leaders],
+            prefixes=prefixes,
+            max_rows=key.num_rows,
+            max_length=self._state.slots.max_len,
+        )
+
+    def _metadata(self, inputs: Inputs, rows: Ragged, ends: Tensor) -> AttentionMetadata:
+        return AttentionMetadata(
+            num_tokens=rows.num_tokens,
             counts=NO_LONGS,
             contexts=NO_LONGS,
             tables=NO_TABLES,
-            block_size=state.slots.block_size,
+            block_size=self._state.slots.block_size,
             positions=inputs.positions,
             write_slots=inputs.write_slots,
             last_tokens=ends - 1,
             on_device=rows,
         )
-        hidden = self._model.forward(inputs.ids, inputs.positions, self._cache, meta)
-        row = torch.searchsorted(ends, torch.arange(num, device=ends.device), right=True).clamp_(max=num_rows - 1)
-        positions = inputs.positions + 1
-        ids, bad = ops.sample(self._model.logits(hidden), state.rows(slots[row], positions))
-        sampled.copy_(ids.masked_fill(bad, BAD))
-        self._keep(ids.masked_fill(bad, 0)[(ends - counts).clamp(max=num - 1)], slots, starts, counts)
 
     def _keep(self, first: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> None:
         """What was sampled behind each row's first token stands in its row, an id in any case: the step behind it may
@@ -116,3 +185,21 @@ class UniformSteps:
         at = torch.where(is_row, starts + 1, tokens.shape[1] - 1)
         kept = torch.where(is_row, first, tokens[slots, at])
         tokens.index_put_((slots, at), kept)
+
+
+def _numbers(rows: UniformRows, key: Key) -> Longs:
+    """What the form of a step's rows needs: of trees `kernels.trees.numbers_of`; of rows that share prefixes each
+    group's first row (one more than there are groups), its keys, and the keys of each row's prefix."""
+    if key.form is Form.TREES:
+        return numbers_of(rows.lens, rows.trees, key.num_rows * key.per_row).reshape(-1)
+    if key.form is Form.PLAIN:
+        return NO_LONGS
+    firsts, lengths = np.zeros(MOST_GROUPS + 1, dtype=np.int64), np.zeros(MOST_GROUPS, dtype=np.int64)
+    each = np.zeros(key.num_rows, dtype=np.int64)
+    if rows.prefixes is not None:
+        num, sizes = len(rows.prefixes.sizes), rows.prefixes.sizes
+        firsts[1 : num + 1] = np.cumsum(sizes)
+        firsts[num + 1 :] = firsts[num]  # groups that are not there have no row
+        lengths[:num] = rows.prefixes.lengths
+        each[: firsts[num]] = np.repeat(lengths[:num], sizes)
+    return np.concatenate([firsts, lengths, each])

@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.cache.tiers import Kind, Move
 from engine.disk import SUFFIX, UNFINISHED
 from kernels import ops
-from kernels.layout import blocks_of
+from kernels.layout import blocks_of, slots_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class BlockStore:
         self, cache: list[Tensor], num_host: int = 0, directory: Path | None = None, beside: Sequence[Tensor] = ()
     ) -> None:
         self.cache = cache
-        self._layers = [*cache, *beside]
+        self._slots = [*slots_of(cache), *(slots_of(beside) if beside else ())]
         self._all = [*blocks_of(cache), *(blocks_of(beside) if beside else ())]
         self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in self._all)
         self._host = [_host_like(layer, num_host) for layer in self._all] if num_host else []
@@ -81,7 +81,7 @@ class BlockStore:
 
     def move_slots(self, sources: Tensor, targets: Tensor) -> None:
         """Copy tokens to other places in the cache, all read before one is written; see `kernels.ops.move_slots_`."""
-        ops.move_slots_(self._layers, sources, targets)
+        ops.move_slots_(self._slots, sources, targets)
 
     def moved(self) -> list[tuple[Move, bool]]:
         """Reads and writes that have ended since the last call."""

@@ -14,7 +14,7 @@ from engine.errors import Code, ServiceError
 from engine.models.config import read_config, read_head_config
 from engine.models.eagle import Head, default_behind, load_head
 from engine.models.layers import Pack
-from engine.models.model import Model, Tap, load_model, token_bytes
+from engine.models.model import Model, Tap, load_model
 from engine.request import Limits
 from kernels.metadata import AttentionMetadata
 
@@ -54,11 +54,7 @@ class ModelDrafter:
         self._model = model
         self.device = model.device
         self.context_length, self.vocab_size = model.config.context_length, model.config.vocab_size
-        self.new_cache, self.logits = model.new_cache, model.logits
-
-    def token_bytes(self, cache: torch.dtype) -> int:
-        """See `Drafter`."""
-        return token_bytes(self._model.config, cache)
+        self.token_bytes, self.new_cache, self.logits = model.token_bytes, model.new_cache, model.logits
 
     def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
         """See `Drafter`."""

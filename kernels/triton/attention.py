@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.ragged import AttentionOptions, Ragged
+from kernels.ragged import MAX_TREE, AttentionOptions, Ragged
 from kernels.triton import configs
 from kernels.triton.attention_merge import attention_merge_kernel
 from kernels.triton.attention_prefill import attention_prefill_kernel
@@ -60,8 +60,8 @@ def paged_attention(
     Returns:
         [q's rows, heads * D] in q's dtype; rows beyond the batch's are not written.
     """
-    if batch.tree is not None and (options.window is not None or batch.shared is not None):
-        raise ValueError("a tree of drafts has no sliding window and no shared prefix: its keys are not in their order")
+    if batch.tree is not None and (batch.shared is not None or (options.window or MAX_TREE) < MAX_TREE):
+        raise ValueError(f"a tree of drafts has no shared prefix and no sliding window of less than {MAX_TREE}")
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     call = _Call(q, cache, batch, options, gpu or gpu_of(q.device), scales, out)
     if options.is_batch_invariant or batch.tree is not None or batch.max_query <= SHORT:
@@ -114,6 +114,8 @@ class _Call:
         else:
             parts = self.q.new_empty((num_tokens, heads, slots, self.q.shape[2]), dtype=torch.float32)
             sums = self.q.new_empty((num_tokens, heads, slots, 2), dtype=torch.float32)
+            if shared is not None:
+                sums.zero_()  # rows in no group have no prefix to look at
         if shared is not None:
             self._prefix_pass(parts, sums, slots, before)
         attention_split_kernel[(num_rows * num_blocks, kv_heads, splits)](

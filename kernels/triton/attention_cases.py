@@ -134,6 +134,7 @@ def _of(capability: int) -> tuple[Case, ...]:
     names = {torch.float16: "fp16", torch.int8: "int8"}
     if is_new:
         names |= {torch.float8_e4m3fn: "fp8"}
+    eight_bits = [(one, dim) for one in names if one.itemsize == 1 for dim in (64, 192, 256)]
     variants = {
         "whole": "whole",
         "window": "window",
@@ -151,10 +152,13 @@ def _of(capability: int) -> tuple[Case, ...]:
         *(_split(f"d128-g4-{name}", capability, 128, 4, flags=flags) for name, flags in variants.items()),
         _split("d128-g4-drafts", capability, 128, 4, max_query=5),
         _split("d128-g4-tree", capability, 128, 4, max_query=32, flags="tree"),
+        _split("d128-g4-tree-window", capability, 128, 4, max_query=32, flags="tree window"),
         _prefill("d128-g4", capability, 128, 4, is_quick=True),
         *(_prefill(f"d{dim}-g4", capability, dim, 4) for dim in (64, 80, 96, 192, 256)),
         *(_prefill(f"d128-g{group}", capability, 128, group) for group in (1, 5, 8, 32)),
         *(_prefill(f"d128-g4-{name}", capability, 128, 4, one) for one, name in names.items()),
+        *(_split(f"d{dim}-g4-{names[one]}", capability, dim, 4, one) for one, dim in eight_bits),
+        *(_prefill(f"d{dim}-g4-{names[one]}", capability, dim, 4, one) for one, dim in eight_bits),
         *(_prefill(f"d128-g4-{name}", capability, 128, 4, flags=name) for name in ("window", "cap", "sinks")),
     )
 

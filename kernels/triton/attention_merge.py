@@ -29,6 +29,7 @@ def attention_merge_kernel(
         is_slot = slot < num_slots
         own = tl.load(sums + (first + slot) * 2, mask=is_slot, other=float("-inf"))
         weight = tl.load(sums + (first + slot) * 2 + 1, mask=is_slot, other=0.0)
+        own = tl.where(weight > 0.0, own, float("-inf"))  # a part that is not there says nothing
         inside = (weight > 0.0)[:, None] & (dim < DIM)[None, :]
         part = tl.load(parts + (first + slot)[:, None] * DIM + dim[None, :], mask=inside, other=0.0)
         higher = tl.maximum(highest, tl.max(own, axis=0))

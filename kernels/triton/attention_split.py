@@ -8,7 +8,7 @@ number of splits, or, batch-invariant, of that length alone.
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_tiles import attend, begun, keys_of, queries_of
+from kernels.triton.attention_tiles import attend, begun, depth_of, keys_of, queries_of
 
 
 @triton.jit
@@ -79,10 +79,16 @@ def attention_split_kernel(
     mask = is_query[:, None] & (dim < DIM)[None, :]
     queries = tl.load(q + token[:, None] * q_token + q_heads[:, None] * q_head + dim[None, :], mask=mask, other=0.0)
 
+    position = context - num + own
+    bits = tl.zeros((BLOCK_M,), tl.int64)
+    if HAS_TREE:
+        bits = tl.load(tree + token, mask=is_query, other=1)
+        position = context - num + depth_of(bits, HAS_WINDOW)
+
     first = 0
     end = context
     if HAS_WINDOW:
-        first = tl.maximum(0, context - num + skipped - window + 1) // TILE * TILE
+        first = tl.maximum(0, context - num + (0 if HAS_TREE else skipped) - window + 1) // TILE * TILE
     if HAS_PREFIX:
         first = tl.load(prefixes + row)
     if IS_CAUSAL and not HAS_TREE:
@@ -90,9 +96,6 @@ def attention_split_kernel(
     first, last = keys_of(first, end, split, tl.num_programs(2), TILE, SPLIT, IS_FIXED)
 
     highest, total = begun(sinks + q_heads, is_query, split, BLOCK_M, HAS_SINKS)
-    bits = tl.zeros((BLOCK_M,), tl.int64)
-    if HAS_TREE:
-        bits = tl.load(tree + token, mask=is_query, other=0)
     highest, total, summed = attend(
         queries,
         highest,
@@ -100,7 +103,7 @@ def attention_split_kernel(
         tl.zeros((BLOCK_M, WIDTH), tl.float32),
         first,
         last,
-        context - num + own,
+        position,
         context - num,
         bits,
         tables + row.to(tl.int64) * tables_row,

@@ -97,6 +97,17 @@ def queries_of(begin, num, skipped, head, GROUP: tl.constexpr, BLOCK_M: tl.const
 
 
 @triton.jit
+def depth_of(bits, HAS_WINDOW: tl.constexpr):
+    """Of each query of a tree, how many are before it on its path: where it stands in a chain, from which a window
+    reaches behind the tree. 0 without a window, which alone asks."""
+    depth = tl.zeros(bits.shape, tl.int32)
+    if HAS_WINDOW:
+        on_path = (bits[:, None] >> tl.arange(0, 64)[None, :]) & 1
+        depth = tl.sum(on_path, axis=1).to(tl.int32) - 1
+    return depth
+
+
+@triton.jit
 def begun(sinks, is_query, split, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr):
     """Highest score and total of queries that have seen no key: in the first split a head's sink, if there are any."""
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)

@@ -59,7 +59,8 @@ def split_tiles(shape: Shape, max_query: int, gpu: str = "") -> Tiles:
     """Of attention with splits, for rows of `max_query` tokens at most."""
     rows = min(64, max(LEAST_TILE_M, next_power_of_two(max_query * shape.group)), 8192 // shape.width)
     block_m = max(rows, next_power_of_two(shape.group), LEAST_TILE_M)
-    tile = 64 if shape.width * shape.bytes <= 256 else 32
+    is_small = shape.width <= 128 and shape.width * shape.bytes <= 256  # also once 8 bits are widened in registers
+    tile = 64 if is_small else 32
     num_warps = 8 if shape.capability < 90 and block_m * shape.width > 4096 else 4  # else registers spill
     rule = Tiles(block_m, tile, num_warps, 2 if shape.width > 128 else 3)
     tuned = tuned_for(gpu).get(shape.key("split"))
@@ -71,10 +72,11 @@ def prefill_tiles(shape: Shape, gpu: str = "") -> Tiles:
     tuned = tuned_for(gpu).get(shape.key("prefill"))
     if tuned is not None:
         return tuned
+    widens = shape.bytes == 1  # in registers, of which tiles must leave some
     if shape.width > 128:
-        return Tiles(64, 32, 8, 2) if shape.capability < 90 else Tiles(128, 32, 8, 2)
+        return Tiles(64, 16 if widens else 32, 8, 2) if shape.capability < 90 else Tiles(128, 32, 8, 2)
     if shape.capability < 90:
-        return Tiles(64, 32, 4, 2)
+        return Tiles(64, 64 if widens and shape.width <= 64 else 32, 4, 2)
     return Tiles(128, 64, 8, 3 if shape.bytes > 1 else 2)
 
 

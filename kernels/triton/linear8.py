@@ -10,11 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.packed_weights import LARGEST, Int8Weight
+from kernels.support import MAX_INPUTS
 from kernels.triton.aot import Case
 from kernels.triton.gemm import EVERY, Tiles, splits_of, sum_parts, tiles_of
 from kernels.triton.numbers import next_power_of_two, pointer
-
-MAX_INPUTS = 32_768  # of a row that is quantised: a program keeps it in registers
 
 
 def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:

@@ -1,10 +1,11 @@
-"""Acceptance of drafted tokens on a CUDA device; see the twin in `kernels.speculation`."""
+"""Acceptance of drafted tokens, in chains and in trees, on a CUDA device; see the twins in `kernels.speculation`."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.ragged import MAX_TREE
 from kernels.triton.aot import Case
 from kernels.triton.numbers import next_power_of_two
 
@@ -22,6 +23,13 @@ def accept(sampled: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
         grid = (triton.cdiv(num, ROWS),)
         accept_kernel[grid](sampled, drafts, tokens, accepted, num, width, next_power_of_two(width), ROWS, num_warps=1)
     return tokens, accepted
+
+
+def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Tensor:
+    """Which tokens of trees stand, in their order; see `kernels.speculation.standing`."""
+    found = torch.arange(len(sampled), device=sampled.device)
+    standing_kernel[len(ends),](sampled, ids, parents, ends, found, MAX_TREE, num_warps=1)
+    return found
 
 
 @triton.jit
@@ -49,6 +57,36 @@ def accept_kernel(
     tl.store(accepted_ptr + rows, accepted.to(tl.int64), mask=rows < num)
 
 
+@triton.jit
+def standing_kernel(
+    sampled_ptr,  # int64 [T]
+    ids_ptr,  # int64 [T]
+    parents_ptr,  # int64 [T]
+    ends_ptr,  # int64 [R]
+    found_ptr,  # int64 [T], each place its own number
+    WIDTH: tl.constexpr,  # tokens of a row at most
+):
+    """Grid: R."""
+    row = tl.program_id(0)
+    end = tl.load(ends_ptr + row)
+    first = tl.load(ends_ptr + row - 1, mask=row > 0, other=0)
+    places = tl.arange(0, WIDTH)
+    is_there = places < end - first
+    ids = tl.load(ids_ptr + first + places, mask=is_there, other=NOTHING)
+    parents = tl.load(parents_ptr + first + places, mask=is_there, other=NOTHING)
+    at = 0
+    place = 0
+    left = (end - first).to(tl.int32)  # an empty row has no token to begin with
+    while left > 0:
+        token = tl.load(sampled_ptr + first + at)
+        follows = is_there & (places > at) & (parents == at) & (ids == token)
+        child = tl.min(tl.where(follows, places, WIDTH), 0)
+        place += 1
+        tl.store(found_ptr + first + place, first + child, mask=child < WIDTH)
+        left = tl.where(child < WIDTH, left - 1, 0)
+        at = tl.where(child < WIDTH, child, at)
+
+
 def _case(num_drafts: int) -> Case:
     types = dict.fromkeys(("sampled_ptr", "drafts_ptr", "tokens_ptr", "accepted_ptr"), "*i64") | {
         "num": "i32",
@@ -59,4 +97,10 @@ def _case(num_drafts: int) -> Case:
     return Case(f"speculation/{num_drafts}", accept_kernel, types, constants, unaligned, num_warps=1, vectors=vectors)
 
 
-CASES = (_case(1), _case(3), _case(7), _case(63))
+def _tree_case() -> Case:
+    types = {argument: "*i64" for argument in standing_kernel.arg_names if argument.endswith("_ptr")}
+    vectors = frozenset[str]()  # rows begin anywhere
+    return Case("speculation/tree", standing_kernel, types, {"WIDTH": MAX_TREE}, num_warps=1, vectors=vectors)
+
+
+CASES = (_case(1), _case(3), _case(7), _case(63), _tree_case())

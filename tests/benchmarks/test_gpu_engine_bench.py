@@ -30,11 +30,13 @@ def test_bytes_of_a_step_are_those_of_the_model() -> None:
     assert round(gpu_engine.step_bytes(LLAMA_8B, 0, 0) / 1e9, 1) == 15.0
     per_token = gpu_engine.step_bytes(LLAMA_8B, 1, 1) - gpu_engine.step_bytes(LLAMA_8B, 1, 0)
     assert per_token == 128 << 10
+    fp8 = gpu_rig.Kept("fp8", torch.float8_e4m3fn)
+    assert 2 * gpu_engine.step_bytes(LLAMA_8B, 3, 99, fp8) == gpu_engine.step_bytes(LLAMA_8B, 3, 99)
 
 
 def test_a_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_engine, "STEPS", 8)
-    row = gpu_engine.decode_step(TINY, 3, 5, CPU, Peaks(1e9, {2: 0.0, 1: 0.0}), 2e9)
+    row = gpu_engine.decode_step(TINY, 3, 5, CPU, gpu_engine.Limits(Peaks(1e9, {2: 0.0, 1: 0.0}), 2e9))
     assert (row["rows"], row["context"]) == (3, 5) and row["host_ms"] == row["ms"]  # nobody is waited for
     assert float(str(row["of_specified"])) == pytest.approx(2 * float(str(row["of_copy"])))
 

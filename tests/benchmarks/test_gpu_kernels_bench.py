@@ -101,7 +101,8 @@ def test_attention_is_measured_at_every_place_of_its_plots(results: Path, monkey
     """Without the measuring: which cases there are, and what a row says of times."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     keys = [key for key, _ in gpu_attention.todo(PEAKS, 1e9)]
-    assert len(keys) == len(set(keys)) == 3 * len(gpu_attention.DECODES) + len(gpu_attention.PREFILLS)
+    others = len(gpu_attention.PREFILLS) + len(gpu_attention.CASCADES)
+    assert len(keys) == len(set(keys)) == 3 * len(gpu_attention.DECODES) + others
     assert len({batch * length for batch, length in gpu_attention.DECODES}) == len(gpu_attention.DECODES)
     told = gpu_attention.shares(1e-3, 2e-3, {"sdpa": 4e-3})
     assert told == {"of_roofline": 0.5, "torch_of_roofline": 0.25, "sdpa_us": 4e3}

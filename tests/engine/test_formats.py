@@ -9,7 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ServiceError
-from engine.formats import choose_formats
+from engine.formats import choose_formats, name_of
 from kernels import kinds, native
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -25,7 +25,14 @@ def asked(settings: dict[str, str]) -> EngineConfig:
     ("device", "settings", "text"),
     [
         (CPU, {"quantization": "int4", "dtype": "bfloat16"}, "--quantization: int4 .* leave out --dtype bfloat16"),
-        (CUDA, {"dtype": "bfloat16", "kv_cache_dtype": "float32"}, "--kv-cache-dtype: float32 .* bfloat16 or int8"),
+        (
+            CUDA,
+            {"dtype": "bfloat16", "kv_cache_dtype": "float32"},
+            "--kv-cache-dtype: float32 .* bfloat16, int8 or fp8",
+        ),
+        (CPU, {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype: fp8 needs --device cuda; on a CPU take auto, float32,"),
+        (CPU, {"quantization": "fp8"}, "--quantization: fp8 needs --device cuda; on a CPU take none, int8 or int4"),
+        (CPU, {"quantization": "w8a8"}, "--quantization: w8a8 needs .* take int8, which rounds activations too"),
     ],
 )
 def test_what_does_not_go_together_is_refused(device: torch.device, settings: dict[str, str], text: str) -> None:
@@ -50,10 +57,17 @@ def test_formats_follow_the_settings(settings: dict[str, str], dtype: torch.dtyp
     assert formats.weights == settings.get("quantization", "")
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "w8a8", "fp8"])
 def test_on_a_gpu_activations_between_rounded_weights_keep_their_dtype(weights: str) -> None:
     formats = choose_formats(asked({"quantization": weights, "dtype": "bfloat16", "kv_cache_dtype": "int8"}), CUDA)
     assert (formats.dtype, formats.weights, formats.cache) == (torch.bfloat16, weights, torch.int8)
+
+
+def test_a_cache_in_fp8_is_e4m3() -> None:
+    formats = choose_formats(asked({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}), CUDA)
+    assert (formats.cache, formats.fp8_setting) == (torch.float8_e4m3fn, "--kv-cache-dtype fp8")
+    assert name_of(formats.cache) == "fp8" and name_of(formats.dtype) == "bfloat16"
+    assert not choose_formats(asked({"dtype": "bfloat16", "kv_cache_dtype": "int8"}), CUDA).fp8_setting
 
 
 def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

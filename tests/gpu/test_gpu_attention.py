@@ -1,6 +1,7 @@
 """Attention in bf16 and fp8 on a GPU: no further from float64 than twice what torch is, and reproducible to the bit."""
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import twins
-from kernels.ragged import AttentionOptions, Ragged
+from kernels.ragged import AttentionOptions, Ragged, Shared
+from kernels.trees import masks_of, tree_of
 from kernels.triton.attention import paged_attention
 from tests.kernels.triton.harness import Pages
 
@@ -94,3 +96,44 @@ def test_bits_depend_neither_on_company_nor_on_chunks() -> None:
         part = Ragged.of(*rows, tables, torch.device("cuda"))
         alone = paged_attention(q[1 + at : 1 + at + size], cache, part, options)
         assert torch.equal(alone, whole[1 + at : 1 + at + size])
+
+
+@pytest.mark.parametrize("window", [None, 64, 100])
+def test_trees_of_drafts(window: int | None) -> None:
+    """Of every size up to the largest, beside plain rows; a window reaches as far behind a tree as behind its paths."""
+    rng = random.Random(1)
+    counts, contexts = [1, 2, 9, 64], [700, 65, 1030, 64]
+    q, cache, batch = step(list(zip(counts, contexts, strict=True)), 8, 2, 128, 16)
+    trees = {i: tree_of(1, tuple(rng.randrange(-1, j) for j in range(num - 1))) for i, num in enumerate(counts) if i}
+    masks = torch.from_numpy(masks_of(np.array(counts), trees)).cuda()
+    batch, options = dataclasses.replace(batch, tree=masks), AttentionOptions(128**-0.5, window=window)
+    got = paged_attention(q, cache, batch, options)
+    want = twins.ragged_attention(q, cache, batch, options)
+    assert torch.allclose(got.double(), want, atol=1.5e-2, rtol=1e-2)
+    assert torch.equal(got, paged_attention(q, cache, batch, options))
+
+
+@pytest.mark.parametrize("kept_as", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("num", "prefix"), [(2, 16), (3, 2048), (40, 1024)])
+def test_shared_prefixes(num: int, prefix: int, kept_as: torch.dtype) -> None:
+    """Rows of two groups, one of which may be all that there is, and rows of none."""
+    if kept_as is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no fp8")
+    q, cache, batch = step([(1, prefix + 1 + 7 * i) for i in range(num)] + [(1, 33), (1, 700)], 8, 2, 128, 16)
+    scales = None
+    if kept_as is not torch.bfloat16:
+        cache = (cache.float().nan_to_num(0.0) * 20).to(kept_as)
+        scales = torch.rand(cache.shape[:4], device="cuda") / 20
+    first = num // 2 if num > 3 else num
+    for leader, rows in ((0, slice(1, first)), (first, slice(first + 1, num))):
+        batch.tables[rows, : prefix // 16] = batch.tables[leader, : prefix // 16]
+    groups, ends = [0, first % num], [first, num]
+    lengths = torch.tensor([prefix, prefix if first < num else 0], dtype=torch.int32, device="cuda")
+    prefixes = torch.zeros(num + 2, dtype=torch.int32, device="cuda")
+    prefixes[:num] = prefix
+    starts = torch.tensor([0, *ends], dtype=torch.int32, device="cuda")
+    shared = Shared(starts, lengths, batch.tables[groups], prefixes, num + 2, 4096)
+    options = AttentionOptions(128**-0.5)
+    got = paged_attention(q, cache, dataclasses.replace(batch, shared=shared), options, scales)
+    want = twins.ragged_attention(q, cache, batch, options, scales)
+    assert torch.allclose(got.double(), want, atol=1.5e-2, rtol=1e-2)

@@ -45,9 +45,11 @@ def test_activation(width: int) -> None:
     assert_close(activation.silu_mul(gate_up), gate * gate.sigmoid() * up, BF16)
 
 
-@pytest.mark.parametrize("kept", [BF16, torch.int8])
+@pytest.mark.parametrize("kept", [BF16, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("dim", "block"), [(64, 8), (80, 16), (128, 32), (256, 1)])
 def test_rotation_and_write(dim: int, block: int, kept: torch.dtype) -> None:
+    if kept is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no fp8")
     tokens, heads, keys = 42, 8, 2
     x = numbers(tokens, heads + 2 * keys, dim)
     angles = torch.rand(tokens, 1, dim // 2, device="cuda") * 100
@@ -55,7 +57,7 @@ def test_rotation_and_write(dim: int, block: int, kept: torch.dtype) -> None:
     num = -(-tokens // block) + 2
     places = torch.randperm(num * block, device="cuda")[:tokens]
     places[5] = -1  # nowhere
-    width = slots.slot_width(dim, kept)
+    width = slots.slot_width(dim, kept, slots.GPU_ALIGN)
     cache = new_layers(
         num, 3, block, keys, width, lambda shape: torch.zeros(shape, dtype=kept, device="cuda"), is_whole=True
     )
@@ -66,10 +68,11 @@ def test_rotation_and_write(dim: int, block: int, kept: torch.dtype) -> None:
     kept_slots = slots.decode(cache[1], dim, torch.float32).reshape(-1, 2, keys, dim)
     is_written = places >= 0
     found, meant = kept_slots[places[is_written]], wanted[is_written, heads:].view(-1, 2, keys, dim)
-    assert_close(found, meant, BF16, 1.0 if kept is BF16 else 2.0)
+    factor = {BF16: 1.0, torch.int8: 2.0, torch.float8_e4m3fn: 4.0}[kept]  # three bits
+    assert_close(found, meant, BF16, factor)
     others = torch.ones(len(kept_slots), dtype=torch.bool, device="cuda")
     others[places[is_written]] = False
-    assert not kept_slots[others].any() and not cache[0].any() and not cache[2].any()
+    assert not kept_slots[others].any() and not any(cache[i].view(torch.uint8).any() for i in (0, 2))
 
 
 def swapped(cache: tuple[Tensor, Tensor | None], places: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

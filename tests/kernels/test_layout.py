@@ -5,7 +5,8 @@ import torch
 
 from engine.cache.tiers import Kind, Move
 from engine.runner.store import BlockStore
-from kernels.layout import blocks_of, new_layers
+from kernels import ops
+from kernels.layout import blocks_of, new_layers, slots_of
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -35,3 +36,20 @@ def test_blocks_of_one_memory_go_to_host_memory_and_come_back() -> None:
     layers[0][2] = 0
     store.move([Move(Kind.RESTORE, 1, 4)])
     assert all(torch.equal(layer[4], one) for layer, one in zip(layers, want, strict=True))
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_single_tokens_move_in_all_layers(dtype: torch.dtype, is_whole: bool) -> None:
+    """All are read before one is written; -1 for both is nothing."""
+    torch.manual_seed(3)
+    layers = new_layers(5, 3, 4, 2, 8, lambda shape: torch.zeros(shape).to(dtype), is_whole=is_whole)
+    for layer in layers:
+        layer.copy_(torch.randn(layer.shape))
+    before = [layer.float().clone() for layer in layers]
+    slots = slots_of(layers)
+    assert len(slots) == (1 if is_whole else 3) and all(one.shape[:2] == (5, 4) for one in slots)
+    ops.move_slots_(slots, torch.tensor([6, 9, -1, 3]), torch.tensor([5, 6, -1, 3]))
+    for layer, old in zip(layers, before, strict=True):
+        old[1, 1], old[1, 2] = old[1, 2].clone(), old[2, 1]
+        assert torch.equal(layer.float(), old)

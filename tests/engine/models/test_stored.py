@@ -26,7 +26,7 @@ from engine.models.stored_form import StoredForm
 from engine.models.weights import Checkpoint
 from engine.request import EngineRequest, SamplingParams
 from kernels import kinds, native
-from kernels.gpu_linear import Float8OnGpu, Int4OnGpu
+from kernels.gpu_linear import EightBitsOnGpu, Int4OnGpu
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.packed_weights import Packed, dequantise
@@ -90,7 +90,7 @@ def test_logits_on_the_kernels_of_a_gpu(name: str, tmp_path: Path, monkeypatch: 
     kept = watch(monkeypatch)
     logits = logits_of(load(found.directory))
     is_fp8 = name in ("channel", "tensor")
-    assert {type(layer) for layer, _ in kept} == {Float8OnGpu if is_fp8 else Int4OnGpu}
+    assert {type(layer) for layer, _ in kept} == {EightBitsOnGpu if is_fp8 else Int4OnGpu}
     for layer, weight in kept:
         x = torch.randn(5, weight.shape[1])
         assert_near(layer.apply(x), x @ weight.t(), 0.08 if is_fp8 else 1e-4)

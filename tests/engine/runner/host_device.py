@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import adjust, elementwise, inputs, sampling, scores, twins
-from kernels.ragged import AttentionOptions, Ragged
+from kernels import adjust, elementwise, inputs, sampling, scores, speculation, twins
+from kernels.ragged import AttentionOptions, Ragged, Shared
 
 
 class HostDevice:
@@ -76,15 +76,31 @@ def twin_family(name: str) -> object:
         "sampling": sampling,
         "adjust": adjust,
         "scores": scores,
+        "speculation": speculation,
     }
     return families[name]
 
 
 def _attend(q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None) -> Tensor:
     assert scales is None
+    if batch.shared is not None:
+        _check_shared(batch, batch.shared, cache.shape[1])
     out = torch.zeros(len(q), q.shape[1] * q.shape[2])
     out[: batch.num_tokens] = twins.ragged_attention(q, cache, batch, options).float()
     return out
+
+
+def _check_shared(batch: Ragged, shared: Shared, block: int) -> None:
+    """Whether rows have what they are said to share, in the order and for as long as it is said."""
+    lengths = torch.zeros(batch.num_rows, dtype=torch.int32)
+    for group, length in enumerate(shared.lengths.tolist()):
+        first, end = shared.starts[group : group + 2].tolist()
+        num = length // block
+        assert (batch.tables[first:end, :num] == shared.tables[group, :num]).all() and length % block == 0
+        lengths[first:end] = length
+    assert torch.equal(lengths, shared.prefixes)
+    assert (shared.prefixes < batch.contexts).logical_or(shared.prefixes == 0).all()
+    assert shared.max_rows >= shared.starts.diff().max() and shared.max_length >= shared.lengths.max()
 
 
 def _write(heads: Tensor, cis: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None) -> None:

@@ -18,7 +18,7 @@ from engine.models.config import read_config
 from engine.models.model import Model, load_model
 from engine.plan import Plan
 from engine.request import EngineRequest, SamplingParams
-from engine.runner.overlapped import Launched, OverlappedRunner, overlap
+from engine.runner.overlapped import Drafts, Launched, OverlappedRunner, overlap
 from engine.runner.runner import Done, Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
@@ -74,7 +74,7 @@ def make(checkpoint: Path, model: Model, *, is_overlapped: bool, drafts: bool = 
     runner: Any = Runner(model, store, config.block_size, config.max_num_seqs, LENGTH)
     if is_overlapped:
         slots = Slots(config.max_num_seqs, LENGTH, config.block_size)
-        runner = overlap(runner, model, store.cache, HostDevice(), slots, (3,) if drafts else ())
+        runner = overlap(runner, model, store, HostDevice(), slots, Drafts((3,) if drafts else ()))
     limits = limits_of(config, read_config(checkpoint), 1 << 20)
     scheduler = Scheduler(
         KVCache(blocks, config.block_size, prefix_caching=True),

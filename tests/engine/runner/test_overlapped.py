@@ -18,8 +18,8 @@ from engine.models.config import read_config
 from engine.models.model import load_model
 from engine.plan import IN_FLIGHT, Ask, Placement, Plan
 from engine.request import EngineRequest, SamplingParams
-from engine.runner.graphs import Graphs, Key, sizes
-from engine.runner.overlapped import OverlappedRunner, overlap, result_of, wants_only_sampling
+from engine.runner.graphs import Form, Graphs, Key, sizes
+from engine.runner.overlapped import Drafts, OverlappedRunner, overlap, result_of, wants_only_sampling
 from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
@@ -67,7 +67,9 @@ def make(checkpoint: Path, drafts: tuple[int, ...] = ()) -> tuple[Engine, Engine
         if is_plain:
             engines.append(Engine(scheduler, runner))
         else:
-            own = overlap(runner, model, store.cache, device, Slots(CONFIG.max_num_seqs, 64, CONFIG.block_size), drafts)
+            own = overlap(
+                runner, model, store, device, Slots(CONFIG.max_num_seqs, 64, CONFIG.block_size), Drafts(drafts)
+            )
             engines.append(Engine(scheduler, own))
     return engines[0], engines[1], device
 
@@ -224,7 +226,7 @@ def test_sizes_are_captured_largest_first_and_a_step_takes_the_least_that_holds_
         order.append(key)
         return key
 
-    graphs = Graphs(40, (1, 3), capture)
+    graphs = Graphs(40, [(1, Form.PLAIN), (3, Form.PLAIN)], capture)
     graphs.warm()
     assert [key.num_rows for key in order[::2]] == [40, 32, 16, 8, 4, 2, 1]
     assert graphs.find(17, 1) == Key(32, 1) and graphs.find(33, 3) == Key(40, 3)

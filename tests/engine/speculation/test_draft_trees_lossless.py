@@ -12,7 +12,6 @@ from engine import trees
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ServiceError
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.runner import runner as runner_module
@@ -20,7 +19,7 @@ from engine.runner import spots as spots_module
 from engine.runner.runner import Runner
 from engine.runner.store import BlockStore
 from kernels import native
-from kernels.trees import Tree
+from kernels.trees import Tree, tree_of
 from tests.engine.speculation.test_verification import SAMPLED, Outputs, Prophet, run
 from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, some_prompts
 from tests.oracle.checkpoints import make_checkpoint
@@ -147,12 +146,12 @@ def count_all_before(ids: Any, parents: Any) -> list[list[int]]:  # noqa: ANN401
     return [list(ids[: i + 1]) for i in range(len(ids))]
 
 
-close_ranks, tree_of, walk = Runner._close_ranks, runner_module._tree, trees.walk
+close_ranks, walk = Runner._close_ranks, trees.walk
 BUGS: list[tuple[Any, str, Callable[..., object]]] = [
     (Runner, "_close_ranks", forget_to_move),
     (Runner, "_close_ranks", move_one_too_far),
-    (runner_module, "_tree", wrong_parents),
-    (runner_module, "_tree", see_the_one_before),
+    (runner_module, "tree_of", wrong_parents),
+    (runner_module, "tree_of", see_the_one_before),
     (spots_module, "walk", accept_behind_anybody),
     (spots_module, "paths_of", count_all_before),
 ]
@@ -173,12 +172,6 @@ def test_it_would_be_seen(
     except (AssertionError, IndexError):
         return
     assert found != plain
-
-
-def test_a_gpu_refuses_to_branch(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.build.choose_device", lambda name: torch.device("cuda"))
-    with pytest.raises(ServiceError, match="--max-draft-width: 3 on cuda; drafts branch on a CPU only"):
-        branching(checkpoint)
 
 
 def test_where_nothing_else_may_be_said_nothing_branches(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:

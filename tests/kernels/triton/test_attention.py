@@ -1,6 +1,7 @@
 """Attention over the paged cache on a GPU's kernels: every schedule against its twin in float64."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +10,11 @@ from torch import Tensor
 
 from kernels import twins
 from kernels.metadata import AttentionMetadata
-from kernels.ragged import AttentionOptions, Ragged, Shared
+from kernels.ragged import MAX_TREE, AttentionOptions, Ragged, Shared
 from kernels.trees import Tree
 from kernels.triton import attention, configs
 from kernels.triton.attention import Gpu, paged_attention
-from tests.kernels.triton.harness import Pages, assert_close
+from tests.kernels.triton.harness import Pages, assert_close, poisoned
 
 GPU = Gpu("", 90, 8)
 CPU = torch.device("cpu")
@@ -124,17 +125,40 @@ def test_trees_of_a_step() -> None:
     assert torch.allclose(got, want, atol=1e-4)
 
 
-def test_a_tree_has_no_window() -> None:
+@pytest.mark.parametrize("context", [70, 200])
+def test_a_window_reaches_as_far_behind_a_tree_as_behind_its_paths(context: int) -> None:
+    """Laid out for kernels of every device, as a step of rows with a window."""
+    q, pages, _ = step([(6, context), (3, 66)], 4, 2, 64, 16)
+    trees = {0: Tree((-1, 0, 0, 1, 2, 2)), 1: Tree((-1, 0, 0))}
+    meta = AttentionMetadata.build([6, 3], [context, 66], pages.tables.numpy(), 16, CPU, trees)
+    options = AttentionOptions(0.125, window=MAX_TREE)
+    got = check(q, pages.cache, meta.ragged, options)
+    want = twins.paged_attention(q.contiguous(), pages.cache.contiguous(), meta, 0.125, MAX_TREE)
+    assert torch.allclose(got, want, atol=1e-4)
+
+
+def test_a_tree_has_no_window_within_it() -> None:
     q, pages, batch = step([(2, 20)], 4, 2, 64, 16)
-    with pytest.raises(ValueError, match="no sliding window"):
+    with pytest.raises(ValueError, match="no sliding window of less than 64"):
         paged_attention(
             q, pages.cache, dataclasses.replace(batch, tree=torch.ones(2).long()), AttentionOptions(0.125, 4), None, GPU
         )
 
 
+def poison_what_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for parts that are merged holds NaN until something is written."""
+    new_empty = torch.Tensor.new_empty
+
+    def made(x: Tensor, shape: Any, **named: Any) -> Tensor:  # noqa: ANN401 # as torch has it
+        return poisoned(shape, named["dtype"]) if "dtype" in named else new_empty(x, shape, **named)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", made)
+
+
 @pytest.mark.parametrize("prefix", [16, pytest.param(80, marks=LONG)])
-def test_shared_prefixes_are_looked_at_once(prefix: int) -> None:
-    """Rows 0 to 2 share their first blocks, row 3 shares nothing."""
+def test_shared_prefixes_are_looked_at_once(prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows 0 to 2 share their first blocks, row 3 is in no group, and of two groups one has no row."""
+    poison_what_is_made(monkeypatch)
     q, pages, batch = step([(1, 90), (1, 97), (1, 81), (1, 33)], 4, 2, 64, 16)
     tables = pages.tables.clone()
     tables[1:3, : prefix // 16] = tables[0, : prefix // 16]
@@ -142,7 +166,7 @@ def test_shared_prefixes_are_looked_at_once(prefix: int) -> None:
     lost = pages.tables[1:3, : prefix // 16].reshape(-1).long()
     pages.cache[lost] = torch.nan
     shared = Shared(
-        starts=torch.tensor([0, 3, 4], dtype=torch.int32),
+        starts=torch.tensor([0, 3, 3], dtype=torch.int32),
         lengths=torch.tensor([prefix, 0], dtype=torch.int32),
         tables=tables[[0, 3]],
         prefixes=torch.tensor([prefix] * 3 + [0], dtype=torch.int32),

@@ -1,28 +1,39 @@
-"""A whole engine on the Triton kernels, interpreted: the same tokens as on the CPU's own, chunks, batches and all."""
+"""A whole engine on the Triton kernels, interpreted: the same tokens as on the CPU's own, chunks, batches and all; and
+likely ones in number formats that only a GPU has."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
-from engine.build import build_engine
+from engine.build import Built, build_engine
 from engine.config import EngineConfig
+from engine.formats import Formats
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.request import EngineRequest, SamplingParams
-from kernels import gpu
-from tests.oracle.checkpoints import Shape, make_checkpoint
+from engine.runner.runner import Runner
+from kernels import gpu, kinds
+from kernels.slots import GPU_ALIGN
+from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 CONFIG = EngineConfig(
     device="cpu", dtype="float32", block_size=8, kv_cache_tokens=256, threads=1, max_num_batched_tokens=24
 )
+PROMPTS = {"short": tuple(range(1, 4)), "long": tuple(range(1, 27))}
+MISSED = 0.3  # of the largest logit's size: what rounding may take for the most likely
 
 
-def tokens(directory: Path) -> dict[str, list[int]]:
-    """Greedy tokens of two prompts at once, of which one takes two chunks."""
+def build(directory: Path) -> Built:
     config = read_config(directory)
-    engine = build_engine(CONFIG, config, directory, limits_of(CONFIG, config, 1 << 20)).engine
-    for name, num in (("short", 3), ("long", 26)):
-        prompt = tuple(range(1, num + 1))
+    return build_engine(CONFIG, config, directory, limits_of(CONFIG, config, 1 << 20))
+
+
+def tokens(built: Built) -> dict[str, list[int]]:
+    """Greedy tokens of two prompts at once, of which one takes two chunks."""
+    engine = built.engine
+    for name, prompt in PROMPTS.items():
         engine.add(EngineRequest(name, prompt, SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)))
     out: dict[str, list[int]] = {"short": [], "long": []}
     while engine.has_work:
@@ -33,13 +44,49 @@ def tokens(directory: Path) -> dict[str, list[int]]:
     return out
 
 
+QWEN = Shape("qwen3", layers=1, head_dim=32, kv_heads=1)
 WINDOWED = Shape("mistral", layers=1, options=(("sliding_window", 10),))
-SHAPES = [Shape("qwen3", layers=1, head_dim=32, kv_heads=1), pytest.param(WINDOWED, marks=pytest.mark.long)]
+SHAPES = [QWEN, pytest.param(WINDOWED, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["qwen3", "mistral"])
 def test_the_same_tokens_as_on_the_cpu(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = make_checkpoint(tmp_path, shape)
-    want = tokens(directory)
+    want = tokens(build(directory))
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    assert tokens(directory) == want
+    assert tokens(build(directory)) == want
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("weights", "cache", "kept"),
+    [pytest.param("w8a8", torch.int8, "int8", marks=pytest.mark.long), ("fp8", torch.float8_e4m3fn, "fp8")],
+)
+def test_8_bits_on_both_sides_and_in_the_cache(
+    weights: str, cache: torch.dtype, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_checkpoint(tmp_path, QWEN)
+    as_on_a_gpu(monkeypatch, Formats(torch.float32, weights, cache))
+    built = build(directory)
+    assert (built.computing.quantization, built.computing.cache_dtype) == (weights, kept)
+    runner = built.engine.runner
+    assert isinstance(runner, Runner)
+    (layer,) = runner._store.cache
+    assert layer.dtype is cache and layer.stride(1) % GPU_ALIGN == 0
+    model = reference(directory)
+    for name, found in tokens(built).items():
+        logits = model(torch.tensor([[*PROMPTS[name], *found]])).logits[0, len(PROMPTS[name]) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(found)[:, None])[:, 0]
+        assert (logits.amax(1) - chosen <= MISSED * logits.abs().amax(1)).all()
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, formats: Formats) -> None:
+    """What is chosen for a GPU is chosen for CPU tensors, which its kernels are interpreted over."""
+    cuda = torch.device("cuda")
+    table = {
+        name: tuple(dataclasses.replace(kind, fits=lambda _: True) for kind in kinds.KINDS[name] if kind.fits(cuda))
+        for name in kinds.KINDS
+    }
+    monkeypatch.setattr(kinds, "KINDS", table)
+    monkeypatch.setattr(gpu, "takes", lambda _: True)
+    monkeypatch.setattr("engine.build.choose_formats", lambda *_: formats)

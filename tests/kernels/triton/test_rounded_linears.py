@@ -5,7 +5,7 @@ import torch
 
 from kernels import kinds
 from kernels.elementwise import rms_norm, silu_mul
-from kernels.gpu_linear import Int4OnGpu, Int8OnGpu, round_groups
+from kernels.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu, round_groups
 from kernels.linear import OnGpu
 from kernels.packed_weights import dequantise, quantise_rows
 
@@ -38,7 +38,16 @@ def test_a_rounded_layer_is_near_its_weight(
     assert layer.weight.nbytes * (32 // bits) == weight.nbytes or inputs % 64
 
 
-@pytest.mark.parametrize(("name", "kind"), [("int8", Int8OnGpu), ("int4", Int4OnGpu), ("bfloat16", OnGpu)])
+KINDS = [
+    ("int8", Int8OnGpu),
+    ("int4", Int4OnGpu),
+    ("w8a8", EightBitsOnGpu),
+    ("fp8", EightBitsOnGpu),
+    ("bfloat16", OnGpu),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_a_gpu_is_given_its_own_kinds(name: str, kind: type[OnGpu]) -> None:
     chosen = next(one for one in kinds.KINDS[name] if one.fits(torch.device("cuda")))
     assert type(chosen.make(torch.randn(32, 64), None, False)) is kind
@@ -47,3 +56,32 @@ def test_a_gpu_is_given_its_own_kinds(name: str, kind: type[OnGpu]) -> None:
 def test_a_weight_of_zeros_stays_one() -> None:
     layer = Int4OnGpu(torch.zeros(16, 64), None)
     assert torch.equal(layer.apply(torch.randn(2, 64)), torch.zeros(2, 16))
+
+
+@pytest.mark.parametrize(("name", "dtype", "off"), [("w8a8", torch.int8, 0.02), ("fp8", torch.float8_e4m3fn, 0.12)])
+def test_activations_are_rounded_row_by_row_where_weights_are(name: str, dtype: torch.dtype, off: float) -> None:
+    """A row of great numbers takes nothing from the others; what comes out has the activations' format."""
+    torch.manual_seed(1)
+    weight, bias = torch.randn(32, 96), torch.randn(32)
+    x = torch.randn(4, 96) * torch.tensor([[1.0], [1000.0], [1e-3], [1.0]])
+    (kind,) = kinds.KINDS[name]
+    layer = kind.make(weight, bias, False)
+    want = x @ weight.t()
+    assert layer.weight.dtype is dtype and layer.kernel == ("Triton W8A8" if name == "w8a8" else "Triton fp8")
+    found = layer.apply(x) - bias
+    assert ((found - want).norm(dim=1) <= off * want.norm(dim=1) + 1e-5).all()
+    half = kind.make(weight.half(), None, False)
+    assert half.apply(torch.randn(2, 96)).dtype is torch.float16
+
+
+@pytest.mark.parametrize("name", ["int4", "w8a8", "fp8"])
+def test_the_head_is_rounded_less(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {**kinds.KINDS, "int8": (kinds.Kind(lambda _: True, lambda weight, bias, _: Int8OnGpu(weight, bias)),)}
+    monkeypatch.setattr(kinds, "KINDS", table)
+    assert type(kinds.pack(torch.randn(32, 64), precise=True, weights=name)) is Int8OnGpu
+
+
+@pytest.mark.parametrize("name", ["w8a8", "fp8"])
+def test_nothing_multiplies_them_on_a_cpu(name: str) -> None:
+    with pytest.raises(ValueError, match=f"nothing multiplies weights of {name} on cpu"):
+        kinds.pack(torch.randn(32, 64), weights=name)
