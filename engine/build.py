@@ -6,7 +6,8 @@ What is computed here (dtype, block count) is returned in `Built`, never written
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -29,10 +30,11 @@ from engine.request import Limits
 from engine.runner.device import CudaDevice
 from engine.runner.memory import cuda_room
 from engine.runner.overlapped import Drafts, overlap
-from engine.runner.rates import measure_costs
+from engine.runner.rates import measure_costs, one_token
 from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
+from engine.runner.threads import measure_threads
 from engine.sampling.grammars import Grammars, load_tokenizer
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
@@ -74,7 +76,7 @@ def build_engine(
     formats = choose_formats(config, device)
     check_stored(model_config, formats)
     check_gpu(model_config, formats, config.block_size, device)
-    threads = set_threads(config) if device.type == "cpu" else (0, "")
+    threads = set_threads(config) if device.type == "cpu" else None
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
     drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
@@ -83,6 +85,8 @@ def build_engine(
     beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
     cache = model.new_cache(num_blocks, config.block_size, formats.cache)
     store, tiers = make_store(config, cache, beside)
+    if threads is not None:
+        threads = best_threads(config, one_token(model, store, config.block_size))
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
     window = sliding_window(model_config, config.max_num_batched_tokens)
     scheduler = Scheduler(
@@ -104,7 +108,7 @@ def build_engine(
     )
 
 
-def computing_of(device: torch.device, formats: Formats, model: Model, threads: tuple[int, str]) -> Computing:
+def computing_of(device: torch.device, formats: Formats, model: Model, threads: tuple[int, str] | None) -> Computing:
     """What was decided, in words."""
     on_cpu = device.type == "cpu"
     return Computing(
@@ -116,8 +120,8 @@ def computing_of(device: torch.device, formats: Formats, model: Model, threads: 
         quantization=model.config.stored.method if model.config.stored is not None else formats.weights,
         cache_dtype=name_of(formats.cache),
         num_parameters=model.num_parameters,
-        threads=threads[0],
-        threads_because=threads[1],
+        threads=0 if threads is None else threads[0],
+        threads_because="" if threads is None else threads[1],
         allocator=allocator(),
         notes=(*formats.notes, *model.notes),
     )
@@ -127,9 +131,23 @@ def set_threads(config: EngineConfig) -> tuple[int, str]:
     """Compute with as many threads as asked for, else with those that `engine.cores` allows: how many, and why."""
     cores = find_cores()
     threads = config.threads or cores.usable
-    torch.set_num_threads(threads)
-    native.set_threads(threads)
+    use_threads(threads)
     return threads, "--threads" if config.threads else str(cores)
+
+
+def use_threads(num: int) -> None:
+    """Compute with so many."""
+    torch.set_num_threads(num)
+    native.set_threads(num)
+
+
+def best_threads(config: EngineConfig, step: Callable[[], object]) -> tuple[int, str]:
+    """Of the threads that `set_threads` has set as many as pay, if their number was not asked for."""
+    most, why = set_threads(config)
+    if config.threads:
+        return most, why
+    found, times = measure_threads(step, use_threads, most, time.perf_counter)
+    return found, f"{why}; {times}" if times else why
 
 
 def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:

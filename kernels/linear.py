@@ -109,6 +109,16 @@ class Fused(PackedLinear):
         self._gated = gated
         self._inputs = weight.shape[1]
 
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """What a kernel that holds several linears is told of this one, in the order that kernels/cpu/module.cpp reads:
+        format, addresses of weight and bias, inputs, outputs, and for rounded weights what belongs to them."""
+        raise NotImplementedError
+
+    def takes_norm(self, norm: Tensor | None) -> bool:
+        """Whether the kernel multiplies normed rows by a norm's weights, where these were not folded in."""
+        return True
+
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
         """y = or += what `finish` makes of x, normed if `eps` is not NO_NORM, times the weight."""
         raise NotImplementedError
@@ -128,6 +138,10 @@ class Fused(PackedLinear):
         self.multiply(x, y, norm, eps, native.GATE)
         return y
 
+    def _addresses(self) -> tuple[int, int, int, int]:
+        bias = 0 if self.bias is None else self.bias.data_ptr()
+        return (self.weight.data_ptr(), bias, self._inputs, self.features)
+
     def _store(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         assert not self._gated, "a gated layer's halves are interleaved"
         y = x.new_empty(len(x), self.features)
@@ -141,6 +155,11 @@ class Panels(Fused):
     def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
         super().__init__(weight, bias, gated)
         self.weight = native.pack(weight, gated)
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        form = native.BFLOAT16 if self.weight.dtype is torch.bfloat16 else native.FLOAT32
+        return (form, *self._addresses(), 0, 0, 0, 0)
 
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
         norm = None if norm is None else norm.float()

@@ -6,7 +6,7 @@ at installation, or on another machine, there are none: `is_available` says so a
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 import torch
@@ -17,6 +17,7 @@ from kernels.metadata import AttentionMetadata
 
 NO_NORM = -1.0
 STORE, ADD, GATE = 0, 1, 2  # what becomes of a product; as in kernels/cpu/linear.h
+FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3  # formats of a weight; as in kernels/cpu/layer.h
 LANES = 16  # head sizes must be multiples of it
 MAX_HEAD_DIM = 256
 SCALE_BYTES = 4  # behind the levels of one head's key or value in a cache of 8 bits: their scale, float32
@@ -64,12 +65,14 @@ def set_threads(num: int) -> None:
 
 
 def takes(q: Tensor, cache: Tensor) -> bool:
-    """Whether attention of q [.., D] over a cache layer may run here: float32, bfloat16 or int8 (`SCALE_BYTES`)."""
-    dim = q.shape[-1]
+    """Whether attention of q [.., D] over a cache layer may run here: float32, over what `attends` names."""
+    return MODULE is not None and q.dtype is torch.float32 and attends(q.shape[-1], cache)
+
+
+def attends(dim: int, cache: Tensor) -> bool:
+    """Whether kernels take heads of that size over a cache layer: of float32, bfloat16 or int8 (`SCALE_BYTES`)."""
     return (
-        MODULE is not None
-        and q.dtype is torch.float32
-        and cache.dtype in (torch.float32, torch.bfloat16, torch.int8)
+        cache.dtype in (torch.float32, torch.bfloat16, torch.int8)
         and cache.device.type == "cpu"
         and dim % LANES == 0
         and dim <= MAX_HEAD_DIM
@@ -227,3 +230,27 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
         out.data_ptr(),
     )
     return out
+
+
+def layer(
+    arguments: Sequence[float], h: Tensor, scratch: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata
+) -> None:
+    """A decoder layer of `kernels.layer.Layer.arguments` over the first T rows of h, in place; scratch float32 [T *
+    scratch_width]. The rest as of `rotate_and_write` and `paged_attention`."""
+    assert MODULE is not None
+    calls: dict[torch.dtype, Callable[..., None]] = {
+        torch.float32: MODULE.layer_float32,
+        torch.bfloat16: MODULE.layer_bfloat16,
+        torch.int8: MODULE.layer_int8,
+    }
+    calls[cache.dtype](
+        *arguments,
+        h.data_ptr(),
+        scratch.data_ptr(),
+        cis.data_ptr(),
+        meta.num_tokens,
+        meta.write_slots.data_ptr(),
+        cache.data_ptr(),
+        cache.shape[1],
+        *meta.addresses,
+    )

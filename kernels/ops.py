@@ -30,6 +30,7 @@ from kernels import (
 from kernels.adjust import NO_CHANGES, Changes
 from kernels.choice import Chosen, Wanted
 from kernels.inputs import Inputs
+from kernels.layer import Layer, forward_, is_one_call
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.packed_weights import Int4Weight, Int8Weight
@@ -148,6 +149,23 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
     if native.takes(q, cache):
         return native.paged_attention(q, cache, meta, scale, window)
     return attention.paged_attention(q, cache, meta, scale, window)
+
+
+def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
+    """h [T or more, hidden] (float32) through a layer in place: h += attention(norm(h)); h += mlp(norm(h)). Writes the
+    step's keys and values; cis and cache as of `rotate_and_write`. Batch-invariant where all of its operations are."""
+    if not gpu.takes(cache) and is_one_call(layer, h, cache):
+        forward_(h, layer, cis, cache, meta)
+        return
+    heads = linear_normed(h, layer.attention_norm, layer.eps, layer.qkv)
+    heads = heads.view(len(h), layer.heads + 2 * layer.kv_heads, layer.dim)
+    if layer.head_norms is not None:
+        normed = heads[:, : layer.heads + layer.kv_heads]
+        normed.copy_(rms_norm(normed.float(), layer.head_norms, layer.eps))
+    rotate_and_write(heads, cis, cache, meta)
+    seen = paged_attention(heads[:, : layer.heads], cache, meta, layer.scale, layer.window)
+    linear_add_(h, seen, layer.output)
+    linear_add_(h, linear_gated(h, layer.mlp_norm, layer.eps, layer.gate_up), layer.down)
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:

@@ -147,6 +147,16 @@ class NativeIntegers(Fused):
         self._scales = native.pack(weight.scales, gated)
         self._outlier_weights = native.pack(weight.outlier_weights, gated)
 
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        form = native.INT4 if self._bits == 4 else native.INT8
+        beside = (self._scales, self._outliers, self._outlier_weights)
+        scales, outliers, outlier_weights = (one.data_ptr() for one in beside)
+        return (form, *self._addresses(), scales, outliers, len(self._outliers), outlier_weights)
+
+    def takes_norm(self, norm: Tensor | None) -> bool:
+        return norm is None
+
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
         if norm is not None:  # folded into weights that are rounded here, but not into those that came so
             x, eps = rms_norm(x, norm, eps, torch.float32), native.NO_NORM

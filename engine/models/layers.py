@@ -14,6 +14,7 @@ from engine.models.style import Style
 from engine.models.weights import WeightSource
 from kernels import ops
 from kernels.kinds import stored_kind
+from kernels.layer import Layer
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.packed_weights import Packed, dequantise, stack, take_rows
@@ -117,46 +118,40 @@ class DecoderLayer:
     """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place."""
 
     def __init__(self, config: ModelConfig, style: Style, index: int, packer: Packer) -> None:
-        self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._eps, self._window = config.norm_eps, style.windows[index]
-        self._scale = config.head_dim**-0.5
-        at, hidden = f"model.layers.{index}", config.hidden_size
-        norm = packer.norm(f"{at}.input_layernorm", hidden)
-        self._attention_norm = packer.kept(norm)
+        at, hidden, size, dim = f"model.layers.{index}", config.hidden_size, config.intermediate_size, config.head_dim
+        queries, keys = config.num_heads * dim, config.num_kv_heads * dim
         q, k, v = (f"{at}.self_attn.{name}_proj" for name in "qkv")
-        queries, keys = self._heads * self._dim, self._kv_heads * self._dim
-        self._qkv = packer.linear(
-            [(q, queries), (k, keys), (v, keys)],
-            hidden,
-            bias=style.qkv_bias,
-            norm=norm,
-            rotated={q: self._dim, k: self._dim},
-        )
-        self._qk_norm = self._head_norms(packer, at) if style.qk_norm else None
-        self._output = packer.linear([(f"{at}.self_attn.o_proj", hidden)], queries, bias=style.output_bias)
-        norm = packer.norm(f"{at}.post_attention_layernorm", hidden)
-        self._mlp_norm = packer.kept(norm)
-        size = config.intermediate_size
+        parts = [(q, queries), (k, keys), (v, keys)]
         gate_up = [(f"{at}.mlp.gate_proj", size), (f"{at}.mlp.up_proj", size)]
-        self._gate_up = packer.linear(gate_up, hidden, bias=style.mlp_bias, norm=norm, gated=True)
-        self._down = packer.linear([(f"{at}.mlp.down_proj", hidden)], size, bias=style.mlp_bias)
+        norm = packer.norm(f"{at}.input_layernorm", hidden)
+        qkv = packer.linear(parts, hidden, bias=style.qkv_bias, norm=norm, rotated={q: dim, k: dim})
+        head_norms = _head_norms(config, packer, at) if style.qk_norm else None
+        output = packer.linear([(f"{at}.self_attn.o_proj", hidden)], queries, bias=style.output_bias)
+        mlp_norm = packer.norm(f"{at}.post_attention_layernorm", hidden)
+        self._layer = Layer(
+            qkv=qkv,
+            output=output,
+            gate_up=packer.linear(gate_up, hidden, bias=style.mlp_bias, norm=mlp_norm, gated=True),
+            down=packer.linear([(f"{at}.mlp.down_proj", hidden)], size, bias=style.mlp_bias),
+            attention_norm=packer.kept(norm),
+            mlp_norm=packer.kept(mlp_norm),
+            head_norms=head_norms,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            dim=dim,
+            eps=config.norm_eps,
+            window=style.windows[index],
+        )
 
     def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
         """Advance the residual stream h [T, hidden] (float32) in place."""
-        heads = ops.linear_normed(h, self._attention_norm, self._eps, self._qkv)
-        heads = heads.view(len(h), self._heads + 2 * self._kv_heads, self._dim)
-        if self._qk_norm is not None:
-            normed = heads[:, : self._heads + self._kv_heads]
-            normed.copy_(ops.rms_norm(normed.float(), self._qk_norm, self._eps))
-        ops.rotate_and_write(heads, cis, cache, meta)
-        seen = ops.paged_attention(heads[:, : self._heads], cache, meta, self._scale, self._window)
-        ops.linear_add_(h, seen, self._output)
-        ops.linear_add_(h, ops.linear_gated(h, self._mlp_norm, self._eps, self._gate_up), self._down)
+        ops.decoder_layer_(h, self._layer, cis, cache, meta)
 
-    def _head_norms(self, packer: Packer, at: str) -> Tensor:
-        """Weights of the query and key head norms: float32 [heads + kv_heads, head_dim], in rotated order."""
-        q = packer.norm(f"{at}.self_attn.q_norm", self._dim)
-        k = packer.norm(f"{at}.self_attn.k_norm", self._dim)
-        order = pair_order(self._dim, self._dim, q.device)
-        each = [q[order].expand(self._heads, -1), k[order].expand(self._kv_heads, -1)]
-        return torch.cat(each).float()
+
+def _head_norms(config: ModelConfig, packer: Packer, at: str) -> Tensor:
+    """Weights of the query and key head norms: float32 [heads + kv_heads, head_dim], in rotated order."""
+    q = packer.norm(f"{at}.self_attn.q_norm", config.head_dim)
+    k = packer.norm(f"{at}.self_attn.k_norm", config.head_dim)
+    order = pair_order(config.head_dim, config.head_dim, q.device)
+    each = [q[order].expand(config.num_heads, -1), k[order].expand(config.num_kv_heads, -1)]
+    return torch.cat(each).float()

@@ -64,7 +64,7 @@ inline void choose_row(const Choice& job, int64_t row) {
   if (at >= 0) score_own(job.scoring, at, raw, job.vocab, norm, id);
 }
 
-// Calls work(row) for each row in the order of `rows`, the last first, on as many threads as that is worth.
+// Calls work(row) for each row in the order of `rows`, on as many threads as that is worth.
 template <typename Work>
 void each_row(const std::vector<int64_t>& rows, int64_t vocab, const Work& work) {
   if (static_cast<int64_t>(rows.size()) * vocab < SMALL) {
@@ -80,7 +80,7 @@ inline std::vector<int64_t> count(int64_t num) {
   return rows;
 }
 
-// The pool begins with the last piece: the dearest rows come last, so that threads end together.
+// The dearest rows come first, so that threads end together.
 inline void run(Choice& job) {
   const Sampling& by = job.sampling;
   std::vector<int64_t> costs(job.rows);
@@ -90,7 +90,7 @@ inline void run(Choice& job) {
     costs[row] += job.asked.find(row) >= 0 ? 2 : 0;
   }
   std::vector<int64_t> rows = count(job.rows);
-  std::stable_sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) { return costs[a] < costs[b]; });
+  std::stable_sort(rows.begin(), rows.end(), [&](int64_t a, int64_t b) { return costs[a] > costs[b]; });
   each_row(rows, job.vocab, [&](int64_t row) { choose_row(job, row); });
 }
 

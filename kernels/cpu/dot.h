@@ -71,7 +71,7 @@ struct Dot {
 #else
 
 constexpr int DOT_VECS = 2;
-constexpr int DOT_ROWS = LANES == 16 ? 8 : 3;
+constexpr int DOT_ROWS = LANES == 16 ? 6 : 3;  // as many more do not fit beside what is spread of x
 
 typedef int16_t Narrow __attribute__((vector_size(LANES * 2)));
 typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
@@ -96,6 +96,13 @@ inline Shorts multiply_bytes(Bytes a, int32_t four) {
 
 struct WordQuad {
   int16_t at[4];  // 0, 2, 1, 3
+
+  // Each read by itself: GCC 12 makes one read of two, and spreads its halves in the port that products need.
+  int32_t pair(int first) const {
+    int32_t two;
+    std::memcpy(&two, at + first, sizeof two);
+    return two;
+  }
 };
 
 template <int... LANE>
@@ -124,9 +131,7 @@ struct Dot {
   struct Sum {
     IntVec total{};
     void add(const Weights& w, const Quad& x) {
-      int32_t pairs[2];
-      std::memcpy(pairs, x.at, sizeof pairs);
-      total = total + multiply_pairs(w.even, pairs[0]) + multiply_pairs(w.odd, pairs[1]);
+      total = total + multiply_pairs(w.even, x.pair(0)) + multiply_pairs(w.odd, x.pair(2));
     }
     void fold() {}
   };

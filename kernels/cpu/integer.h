@@ -185,7 +185,8 @@ inline void add_outliers(const Integer<BITS>& job, int64_t row, int64_t panel, f
 template <int BITS>
 inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
                           int64_t end) {
-  alignas(64) float sums[ROWS_A_PIECE * PANEL] = {};
+  alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
+  std::fill_n(sums, (end - begin) * PANEL, 0.0f);
   const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k), stride = quads_stride<BITS>(job.k);
   const int64_t each = BITS == 8 ? quads : GROUP_QUADS, tiles = (end - begin + DOT_ROWS - 1) / DOT_ROWS;
   for (int64_t part = 0; part < PANEL / PART; ++part) {

@@ -79,7 +79,8 @@ inline const float* widened(const uint16_t* panel, int64_t depth) {
 // Rows [begin, end) of one panel.
 template <typename Weight>
 inline void compute_piece(const Linear<Weight>& job, int64_t panel, int64_t begin, int64_t end, const float* scales) {
-  alignas(64) float sums[ROWS_A_PIECE * PANEL] = {};
+  alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
+  std::fill_n(sums, (end - begin) * PANEL, 0.0f);
   const Weight* weight = job.weight + panel * PANEL * job.k;
   const int64_t tiles = (end - begin + TILE - 1) / TILE;
   for (int64_t from = 0; from < job.k; from += DEPTH_A_PASS) {

@@ -3,8 +3,7 @@
 #include "call.h"
 
 #include "attention.h"
-#include "integer.h"
-#include "linear.h"
+#include "layer.h"
 #include "sampling_methods.h"
 #include "slots.h"
 
@@ -14,10 +13,13 @@ using sluice::Arguments;
 using sluice::Attention;
 using sluice::compute;
 using sluice::Finish;
+using sluice::Format;
 using sluice::Integer;
+using sluice::Layer;
 using sluice::Linear;
 using sluice::method;
 using sluice::Output;
+using sluice::Packed;
 using sluice::Pool;
 using sluice::RotateAndWrite;
 
@@ -102,6 +104,19 @@ PyObject* integer(PyObject*, PyObject* const* values, Py_ssize_t num) {
 }
 
 template <typename Element>
+void rows(Arguments& arguments, Attention<Element>& job) {
+  job.tables = arguments.address<const int32_t>();
+  job.table_width = arguments.integer();
+  job.firsts = arguments.address<const int64_t>();
+  job.counts = arguments.address<const int64_t>();
+  job.contexts = arguments.address<const int64_t>();
+  job.rows = arguments.integer();
+  job.positions = arguments.address<const int64_t>();
+  job.paths = arguments.address<const int32_t>();
+  job.path_begins = arguments.address<const int64_t>();
+}
+
+template <typename Element>
 PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
   Attention<Element> job;
@@ -112,15 +127,7 @@ PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.kv_heads = arguments.integer();
   job.heads = arguments.integer();
   job.dim = arguments.integer();
-  job.tables = arguments.address<const int32_t>();
-  job.table_width = arguments.integer();
-  job.firsts = arguments.address<const int64_t>();
-  job.counts = arguments.address<const int64_t>();
-  job.contexts = arguments.address<const int64_t>();
-  job.rows = arguments.integer();
-  job.positions = arguments.address<const int64_t>();
-  job.paths = arguments.address<const int32_t>();
-  job.path_begins = arguments.address<const int64_t>();
+  rows(arguments, job);
   job.window = arguments.integer();
   job.scale = arguments.real();
   job.out = arguments.address<float>();
@@ -139,6 +146,50 @@ PyObject* rotate_and_write(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.dim = arguments.integer();
   job.cache = arguments.address<Element>();
   job.slots = arguments.address<const int64_t>();
+  return arguments.ok() ? compute(job) : nullptr;
+}
+
+Packed packed(Arguments& arguments) {
+  Packed layer;
+  layer.format = static_cast<Format>(arguments.integer());
+  layer.weight = arguments.address<const void>();
+  layer.bias = arguments.address<const float>();
+  layer.inputs = arguments.integer();
+  layer.outputs = arguments.integer();
+  layer.scales = arguments.address<const float>();
+  layer.outliers = arguments.address<const int64_t>();
+  layer.num_outliers = arguments.integer();
+  layer.outlier_weights = arguments.address<const float>();
+  layer.norm = arguments.address<const float>();
+  return layer;
+}
+
+template <typename Element>
+PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  Layer<Element> job;
+  job.qkv = packed(arguments);
+  job.output = packed(arguments);
+  job.gate_up = packed(arguments);
+  job.down = packed(arguments);
+  RotateAndWrite<Element>& write = job.write;
+  Attention<Element>& attention = job.attention;
+  write.norms = arguments.address<const float>();
+  write.eps = job.eps = arguments.real();
+  write.num_heads = attention.heads = arguments.integer();
+  write.kv_heads = attention.kv_heads = arguments.integer();
+  write.dim = attention.dim = arguments.integer();
+  attention.window = arguments.integer();
+  attention.scale = arguments.real();
+  job.h = arguments.address<float>();
+  job.scratch = arguments.address<float>();
+  write.cis = arguments.address<const float>();
+  write.tokens = arguments.integer();
+  write.slots = arguments.address<const int64_t>();
+  write.cache = arguments.address<Element>();
+  attention.cache = write.cache;
+  attention.block_size = arguments.integer();
+  rows(arguments, attention);
   return arguments.ok() ? compute(job) : nullptr;
 }
 
@@ -174,6 +225,9 @@ PyMethodDef methods[] = {
     method<rotate_and_write<float>>("rotate_and_write_float32"),
     method<rotate_and_write<uint16_t>>("rotate_and_write_bfloat16"),
     method<rotate_and_write<int8_t>>("rotate_and_write_int8"),
+    method<layer<float>>("layer_float32"),
+    method<layer<uint16_t>>("layer_bfloat16"),
+    method<layer<int8_t>>("layer_int8"),
     method<keep>("keep"),
     {nullptr, nullptr, 0, nullptr},
 };

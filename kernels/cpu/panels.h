@@ -22,6 +22,7 @@ constexpr int TILE = 4;
 constexpr int PANEL = VECS * LANES;
 constexpr int GATES = PANEL / 2;  // of a gated panel: as many columns of the gate, then as many of the other half
 constexpr int ROWS_A_PIECE = 16 * TILE;
+constexpr int64_t RUNS_A_THREAD = 8;  // of neighbouring panels, if rows are few: what is fetched ahead is then used
 
 constexpr int64_t AHEAD = 4096;  // bytes: the processor's own prefetching stops at the end of each page
 constexpr int64_t LINE = 64;     // bytes that one fetch brings
@@ -89,16 +90,6 @@ inline void finish_row(const Output& to, int64_t row, int64_t panel, const float
   }
 }
 
-// 1 / root mean square of a row.
-inline float norm_scale(const float* x, int64_t k, float eps) {
-  Vec squares{};
-  int64_t i = 0;
-  for (; i + LANES <= k; i += LANES) squares += load(x + i) * load(x + i);
-  float total = sum(squares);
-  for (; i < k; ++i) total += x[i] * x[i];
-  return 1.0f / std::sqrt(total / static_cast<float>(k) + eps);
-}
-
 // Calls work(row) for each of `m` rows of `k` numbers, on several threads if that pays.
 template <typename Work>
 inline void each_row(int64_t m, int64_t k, const Work& work) {
@@ -114,14 +105,16 @@ template <typename Work>
 inline void each_piece(const Output& to, int64_t k, const Work& work) {
   const int64_t panels = num_panels(to.n, to.finish == Finish::GATE);
   const int64_t groups = (to.m + ROWS_A_PIECE - 1) / ROWS_A_PIECE;
+  const int64_t runs = groups > 1 ? panels : std::min(panels, RUNS_A_THREAD * Pool::instance().threads());
   const auto piece = [&](int64_t at) {
-    const int64_t group = at % groups;
-    work(at / groups, to.m * group / groups, to.m * (group + 1) / groups);
+    const int64_t group = at % groups, run = at / groups;
+    for (int64_t panel = panels * run / runs; panel < panels * (run + 1) / runs; ++panel)
+      work(panel, to.m * group / groups, to.m * (group + 1) / groups);
   };
   if (to.m * k * panels * PANEL <= SMALL) {
-    for (int64_t at = 0; at < panels * groups; ++at) piece(at);
+    for (int64_t at = 0; at < runs * groups; ++at) piece(at);
   } else {
-    Pool::instance().run(static_cast<int>(panels * groups), piece);
+    Pool::instance().run(static_cast<int>(runs * groups), piece);
   }
 }
 

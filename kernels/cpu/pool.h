@@ -47,15 +47,17 @@ class Pool {
 
   int threads() const { return limit_.load(std::memory_order_relaxed); }
 
-  // Calls work(piece) once for each piece in [0, pieces); returns when all are done. One caller at a time.
+  // Calls work(piece) once for each piece in [0, pieces), begun in ascending order; returns when all are done. One caller
+  // at a time.
   template <typename Work>
   void run(int pieces, const Work& work) {
     if (pieces <= 1 || threads() == 1) {
       for (int piece = 0; piece < pieces; ++piece) work(piece);
       return;
     }
-    call_ = [](const void* context, int piece) { (*static_cast<const Work*>(context))(piece); };
-    context_ = &work;
+    const auto ascending = [&](int left) { work(pieces - 1 - left); };  // a ticket counts down
+    call_ = [](const void* context, int left) { (*static_cast<decltype(&ascending)>(context))(left); };
+    context_ = &ascending;
     done_.store(0, std::memory_order_relaxed);
     const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
     ticket_.store(job << 32 | static_cast<uint64_t>(pieces), std::memory_order_release);

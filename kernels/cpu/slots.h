@@ -71,7 +71,17 @@ struct RotateAndWrite {
   int64_t tokens, num_heads, kv_heads, dim;
   Element* cache;  // [slots, 2, kv_heads, width<Element>(dim)]
   const int64_t* slots;  // [T] where each token's keys and values go
+  const float* norms = nullptr;  // [num_heads + kv_heads, dim]: queries and keys are normed head by head before; or null
+  float eps = 0.0f;
 };
+
+// Divides each of the heads by its root mean square and multiplies it by its weights.
+inline void norm_heads(float* x, const float* norms, int64_t heads, int64_t dim, float eps) {
+  for (int64_t h = 0; h < heads; ++h, x += dim, norms += dim) {
+    const float scale = norm_scale(x, dim, eps);
+    for (int64_t d = 0; d < dim; d += LANES) store(x + d, load(x + d) * scale * load(norms + d));
+  }
+}
 
 template <typename Element>
 inline void run(const RotateAndWrite<Element>& job) {
@@ -80,6 +90,7 @@ inline void run(const RotateAndWrite<Element>& job) {
   const auto one = [&](int64_t t) {
     float* x = job.heads + t * all;
     const float* cis = job.cis + t * job.dim;
+    if (job.norms != nullptr) norm_heads(x, job.norms, rotated, job.dim, job.eps);
     for (int64_t h = 0; h < rotated; ++h)
       for (int64_t d = 0; d < job.dim; d += 2) {
         float* pair = x + h * job.dim + d;

@@ -55,7 +55,15 @@ inline Vec load(const int8_t* from) {
 
 inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
-inline Vec broadcast(float x) { return Vec{} + x; }
+// A load from memory does it all. `Vec{} + x` would be a sum, for the sake of -0, and a shuffle besides: both in the ports
+// that products need.
+inline Vec broadcast(float x) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_set1_ps(x);
+#else
+  return (Vec)_mm256_set1_ps(x);
+#endif
+}
 
 // Lane `lane` of the lower or upper halves of groups of 2 * WIDTH lanes of two vectors, side by side.
 template <int WIDTH>
@@ -76,6 +84,38 @@ inline Vec sums(Vec* v) {
     v[i] = add_halves<WIDTH>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>());
   if constexpr (WIDTH > 1) return sums<WIDTH / 2>(v);
   return v[0];
+}
+
+template <int WIDTH, int... LANE>
+inline Vec greater_halves(Vec a, Vec b, std::integer_sequence<int, LANE...>) {
+  const Vec lower = __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, false)...);
+  const Vec upper = __builtin_shufflevector(a, b, half_of<WIDTH>(LANE, true)...);
+  return lower > upper ? lower : upper;
+}
+
+// The greatest lanes of LANES vectors, likewise.
+template <int WIDTH = LANES / 2>
+inline Vec greatests(Vec* v) {
+  for (int i = 0; i < WIDTH; ++i)
+    v[i] = greater_halves<WIDTH>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>());
+  if constexpr (WIDTH > 1) return greatests<WIDTH / 2>(v);
+  return v[0];
+}
+
+// Swaps what lies off the diagonal of squares of 2 * WIDTH lanes of two vectors that are WIDTH apart.
+template <int WIDTH, int... LANE>
+inline void swap_halves(Vec& a, Vec& b, std::integer_sequence<int, LANE...>) {
+  const Vec first = __builtin_shufflevector(a, b, (LANE & WIDTH ? LANES + LANE - WIDTH : LANE)...);
+  b = __builtin_shufflevector(a, b, (LANE & WIDTH ? LANES + LANE : LANE + WIDTH)...);
+  a = first;
+}
+
+// LANES vectors as columns of a square become its rows.
+template <int WIDTH = LANES / 2>
+inline void transpose(Vec* v) {
+  for (int i = 0; i < LANES; ++i)
+    if ((i & WIDTH) == 0) swap_halves<WIDTH>(v[i], v[i + WIDTH], std::make_integer_sequence<int, LANES>());
+  if constexpr (WIDTH > 1) transpose<WIDTH / 2>(v);
 }
 
 // Sum of the lanes, always halved in the same way.
@@ -124,6 +164,16 @@ inline Vec exp(Vec x) {
   std::memcpy(&two_to_power, &bits, sizeof bits);
   const Vec result = x < -87.0f ? Vec{} : mantissa * two_to_power;
   return x == x ? result : x;
+}
+
+// 1 / root mean square of a row.
+inline float norm_scale(const float* x, int64_t k, float eps) {
+  Vec squares{};
+  int64_t i = 0;
+  for (; i + LANES <= k; i += LANES) squares += load(x + i) * load(x + i);
+  float total = sum(squares);
+  for (; i < k; ++i) total += x[i] * x[i];
+  return 1.0f / std::sqrt(total / static_cast<float>(k) + eps);
 }
 
 }  // namespace sluice

@@ -39,7 +39,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     if compiler is None or "v4" not in native.runnable():
         pytest.skip("needs a C++ compiler and AVX-512")
     directory = tmp_path_factory.mktemp("cpu")
-    for path in (*SOURCES.glob("*.h"), SOURCES / "module.cpp"):
+    for path in (*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")):
         shutil.copy(path, directory)
     dot = (directory / "dot.h").read_text().replace(INSTRUCTION, "four_products")
     include = '#include "vector.h"\n'
@@ -48,7 +48,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     built = directory / f"{NAME}.so"
     flags = ["-std=c++20", "-O3", "-march=x86-64-v4", "-mprefer-vector-width=512", "-shared", "-fPIC", "-pthread"]
     flags += [f"-I{sysconfig.get_paths()['include']}", f"-DSLUICE_MODULE={NAME}"]
-    subprocess.run([compiler, *flags, str(directory / "module.cpp"), "-o", str(built)], check=True)
+    subprocess.run([compiler, *flags, *map(str, directory.glob("*.cpp")), "-o", str(built)], check=True)
     spec = importlib.util.spec_from_file_location(NAME, built)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,76 @@
+// A decoder layer as one call: between its operations nothing waits for an interpreter.
+//
+// What each operation computes is what it computes alone, to the bit: this is their sequence and nothing else.
+#pragma once
+
+#include "attention.h"
+#include "integer.h"
+#include "linear.h"
+
+namespace sluice {
+
+enum class Format { FLOAT32, BFLOAT16, INT8, INT4 };  // of a weight; as in kernels/native.py
+
+// A linear of any format. Pointers that a format has no use for are null.
+struct Packed {
+  Format format;
+  const void* weight;
+  const float* bias;
+  int64_t inputs, outputs;  // outputs: columns of the weight
+  const float* norm;        // [inputs] of the norm before it, or null
+  const float* scales;      // from here on see Integer
+  const int64_t* outliers;
+  int64_t num_outliers;
+  const float* outlier_weights;
+};
+
+template <typename Weight>
+inline void apply_floats(const Packed& layer, const float* x, float eps, const Output& to) {
+  run(Linear<Weight>{x, layer.inputs, layer.inputs, static_cast<const Weight*>(layer.weight), eps, layer.norm, to});
+}
+
+template <int BITS>
+inline void apply_integers(const Packed& layer, const float* x, float eps, const Output& to) {
+  run(Integer<BITS>{x, layer.inputs, layer.inputs, static_cast<const uint8_t*>(layer.weight), layer.scales,
+                    layer.outliers, layer.num_outliers, layer.outlier_weights, eps, to});
+}
+
+// y [m, ..] = or += what `finish` makes of x [m, inputs]; x is normed before if eps is not negative.
+inline void apply(const Packed& layer, const float* x, int64_t m, float eps, Finish finish, float* y) {
+  const Output to{layer.bias, y, m, finish == Finish::GATE ? layer.outputs / 2 : layer.outputs, finish};
+  switch (layer.format) {
+    case Format::FLOAT32: return apply_floats<float>(layer, x, eps, to);
+    case Format::BFLOAT16: return apply_floats<uint16_t>(layer, x, eps, to);
+    case Format::INT8: return apply_integers<8>(layer, x, eps, to);
+    case Format::INT4: return apply_integers<4>(layer, x, eps, to);
+  }
+}
+
+template <typename Element>
+struct Layer {
+  Packed qkv, output, gate_up, down;
+  float eps;
+  RotateAndWrite<Element> write;  // its heads are filled in here
+  Attention<Element> attention;   // its queries and result likewise
+  float* h;                       // [T, hidden], advanced in place
+  float* scratch;                 // [T, qkv.outputs + output.inputs + down.inputs]
+};
+
+template <typename Element>
+inline void run(Layer<Element>& job) {
+  constexpr float no_norm = -1.0f;
+  const int64_t tokens = job.write.tokens;
+  float* heads = job.scratch;
+  float* seen = heads + tokens * job.qkv.outputs;
+  float* gated = seen + tokens * job.output.inputs;
+  apply(job.qkv, job.h, tokens, job.eps, Finish::STORE, heads);
+  job.write.heads = heads;
+  run(job.write);
+  job.attention.q = heads, job.attention.q_stride = job.qkv.outputs, job.attention.out = seen;
+  run(job.attention);
+  apply(job.output, seen, tokens, no_norm, Finish::ADD, job.h);
+  apply(job.gate_up, job.h, tokens, job.eps, Finish::GATE, gated);
+  apply(job.down, gated, tokens, no_norm, Finish::ADD, job.h);
+}
+
+}  // namespace sluice

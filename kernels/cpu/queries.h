@@ -1,0 +1,164 @@
+// Queries of one sequence, where the keys and values that they see lie in the paged cache, and the scores of the keys.
+//
+// A score is one sum in one order, whether few queries meet the keys as they lie or many meet them laid side by side.
+#pragma once
+
+#include <algorithm>
+
+#include "slots.h"
+
+namespace sluice {
+
+constexpr int KEYS = 32;
+constexpr int MAX_DIM = 256;
+constexpr int QUERIES = 16;  // query rows that share a look-up of keys and values
+constexpr int SHARING = 4;   // of these, rows that share a load of values
+constexpr int PAIR = 2;      // and rows that share a load of keys
+constexpr int TURNING = 6;   // queries from which on it pays to lay keys side by side first
+
+template <typename Element>
+struct Attention {
+  const float* q;  // [T, heads, dim], tokens q_stride apart
+  int64_t q_stride;
+  const Element* cache;  // [blocks, block_size, 2, kv_heads, width<Element>(dim)]
+  int64_t block_size, kv_heads, heads, dim;
+  const int32_t* tables;  // [rows, table_width]
+  int64_t table_width;
+  const int64_t* firsts;  // [rows] first token of each row
+  const int64_t* counts;  // [rows] its tokens in this step
+  const int64_t* contexts;  // [rows] tokens that exist after this step's write
+  int64_t rows;
+  const int64_t* positions;  // [T] of each token in its sequence
+  const int32_t* paths;  // of rows with a tree: [counts, counts] each, by depth the tokens that each one sees; or null
+  const int64_t* path_begins;  // [rows] where a row's paths begin, -1 without; or null
+  int64_t window;  // keys visible to a query, itself included; 0: all
+  float scale;
+  float* out;  // [T, heads, dim] contiguous
+};
+
+// Up to QUERIES query heads of one sequence that use one head of keys: consecutive in (token, head of the group).
+struct QueryTile {
+  int count;
+  const float* q[QUERIES];
+  float* out[QUERIES];
+  int64_t begin[QUERIES], end[QUERIES];  // visible keys
+  const int32_t* path[QUERIES];  // where there is a tree, from position `start` on: see Attention
+  int64_t start;  // of all keys before it, and of none behind it, queries with a path see the same
+};
+
+// Where the keys and values of one head lie, KEYS of them at a time.
+template <typename Element>
+struct KeyBlock {
+  const Element* keys[KEYS];
+  const Element* values[KEYS];
+  float key_scales[KEYS], value_scales[KEYS];  // of formats that have them
+  int num;
+
+  // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
+  // before a window may lie in blocks that were given back, and none of these is to be looked at. With a path what is at
+  // `start` and behind it lies where the path says, in ascending order too.
+  void find(const Attention<Element>& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin,
+            int64_t end, const int32_t* path, int64_t start) {
+    const int64_t one = width<Element>(job.dim), slot = 2 * job.kv_heads * one;
+    num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
+    int64_t block = -1, within = 0;
+    for (int j = 0; j < KEYS; ++j) {
+      int64_t position = std::min(std::max(from + j, begin), end - 1);
+      if (path != nullptr && position >= start) position = start + path[position - start];
+      if (block < 0 || position >= (block + 1) * job.block_size) block = position / job.block_size;
+      within = position - block * job.block_size;
+      keys[j] = job.cache + (table[block] * job.block_size + within) * slot + kv_head * one;
+      values[j] = keys[j] + job.kv_heads * one;
+      if constexpr (IS_SCALED<Element>) {
+        key_scales[j] = scale_of(keys[j], job.dim);
+        value_scales[j] = scale_of(values[j], job.dim);
+      }
+    }
+  }
+};
+
+// Scores of ROWS queries, a power of two. Each is a dot product in LANES chains whose ends are added by `sums`, whether
+// the vectors of one call belong to LANES keys of one query or to fewer keys of several.
+template <int ROWS, typename Element>
+inline void score_keys(const float* const* q, const KeyBlock<Element>& block, int64_t dim, float scale,
+                       float (*scores)[KEYS]) {
+  constexpr int WIDTH = LANES / ROWS;
+  for (int from = 0; from < KEYS; from += WIDTH) {
+    Vec acc[LANES] = {};
+    for (int64_t d = 0; d < dim; d += LANES) {
+      Vec query[ROWS];
+      for (int r = 0; r < ROWS; ++r) query[r] = load(q[r] + d);
+      for (int j = 0; j < WIDTH; ++j) {
+        const Vec key = load(block.keys[from + j] + d);
+        for (int r = 0; r < ROWS; ++r) acc[r * WIDTH + j] += query[r] * key;
+      }
+    }
+    const Vec scaled = sums(acc) * scale;
+    float each[LANES];
+    store(each, scaled);
+    for (int r = 0; r < ROWS; ++r) std::copy(each + r * WIDTH, each + (r + 1) * WIDTH, scores[r] + from);
+  }
+}
+
+// A block's keys with their positions side by side: turned [dim, KEYS].
+template <typename Element>
+inline void turn(const KeyBlock<Element>& block, int64_t dim, float* turned) {
+  for (int from = 0; from < KEYS; from += LANES)
+    for (int64_t d = 0; d < dim; d += LANES) {
+      Vec v[LANES];
+      for (int j = 0; j < LANES; ++j) v[j] = load(block.keys[from + j] + d);
+      transpose(v);
+      for (int i = 0; i < LANES; ++i) store(turned + (d + i) * KEYS + from, v[i]);
+    }
+}
+
+// Products of ROWS queries with two vectors of turned keys: LANES chains, whose ends are added in the order of `sums`, so
+// that the result is that of `score_keys` to the bit. STEP and lane: of the chains that are added here.
+template <int ROWS, int STEP = 1>
+[[gnu::always_inline]] inline void multiply_turned(const float* const* q, const float* turned, int64_t dim, int lane,
+                                                   Vec (*to)[2]) {
+  if constexpr (STEP == LANES) {
+    for (int r = 0; r < ROWS; ++r) to[r][0] = to[r][1] = Vec{};
+    for (int64_t d = lane; d < dim; d += LANES) {
+      const Vec one = load(turned + d * KEYS), other = load(turned + d * KEYS + LANES);
+      for (int r = 0; r < ROWS; ++r) {
+        const Vec query = broadcast(q[r][d]);
+        to[r][0] += query * one;
+        to[r][1] += query * other;
+      }
+    }
+  } else {
+    Vec others[ROWS][2];
+    multiply_turned<ROWS, 2 * STEP>(q, turned, dim, lane, to);
+    multiply_turned<ROWS, 2 * STEP>(q, turned, dim, lane + STEP, others);
+    for (int r = 0; r < ROWS; ++r) to[r][0] += others[r][0], to[r][1] += others[r][1];
+  }
+}
+
+template <int ROWS>
+inline void score_turned(const float* const* q, const float* turned, int64_t dim, float scale, float (*scores)[KEYS]) {
+  for (int from = 0; from < KEYS; from += 2 * LANES) {
+    Vec found[ROWS][2];
+    multiply_turned<ROWS>(q, turned + from, dim, 0, found);
+    for (int r = 0; r < ROWS; ++r)
+      for (int v = 0; v < 2; ++v) store(scores[r] + from + v * LANES, found[r][v] * scale);
+  }
+}
+
+// Scores of queries [first, last) of a tile.
+template <typename Element>
+inline void score(const Attention<Element>& job, const QueryTile& tile, int first, int last,
+                  const KeyBlock<Element>& block, float (*scores)[KEYS]) {
+  int r = first;
+  if (last - first >= TURNING) {
+    alignas(64) float turned[MAX_DIM * KEYS];
+    turn(block, job.dim, turned);
+    for (; r + PAIR <= last; r += PAIR) score_turned<PAIR>(tile.q + r, turned, job.dim, job.scale, scores + r);
+    for (; r < last; ++r) score_turned<1>(tile.q + r, turned, job.dim, job.scale, scores + r);
+    return;
+  }
+  for (; r + PAIR <= last; r += PAIR) score_keys<PAIR>(tile.q + r, block, job.dim, job.scale, scores + r);
+  for (; r < last; ++r) score_keys<1>(tile.q + r, block, job.dim, job.scale, scores + r);
+}
+
+}  // namespace sluice
