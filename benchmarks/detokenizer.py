@@ -78,6 +78,7 @@ def stage(encoder: TextEncoder, streams: int, steps: int, stops: Stops) -> float
     for frame in messages:
         for message in frame:
             made.handle(message)
+        made.turn()
     took = time.perf_counter() - start
     assert len(sent) == streams * steps
     return took / (streams * steps) * 1e6

@@ -157,8 +157,8 @@ class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     reasoning: str = ""
     num_reasoning: int = 0  # of the tokens
     tool_calls: tuple[ToolCall, ...] = ()  # those that became complete
-    num_drafted: int = 0  # as in Tokens
-    num_accepted: int = 0
+    num_steps: int = 1  # of the engine, which brought these tokens
+    drafts: tuple[tuple[int, int], ...] = ()  # for them: tokens of each, and how many of them were accepted
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -1,5 +1,9 @@
 """The detokenizer process: the stage with its decoder."""
 
+import asyncio
+import time
+
+from services.detokenizer.pace import Timer
 from services.detokenizer.stage import DetokenizerStage
 from services.process import Process
 from services.telemetry import catalogue
@@ -10,7 +14,8 @@ from services.tokenizer.encoding import TextEncoder
 async def run(process: Process) -> int:
     """Run until told to stop; the exit status."""
     encoder = TextEncoder.load(process.source.directory)
-    stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases)
+    timer = Timer(time.monotonic, asyncio.get_running_loop().call_later)
+    stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases, timer)
     process.metrics.collect_from(
         lambda: [Sample(catalogue.OPEN, stage.num_open), Sample(catalogue.LATE_TOKENS, stage.num_late)]
     )

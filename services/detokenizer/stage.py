@@ -1,14 +1,16 @@
 """The detokenizer's place in the ring: Tokens in, Text out; a matched stop string ends the stream here.
 
-After a stop string the engine still sends tokens until the gateway's Cancel has gone round; they are dropped. Knows no
-engine and no socket.
+Text leaves in the turn in which its tokens came, or together with other text when there is much (`pace`). An output's
+first never waits, nor does its end. After a stop string the engine still sends tokens until the gateway's Cancel has
+gone round; they are dropped. Knows no engine and no socket.
 """
 
 import dataclasses
-import time
 from collections.abc import Callable
 
+from services.detokenizer.joined import joined
 from services.detokenizer.output import Advance, Output
+from services.detokenizer.pace import AT_ONCE, Pace, Timer
 from services.detokenizer.records import Records
 from services.messages import (
     Cancel,
@@ -31,16 +33,18 @@ from services.work import unpack_ids
 Emit = Callable[[Message], None]
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Output:
     """One output that is being detokenised."""
 
     output: Output
+    pace: "Pace[_Output]"
     start: float
     next_index: int = 0
     busy_s: float = 0.0
     ended: bool = False  # by a stop string: what still comes is dropped
     resumed_at_end: Advance | None = None  # what came before it was resumed had ended it
+    waiting: list[Text] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,14 +52,22 @@ class _Request:
     """One request's outputs, in its newest attempt."""
 
     envelope: Envelope
+    pace: Pace[_Output]  # of its gateway
     outputs: dict[int, _Output] = dataclasses.field(default_factory=dict)
 
 
 class DetokenizerStage:
     """Turns tokens into text, per output of each request."""
 
-    def __init__(self, encoder: TextEncoder, emit: Emit, record: Record, leases: Leases | None = None) -> None:
-        """`leases` tell which gateways live."""
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        emit: Emit,
+        record: Record,
+        leases: Leases | None = None,
+        timer: Timer = AT_ONCE,
+    ) -> None:
+        """`leases` tell which gateways live; with the default timer no text waits beyond the next turn."""
         self.progress = 0
         self.num_late = 0  # tokens dropped because their output had ended or began without its first message
         self._encoder = encoder
@@ -63,7 +75,9 @@ class DetokenizerStage:
         self._record = record
         self._records = Records(encoder.pieces)
         self._leases = leases or Leases()
+        self._timer = timer
         self._requests: dict[str, _Request] = {}
+        self._paces: dict[str, Pace[_Output]] = {}  # by gateway
 
     @property
     def num_open(self) -> int:
@@ -71,7 +85,9 @@ class DetokenizerStage:
         return len(self._requests)
 
     def turn(self) -> bool:
-        """Nothing between messages."""
+        """Send what is due."""
+        for pace in self._paces.values():
+            pace.turn()
         return False
 
     def reap(self) -> None:
@@ -100,7 +116,7 @@ class DetokenizerStage:
                 self._emit(message)
 
     def _take(self, message: Tokens) -> None:
-        start = time.monotonic()
+        start = self._timer.clock()
         output = self._output(message, start)
         if output is None or output.ended or message.first_index != output.next_index:
             self.num_late += len(message.ids)
@@ -112,30 +128,40 @@ class DetokenizerStage:
         advance = output.resumed_at_end or output.output.push(message.ids, message.finish)
         output.next_index += advance.num_consumed
         output.ended = advance.finish is not None
-        now = time.monotonic()
+        now = self._timer.clock()
         output.busy_s += now - start
-        self._emit(
-            Text(
-                envelope=message.envelope,
-                first_index=message.first_index,
-                tokens=self._records.of(message, advance.num_consumed),
-                text=advance.text,
-                output_index=message.output_index,
-                admitted=message.admitted,
-                finish=advance.finish,
-                stop_match=advance.stop_match,
-                timings=_timings(message.timings, output.busy_s) if advance.finish is not None else None,
-                reasoning=advance.reasoning,
-                num_reasoning=advance.num_reasoning,
-                tool_calls=advance.tool_calls,
-                num_drafted=message.num_drafted,
-                num_accepted=message.num_accepted,
-            )
-        )
+        output.waiting.append(self._text(message, advance, output.busy_s))
+        if message.admitted is not None or advance.finish is not None:
+            self._send(output)
+        else:
+            output.pace.text_came(output)
         if advance.finish is not None:
             self._trace(message.envelope, message.output_index, output, Phase(names.SPAN_DETOKENIZE, output.start, now))
         if message.finish is not None:
             self._forget(message)
+
+    def _text(self, message: Tokens, advance: Advance, busy_s: float) -> Text:
+        return Text(
+            envelope=message.envelope,
+            first_index=message.first_index,
+            tokens=self._records.of(message, advance.num_consumed),
+            text=advance.text,
+            output_index=message.output_index,
+            admitted=message.admitted,
+            finish=advance.finish,
+            stop_match=advance.stop_match,
+            timings=_timings(message.timings, busy_s) if advance.finish is not None else None,
+            reasoning=advance.reasoning,
+            num_reasoning=advance.num_reasoning,
+            tool_calls=advance.tool_calls,
+            drafts=((message.num_drafted, message.num_accepted),) if message.num_drafted else (),
+        )
+
+    def _send(self, output: _Output) -> None:
+        """What waits of it leaves as one message."""
+        if output.waiting:
+            self._emit(joined(output.waiting))
+            output.waiting = []
 
     def _output(self, message: Tokens, now: float) -> _Output | None:
         """The output's state; made by the first message of an attempt, which says how to detokenise."""
@@ -149,9 +175,9 @@ class DetokenizerStage:
             return None
         if request is None or request.envelope.attempt < envelope.attempt:  # a later attempt supersedes all of it
             self._leases.seen(envelope.origin, envelope.epoch)
-            request = self._requests[envelope.request_id] = _Request(envelope)
+            request = self._open(envelope)
         name, admitted = f"{envelope.request_id}/{message.output_index}", message.admitted
-        output = _Output(Output(self._encoder, name, admitted.stops, admitted.text), now)
+        output = _Output(Output(self._encoder, name, admitted.stops, admitted.text), request.pace, now)
         if admitted.resumed:  # its text was emitted before: go on behind it
             resumed = unpack_ids(admitted.resumed)
             before = output.output.push(resumed, None)
@@ -161,6 +187,24 @@ class DetokenizerStage:
         request.outputs[message.output_index] = output
         return output
 
+    def _open(self, envelope: Envelope) -> _Request:
+        """State of an attempt, in the place of an earlier one."""
+        if envelope.request_id in self._requests:
+            self._close(self._requests[envelope.request_id])
+        pace = self._paces.get(envelope.origin)
+        if pace is None:
+            pace = self._paces[envelope.origin] = Pace(self._send, self._timer)
+        pace.num_open += 1
+        request = self._requests[envelope.request_id] = _Request(envelope, pace)
+        return request
+
+    def _close(self, request: _Request) -> None:
+        """Drop its state. What waits is for nobody."""
+        del self._requests[request.envelope.request_id]
+        request.pace.num_open -= 1
+        for output in request.outputs.values():
+            output.waiting = []
+
     def _forget(self, message: Tokens) -> None:
         """The engine has sent an output's last token: drop the output's state."""
         request = self._requests.get(message.envelope.request_id)
@@ -168,7 +212,7 @@ class DetokenizerStage:
             return
         request.outputs.pop(message.output_index, None)
         if not request.outputs:
-            del self._requests[message.envelope.request_id]
+            self._close(request)
 
     def _end(self, envelope: Envelope, error: str = "") -> None:
         """Forget a request, unless a later attempt of it has begun. Outputs that still run end here: cut off without an
@@ -176,8 +220,11 @@ class DetokenizerStage:
         request = self._requests.get(envelope.request_id)
         if request is None or request.envelope.attempt > envelope.attempt:
             return
-        del self._requests[envelope.request_id]
-        now = time.monotonic()
+        if error:  # its client is told how far it came
+            for output in request.outputs.values():
+                self._send(output)
+        self._close(request)
+        now = self._timer.clock()
         for index, output in request.outputs.items():
             if not output.ended:
                 phase = Phase(names.SPAN_DETOKENIZE, output.start, now, {names.CANCELLED: not error}, error=error)

@@ -17,6 +17,7 @@ from engine.engine import Engine
 from engine.plan import Plan, StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
+from services.detokenizer.pace import Timer
 from services.detokenizer.stage import DetokenizerStage
 from services.engine.stage import EngineStage, Place
 from services.gateway.access.quota import Quotas, TenantLimits
@@ -157,6 +158,7 @@ class Node:
         self._hop = NextHop(self.role, IDS[NEXT[self.role]])
         self._waiting: dict[str, list[Message]] = {}
         self._seq: dict[str, int] = {}
+        self.timers: list[Callable[[], None]] = []
         self.stage = self._new_stage()
 
     def _new_stage(self) -> Stage:
@@ -164,11 +166,14 @@ class Node:
             threads = Threads(self.pool, lambda call: call())
             return TokenizerStage(encoder(), idle_constraints(), LIMITS, threads, self.emit, unrecorded)
         if self.role is Role.DETOKENIZER:
-            return DetokenizerStage(encoder(), self.emit, unrecorded, self.leases)
+            return DetokenizerStage(encoder(), self.emit, unrecorded, self.leases, Timer(self.world.clock, self._later))
         if self.role is Role.ENGINE:
             place = Place(self.id, self.epoch, self.leases, self.world.clock)
             return EngineStage(new_engine(self.world.clock, self.world.rng), place, self.emit, unrecorded)
         return Front(self.world, self)
+
+    def _later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.timers.append(callback)
 
     def emit(self, message: Message) -> None:
         for peer in self._hop.targets(message):
@@ -185,6 +190,8 @@ class Node:
                 self.emit(Probe(message.origin, message.nonce, message.route, (*message.visits, visit), message.epoch))
             else:
                 self.stage.handle(message)
+        if self.role is Role.DETOKENIZER:  # whoever else turns has an event of its own
+            self.stage.turn()
         self.flush()
 
     def flush(self) -> None:

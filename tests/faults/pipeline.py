@@ -60,6 +60,7 @@ class World:
             self.deliver: 62,
             self.turn_engines: 18,
             self.encode: 6,
+            self.fire_timer: 6,
             self.beat: 3,
             self.submit: 3,
             self.read: 6.5,
@@ -115,6 +116,13 @@ class World:
         if ready:
             node = self.rng.choice(ready)
             node.pool.waiting.pop(self.rng.randrange(len(node.pool.waiting)))()
+            node.flush()
+
+    def fire_timer(self) -> None:
+        ready = [node for node in self.nodes.values() if node.is_up and node.timers]
+        if ready:
+            node = self.rng.choice(ready)
+            node.timers.pop(0)()
             node.flush()
 
     def beat(self) -> None:
@@ -277,6 +285,7 @@ class World:
                 self.deliver()
                 self.encode()
                 self.turn_engines()
+                self.fire_timer()
             for client in list(self.clients):
                 self.say(client)
                 self.take(client)

@@ -92,6 +92,7 @@ def answer(encoder: TextEncoder, said: str, work: Generate) -> list[Text]:
     def emit(message: Message) -> None:
         if not isinstance(message, Report):
             detokenizer.handle(message)
+            detokenizer.turn()
 
     engine = EngineStage(Engine(scheduler, Script([*ids, EOS])), Place("engine-0", 1), emit, unrecorded)
     tokenizer = TokenizerStage(

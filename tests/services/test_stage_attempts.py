@@ -124,6 +124,7 @@ def test_the_detokenizer_begins_anew_with_a_later_attempt(encoder: TextEncoder) 
     stage = DetokenizerStage(encoder, sent.append, unrecorded)
     for message in (tokens(0, 0), tokens(1, 0), tokens(0, 1), tokens(0, 0), tokens(1, 1), Cancel(envelope(0))):
         stage.handle(message)
+        stage.turn()
     assert stage.num_open == 1
     stage.handle(tokens(1, 2, FinishReason.LENGTH))
     texts = [(one.envelope.attempt, one.first_index) for one in sent if isinstance(one, Text)]
@@ -175,6 +176,7 @@ def test_the_detokenizer_emits_nothing_of_what_was_received_twice(encoder: TextE
                 admitted = Admitted(3, 0, 8, Stops(), resumed=pack_ids(ids[:start])) if at == start else None
                 finish = FinishReason.LENGTH if at == len(ids) - 1 else None
                 stage.handle(Tokens(envelope(attempt), at, (ids[at],), admitted=admitted, finish=finish))
+                stage.turn()
             heard.extend(one.text for one in sent if isinstance(one, Text))
             sent.clear()
         assert whole[cut:] == resumed

@@ -48,7 +48,7 @@ def fill_delta(made: types_pb2.Delta, request: OpenRequest, seq: int, texts: Seq
     first = texts[0]
     made.generation_id = request.generation_id
     made.seq = seq
-    made.coalesced_steps = len(texts)
+    made.coalesced_steps = first.num_steps if len(texts) == 1 else sum([one.num_steps for one in texts])
     if first.output_index:
         made.output_index = first.output_index
     if len(texts) == 1:
@@ -58,9 +58,9 @@ def fill_delta(made: types_pb2.Delta, request: OpenRequest, seq: int, texts: Seq
         made.consumed = sum([len(one.tokens) for one in texts])
     add_sections(made, texts)
     for one in texts:
-        if one.num_drafted:
-            made.drafted_tokens += one.num_drafted
-            made.accepted_tokens += one.num_accepted
+        for num_drafted, num_accepted in one.drafts:
+            made.drafted_tokens += num_drafted
+            made.accepted_tokens += num_accepted
     if request.asked.token_records:
         for one in texts:
             add_tokens(made.tokens.add, one.tokens)

@@ -3,7 +3,6 @@
 Between the handlers and the ring. `emit` never blocks; the clock is passed in. Knows no gRPC call.
 """
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from typing import Protocol
@@ -21,7 +20,6 @@ from services.gateway.contract.translate import Asked
 from services.gateway.observer import Observer
 from services.gateway.requests.history import History
 from services.gateway.requests.open_requests import OpenRequest, State
-from services.gateway.requests.pace import Pace
 from services.gateway.requests.reader import SlotLimits
 from services.gateway.requests.registry import OpenRequests
 from services.gateway.requests.replay import cancels, work_now
@@ -80,7 +78,6 @@ class Desk:
         self.gaps = Histogram(GAP_S)  # seconds between two messages with tokens of one output
         self._num_opened = 0
         self.new_id: Callable[[], str] = _random_id
-        self._pace = Pace(lambda: len(self.requests), clock, _call_later)
         self._emit = emit
         self._slots = SlotLimits(settings.stall_timeout_s, settings.max_slot_deltas, settings.max_slot_bytes)
 
@@ -271,7 +268,7 @@ class Desk:
             epoch=self.settings.epoch,
             serial=self._num_opened,
         )
-        request = OpenRequest(envelope, asked, self.clock(), self._pace.text_came if streams else None)
+        request = OpenRequest(envelope, asked, self.clock(), streams=streams)
         request.gaps = self.gaps
         self.requests.add(request)
         return request
@@ -284,10 +281,6 @@ class Desk:
 
 def _random_id() -> str:
     return secrets.token_hex(16)  # 128 bits
-
-
-def _call_later(delay_s: float, callback: Callable[[], None]) -> None:
-    asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 def ended_error(request: OpenRequest) -> ServiceError:

@@ -76,10 +76,8 @@ class OutputState:
 class OpenRequest:
     """One request: what came for it, what of that has been taken, how it ended."""
 
-    def __init__(
-        self, envelope: Envelope, asked: Asked, started_s: float, on_text: "Callable[[OpenRequest], None] | None" = None
-    ) -> None:
-        """`on_text` is told of text that is not the last; None for a caller that wants all at once."""
+    def __init__(self, envelope: Envelope, asked: Asked, started_s: float, *, streams: bool = False) -> None:
+        """`streams`: text is news, too, that is not the last; else its caller wants all at once."""
         self.gaps: Histogram | None = None  # observes the seconds between two messages with tokens of one output
         self.envelope = envelope
         self.generation_id = f"{envelope.request_id}.{envelope.origin}"  # as clients know it
@@ -87,7 +85,7 @@ class OpenRequest:
         self.started_s = started_s
         self._deadline_s = None if envelope.time_left_s is None else started_s + envelope.time_left_s
         self.on_news: Callable[[], None] = _nothing
-        self._on_text = on_text
+        self._streams = streams
         self.on_replay: Callable[[int], None] = _unwatched  # told the attempt
         self.interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
         self.outcome: Outcome | None = None
@@ -174,8 +172,8 @@ class OpenRequest:
             self.max_tokens = self.max_tokens or text.admitted.max_tokens
         output.ids.extend([token.id for token in text.tokens])
         output.num_reasoning += text.num_reasoning
-        if text.num_drafted:  # one draft a message
-            self.drafts.record(text.num_drafted, text.num_accepted)
+        for num_drafted, num_accepted in text.drafts:
+            self.drafts.record(num_drafted, num_accepted)
         if text.tokens or text.finish is not None or has_content([text]):
             self._waiting.append(text)
             self._waiting_bytes += num_bytes(text)
@@ -184,8 +182,8 @@ class OpenRequest:
         if text.finish is not None:
             output.last = text
             self._end_with(text)
-        if self.outcome is None and self._on_text is not None:
-            self._on_text(self)
+        if self.outcome is None and self._streams:
+            self.on_news()
         return ""
 
     def _note_time(self, output: OutputState, now_s: float) -> None:

@@ -41,6 +41,7 @@ class Rig:
         self._next[output] = first + len(ids)
         admitted = None if first else Admitted(3, 0, 8, self._stops)
         self.stage.handle(Tokens(ENVELOPE, first, ids, output, admitted=admitted, finish=finish))
+        self.stage.turn()
 
     def texts(self, output: int) -> str:
         return "".join(one.text for one in self.sent if isinstance(one, Text) and one.output_index == output)

@@ -72,9 +72,9 @@ async def test_what_comes_without_a_reader_is_told_to_the_next_one() -> None:
         call = resume(rig, public(submit), after_seq=1)
         events = aiter(call)
         assert (await anext(events)).accepted.generation_id == public(submit)
-        assert [(await anext(events)).delta.text for _ in range(2)] == ["b", "cd"]
+        assert [(await anext(events)).delta.text for _ in range(3)] == ["b", "c", "d"]
         rig.ring.play(text_of(submit, 4, "e", last=True))
-        assert await told(events) == [("delta", "4e"), ("output_finished", ""), ("finished", "")]
+        assert await told(events) == [("delta", "5e"), ("output_finished", ""), ("finished", "")]
         assert rig.ring.cancels == [] and rig.gateway.desk.admission.num_requests == 0
 
 

@@ -59,7 +59,7 @@ def test_it_is_a_feature_where_somebody_drafts() -> None:
 def drafted(submit: Submit) -> list[Text]:
     """Three tokens, of which the second and the third came of drafts."""
     texts = generation(submit, ["a", "b", "c"])
-    return [msgspec.structs.replace(text, num_drafted=3 * i, num_accepted=i) for i, text in enumerate(texts)]
+    return [msgspec.structs.replace(text, drafts=((3 * i, i),) if i else ()) for i, text in enumerate(texts)]
 
 
 async def test_usage_and_deltas_tell_what_was_drafted() -> None:

@@ -30,7 +30,7 @@ def text(first_index: int, word: str = "x", *, attempt: int = 0, name: str = "r"
 def opened() -> tuple[OpenRequests, OpenRequest, list[str]]:
     dropped: list[str] = []
     table = OpenRequests(dropped.append, num_remembered=2)
-    request = OpenRequest(ENVELOPE, Asked(Detokenize(b"")), 0.0, lambda one: one.on_news())
+    request = OpenRequest(ENVELOPE, Asked(Detokenize(b"")), 0.0, streams=True)
     table.add(request)
     return table, request, dropped
 

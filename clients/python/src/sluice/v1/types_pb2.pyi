@@ -1415,7 +1415,9 @@ class Delta(_message.Message):
     consumed: _builtins.int
     """Tokens sampled since the previous delta of this output, those held back included: what credit is spent on."""
     coalesced_steps: _builtins.int
-    """Messages of the engine that were merged into this one, as the reader or the network was slower than it."""
+    """Steps of the engine whose tokens were merged into this delta: its server was busy, or the reader or the network was
+    slower than the engine.
+    """
     drafted_tokens: _builtins.int
     """Tokens drafted for these."""
     accepted_tokens: _builtins.int

@@ -1,0 +1,28 @@
+"""Text of one output that waited together, as one message. Pure."""
+
+from collections.abc import Sequence
+
+from services.messages import Text
+
+
+def joined(texts: Sequence[Text]) -> Text:
+    """Of one attempt of an output, in order, at least one: the first tells its beginning, the last its end."""
+    first, last = texts[0], texts[-1]
+    if first is last:
+        return first
+    return Text(
+        envelope=first.envelope,
+        first_index=first.first_index,
+        tokens=tuple([token for one in texts for token in one.tokens]),
+        text="".join([one.text for one in texts]),
+        output_index=first.output_index,
+        admitted=first.admitted,
+        finish=last.finish,
+        stop_match=last.stop_match,
+        timings=last.timings,
+        reasoning="".join([one.reasoning for one in texts]),
+        num_reasoning=sum([one.num_reasoning for one in texts]),
+        tool_calls=tuple([call for one in texts for call in one.tool_calls]),
+        num_steps=sum([one.num_steps for one in texts]),
+        drafts=tuple([draft for one in texts for draft in one.drafts]),
+    )
