@@ -155,7 +155,7 @@ class Engine:
         self._move()
         if plan is None:
             self._collect(0, events)
-            if self.proposer is not None:
+            if self.proposer is not None and not self.scheduler.rests():
                 self._draft(self.proposer)
             plan = self._plan()
         else:
@@ -171,9 +171,8 @@ class Engine:
         asks = self.scheduler.asks(grow=proposer.writes_cache)
         self._move()
         if asks:
-            begun = self._clock()
             drafts = proposals(proposer, asks, self.scheduler.limits.vocab_size)
-            self.scheduler.offer(asks, drafts, self._clock() - begun)
+            self.scheduler.offer(asks, drafts, self._clock() - start)  # who chose whom to ask is a cost of drafts too
         self.split.draft_s += self._clock() - start
 
     def _plan(self) -> Plan | None:

@@ -182,12 +182,18 @@ class StepResult:
 
 
 class Memory:
-    """Where a proposer keeps what it knows of one sequence; gone with the sequence."""
+    """Where a proposer keeps what it knows of one sequence; gone with the sequence.
 
-    __slots__ = ("state",)
+    Attributes:
+        num_read: tokens of it that the proposer has read when it was last asked.
+        num_unread: those that it had no time to read: no draft comes before.
+    """
+
+    __slots__ = ("num_read", "num_unread", "state")
 
     def __init__(self) -> None:
         self.state: object = None
+        self.num_read = self.num_unread = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ the other rows, of the chunking and of the thread count (a test compares them): 
 Where it is not so, a near tie may flip, nothing else.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -124,19 +126,17 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
     attention.write_kv(keys_values, cache, meta.write_slots)
 
 
-def keep(states: Tensor, table: Tensor, column: int, slots: Tensor) -> None:
-    """Put states [T or more, H] into their rows of a table, rounded to its dtype.
-
-    Args:
-        table: [rows, W], of which H columns are written from `column` on.
-        slots: int64 [T], the rows of the first T states; -1 for none, and on a GPU only.
-    """
+def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, int], None]:
+    """What puts `num` of contiguous states [T or more, width] into the rows `slots`, int64 [num], of a table [rows, W],
+    rounded to its dtype: `width` columns from `column` on. A slot of -1, on a GPU only, is none."""
     if native.is_available() and not gpu.takes(table) and table.dtype is torch.bfloat16:
-        native.keep(states, table, column, slots)
-        return
-    own = table[:, column : column + states.shape[1]]
-    rows = states[: len(slots)].to(table.dtype)
-    own[slots] = torch.where((slots >= 0)[:, None], rows, own[slots])
+        return native.keeper(table, column, width)
+
+    def keep(states: Tensor, slots: Tensor, num: int) -> None:
+        own, rows = table[:, column : column + width], states[:num].to(table.dtype)
+        own[slots] = torch.where((slots >= 0)[:, None], rows, own[slots])
+
+    return keep
 
 
 def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:

@@ -40,8 +40,8 @@ class Head:
         self._fuse = packer.linear([("fc", hidden)], NUM_STATES * hidden)
         own = source.has("embed_tokens.weight")
         self._embeddings = source.get("embed_tokens.weight", (config.vocab_size, hidden)) if own else target.embeddings
-        self._token_norm = packer.norm("midlayer.input_layernorm", hidden).float()
-        self._hidden_norm = packer.norm("midlayer.hidden_norm", hidden).float()
+        norms = (packer.norm(f"midlayer.{name}", hidden) for name in ("input_layernorm", "hidden_norm"))
+        self._norms = torch.stack([norm.float() for norm in norms])  # of a token and of what was thought before it
         q, k, v = (f"midlayer.self_attn.{name}_proj" for name in "qkv")
         queries, keys = self._heads * self._dim, self._kv_heads * self._dim
         parts = [(q, queries), (k, keys), (v, keys)]
@@ -86,8 +86,8 @@ class Head:
         if states is None:
             states = ops.linear(cache[1].flatten(0, 1)[meta.write_slots].float(), self._fuse).float()
         eps, h = self.config.norm_eps, states
-        tokens = ops.rms_norm(ops.embedding(ids, self._embeddings).float(), self._token_norm, eps)
-        both = torch.cat((tokens, ops.rms_norm(h, self._hidden_norm, eps)), dim=1)
+        both = torch.stack((ops.embedding(ids, self._embeddings).float(), h), dim=1)
+        both = ops.rms_norm(both, self._norms, eps).view(len(h), -1)
         heads = ops.linear(both, self._qkv).view(len(h), self._heads + 2 * self._kv_heads, self._dim)
         ops.rotate_and_write(heads, self._cis[meta.positions], cache[0], meta)
         mixed = ops.paged_attention(heads[:, : self._heads], cache[0], meta, self._dim**-0.5, self.config.windows[0])

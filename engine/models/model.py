@@ -3,9 +3,9 @@
 `load_model` reads a checkpoint, `plan_model` builds the same on the meta device from shapes alone.
 """
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -22,23 +22,13 @@ from kernels.layout import new_layers
 from kernels.metadata import AttentionMetadata
 from kernels.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
+Tap: TypeAlias = Mapping[int, Callable[[Tensor, Tensor, int], None]]  # by layer: who keeps its states, by slot
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tap:
-    """Where a step leaves its hidden states.
 
-    Attributes:
-        behind: numbers of layers, in the order in which their states stand.
-        states: bfloat16 [slots, len(behind) * hidden].
-    """
-
-    behind: tuple[int, ...]
-    states: Tensor
-
-    def keep(self, num: int, h: Tensor, meta: AttentionMetadata) -> None:
-        """h [T or more, hidden] is what stands behind layer `num` in a step."""
-        if num in self.behind:
-            ops.keep(h, self.states, self.behind.index(num) * h.shape[1], meta.write_slots)
+def tap_of(behind: tuple[int, ...], states: Tensor) -> Tap:
+    """Keep what stands behind these layers in `states`, bfloat16 [slots, len(behind) * hidden], side by side."""
+    width = states.shape[1] // len(behind)
+    return {num: ops.keeper(states, i * width, width) for i, num in enumerate(behind)}
 
 
 class Model:
@@ -59,7 +49,7 @@ class Model:
         self.num_parameters = 0  # set by `load_model`
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
-        self.tap: Tap | None = None  # who else reads hidden states
+        self.tap: Tap = {}  # for whoever else reads hidden states
         style = style_of(config)
         self.has_full_attention = None in style.windows
         packer = Packer(source, dtype, pack, is_stored=config.stored is not None)
@@ -106,11 +96,11 @@ class Model:
         if padding:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
         h = ops.embedding(ids, self.embeddings).float()
-        cis = self._cis[positions]
+        cis, tap = self._cis[positions], self.tap
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
             layer.forward(h, cis, layer_cache, meta)
-            if self.tap is not None:
-                self.tap.keep(num, h, meta)
+            if num in tap:
+                tap[num](h, meta.write_slots, meta.num_tokens)
             self.layers_done += 1
             self.on_layer()
         return h[: meta.num_tokens]

@@ -16,6 +16,7 @@ from engine.runner.prompts import SlotPrompts
 from engine.sampling.matchers import SlotMatchers
 from engine.sampling.rows import KnobRows, LogprobRows, Masks, SamplingRows
 
+MAX_KEPT = 16  # combinations of slots: rows with drafts of several lengths come in turns
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
@@ -51,13 +52,12 @@ class SlotRows:
         self._bars = SlotBars()
         self._listeners: tuple[Listener, ...] = (self._adjustments, self._bars, matchers)
         self.listening: dict[int, list[Listener]] = {}  # of slots: who wants to know their tokens
-        self._fixed: KnobRows | None = None  # of the slots that sampled last, while none of them is reset
-        self._fixed_slots: list[int] = []
+        self._fixed: dict[tuple[int, ...], KnobRows] = {}  # by the slots that sampled, while none is reset
 
     def reset(self, placement: Placement) -> None:
         """Forget whoever had the slot."""
         slot, params = placement.slot, placement.params
-        self._fixed = None
+        self._fixed.clear()
         self.block_tables[slot] = 0
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
@@ -98,10 +98,13 @@ class SlotRows:
         """Parameters of the rows that sample now, each for the token at its position. A slot has a row more for each of
         its drafts; `ahead`: of such rows, the drafts before it. A grammar that has come to its end outweighs
         min_tokens."""
-        if self._fixed is None or self._fixed_slots != slots:
-            self._fixed, self._fixed_slots = self._fixed_rows(slots), slots
+        fixed = self._fixed.get(key := tuple(slots))
+        if fixed is None:
+            if len(self._fixed) >= MAX_KEPT:
+                self._fixed.clear()
+            fixed = self._fixed[key] = self._fixed_rows(slots)
         return SamplingRows(
-            self._fixed,
+            fixed,
             position=np.asarray(positions),
             penalties=self._adjustments.penalties(slots, ahead),
             barred=self._bars.of(slots, positions, ahead, masks),

@@ -11,8 +11,10 @@ from torch import Tensor
 from engine.errors import ServiceError, constraint_lost, nothing_left
 from engine.plan import TokenLogprob
 from engine.sampling.fixed import Fixed
-from engine.sampling.rows import SamplingRows
+from engine.sampling.rows import KnobRows, SamplingRows
 from kernels import ops
+
+MAX_KEPT = 32  # knobs: those of drafts of other lengths come in turns
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,18 +33,20 @@ class SampledRows:
 
 
 class Sampler:
-    """Keeps nothing between steps but what it made of knobs that stay: noise is a function of (seed, output, position,
-    token id)."""
+    """Keeps nothing between steps but what it made of knobs that come again: noise is a function of (seed, output,
+    position, token id)."""
 
     def __init__(self) -> None:
-        self._fixed: Fixed | None = None
+        self._fixed: dict[KnobRows, Fixed] = {}
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: SamplingRows) -> SampledRows:
         """logits float32 [R, V], which it may overwrite; rows of R."""
-        fixed = self._fixed
-        if fixed is None or fixed.knobs is not rows.knobs:
-            fixed = self._fixed = Fixed(rows.knobs, logits.shape[1], logits.device)
+        fixed = self._fixed.get(rows.knobs)
+        if fixed is None:
+            if len(self._fixed) >= MAX_KEPT:
+                self._fixed.clear()
+            fixed = self._fixed[rows.knobs] = Fixed(rows.knobs, logits.shape[1], logits.device)
         chosen = ops.choose(logits, fixed.rows(rows.position), fixed.changes(rows), fixed.wanted)
         ids: list[int] = chosen.ids.tolist()
         bad = [row for row, token in enumerate(ids) if token < 0]

@@ -19,6 +19,7 @@ from engine.trees import MOST_DRAFTS, first_branch, follow, is_chain
 
 PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
 REST_STEPS = 4  # in which nobody is asked, once nobody is worth a draft: these may be planned ahead
+HEED_EVERY = 4  # steps of which one is measured while nobody is asked
 MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which it has to read
 
 
@@ -34,6 +35,7 @@ class Drafts:
         self._controller = controller
         self._max_width = max_width
         self.num_resting = 0  # steps to come in which nobody needs to be asked
+        self._is_resting = False
         self._asked: list[Sequence] = []
         self._grown: list[tuple[Sequence, int]] = []  # whose tables have room for drafts, and which tables these are
 
@@ -42,19 +44,29 @@ class Drafts:
         """Whether the next plan must `take`."""
         return bool(self.offered or self._grown)
 
+    def rests(self) -> bool:
+        """Whether nobody is worth a draft in the next step, whoever runs. All that hardly a step does then: behind a
+        model that has just been read from end to end, every call more is one that the processor has forgotten."""
+        if self._controller is None:
+            return False
+        num_ahead = REST_STEPS - self.num_resting if self._is_resting else 0  # that were planned without asking
+        self._is_resting = self._controller.rests(1 + num_ahead)
+        if self._is_resting:
+            self.num_resting = REST_STEPS
+        return self._is_resting
+
     def asks(self, budget: int, *, grow: bool) -> list[Ask]:
         """Of sequences one token behind, while prompts leave room in a step of `budget` tokens. `grow`: with blocks for
         all drafts but the last, as far as nobody else needs them in the next step."""
         self._asked = []
-        if self._controller is not None and self._controller.rests():
-            return []
         missing = [one.num_missing for one in self._floor.running if one.num_missing > 0]
         room = budget - sum(missing)
-        able = [one for one in self._floor.running if _is_due(one)] if room > 0 else []
+        due = [one for one in self._floor.running if _is_due(one)] if room > 0 else []
         asks: list[Ask] = []
-        if not able:
+        if not due:
             return asks
-        wishes = self._wishes(able, missing.count(1))
+        able = [one for one in due if not (grow and _is_too_late(one))]  # who would have to be read first
+        wishes = self._wishes(able, missing) if able else []
         self.num_resting = 0 if any(wishes) else REST_STEPS
         width = self._max_width if self._controller is None else self._controller.width
         spare = self._num_spare() if grow and any(wishes) else 0
@@ -62,8 +74,6 @@ class Drafts:
             limit = _limit(one) if wish else 0
             wide = _width(one, width, limit)
             num = min(wish, limit // wide, room)
-            if grow and _is_too_late(one):  # it would have to be read first
-                num = 0
             if grow and num > 0:
                 num, taken = self._grow_ahead(one, num, spare)
                 spare -= taken
@@ -75,12 +85,13 @@ class Drafts:
     def offer(self, asks: Several[Ask], proposals: Several[Several[int] | DraftTree], seconds: float) -> None:
         """Answers to the last `asks`, in their order, and how long it took to find them."""
         drafts = [_parts(one) for one in proposals]
+        num_read = sum(map(_catch_up, self._asked))
         if self._controller is not None and asks:
             num = sum(len(ids) for ids, _ in drafts)
-            self._controller.drafted([ask.num for ask in asks], num, seconds, had_to_read=self._has_news())
+            asked = [ask.num for ask in asks if not ask.memory.num_unread]
+            self._controller.drafted(asked, num, seconds, num_read=num_read)
         for one, (ids, parents) in zip(self._asked, drafts, strict=True):
             assert one.drafting is not None
-            one.drafting.num_seen = len(one.tokens)
             if ids:
                 one.drafting.ids, one.drafting.parents = ids, parents
                 self.offered.append(one)
@@ -113,7 +124,9 @@ class Drafts:
         return nums
 
     def stepped(self, plan: Plan, seconds: float) -> None:
-        """A step took so long: worth knowing if it was of decoding rows alone."""
+        """A step took so long: worth knowing if it was of decoding rows alone, and now and then while all rest."""
+        if self._is_resting and plan.step % HEED_EVERY:
+            return
         num_rows = len(plan.slots)
         if self._controller is not None and plan.num_tokens - sum(plan.drafts.values()) == num_rows:
             self._controller.stepped(num_rows, plan.num_tokens, seconds)
@@ -155,15 +168,13 @@ class Drafts:
                 self._controller.branched(is_met=len(path) > right)
         return len(path)
 
-    def _has_news(self) -> bool:
-        """Whether somebody is new to the proposer: reading a prompt takes time that the next draft does not."""
-        return any(len(one.tokens) - one.drafting.num_seen > MAX_NEWS for one in self._asked if one.drafting)
-
-    def _wishes(self, able: Several[Sequence], num_rows: int) -> list[int]:
-        """How many drafts each is worth in a step of so many decoding rows."""
+    def _wishes(self, able: Several[Sequence], missing: list[int]) -> list[int]:
+        """How many drafts each is worth in a step whose rows miss so many tokens."""
         if self._controller is None:
             return [MAX_DRAFT_TOKENS] * len(able)
-        return self._controller.choose([one.drafting.record for one in able if one.drafting is not None], num_rows)
+        records = [one.drafting.record for one in able if one.drafting is not None]
+        num_rows, unread = missing.count(1), [_unread(one) for one in able]
+        return self._controller.choose(records, num_rows, unread, is_alone=num_rows == len(missing))
 
     def _num_spare(self) -> int:
         """Blocks that are free even when everybody who runs computes all that it misses."""
@@ -202,12 +213,30 @@ def _is_due(sequence: Sequence) -> bool:
     return len(sequence.tokens) - sequence.num_computed == 1 and sequence.state is State.RUNNING
 
 
+def _news(sequence: Sequence) -> int:
+    """Tokens that have to be read before a draft; those of the last steps are none, whatever is drafted reads such."""
+    assert sequence.drafting is not None
+    news = len(sequence.tokens) - sequence.drafting.num_seen
+    return news if news > MAX_NEWS else 0
+
+
+def _unread(sequence: Sequence) -> float:
+    """These per token still to come."""
+    return _news(sequence) / max(1, sequence.group.max_tokens - sequence.num_output)
+
+
+def _catch_up(sequence: Sequence) -> int:
+    """The proposer has answered: how many tokens it had to read for that."""
+    drafting = sequence.drafting
+    assert drafting is not None
+    memory = drafting.memory
+    drafting.num_seen = len(sequence.tokens) - memory.num_unread
+    return memory.num_read if memory.num_read > MAX_NEWS else 0
+
+
 def _is_too_late(sequence: Sequence) -> bool:
     """Whether so little is still to come that reading what there is would not pay."""
-    group, drafting = sequence.group, sequence.drafting
-    assert drafting is not None
-    news = len(sequence.tokens) - drafting.num_seen
-    return news > max(MAX_NEWS, PAYBACK * (group.max_tokens - sequence.num_output))
+    return _unread(sequence) > PAYBACK
 
 
 def _limit(sequence: Sequence) -> int:

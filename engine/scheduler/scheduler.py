@@ -236,9 +236,13 @@ class Scheduler:
         self._next_deadline = min((group.deadline_s for group in self._floor.groups.values()), default=math.inf)
         return events, failures
 
+    def rests(self) -> bool:
+        """Whether nobody is worth a draft in the next step, and so nobody needs to be asked; once a step."""
+        return self._drafts.rests()
+
     def asks(self, *, grow: bool = False) -> list[Ask]:
-        """Who could verify drafts in the next step: to be answered by `offer`, or not at all, before `plan`. `grow`:
-        with room in their tables, which may take moves."""
+        """Who could verify drafts in the next step, unless it `rests`: to be answered by `offer`, or not at all, before
+        `plan`. `grow`: with room in their tables, which may take moves."""
         return self._drafts.asks(self._planner.budget, grow=grow)
 
     def offer(self, asks: Ids[Ask], proposals: Ids[Ids[int] | DraftTree], seconds: float) -> None:

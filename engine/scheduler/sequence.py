@@ -24,7 +24,7 @@ class Drafting:
     Attributes:
         limit: drafts of one step at most.
         record: of its drafts, for whoever chooses their length.
-        num_seen: tokens that the proposer was last asked about, and so has read.
+        num_seen: tokens that the proposer has read when it was last asked.
         ids: proposed for the next step, or being verified by the one in flight: behind the tokens that exist.
         parents: of these, where they are a tree; else empty.
     """

@@ -6,11 +6,13 @@ slowly, and an outlier counts for little. What has not been seen for long is for
 """
 
 import dataclasses
+from bisect import bisect_left
 
 STEEPNESS = 0.1  # of a curve of which one point is known: twice the size costs so much more
 TRUST = 4  # measurements that make an entry count
 WEIGHT = 0.1  # of the newest measurement then
 OUTLIER = 1.5  # times the mean: more is taken to be this much
+FRESH = 1024  # measurements of others after which an entry should be measured again
 LIFE = 4096  # measurements of others after which an entry is forgotten
 
 
@@ -48,6 +50,11 @@ class CostTable:
         else:
             entry.add(seconds, self._num)
 
+    def is_fresh(self, rows: int, size: int) -> bool:
+        """Whether that has been measured a few times, and not long ago."""
+        entry = self._tables.get(coarse(rows, 1), {}).get(coarse(size, 3))
+        return entry is not None and entry.num >= TRUST and self._num - entry.seen <= FRESH
+
     def seconds(self, rows: int, sizes: list[int]) -> list[float]:
         """Expected cost of each size; 0 while nothing is known. More rows do not cost less."""
         points = self._points(rows)
@@ -84,8 +91,8 @@ def _between(points: list[tuple[int, float]], size: int) -> float:
         return 0.0
     if len(points) == 1:
         return _beside(*points[0], size)
-    at = next((i for i, (known, _) in enumerate(points) if known >= size), len(points) - 1)
-    (left, low), (right, high) = points[max(0, at - 1)], points[max(1, at)]
+    at = max(1, min(bisect_left(points, (size, 0.0)), len(points) - 1))  # the first that is as large, or the last
+    (left, low), (right, high) = points[at - 1], points[at]
     return max(low + (high - low) * (size - left) / (right - left), 0.0)
 
 

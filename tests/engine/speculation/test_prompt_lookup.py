@@ -77,4 +77,6 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     proposer, memory = NgramProposer(), Memory()
     tokens = [1, 2, 3, 4, 5, 9, 1, 2]
     assert list(proposer.propose([ask(tokens, 2, memory)])[0]) == []
+    assert (memory.num_read, memory.num_unread) == (6, 2)
     assert list(proposer.propose([ask(tokens, 2, memory)])[0]) == [3, 4]
+    assert (memory.num_read, memory.num_unread) == (2, 0)

@@ -1,0 +1,78 @@
+"""Draws drafts from a drafter's logits, with the noise of the positions that they are for: so they often agree with
+the target's tokens.
+
+As the target's rows are drawn, but for what depends on the tokens that exist: agreement is all that a draft is for.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from engine.plan import Ask
+from engine.request import SamplingParams
+from engine.sampling.rows import KnobRows, SamplingRows, allow, bits_of
+from engine.sampling.sampler import Sampler
+from engine.speculation.draft_rows import Row
+
+
+class DraftSampling:
+    """Keeps what it made of the parameters of the rows that drew last, by number of the draft: they come again."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._sampler = Sampler()
+        self._knobs: list[tuple[list[tuple[SamplingParams, int]], KnobRows]] = []
+
+    def draw(self, rows: Sequence[Row], logits: Tensor) -> None:
+        """The next draft of each row, which have as many, from logits [rows, V]; and to those of some width
+        alternatives, each of which is what would be drafted if the ones before it could not be."""
+        asks = [row.ask for row in rows]
+        positions = np.array([row.num_tokens for row in rows], dtype=np.int64)
+        knobs = SamplingRows(self._knobs_of(len(rows[0].drafts), asks), positions)
+        width = max(ask.width for ask in asks)
+        left = logits.clone() if width > 1 else logits
+        drafted = self._sampler.sample(logits, knobs).ids
+        for row, token in zip(rows, drafted, strict=True):
+            row.drafts.append(token)
+            row.others.append([])
+        for num in range(1, width):
+            places = [i for i, token in enumerate(drafted) if token >= 0]
+            if not places:  # nothing else may be said
+                break
+            left[places, [drafted[i] for i in places]] = float("-inf")
+            drafted = self._sampler.sample(left.clone(), knobs).ids
+            for row, token in zip(rows, drafted, strict=True):
+                if token >= 0 and num < row.ask.width:
+                    row.others[-1].append(token)
+
+    def _knobs_of(self, number: int, asks: Sequence[Ask]) -> KnobRows:
+        """Of the rows that make their draft of that number."""
+        if number < len(self._knobs):
+            whose, knobs = self._knobs[number]
+            if len(whose) == len(asks) and all(map(_is_of, asks, whose)):
+                return knobs
+        found = [(ask.params, ask.output_index) for ask in asks], _knobs(asks, self._vocab_size)
+        self._knobs[number : number + 1] = [found]
+        return found[1]
+
+
+def _is_of(ask: Ask, whose: tuple[SamplingParams, int]) -> bool:
+    return ask.params is whose[0] and ask.output_index == whose[1]
+
+
+def _knobs(asks: Sequence[Ask], vocab_size: int) -> KnobRows:
+    params = [ask.params for ask in asks]
+    seeds = [one.seed - (1 << 64) if one.seed >= 1 << 63 else one.seed for one in params]
+    return KnobRows(
+        temperature=np.array([one.temperature for one in params], dtype=np.float32),
+        top_k=np.array([one.top_k for one in params], dtype=np.int64),
+        top_p=np.array([one.top_p for one in params], dtype=np.float32),
+        min_p=np.array([one.min_p for one in params], dtype=np.float32),
+        typical_p=np.array([one.typical_p for one in params], dtype=np.float32),
+        seed=np.array(seeds, dtype=np.int64),
+        output=np.array([ask.output_index for ask in asks], dtype=np.int64),
+        allowed=allow(
+            [(i, bits_of(one.allowed_token_ids, vocab_size)) for i, one in enumerate(params) if one.allowed_token_ids]
+        ),
+    )
