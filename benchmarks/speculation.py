@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -110,7 +111,9 @@ class Load:
 def decode(
     engines: Mapping[Key, Engine], load: Load, watches: Mapping[Key, Watch] = MappingProxyType({})
 ) -> dict[Key, Run]:
-    """All of a load by each engine, taking turns step by step: what slows the machine down slows all of them."""
+    """All of a load by each engine, taking turns step by step: what slows the machine down slows all of them. Their
+    order is drawn anew each time: behind whom an engine comes decides what the caches hold, which was worth 2 %."""
+    order = random.Random(1)
     waiting = {key: load.requests() for key in engines}
     outputs: dict[Key, Outputs] = {key: {} for key in engines}
     seconds = dict.fromkeys(engines, 0.0)
@@ -118,6 +121,7 @@ def decode(
         for request in itertools.islice(waiting[key], load.concurrency):
             engine.add(request)
     while going := [key for key, engine in engines.items() if engine.has_work]:
+        order.shuffle(going)
         for key in going:
             start = time.process_time()
             events = engines[key].step()
