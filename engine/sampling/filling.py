@@ -4,8 +4,7 @@ Matchers and drafts in, bits out, in the order in which they are asked for: one 
 last finds matchers at rest. Knows no slots and no rows.
 """
 
-import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -52,35 +51,24 @@ class Filler:
     def fill(self, wants: Sequence[Want]) -> "Future[Filled]":
         """Nobody may touch these matchers before the result is there. Behind a drafted token that is not allowed,
         everything is: nobody gets there."""
-        return self._aside.submit(self._fill, wants, _nothing)
+        return self._aside.submit(self._fill, wants)
 
-    def begin(self, wants: Sequence[Want]) -> "Future[Filled]":
-        """The same, begun when this returns: whoever goes on in Python would else keep the thread from it until the
-        next time that the interpreter is free."""
-        begun = queue.SimpleQueue[None]()
-        filled = self._aside.submit(self._fill, wants, lambda: begun.put(None))
-        begun.get()
-        return filled
-
-    def _fill(self, wants: Sequence[Want], tell: Callable[[], None]) -> Filled:
+    def _fill(self, wants: Sequence[Want]) -> Filled:
         plain: list[tuple[LLMatcher, int]] = []  # and the index of the first mask
         drafted: list[tuple[LLMatcher, int, list[int]]] = []
         lost, end = set[int](), 0
         known: list[tuple[int, Known]] = []
-        try:
-            for at, (matcher, drafts, before) in enumerate(wants):
-                if matcher is None or matcher.is_error():
-                    lost.add(at)
-                elif drafts:
-                    drafted.append((matcher, end, list(drafts)))
-                elif before is not None and before.filled.exception() is None:
-                    known.append((end, before))
-                else:
-                    plain.append((matcher, end))
-                end += 1 + len(drafts)
-            bits: Bits = np.full((end, self._width), -1, dtype=np.int32)
-        finally:
-            tell()
+        for at, (matcher, drafts, before) in enumerate(wants):
+            if matcher is None or matcher.is_error():
+                lost.add(at)
+            elif drafts:
+                drafted.append((matcher, end, list(drafts)))
+            elif before is not None and before.filled.exception() is None:
+                known.append((end, before))
+            else:
+                plain.append((matcher, end))
+            end += 1 + len(drafts)
+        bits: Bits = np.full((end, self._width), -1, dtype=np.int32)
         if plain:  # either call wants at least one
             fill_next_token_bitmask_par(self._threads, plain, bits)
         if drafted:
@@ -89,7 +77,3 @@ class Filler:
             bits[to] = filled.result().bits[at]
         lost.update(at for at, want in enumerate(wants) if want.matcher is not None and want.matcher.is_error())
         return Filled(bits, frozenset(lost))
-
-
-def _nothing() -> None:
-    """Nobody waits."""

@@ -1,8 +1,8 @@
 """The grammars that outputs follow, slot by slot, and the masks of ids that each allows next.
 
 A matcher is rolled forward from the tokens themselves whenever a sequence takes a slot, so that it is the same after
-preemption, replay and forks. Masks are filled by a thread of their own: from the moment that the tokens before them are
-sampled, where that is certain, else while the model computes. What goes wrong with one matcher is told for its row
+preemption, replay and forks. Masks are asked for as soon as the tokens before them are sampled, where that is certain,
+and filled by a thread of their own while the model computes. What goes wrong with one matcher is told for its row
 only. Knows no logits.
 """
 
@@ -207,7 +207,7 @@ class SlotMatchers:
                 followers.append(follower)
         if followers:
             wants = [Want(one.matcher) for one in followers]
-            self._early = _Early(followers, [one.version for one in followers], self._filler.begin(wants))
+            self._early = _Early(followers, [one.version for one in followers], self._filler.fill(wants))
 
     def _settle(self) -> None:
         """Matchers are touched by one thread at a time."""
