@@ -97,8 +97,8 @@ class Runner:
         return False
 
     def launch(self, plan: Plan) -> Done:
-        """Compute the plan's rows. Masks of grammars that are not there yet are filled meanwhile: a step that fails
-        awaits them too. Raises OutOfDeviceMemory and DeviceLost for what these are."""
+        """Compute the plan's rows. Masks of grammars are filled meanwhile: a step that fails awaits them too. Raises
+        OutOfDeviceMemory and DeviceLost for what these are."""
         with device_faults():
             return self._compute(plan)
 
@@ -115,11 +115,7 @@ class Runner:
             filled = masks.result()
         prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
         result = self._sample(plan, spots, hidden, meta, filled)
-        if prompts:
-            result = dataclasses.replace(result, prompts=prompts)
-        if self._rows.listening:
-            self._go_on(plan, spots, result)  # the last that is done: a step that fails is computed again from here
-        return Done(result)
+        return Done(dataclasses.replace(result, prompts=prompts) if prompts else result)
 
     def _layout(self, plan: Plan) -> AttentionMetadata:
         contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
@@ -155,11 +151,6 @@ class Runner:
         tables, size = self._rows.block_tables, self._block_size
         places = [tables[slots, at // size] * np.int64(size) + at % size for at in (sources, targets)]
         self._store.move_slots(*(torch.from_numpy(place).to(self._model.device) for place in places))
-
-    def _go_on(self, plan: Plan, spots: Spots, result: StepResult) -> None:
-        """Have masks filled behind what was sampled, where nothing is drafted."""
-        rows = [i for i in spots.rows if i not in plan.drafts and i not in result.failed]
-        self._rows.matchers.go_on([plan.slots[i] for i in rows], [result.token_ids[i] for i in rows])
 
     def _note_tokens(self, plan: Plan, spots: Spots) -> None:
         """Tell the slots that sample which tokens they have now: drafts are none of theirs yet."""

@@ -78,7 +78,7 @@ class Masks(Allowed):
     """What grammars allow.
 
     Attributes:
-        lost: rows whose grammar cannot be followed any further, none of them in `rows`.
+        lost: rows whose grammar cannot be followed any further, in `rows` or not.
         no_end: int32 [ceil(V / 32)], every bit but those of ends of the sequence.
     """
 

@@ -172,7 +172,7 @@ def fails_in(owner: type, name: str, monkeypatch: pytest.MonkeyPatch, rows_of: C
 def test_steps_that_are_computed_again_change_nothing(
     model: Model, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """In the middle, while masks are being filled; and when all is done, and those of the next step have been begun."""
+    """In the middle, while masks are being filled; and when all is done."""
     asked = {
         name: params(seed=at, grammar=schema_grammar(SCHEMAS[name]), max_tokens=40, presence_penalty=0.5)
         for at, name in enumerate(["person", "order", "array"])
@@ -186,7 +186,7 @@ def test_steps_that_are_computed_again_change_nothing(
     assert calls[0] > 30
 
 
-def test_slots_are_taken_while_masks_are_filled_for_who_had_them(model: Model) -> None:
+def test_slots_are_taken_from_those_who_followed_another_grammar(model: Model) -> None:
     """Cancelled between two steps; whoever comes next gets what it would get alone."""
     engine = model.engine(dataclasses.replace(CONFIG, max_num_seqs=2))
     asked = {name: params(seed=3, grammar=schema_grammar(SCHEMAS[name])) for name in ("person", "array")}

@@ -1,22 +1,18 @@
 """Masks of grammars: exactly the ids that may follow, row by row, behind drafts too; slots forget whoever had them."""
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from engine.errors import Code, ServiceError
 from engine.plan import Placement
 from engine.request import SamplingParams
-from engine.sampling import filling
 from engine.sampling import grammars as grammars_module
 from engine.sampling.grammars import Grammars, load_tokenizer
-from engine.sampling.matchers import Follower, SlotMatchers
-from engine.sampling.rows import Bits, Masks
+from engine.sampling.matchers import SlotMatchers
+from engine.sampling.rows import Masks
 from tests.oracle.tokenizers import byte_level_bpe, unigram
 
 VOCAB, EOS = 420, 1  # wider than the tokenizer
@@ -177,164 +173,3 @@ def test_a_tokenizer_of_another_kind_has_no_grammars(tmp_path: Path) -> None:
     with pytest.raises(ServiceError) as caught:
         Grammars(None).compile(choice("a"))
     assert caught.value.code is Code.FAILED_PRECONDITION
-
-
-def test_masks_begun_ahead_are_those_of_what_was_sampled(matchers: SlotMatchers, known: Tokenizer) -> None:
-    ids = known.encode("he said").ids
-    for slot in (0, 1):
-        matchers.reset(place(slot, choice(*WORDS), (7,), 1))
-    for num, token in enumerate(ids, 1):
-        matchers.note(0, num, ids[num - 2 : num - 1] or [7])
-        filled(matchers, [0])
-        matchers.go_on([0, 5], [token, 9])
-        matchers.note(0, 1 + num, [token])
-        matchers.reset(place(2, choice(*WORDS), (7, *ids[:num]), 1))
-        assert allowed(filled(matchers, [0]), 0) == allowed(filled(matchers, [2]), 0)
-    assert allowed(filled(matchers, [0]), 0) == {EOS}
-
-
-def test_masks_begun_ahead_are_filled_once(
-    matchers: SlotMatchers, known: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For the same rows as they are, for others one by one; those that have gone on since are filled anew."""
-    fills: list[int] = []
-    real = fill_next_token_bitmask_par
-
-    def counted(threads: LLExecutor, wants: list[tuple[LLMatcher, int]], bits: Bits) -> None:
-        fills.append(len(wants))
-        real(threads, wants, bits)
-
-    monkeypatch.setattr(filling, "fill_next_token_bitmask_par", counted)
-    (first, second, *_) = known.encode("he said").ids
-    for slot in range(3):
-        matchers.reset(place(slot, choice(*WORDS)))
-    before = allowed(filled(matchers, [0, 1, 2]), 0)
-    matchers.go_on([0, 1, 2], [first] * 3)
-    for slot in range(3):
-        matchers.note(slot, 1, [first])
-    masks = filled(matchers, [0, 1, 2])
-    assert fills == [3, 3] and allowed(masks, 0) == allowed(masks, 2) != before
-    others = filled(matchers, [9, 2, 8, 0])
-    assert allowed(others, 1) == allowed(others, 3) == allowed(masks, 0)
-    assert fills == [3, 3]
-    matchers.note(1, 2, [first, second])
-    again = filled(matchers, [0, 1, 2])
-    assert fills == [3, 3, 1] and allowed(again, 0) == allowed(masks, 0) and allowed(again, 1) != allowed(masks, 1)
-
-
-def test_what_was_sampled_and_never_told_has_not_happened(matchers: SlotMatchers, known: Tokenizer) -> None:
-    """The step is computed again at the same position, or the output goes on otherwise."""
-    ids, others = known.encode("he said").ids, known.encode("world").ids
-    matchers.reset(place(0, choice(*WORDS), (7,), 1))
-    start = allowed(filled(matchers, [0]), 0)
-    for _ in range(2):
-        matchers.go_on([0], [ids[0]])
-        matchers.note(0, 1, [7])
-        assert allowed(filled(matchers, [0]), 0) == start
-    matchers.go_on([0], [ids[0]])
-    matchers.note(0, 2, [others[0]])
-    matchers.reset(place(1, choice(*WORDS), (7, others[0]), 1))
-    masks = filled(matchers, [0, 1])
-    assert masks is not None and not masks.lost and allowed(masks, 0) == allowed(masks, 1)
-
-
-def test_drafts_follow_what_was_sampled_ahead(matchers: SlotMatchers, known: Tokenizer) -> None:
-    ids = known.encode("he said").ids
-    matchers.reset(place(0, choice(*WORDS)))
-    matchers.reset(place(1, choice(*WORDS)))
-    filled(matchers, [0, 1])
-    matchers.go_on([0, 1], [ids[0], ids[0]])
-    for slot in (0, 1):
-        matchers.note(slot, 1, ids[:1])
-    masks = filled(matchers, [1, 0, 0], {2: ids[1:2]})
-    matchers.reset(place(2, choice(*WORDS), tuple(ids[:2])))
-    assert allowed(masks, 0) == allowed(masks, 1) and allowed(masks, 2) == allowed(filled(matchers, [2]), 0)
-
-
-class SlowFill:
-    """Fills that end only when somebody has touched their matchers, or long enough after that."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_busy = False
-        self.begun, self.touched = threading.Event(), threading.Event()
-        self._real = fill_next_token_bitmask_par
-        monkeypatch.setattr(filling, "fill_next_token_bitmask_par", self.fill)
-        monkeypatch.setattr(Follower, "append", self._seen(Follower.append))
-        monkeypatch.setattr(Follower, "retract", self._seen(Follower.retract))
-
-    def fill(self, threads: LLExecutor, wants: list[tuple[LLMatcher, int]], bits: Bits) -> None:
-        self.is_busy = True
-        self.begun.set()
-        self.touched.wait(0.2)
-        self._real(threads, wants, bits)
-        self.is_busy = False
-
-    def _seen(self, real: Callable[..., None]) -> Callable[..., None]:
-        def seen(*args: object) -> None:
-            if self.is_busy:
-                self.touched.set()
-            real(*args)
-
-        return seen
-
-
-@pytest.mark.parametrize("told", [[5], [], [7, 8]], ids=["another token", "the step once more", "more tokens"])
-def test_nobody_touches_a_matcher_whose_mask_is_being_filled(
-    matchers: SlotMatchers, known: Tokenizer, monkeypatch: pytest.MonkeyPatch, told: list[int]
-) -> None:
-    (token, *_) = known.encode("he said").ids
-    matchers.reset(place(0, choice(*WORDS), (9,), 1))
-    matchers.reset(place(1, choice(*WORDS), (9,), 1))
-    slow = SlowFill(monkeypatch)
-    matchers.go_on([0, 1], [token, token])
-    assert slow.begun.wait(10)
-    tokens = [token, *told[1:]] if len(told) > 1 else told
-    matchers.note(0, 1 + len(tokens), [9, *tokens])
-    assert not slow.touched.is_set()
-
-
-def test_a_slot_is_taken_while_its_mask_is_being_filled(
-    matchers: SlotMatchers, known: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Preempted, cancelled or ended: nobody waits, and nothing of it is left."""
-    (token, *_) = known.encode("he said").ids
-    for slot in (0, 1):
-        matchers.reset(place(slot, choice(*WORDS), (9,), 1))
-    slow = SlowFill(monkeypatch)
-    matchers.go_on([0, 1], [token, token])
-    assert slow.begun.wait(10)
-    matchers.reset(place(0, choice("aa")))
-    matchers.reset(place(1, ""))
-    masks = filled(matchers, [0, 1])
-    assert masks is not None and masks.rows.tolist() == [0]
-    assert allowed(masks, 0) == may_follow(known, "", ("aa",))
-
-
-@pytest.mark.parametrize("is_over", [True, False], ids=["it is over", "it is still being filled"])
-def test_what_goes_wrong_ahead_is_done_again_when_it_is_asked_for(
-    matchers: SlotMatchers, known: Tokenizer, monkeypatch: pytest.MonkeyPatch, is_over: bool
-) -> None:
-    (token, *_) = known.encode("he said").ids
-    matchers.reset(place(0, choice(*WORDS)))
-    matchers.reset(place(1, choice(*WORDS), (token,)))
-    failures, asked = [MemoryError("once")], threading.Event()
-
-    def failing(threads: LLExecutor, wants: list[tuple[LLMatcher, int]], bits: Bits) -> None:
-        if failures:
-            assert asked.wait(10)
-            raise failures.pop()
-        fill_next_token_bitmask_par(threads, wants, bits)
-
-    monkeypatch.setattr(filling, "fill_next_token_bitmask_par", failing)
-    matchers.go_on([0], [token])
-    matchers.note(0, 1, [token])
-    if is_over:
-        asked.set()
-        matchers._settle()
-        alone = filled(matchers, [0])
-        assert allowed(alone, 0) == allowed(filled(matchers, [1]), 0)
-    else:
-        filling_both = matchers.start([0, 1], {})
-        asked.set()
-        both = filling_both.result()
-        assert allowed(both, 0) == allowed(both, 1)
