@@ -177,7 +177,7 @@ def run(
             sum(getattr(one, name) for one in outcomes.values()) for name in ("num_lost", "num_different")
         )
         print(f"{what} {number}/{len(moments) * len(roles)}: lost {lost}, different {different}", file=sys.stderr)
-    return {role: outcome.figures() for role, outcome in outcomes.items()}
+    return {role: outcome.figures() for role, outcome in outcomes.items() if outcome.num_harmed}
 
 
 def main() -> None:
