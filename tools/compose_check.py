@@ -19,6 +19,7 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 from services.telemetry.collector import Collector
@@ -143,7 +144,9 @@ def admitted(num: int, after: int, then: str, stack: Stack) -> str:
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
             was_let_in = any(key == "x-sluice-generation-id" for key, _ in error.trailing_metadata() or ())
-            if was_let_in or error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > end:
+            # A connection that broke has no details: that is the gateway's end, and no refusal.
+            is_refusal = rpc_status.from_call(error) is not None and not was_let_in
+            if not is_refusal or error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > end:
                 raise
             say("not let in yet: asking again")
             time.sleep(1.0)

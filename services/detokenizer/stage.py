@@ -38,7 +38,7 @@ class _Output:
     """One output that is being detokenised."""
 
     output: Output
-    pace: "Pace[_Output]"
+    pace: "Pace[_Output]"  # of its gateway
     start: float
     next_index: int = 0
     busy_s: float = 0.0
@@ -52,7 +52,6 @@ class _Request:
     """One request's outputs, in its newest attempt."""
 
     envelope: Envelope
-    pace: Pace[_Output]  # of its gateway
     outputs: dict[int, _Output] = dataclasses.field(default_factory=dict)
 
 
@@ -177,7 +176,7 @@ class DetokenizerStage:
             self._leases.seen(envelope.origin, envelope.epoch)
             request = self._open(envelope)
         name, admitted = f"{envelope.request_id}/{message.output_index}", message.admitted
-        output = _Output(Output(self._encoder, name, admitted.stops, admitted.text), request.pace, now)
+        output = _Output(Output(self._encoder, name, admitted.stops, admitted.text), self._paces[envelope.origin], now)
         if admitted.resumed:  # its text was emitted before: go on behind it
             resumed = unpack_ids(admitted.resumed)
             before = output.output.push(resumed, None)
@@ -191,17 +190,16 @@ class DetokenizerStage:
         """State of an attempt, in the place of an earlier one."""
         if envelope.request_id in self._requests:
             self._close(self._requests[envelope.request_id])
-        pace = self._paces.get(envelope.origin)
-        if pace is None:
-            pace = self._paces[envelope.origin] = Pace(self._send, self._timer)
-        pace.num_open += 1
-        request = self._requests[envelope.request_id] = _Request(envelope, pace)
+        if envelope.origin not in self._paces:
+            self._paces[envelope.origin] = Pace(self._send, self._timer)
+        self._paces[envelope.origin].num_open += 1
+        request = self._requests[envelope.request_id] = _Request(envelope)
         return request
 
     def _close(self, request: _Request) -> None:
         """Drop its state. What waits is for nobody."""
         del self._requests[request.envelope.request_id]
-        request.pace.num_open -= 1
+        self._paces[request.envelope.origin].num_open -= 1
         for output in request.outputs.values():
             output.waiting = []
 

@@ -1,12 +1,14 @@
 """A draft model: what it computes is what the target would, wherever its blocks have been."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.build import build_engine
+from engine.cache.tiers import Kind, Move
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ServiceError
@@ -14,6 +16,7 @@ from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.plan import DraftTree
 from engine.request import EngineRequest, SamplingParams
+from engine.runner.store import BlockStore
 from tests.engine.speculation.test_verification import GREEDY, SAMPLED, Outputs, run
 from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -57,6 +60,25 @@ def test_a_model_that_drafts_for_itself_is_always_right(models: tuple[Path, Path
         assert config is ROOMY or engine.scheduler.num_preemptions > 0
 
 
+@pytest.fixture
+def swift_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every read and write has ended before the next step: how fast the disk is decides nothing."""
+    ended: dict[BlockStore, list[tuple[Move, bool]]] = {}
+    move, moved = BlockStore.move, BlockStore.moved
+
+    def wait(self: BlockStore, moves: list[Move]) -> None:
+        found = ended.setdefault(self, [])
+        due = len(found) + sum(one.kind in (Kind.WRITE, Kind.READ) for one in moves)
+        move(self, moves)
+        while len(found) < due:
+            os.sched_yield()
+            found += moved(self)
+
+    monkeypatch.setattr(BlockStore, "move", wait)
+    monkeypatch.setattr(BlockStore, "moved", lambda self: ended.pop(self, []))
+
+
+@pytest.mark.usefixtures("swift_disk")
 def test_its_blocks_go_through_all_tiers(models: tuple[Path, Path], tmp_path: Path) -> None:
     target, _ = models
     prompts = some_prompts(TWIN.vocab, 9)
@@ -71,7 +93,7 @@ def test_its_blocks_go_through_all_tiers(models: tuple[Path, Path], tmp_path: Pa
     assert books is not None
     assert books.stats.num_restored and books.stats.num_written
     # A block may have gone down before the draft had computed its part of it: that costs acceptance, nothing else.
-    assert engine.scheduler.draft_stats.num_accepted > 0.5 * engine.scheduler.draft_stats.num_drafted > 0
+    assert engine.scheduler.draft_stats.num_accepted > 0.9 * engine.scheduler.draft_stats.num_drafted > 0
 
 
 @pytest.mark.parametrize("params", [GREEDY, {**SAMPLED, "temperature": 2.0, "top_p": 1.0}], ids=["greedy", "sampled"])
