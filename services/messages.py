@@ -175,7 +175,8 @@ class Keep(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Gateway → engine, behind its request: so many more tokens may be sampled, over all outputs."""
+    """Gateway → engine, behind its request: so many more tokens may be sampled, over all outputs. From the detokenizer
+    home: so many were sampled behind a stop string, which no client will be told of."""
 
     envelope: Envelope
     tokens: int

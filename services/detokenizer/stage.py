@@ -2,7 +2,7 @@
 
 Text leaves in the turn in which its tokens came, or together with other text when there is much (`pace`). An output's
 first never waits, nor does its end. After a stop string the engine still sends tokens until the gateway's Cancel has
-gone round; they are dropped. Knows no engine and no socket.
+gone round; they are dropped, and the credit they were sampled for goes back. Knows no engine and no socket.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from services.messages import (
     Census,
     Envelope,
     Failed,
+    Grant,
     Message,
     Result,
     Scored,
@@ -43,6 +44,7 @@ class _Output:
     next_index: int = 0
     busy_s: float = 0.0
     ended: bool = False  # by a stop string: what still comes is dropped
+    num_unused: int = 0  # tokens that came behind the stop string
     resumed_at_end: Advance | None = None  # what came before it was resumed had ended it
     waiting: list[Text] = dataclasses.field(default_factory=list)
 
@@ -119,6 +121,8 @@ class DetokenizerStage:
         output = self._output(message, start)
         if output is None or output.ended or message.first_index != output.next_index:
             self.num_late += len(message.ids)
+            if output is not None and output.ended:
+                output.num_unused += len(message.ids)
             if message.finish is not None:
                 self._forget(message)
             return
@@ -126,6 +130,7 @@ class DetokenizerStage:
             self._emit(Result(message.envelope, Scored(self._records.of_prompt(message.prompt))))
         advance = output.resumed_at_end or output.output.push(message.ids, message.finish)
         output.next_index += advance.num_consumed
+        output.num_unused += len(message.ids) - advance.num_consumed
         output.ended = advance.finish is not None
         now = self._timer.clock()
         output.busy_s += now - start
@@ -208,7 +213,9 @@ class DetokenizerStage:
         request = self._requests.get(message.envelope.request_id)
         if request is None or request.envelope.attempt != message.envelope.attempt:
             return
-        request.outputs.pop(message.output_index, None)
+        output = request.outputs.pop(message.output_index, None)
+        if output is not None and output.num_unused:  # others of its outputs may wait for them
+            self._emit(Grant(message.envelope, output.num_unused))
         if not request.outputs:
             self._close(request)
 

@@ -30,7 +30,7 @@ from services.gateway.recovery.watch import RingWatch, Senses
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
 from services.gateway.settings import GatewaySettings
-from services.messages import Failed, Message, Preempted, Probe, Report, Result, Text
+from services.messages import Failed, Grant, Message, Preempted, Probe, Report, Result, Text
 from services.watched import Watched
 
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
@@ -67,6 +67,7 @@ class Gateway:
             Failed: self._deliver,
             Result: self._deliver,
             Preempted: self._deliver,
+            Grant: self.desk.give_back,
             Probe: self._watch.returned,
             Report: self._control.loads.report,
         }

@@ -10,7 +10,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.cache.cache import KVCache
 from engine.engine import Engine
@@ -25,7 +25,7 @@ from services.gateway.observer import Unobserved
 from services.gateway.recovery.watch import RingWatch, Senses
 from services.gateway.requests.desk import Desk
 from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages import Message, Probe, Report, Role, Visit
+from services.messages import Grant, Message, Probe, Report, Role, Visit
 from services.ring.leases import Leases
 from services.ring.loop import Stage
 from services.ring.peers import NEXT, NextHop
@@ -132,6 +132,8 @@ class Front:
     def handle(self, message: Message) -> None:
         if isinstance(message, Probe):
             self.watch.returned(message)
+        elif isinstance(message, Grant):
+            self.desk.give_back(message)
         elif not isinstance(message, Report):
             self.desk.deliver(message)  # type: ignore[arg-type]  # what a ring brings home
             self.watch.delivered()
@@ -219,3 +221,21 @@ def search(prompt: tuple[int, ...], params: SamplingParams) -> list[list[int]]:
         for event in engine.step().sampled:
             found[event.output_index] += event.token_ids
     return found
+
+
+class Alone(NamedTuple):
+    """What one output is when nothing disturbs it."""
+
+    ids: list[int]
+    text: str
+    is_stopped: bool  # by its stop string
+
+
+def alone(ids: list[int], stop: str) -> Alone:
+    """An output whose model says `ids` and that ends with the first token which completes `stop`, "" for never."""
+    decode = encoder().tokenizer.decode
+    for end in range(1, len(ids) + 1) if stop else ():
+        before, found, _ = decode(ids[:end]).partition(stop)
+        if found:
+            return Alone(ids[:end], before, is_stopped=True)
+    return Alone(ids, decode(ids), is_stopped=False)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.errors import ServiceError
-from engine.request import SamplingParams
+from engine.request import FinishReason, SamplingParams
 from services.detokenizer.stage import DetokenizerStage
 from services.engine.stage import EngineStage
 from services.gateway.access.metadata import Call
@@ -23,9 +23,9 @@ from services.gateway.contract.translate import Asked
 from services.gateway.requests.open_requests import OpenRequest, State
 from services.messages import Append, CloseInput, Grant, Role
 from services.tokenizer.stage import TokenizerStage
-from services.work import Generate, Scheduling, TokenPrompt, pack_ids
+from services.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
 from tests.engine.scheduler.fake_model import VOCAB
-from tests.faults.nodes import IDS, Front, Link, Node, encoder, independent, search
+from tests.faults.nodes import IDS, Alone, Front, Link, Node, alone, encoder, independent, search
 
 BEAT_S = 0.25
 MAX_CLIENTS = 16
@@ -38,7 +38,7 @@ class Client:
 
     front: Front
     request: OpenRequest
-    expected: list[list[int]]
+    expected: list[Alone]
     ids: list[list[int]]
     text: list[str]
     pieces: list[tuple[int, ...]]  # of its prompt, still to be appended
@@ -157,18 +157,27 @@ class World:
         if not params.beam_width and rng.random() < 0.3:
             pieces = [tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))) for _ in range(rng.randint(0, 3))]
             held = Scheduling(credit=rng.choice((None, 0, 3)), is_open=True)
-        work = Generate(TokenPrompt(pack_ids(prompt)), params, scheduling=held)
+        whole = (*prompt, *(token for piece in pieces for token in piece))
+        outputs = search(whole, params) if params.is_search else independent(whole, params)
+        stop = "" if params.is_search else self.some_words(outputs[0])
+        expected = [alone(ids, stop) for ids in outputs]
+        stops = Stops(tuple(filter(None, [stop])))
+        work = Generate(TokenPrompt(pack_ids(prompt)), params, stops, scheduling=held)
         try:
             request = desk.open(Call("sim"), Asked(work, reserve=50, num_outputs=params.n), streams=False)
         except ServiceError:
             return
-        whole = [*prompt, *(token for piece in pieces for token in piece)]
-        expected = search(tuple(whole), params) if params.is_search else independent(tuple(whole), params)
         desk.submit(request, "")
         self.clients.append(
             Client(node.stage, request, expected, [[] for _ in expected], [""] * params.n, pieces, False)
         )
         node.flush()
+
+    def some_words(self, ids: list[int]) -> str:
+        """A stop string that will be found, or none."""
+        words = encoder().tokenizer.decode(ids).split("\ufffd")[0]
+        at = self.rng.randrange(8)
+        return words[at : at + self.rng.randint(1, 3)]
 
     def read(self) -> None:
         if not self.clients:
@@ -211,7 +220,7 @@ class World:
         self.num_ended += 1
         self.num_replayed += bool(request.envelope.attempt)
         for ids, expected in zip(client.ids, client.expected, strict=True):
-            assert ids == expected[: len(ids)], "somebody else's token"
+            assert ids == expected.ids[: len(ids)], "somebody else's token"
         self.trace.update(f"{request.envelope.request_id} {request.state.name} {client.ids}\n".encode())
         if request.state is State.FAILED:
             assert isinstance(request.outcome, ServiceError)
@@ -219,9 +228,11 @@ class World:
             self.num_blamed += 1
         elif not client.is_cancelled:
             assert request.state is State.FINISHED, request.outcome
-            assert client.ids == client.expected
-            for ids, text in zip(client.ids, client.text, strict=True):
-                assert text == encoder().tokenizer.decode(ids), "the text is not that of the tokens"
+            ends = [output.last.finish for output in request.outputs if output.last is not None]
+            for ids, text, end, expected in zip(client.ids, client.text, ends, client.expected, strict=True):
+                assert ids == expected.ids
+                assert text == expected.text, "the text is not that of the tokens"
+                assert (end is FinishReason.STOP_STRING) == expected.is_stopped, end
 
     def cancel(self) -> None:
         if self.clients:

@@ -193,12 +193,21 @@ class Desk:
 
     def deliver(self, message: Text | Failed | Result | Preempted) -> None:
         """Take a message that came round the ring."""
-        if self.requests.deliver(message, self.clock()) == "gap":
+        dropped = self.requests.deliver(message, self.clock())
+        if dropped == "gap":
             self._close_gap(message.envelope)
-        if isinstance(message, Text) and message.finish is FinishReason.STOP_STRING:
+        if not dropped and isinstance(message, Text) and message.finish is FinishReason.STOP_STRING:
             request = self.requests.get(message.envelope.request_id)
             if request is not None and request.outcome is None:  # others of its outputs go on: only this one is over
                 self._emit(Cancel(envelope=request.envelope, output_index=message.output_index))
+
+    def give_back(self, unused: Grant) -> None:
+        """Tokens were sampled behind a stop string: what they spent of the request's credit may be spent again."""
+        request = self.requests.get(unused.envelope.request_id)
+        if request is None or request.outcome is not None or request.allowed is None:
+            return
+        if unused.envelope.attempt == request.envelope.attempt:
+            self.change(request, Grant(request.envelope, unused.tokens))
 
     def _close_gap(self, envelope: Envelope) -> None:
         """A message was lost on its way: the request is sent again, unless that has brought nothing several times."""

@@ -6,7 +6,7 @@ import pytest
 
 from engine.request import FinishReason
 from services.detokenizer.stage import DetokenizerStage
-from services.messages import Admitted, Cancel, Envelope, Message, Text, Tokens
+from services.messages import Admitted, Cancel, Envelope, Grant, Message, Text, Tokens
 from services.tokenizer.encoding import TextEncoder
 from services.work import Stops
 from tests.oracle.tokenizers import byte_level_bpe
@@ -43,6 +43,9 @@ class Rig:
         self.stage.handle(Tokens(ENVELOPE, first, ids, output, admitted=admitted, finish=finish))
         self.stage.turn()
 
+    def num_said(self, output: int) -> int:
+        return self._next[output]
+
     def texts(self, output: int) -> str:
         return "".join(one.text for one in self.sent if isinstance(one, Text) and one.output_index == output)
 
@@ -62,6 +65,20 @@ def test_a_stop_string_ends_its_own_output_only(encoder: TextEncoder) -> None:
     rig.stage.handle(Cancel(ENVELOPE, output_index=0))
     rig.say(0, "late", FinishReason.CANCELLED)
     assert rig.ends()[0] is FinishReason.STOP_STRING and rig.stage.num_open == 0
+
+
+def test_credit_for_tokens_behind_a_stop_string_goes_back(encoder: TextEncoder) -> None:
+    """The client is told of two tokens and grants no more; its other output must not wait for the rest for ever."""
+    rig = Rig(encoder, Stops(("wor",)))
+    rig.say(0, "hello")
+    rig.say(1, "quick")
+    rig.say(0, " world and")  # several at once, as speculation brings them
+    rig.say(0, " more")
+    grants = [one for one in rig.sent if isinstance(one, Grant)]
+    assert not grants  # more may come
+    rig.stage.handle(Tokens(ENVELOPE, rig.num_said(0), (), 0, finish=FinishReason.CANCELLED))
+    told = sum(len(one.tokens) for one in rig.sent if isinstance(one, Text) and one.output_index == 0)
+    assert [one for one in rig.sent if isinstance(one, Grant)] == [Grant(ENVELOPE, rig.num_said(0) - told)]
 
 
 def test_the_end_of_a_cancelled_output_is_told_with_the_text_that_was_held_back(encoder: TextEncoder) -> None:

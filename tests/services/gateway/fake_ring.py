@@ -17,6 +17,7 @@ from services.gateway.settings import GatewaySettings, ModelInfo
 from services.messages import (
     Admitted,
     Cancel,
+    Grant,
     Message,
     Preempted,
     Probe,
@@ -82,7 +83,7 @@ class FakeRing:
         self.changed.set()
         asyncio.get_running_loop().call_soon(self._answer, message)
 
-    def play(self, *messages: Text | Preempted) -> None:
+    def play(self, *messages: Text | Preempted | Grant) -> None:
         assert self.gateway is not None
         for message in messages:
             self.gateway.deliver(message)

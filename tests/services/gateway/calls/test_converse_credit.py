@@ -3,13 +3,14 @@
 import asyncio
 
 import grpc
+import msgspec
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import Code
 from services.gateway.access.rate import Rate
 from services.gateway.calls.conversation import MAX_REPLIES
-from services.messages import Admitted, Grant, Text, TokenRecord
+from services.messages import Admitted, Envelope, Grant, Text, TokenRecord
 from services.work import Stops
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import public, running, settings, stream_request, text_of
@@ -32,6 +33,19 @@ async def test_who_has_spent_its_credit_is_told_once_and_goes_on_with_a_grant() 
         throttled = (await talk.read()).throttled
         assert throttled.reason == inference_pb2.THROTTLE_REASON_CREDIT
         assert throttled.generation_id == public(submit)
+        talk.call.cancel()
+
+
+async def test_credit_that_brought_nothing_goes_back_to_the_engine() -> None:
+    """Tokens behind a stop string spend credit that the client never hears of."""
+    async with running() as rig:
+        talk = Talker(rig)
+        submit = await talk.open(1, credit_window=4, sampling={"n": 2})
+        await talk.kinds(1)
+        rig.ring.play(text_of(submit, 0, "a", first=True))
+        earlier = msgspec.structs.replace(submit.envelope, attempt=submit.envelope.attempt - 1)
+        rig.ring.play(Grant(earlier, 3), Grant(Envelope("unknown", "g"), 3), Grant(submit.envelope, 2))
+        assert await talk.emitted(Grant) == [Grant(submit.envelope, 2)]
         talk.call.cancel()
 
 

@@ -82,6 +82,21 @@ async def test_a_stop_string_of_the_last_output_cancels_all() -> None:
         assert output_cancels(rig) == [None]
 
 
+async def test_a_stop_string_of_an_attempt_that_was_given_up_ends_nothing() -> None:
+    """What comes behind a gap is found again by the attempt that replaces it, which must not be cancelled for it."""
+    async with running() as rig:
+        call = rig.stub.StreamGenerate(stream_request())
+        submit = await rig.ring.next_submit()
+        rig.ring.play(text(submit, 0, 0, "a"), text(submit, 0, 2, "c", FinishReason.STOP_STRING))
+        again = await rig.ring.next_submit()
+        assert again.envelope.attempt == submit.envelope.attempt + 1
+        rig.ring.play(text(submit, 0, 2, "c", FinishReason.STOP_STRING))  # of the attempt before
+        assert output_cancels(rig) == []
+        rig.ring.play(text(again, 0, 1, "b"), text(again, 0, 2, "c", FinishReason.STOP_STRING))
+        last = [event async for event in call][-1].finished
+        assert last.usage.completion_tokens == 3 and output_cancels(rig) == [None]
+
+
 async def test_one_output_is_cancelled_by_the_client() -> None:
     async with running() as rig:
         call = rig.stub.StreamGenerate(stream_request(sampling=TWO))
