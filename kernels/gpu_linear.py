@@ -22,11 +22,11 @@ class Int8OnGpu(OnGpu):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self._packed = quantise_rows(weight, torch.int8)
-        self.weight = self._packed.weight
+        self.packed = quantise_rows(weight, torch.int8)
+        self.weight = self.packed.weight
 
     def apply(self, x: Tensor) -> Tensor:
-        y: Tensor = gpu.family("linear8").linear_w8a16(x.to(self.dtype), self._packed, self.bias)
+        y: Tensor = gpu.family("linear8").linear_w8a16(x.to(self.dtype), self.packed, self.bias)
         return y
 
 
