@@ -70,8 +70,10 @@ def test_logits_equal_transformers(
         positions = torch.tensor([10 + step, *range(at, at + num)])
         logits.append(model.logits(model.forward(tokens, positions, cache, meta))[1:])
         at += num
+    oracle = reference(tmp_path)
     with torch.inference_mode():
-        want = reference(tmp_path)(torch.tensor(ids[:1])).logits[0, :at]
+        want = oracle(torch.tensor(ids[:1])).logits[0, :at]
+    assert model.num_parameters == oracle.num_parameters()
     got = torch.cat(logits)
     assert float((got - want).abs().max()) < 1e-4
     assert torch.equal(got.argmax(-1), want.argmax(-1))
