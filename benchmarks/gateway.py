@@ -20,7 +20,7 @@ from sluice.v1 import inference_pb2
 from benchmarks import gateway_client as client
 from benchmarks.gateway_memory import GATEWAY, Growth, rounds_of_cancels
 from benchmarks.gateway_rig import bare_server, service
-from benchmarks.machine import median, write
+from benchmarks.machine import end_as_asked, median, write
 
 Figures = dict[str, object]
 MIB = 1 << 20
@@ -235,6 +235,7 @@ FIGURES: dict[str, Callable[[], Coroutine[Any, Any, Figures]]] = {
 
 def main() -> None:
     """Measure, and write benchmarks/results/gateway.json when all was measured."""
+    end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=FIGURES, default=list(FIGURES))
     wanted = parser.parse_args().only
