@@ -23,6 +23,10 @@ class Layer:
     attention_norm, mlp_norm: [hidden], of the norms before qkv and gate_up; None where folded in.
     head_norms: float32 [heads + kv_heads, dim] of queries and keys, head by head; None without.
     window: keys that a query sees; None for all.
+    activation: of the gate; see `kernels.elementwise.GATES`.
+    output_norm, down_norm: [hidden], of norms of what attention and MLP add to the residuals; None without.
+    query_scalar: scores are divided by its root; None for dim.
+    score_cap: they become cap · tanh(score / cap) then; 0 for as they are.
     """
 
     qkv: PackedLinear
@@ -37,37 +41,44 @@ class Layer:
     dim: int
     eps: float
     window: int | None
+    activation: str = "silu"
+    output_norm: Tensor | None = None
+    down_norm: Tensor | None = None
+    query_scalar: float | None = None
+    score_cap: float = 0.0
 
     @property
     def scale(self) -> float:
         """Of scores."""
-        return float(self.dim**-0.5)
+        return float((self.query_scalar or self.dim) ** -0.5)
 
     @functools.cached_property
-    def _norms(self) -> tuple[Tensor | None, Tensor | None]:
+    def _norms(self) -> tuple[Tensor | None, ...]:
         """In float32, for as long as their addresses are in use."""
-        attention, mlp = self.attention_norm, self.mlp_norm
-        return (None if attention is None else attention.float(), None if mlp is None else mlp.float())
+        norms = (self.attention_norm, self.mlp_norm, self.output_norm, self.down_norm)
+        return tuple(None if norm is None else norm.float() for norm in norms)
 
     @functools.cached_property
     def arguments(self) -> tuple[float, ...] | None:
         """What stays from call to call, in the order that kernels/cpu/module.cpp reads; None if a part of the layer
         has no kernel of ours."""
-        norms = self._norms
-        parts = ((self.qkv, norms[0]), (self.output, None), (self.gate_up, norms[1]), (self.down, None))
+        attention, mlp, output, down = self._norms
+        parts = ((self.qkv, attention), (self.output, None), (self.gate_up, mlp), (self.down, None))
         found: list[float] = []
         for linear, norm in parts:
             if not isinstance(linear, Fused) or not linear.takes_norm(norm):
                 return None
             found += (*linear.arguments, _address(norm))
         sizes = (self.heads, self.kv_heads, self.dim, self.window or 0)
-        return (*found, _address(self.head_norms), self.eps, *sizes, self.scale)
+        own = (native.GATES[self.activation], _address(output), _address(down), _address(self.head_norms))
+        return (*found, *own, self.eps, *sizes, self.scale, self.score_cap)
 
     @functools.cached_property
     def scratch_width(self) -> int:
         """Floats that a token needs between the operations."""
         heads = self.heads + 2 * self.kv_heads
-        return (heads + self.heads) * self.dim + self.gate_up.features // 2
+        is_normed = self.output_norm is not None or self.down_norm is not None
+        return (heads + self.heads) * self.dim + self.gate_up.features // 2 + is_normed * self.output.features
 
 
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:

@@ -1,7 +1,8 @@
 """The decoder that all supported architectures share, over packed weights and the paged cache.
 
-Pre-norm attention and gated MLP on a residual stream in float32. Query, key and value are one matrix, gate and up
-another. In float32 the norms' weights are folded into the matrix behind them. Knows nothing of batching or sampling.
+Attention and gated MLP on a residual stream in float32, each behind a norm, and before one where the architecture has
+it. Query, key and value are one matrix, gate and up another. In float32 the norms' weights are folded into the matrix
+behind them. Knows nothing of batching or sampling.
 """
 
 from typing import Protocol
@@ -30,22 +31,31 @@ class Pack(Protocol):
 
 
 class Packer:
-    """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows."""
+    """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows. `norm_offset` is
+    what norms add to their weights as they are stored."""
 
     def __init__(
-        self, source: WeightSource, dtype: torch.dtype, pack: Pack = ops.pack_linear, *, is_stored: bool = False
+        self,
+        source: WeightSource,
+        dtype: torch.dtype,
+        pack: Pack = ops.pack_linear,
+        *,
+        is_stored: bool = False,
+        norm_offset: float = 0.0,
     ) -> None:
         self._source = source
         self._pack = pack
         self._dtype = dtype
+        self._norm_offset = norm_offset
         # Folding multiplies weights once instead of activations at each step; in bfloat16 it would round them again,
         # and of weights that came quantised nothing can be folded into.
         self._folds = dtype is torch.float32 and not is_stored
         self.notes: dict[str, None] = {}  # what an operator should know, in the order in which it was found
 
     def norm(self, name: str, size: int) -> Tensor:
-        """A norm's weight [size]."""
-        return self._source.get(f"{name}.weight", (size,))
+        """A norm's weight [size]; a sum with the offset is not rounded again, and is float32."""
+        stored = self._source.get(f"{name}.weight", (size,))
+        return stored.float() + self._norm_offset if self._norm_offset else stored
 
     def kept(self, norm: Tensor) -> Tensor | None:
         """The norm's weight if the norm itself must apply it; None when `linear` folds it in."""
@@ -115,7 +125,11 @@ def pair_order(rows: int, head_dim: int, device: torch.device) -> Tensor:
 
 
 class DecoderLayer:
-    """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place."""
+    """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place.
+
+    Attributes:
+        rope: which of the model's rotations is its own: 1 for that of layers with a window, where they have another.
+    """
 
     def __init__(self, config: ModelConfig, style: Style, index: int, packer: Packer) -> None:
         at, hidden, size, dim = f"model.layers.{index}", config.hidden_size, config.intermediate_size, config.head_dim
@@ -123,11 +137,12 @@ class DecoderLayer:
         q, k, v = (f"{at}.self_attn.{name}_proj" for name in "qkv")
         parts = [(q, queries), (k, keys), (v, keys)]
         gate_up = [(f"{at}.mlp.gate_proj", size), (f"{at}.mlp.up_proj", size)]
+        self.rope = int(config.local_rope is not None and style.windows[index] is not None)
         norm = packer.norm(f"{at}.input_layernorm", hidden)
         qkv = packer.linear(parts, hidden, bias=style.qkv_bias, norm=norm, rotated={q: dim, k: dim})
         head_norms = _head_norms(config, packer, at) if style.qk_norm else None
         output = packer.linear([(f"{at}.self_attn.o_proj", hidden)], queries, bias=style.output_bias)
-        mlp_norm = packer.norm(f"{at}.post_attention_layernorm", hidden)
+        mlp_norm, *behind = _norms(packer, style, at, hidden)
         self._layer = Layer(
             qkv=qkv,
             output=output,
@@ -141,11 +156,25 @@ class DecoderLayer:
             dim=dim,
             eps=config.norm_eps,
             window=style.windows[index],
+            activation=config.activation,
+            output_norm=behind[0] if behind else None,
+            down_norm=behind[1] if behind else None,
+            query_scalar=style.query_scalar,
+            score_cap=style.score_cap,
         )
 
     def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
         """Advance the residual stream h [T, hidden] (float32) in place."""
         ops.decoder_layer_(h, self._layer, cis, cache, meta)
+
+
+def _norms(packer: Packer, style: Style, at: str, hidden: int) -> list[Tensor]:
+    """Weights of the norm before the MLP, and, where there are such, of those behind attention and MLP. A name that
+    says behind attention means before the MLP where that has no norm of its own."""
+    names: tuple[str, ...] = ("post_attention",)
+    if style.post_norms:
+        names = ("pre_feedforward", "post_attention", "post_feedforward")
+    return [packer.norm(f"{at}.{name}_layernorm", hidden) for name in names]
 
 
 def _head_norms(config: ModelConfig, packer: Packer, at: str) -> Tensor:

@@ -19,13 +19,17 @@ from kernels import native
 from kernels.kinds import computes_bfloat16
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
+GEMMA2 = (("sliding_window", 10), ("attn_logit_softcapping", 3.0), ("final_logit_softcapping", 8.0))
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied-wide-heads": Shape("llama", vocab=1023, head_dim=24, tied=True),
     "mistral-window": Shape("mistral", options=(("sliding_window", 10),)),
     "qwen2-tied": Shape("qwen2", vocab=97, tied=True),
     "qwen3": Shape("qwen3", head_dim=32, kv_heads=1),
+    "gemma2": Shape("gemma2", tied=True, options=GEMMA2),
+    "gemma3": Shape("gemma3", layers=3, tied=True, options=(("sliding_window", 10), ("sliding_window_pattern", 2))),
 }
+NAMES = [name if name != "gemma3" else pytest.param(name, marks=pytest.mark.long) for name in SHAPES]
 ROOMY = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=4096, threads=1)
 # 14 blocks of 8 hold two of the prompts below at full length: everything else waits, is preempted and comes back.
 # More is let in than will fit, so that preemption is the rule.
@@ -41,8 +45,8 @@ TIGHT = EngineConfig(
 
 
 def tight(shape: Shape) -> EngineConfig:
-    """A pool that forces preemption; behind a sliding window blocks are given back, and it takes a smaller one."""
-    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if shape.options else TIGHT
+    """A pool that forces preemption; where all layers have a window blocks are given back: it takes a smaller one."""
+    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if shape.architecture == "mistral" else TIGHT
 
 
 def make_engine(directory: Path, config: EngineConfig) -> Engine:
@@ -81,7 +85,7 @@ def some_prompts(vocab: int, num: int, seed: int = 1) -> dict[str, list[int]]:
     return prompts
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
+@pytest.fixture(scope="module", params=NAMES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Shape]:
     shape = SHAPES[request.param]
     return make_checkpoint(tmp_path_factory.mktemp(request.param), shape), shape
@@ -109,6 +113,8 @@ def test_greedy_equals_transformers_with_everything_on(checkpoint: tuple[Path, S
     assert roomy.scheduler.cache.stats.hit_tokens > 0
 
 
+# Tiers move bytes, whatever the architecture.
+@pytest.mark.parametrize("checkpoint", [name for name in SHAPES if "gemma" not in name], indirect=True)
 def test_greedy_equals_transformers_through_all_tiers(checkpoint: tuple[Path, Shape], tmp_path: Path) -> None:
     """As above, with blocks that go to host memory and on to disk, and come back; then by a process after it."""
     directory, shape = checkpoint

@@ -108,6 +108,25 @@ def test_norms_of_rows_and_of_heads(form: str, monkeypatch: pytest.MonkeyPatch) 
     assert torch.allclose(one[0], other[0], atol=1e-4) and torch.allclose(one[1], other[1], atol=1e-5)
 
 
+def test_activation_scale_and_cap_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = both(make("float32"), torch.float32, monkeypatch)[0][0]
+    for changes in ({"activation": "gelu_tanh"}, {"query_scalar": 3.0}, {"score_cap": 0.3}):
+        layer = dataclasses.replace(make("float32"), **changes)
+        one, other = both(layer, torch.float32, monkeypatch)
+        assert torch.equal(one[0], other[0])
+        assert float((one[0] - plain).abs().mean()) > 1e-3
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16"])
+def test_norms_of_what_is_added(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = both(make(form), torch.float32, monkeypatch)[0][0]
+    for names in (["output_norm"], ["down_norm"], ["output_norm", "down_norm"]):
+        layer = dataclasses.replace(make(form), **{name: torch.rand(HIDDEN) for name in names})  # type: ignore[arg-type] # of several types
+        one, other = both(layer, torch.float32, monkeypatch)
+        assert torch.allclose(one[0], other[0], atol=1e-4)
+        assert float((one[0] - plain).abs().mean()) > 0.1
+
+
 def test_trees_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     trees = {2: Tree((-1, 0, 0, 1, 1))}
     one, other = both(make("float32"), torch.float32, monkeypatch, trees)

@@ -21,6 +21,17 @@ ROPES = {
     "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64},
 }
 QWEN_WINDOW = (("use_sliding_window", True), ("sliding_window", 9), ("max_window_layers", 1))
+GEMMA2 = (
+    *(("sliding_window", 9), ("query_pre_attn_scalar", 5)),
+    *(("attn_logit_softcapping", 2.0), ("final_logit_softcapping", 6.0)),
+)
+UNCAPPED = (("sliding_window", 9), ("attn_logit_softcapping", None), ("final_logit_softcapping", None))
+FULL, WINDOWED = "full_attention", "sliding_attention"
+GEMMA3 = (
+    *(("sliding_window", 9), ("query_pre_attn_scalar", 20), ("final_logit_softcapping", 9.0)),
+    ("layer_types", [WINDOWED, FULL, WINDOWED]),
+    ("rope_parameters", {FULL: {**ROPES["linear"], "rope_theta": 1e6}, WINDOWED: {"rope_type": "default"}}),
+)
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied-odd": Shape("llama", tied=True, head_dim=24, vocab=1023),
@@ -32,12 +43,20 @@ SHAPES = {
     "qwen2-tied-window": Shape("qwen2", tied=True, options=QWEN_WINDOW),
     "qwen3": Shape("qwen3", head_dim=32),
     "qwen3-tied-mqa": Shape("qwen3", tied=True, kv_heads=1),
+    "gemma": Shape("gemma", tied=True),
+    # Caps that scores and logits of this size reach; full attention in the second layer.
+    "gemma2": Shape("gemma2", layers=3, tied=True, options=GEMMA2),
+    "gemma2-wide-untied": Shape("gemma2", head_dim=256, kv_heads=1, options=(("sliding_window", 9),)),
+    "gemma2-without-caps": Shape("gemma2", tied=True, options=UNCAPPED),
+    "gemma3": Shape("gemma3", layers=3, tied=True, head_dim=32, options=GEMMA3),
 }
+LONG = {"gemma2-without-caps"}
+NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SHAPES]
 CUTS = {"whole": [50], "sevens": [7] * 7 + [1], "mixed": [7, 7, 1, 1, 20, 14]}
 
 
 @pytest.mark.parametrize(("cut", "ours"), [*((cut, True) for cut in CUTS), ("mixed", False)])
-@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_transformers(
     name: str, cut: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
