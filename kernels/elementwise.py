@@ -1,6 +1,7 @@
 """Norms, activations and rotations in torch operators: any device, any dtype."""
 
 import functools
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -49,3 +50,17 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(first half) · second half of [T, 2 I] → [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """The same with GELU by its approximation with tanh (Hendrycks & Gimpel 2016)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+
+
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
+    """x becomes cap · tanh(x / cap) in place (Bello et al. 2016)."""
+    return x.div_(cap).tanh_().mul_(cap)

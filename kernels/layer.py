@@ -24,6 +24,9 @@ class Layer:
     attention_norm: [hidden], of the norm before qkv; None where folded in.
     head_norms: float32 [heads + kv_heads, dim] of queries and keys, head by head; None without.
     window: keys that a query sees; None for all.
+    output_norm: [hidden], of the norm of what attention adds to the residuals; None without.
+    query_scalar: scores are divided by its root; None for dim.
+    score_cap: they become cap · tanh(score / cap) then; 0 for as they are.
     """
 
     qkv: PackedLinear
@@ -36,42 +39,48 @@ class Layer:
     dim: int
     eps: float
     window: int | None
+    output_norm: Tensor | None = None
+    query_scalar: float | None = None
+    score_cap: float = 0.0
 
     @property
     def scale(self) -> float:
         """Of scores."""
-        return float(self.dim**-0.5)
+        return float((self.query_scalar or self.dim) ** -0.5)
 
     @functools.cached_property
-    def _linears(self) -> tuple[tuple[PackedLinear, Tensor | None], ...] | None:
-        """In their order, each with its norm in float32, for as long as its address is in use; None if the MLP is of a
-        form that the call does not know."""
-        mlp = self.mlp
-        if not isinstance(mlp, Dense):
-            return None
-        attention_norm, mlp_norm = (None if one is None else one.float() for one in (self.attention_norm, mlp.norm))
-        return ((self.qkv, attention_norm), (self.output, None), (mlp.gate_up, mlp_norm), (mlp.down, None))
+    def _norms(self) -> tuple[Tensor | None, ...]:
+        """Those before attention and MLP and those behind, in float32, for as long as their addresses are in use."""
+        mlp = (self.mlp.norm, self.mlp.down_norm) if isinstance(self.mlp, Dense) else (None, None)
+        norms = (self.attention_norm, mlp[0], self.output_norm, mlp[1])
+        return tuple(None if norm is None else norm.float() for norm in norms)
 
     @functools.cached_property
     def arguments(self) -> tuple[float, ...] | None:
         """What stays from call to call, in the order that kernels/cpu/module.cpp reads; None if a part of the layer
         has no kernel of ours."""
-        if self._linears is None:
+        mlp = self.mlp
+        if not isinstance(mlp, Dense):
             return None
+        before, between, output, down = self._norms
+        parts = ((self.qkv, before), (self.output, None), (mlp.gate_up, between), (mlp.down, None))
         found: list[float] = []
-        for linear, norm in self._linears:
+        for linear, norm in parts:
             if not isinstance(linear, Fused) or not linear.takes_norm(norm):
                 return None
             found += (*linear.arguments, _address(norm))
         sizes = (self.heads, self.kv_heads, self.dim, self.window or 0)
-        return (*found, _address(self.head_norms), self.eps, *sizes, self.scale)
+        own = (native.GATES[mlp.activation], _address(output), _address(down), _address(self.head_norms))
+        return (*found, *own, self.eps, *sizes, self.scale, self.score_cap)
 
     @functools.cached_property
     def scratch_width(self) -> int:
         """Floats that a token needs between the operations."""
         assert isinstance(self.mlp, Dense)
         heads = self.heads + 2 * self.kv_heads
-        return (heads + self.heads) * self.dim + self.mlp.gate_up.features // 2
+        is_normed = self.output_norm is not None or self.mlp.down_norm is not None
+        own = self.mlp.gate_up.features // 2 + is_normed * self.output.features
+        return (heads + self.heads) * self.dim + own
 
 
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:

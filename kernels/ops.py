@@ -55,6 +55,7 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = 
         "linear_gated": linear,
         "rms_norm": True,
         "route": True,
+        "soft_cap": device.type != "cpu" or native.is_available(),  # torch computes the end of a row otherwise
         "embedding": True,
         "rotate_and_write": True,
         "sample": True,
@@ -80,14 +81,19 @@ def linear_normed(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLine
     return weight.apply_normed(x, norm, eps)
 
 
-def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear) -> Tensor:
-    """silu(gate) · up of RMSNorm(x [M, K]), gate and up being the halves of the weight → [M, N / 2]."""
-    return weight.apply_gated(x, norm, eps)
+def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear, activation: str = "silu") -> Tensor:
+    """activation(gate) · up of RMSNorm(x [M, K]), gate and up being the halves of the weight → [M, N / 2]; see
+    `kernels.elementwise.GATES`."""
+    return weight.apply_gated(x, norm, eps, activation)
 
 
-def linear_add_(residual: Tensor, x: Tensor, weight: PackedLinear) -> Tensor:
-    """residual [M, N] += linear(x [M, K]), in place."""
-    return weight.add_to(residual, x)
+def linear_add_(
+    residual: Tensor, x: Tensor, weight: PackedLinear, norm: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """residual [M, N] += linear(x [M, K]), in place, or RMSNorm of that where there is a norm."""
+    if norm is None:
+        return weight.add_to(residual, x)
+    return weight.add_normed_to(residual, x, norm, eps)
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
@@ -103,6 +109,16 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
     chosen = gpu.family("norm") if gpu.takes(x) else elementwise
     normed: Tensor = chosen.rms_norm(x, weight, eps, dtype)
     return normed
+
+
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
+    """x [M, N], contiguous, becomes cap · tanh(x / cap) in place."""
+    if gpu.takes(x):
+        capped: Tensor = gpu.family("activation").soft_cap_(x, cap)
+        return capped
+    if native.is_available() and x.dtype is torch.float32:
+        return native.soft_cap_(x, cap)
+    return elementwise.soft_cap_(x, cap)
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
@@ -141,16 +157,19 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
     return keep
 
 
-def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
-    """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all."""
+def paged_attention(
+    q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None, cap: float = 0.0
+) -> Tensor:
+    """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all; scores
+    become cap · tanh(score / cap), 0 for as they are."""
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])
-        options = AttentionOptions(scale, window)
+        options = AttentionOptions(scale, window, cap)
         found: Tensor = gpu.family("attention").paged_attention(q, numbers, meta.ragged, options, scales)
         return found
     if native.takes(q, cache):
-        return native.paged_attention(q, cache, meta, scale, window)
-    return attention.paged_attention(q, cache, meta, scale, window)
+        return native.paged_attention(q, cache, meta, scale, window, cap)
+    return attention.paged_attention(q, cache, meta, scale, window, cap)
 
 
 def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
@@ -165,8 +184,8 @@ def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: At
         normed = heads[:, : layer.heads + layer.kv_heads]
         normed.copy_(rms_norm(normed.float(), layer.head_norms, layer.eps))
     rotate_and_write(heads, cis, cache, meta)
-    seen = paged_attention(heads[:, : layer.heads], cache, meta, layer.scale, layer.window)
-    linear_add_(h, seen, layer.output)
+    seen = paged_attention(heads[:, : layer.heads], cache, meta, layer.scale, layer.window, layer.score_cap)
+    linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)
     layer.mlp.add_to(h, layer.eps)
 
 

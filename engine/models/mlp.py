@@ -22,7 +22,8 @@ FUSED = ExpertStyle()  # the names beside tensors of all experts, whatever those
 def make_mlp(config: ModelConfig, style: Style, index: int, packer: Packer) -> Mlp:
     """Of the layer `index`. Raises ServiceError UNIMPLEMENTED for experts in a number format without a kernel."""
     at, hidden = f"model.layers.{index}", config.hidden_size
-    norm = packer.norm(f"{at}.post_attention_layernorm", hidden)
+    # A name that says behind attention means before the MLP where that has no norm of its own.
+    norm = packer.norm(f"{at}.{'pre_feedforward' if style.post_norms else 'post_attention'}_layernorm", hidden)
     own, names = config.experts, style.experts
     if own is not None and names is not None and own.layers[index]:
         return _experts(at, own, names, packer, norm)
@@ -31,6 +32,8 @@ def make_mlp(config: ModelConfig, style: Style, index: int, packer: Packer) -> M
         gate_up=packer.linear(gate_up, hidden, bias=style.mlp_bias, norm=norm, gated=True),
         down=packer.linear([(f"{at}.mlp.down_proj", hidden)], config.intermediate_size, bias=style.mlp_bias),
         norm=packer.kept(norm),
+        activation=config.activation,
+        down_norm=packer.norm(f"{at}.post_feedforward_layernorm", hidden) if style.post_norms else None,
     )
 
 

@@ -30,6 +30,11 @@ class Style:
     qk_norm: RMSNorm of each query and key head before the rotation.
     windows: per layer, the sliding window in tokens, or None.
     experts: of layers that have them; None where none has.
+    norm_offset: what norms add to their weights as they are stored.
+    post_norms: norms behind attention and MLP, too, before their results join the residual stream.
+    scales_embeddings: by the root of the hidden size, rounded to their dtype.
+    query_scalar: scores are divided by its root; None for the head size.
+    score_cap, logit_cap: scores, and the logits at the end, become cap · tanh(x / cap); 0 for as they are.
     """
 
     windows: tuple[int | None, ...]
@@ -38,3 +43,9 @@ class Style:
     mlp_bias: bool = False
     qk_norm: bool = False
     experts: ExpertStyle | None = None
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    scales_embeddings: bool = False
+    query_scalar: float | None = None
+    score_cap: float = 0.0
+    logit_cap: float = 0.0

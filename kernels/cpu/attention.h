@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "queries.h"
+#include "soften.h"
 
 namespace sluice {
 
@@ -108,6 +109,8 @@ inline void meet(const Attention<Element>& job, const QueryTile& tile, int first
   score(job, tile, first, last, block, scores);
   if constexpr (IS_SCALED<Element>)
     for (int r = first; r < last; ++r) multiply(scores[r], block.key_scales);
+  if (job.cap > 0.0f)
+    for (int r = first; r < last; ++r) soften(scores[r], KEYS, job.cap);
   for (int r = first; r < last; r += LANES)
     weigh(tile, r, std::min(LANES, last - r), from, scores + r, running, job.dim);
   if constexpr (IS_SCALED<Element>)

@@ -33,6 +33,7 @@ struct Attention {
   const int64_t* path_begins;  // [rows] where a row's paths begin, -1 without; or null
   int64_t window;  // keys visible to a query, itself included; 0: all
   float scale;
+  float cap;  // scores become cap · tanh(score / cap); 0: as they are
   float* out;  // [T, heads, dim] contiguous
 };
 

@@ -160,6 +160,8 @@ def _of(capability: int) -> tuple[Case, ...]:
         *(_split(f"d{dim}-g4-{names[one]}", capability, dim, 4, one) for one, dim in eight_bits),
         *(_prefill(f"d{dim}-g4-{names[one]}", capability, dim, 4, one) for one, dim in eight_bits),
         *(_prefill(f"d128-g4-{name}", capability, 128, 4, flags=name) for name in ("window", "cap", "sinks")),
+        _split("d256-g2-cap-window", capability, 256, 2, flags="cap window"),
+        _prefill("d256-g2-cap-window", capability, 256, 2, flags="cap window"),
     )
 
 

@@ -75,6 +75,8 @@ def test_what_is_fused_around_them_equals_its_parts(bits: int) -> None:
     normed = plain.apply(twins.rms_norm(x, None, 1e-5))
     assert torch.allclose(ops.linear_normed(x, None, 1e-5, packed), normed, atol=2e-2)
     assert torch.allclose(ops.linear_gated(x, None, 1e-5, gated), twins.silu_mul(normed), atol=5e-2)
+    gelu = ops.linear_gated(x, None, 1e-5, gated, "gelu_tanh")
+    assert torch.allclose(gelu, twins.gelu_tanh_mul(normed), atol=5e-2)
     residual = torch.randn(9, 96)
     assert torch.allclose(ops.linear_add_(residual.clone(), x, packed), residual + plain.apply(x), atol=1e-3)
 

@@ -55,10 +55,11 @@ EXPERTS = Shape(
     kv_heads=1,
     options=(("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40)),
 )
-SHAPES = [QWEN, pytest.param(WINDOWED, marks=pytest.mark.long)]
+CAPPED = Shape("gemma2", layers=1, tied=True, options=(("attn_logit_softcapping", 3.0), ("sliding_window", 10)))
+SHAPES = [CAPPED, *(pytest.param(shape, marks=pytest.mark.long) for shape in (QWEN, WINDOWED))]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=["qwen3", "mistral"])
+@pytest.mark.parametrize("shape", SHAPES, ids=["gemma2", "qwen3", "mistral"])
 def test_the_same_tokens_as_on_the_cpu(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = make_checkpoint(tmp_path, shape)
     want = tokens(build(directory))
