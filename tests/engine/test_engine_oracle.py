@@ -166,13 +166,23 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, param
 
 @pytest.mark.skipif(not native.is_available(), reason="installed without a C++ compiler")
 @pytest.mark.parametrize(
-    "formats", [{"quantization": "int8", "kv_cache_dtype": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}]
+    ("name", "formats"),
+    [
+        ("llama-tied-wide-heads", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+        ("llama-tied-wide-heads", {"quantization": "int4"}),
+        ("qwen3", {"dtype": "bfloat16"}),
+        ("gemma2", {"dtype": "bfloat16"}),
+        pytest.param("gemma2", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
+        pytest.param("gemma2", {"quantization": "int4", "kv_cache_dtype": "bfloat16"}, marks=pytest.mark.long),
+    ],
 )
-def test_rounded_weights_and_caches_do_not_depend_on_company_either(tmp_path: Path, formats: dict[str, Any]) -> None:
+def test_rounded_weights_and_caches_do_not_depend_on_company_either(
+    tmp_path: Path, name: str, formats: dict[str, Any]
+) -> None:
     """Batches, chunks, prefix hits and preemption: the tokens are those of a request alone, to the last."""
     if formats.get("dtype") == "bfloat16" and computes_bfloat16():
         pytest.skip("oneDNN's bfloat16 makes no such claim")
-    shape = SHAPES["llama-tied-wide-heads"] if "dtype" not in formats else SHAPES["qwen3"]
+    shape = SHAPES[name]
     make_checkpoint(tmp_path, dataclasses.replace(shape, head_dim=32))
     prompts = some_prompts(shape.vocab, 12)
     together = run(make_engine(tmp_path, dataclasses.replace(ROOMY, **formats)), prompts)
