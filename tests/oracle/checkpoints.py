@@ -63,9 +63,10 @@ def make_checkpoint(path: Path, shape: Shape, seed: int = 0, max_shard_size: str
     )
     torch.manual_seed(seed)
     model = model_class(config).float()
+    one = 0.0 if "gemma" in shape.architecture else 1.0  # Gemmas' norms add 1 to their weights
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
-            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
+            torch.nn.init.normal_(parameter, mean=one if "norm" in name else 0.0, std=0.2)
     model.save_pretrained(path, max_shard_size=max_shard_size, save_original_format=not shape.is_fused)
     return path
 
