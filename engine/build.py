@@ -24,6 +24,7 @@ from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
 from engine.formats import Formats, check_stored, choose_formats, name_of
 from engine.gpu import check_gpu
+from engine.invariance import check_invariance
 from engine.models.config import ModelConfig
 from engine.models.model import Model, load_model
 from engine.request import Limits
@@ -76,9 +77,12 @@ def build_engine(
     formats = choose_formats(config, device)
     check_stored(model_config, formats)
     check_gpu(model_config, formats, config.block_size, device)
+    notes = check_invariance(config, formats, device)
     threads = set_threads(config) if device.type == "cpu" else None
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
+    if config.batch_invariant:
+        model.fix()
     drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
     num_blocks = cache_blocks(config, size, limits, cache_room(config, model))
@@ -102,13 +106,15 @@ def build_engine(
     runner = runner_for(config, plain, model, store, limits)
     return Built(
         engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside)),
-        computing=computing_of(device, formats, model, threads),
+        computing=computing_of(device, formats, model, threads, notes),
         num_blocks=num_blocks,
         grammars=grammars,
     )
 
 
-def computing_of(device: torch.device, formats: Formats, model: Model, threads: tuple[int, str] | None) -> Computing:
+def computing_of(
+    device: torch.device, formats: Formats, model: Model, threads: tuple[int, str] | None, notes: Sequence[str] = ()
+) -> Computing:
     """What was decided, in words."""
     on_cpu = device.type == "cpu"
     return Computing(
@@ -123,7 +129,7 @@ def computing_of(device: torch.device, formats: Formats, model: Model, threads: 
         threads=0 if threads is None else threads[0],
         threads_because="" if threads is None else threads[1],
         allocator=allocator(),
-        notes=(*formats.notes, *model.notes),
+        notes=(*formats.notes, *model.notes, *notes),
     )
 
 

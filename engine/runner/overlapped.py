@@ -197,7 +197,8 @@ def overlap(
     and those with drafts. Those of rows that share a prefix are recorded when there is no work."""
     state = DeviceState(device, model.device, slots)
     steps = UniformSteps(model, store, state, device)
-    shares = model.has_full_attention  # behind a window no prefix is looked at apart
+    # Behind a window no prefix is looked at apart, nor where a row's sums may not depend on what others share.
+    shares = model.has_full_attention and not model.is_fixed
     later = [(1, Form.SHARED)] if shares else []
     graphs = Graphs(slots.num, forms_of(drafts.lengths, may_branch=drafts.may_branch), steps.record, later)
     graphs.warm()
