@@ -23,6 +23,7 @@ class Layer:
     attention_norm, mlp_norm: [hidden], of the norms before qkv and gate_up; None where folded in.
     head_norms: float32 [heads + kv_heads, dim] of queries and keys, head by head; None without.
     window: keys that a query sees; None for all.
+    is_fixed: whether attention's schedule leaves a row's bits to that row alone, too; see `PackedLinear.fixed`.
     """
 
     qkv: PackedLinear
@@ -37,6 +38,18 @@ class Layer:
     dim: int
     eps: float
     window: int | None
+    is_fixed: bool = False
+
+    def fixed(self) -> "Layer":
+        """The same, no row's bits depending on the others; slower where that is another way."""
+        return dataclasses.replace(
+            self,
+            qkv=self.qkv.fixed(),
+            output=self.output.fixed(),
+            gate_up=self.gate_up.fixed(),
+            down=self.down.fixed(),
+            is_fixed=True,
+        )
 
     @property
     def scale(self) -> float:

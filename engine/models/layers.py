@@ -143,6 +143,10 @@ class DecoderLayer:
             window=style.windows[index],
         )
 
+    def fix(self) -> None:
+        """See `Model.fix`."""
+        self._layer = self._layer.fixed()
+
     def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
         """Advance the residual stream h [T, hidden] (float32) in place."""
         ops.decoder_layer_(h, self._layer, cis, cache, meta)

@@ -50,6 +50,7 @@ class Model:
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.tap: Tap = {}  # for whoever else reads hidden states
+        self.is_fixed = False  # set by `fix`
         style = style_of(config)
         self.has_full_attention = None in style.windows
         packer = Packer(source, dtype, pack, is_stored=config.stored is not None)
@@ -64,6 +65,13 @@ class Model:
         self.kernel = self._head.kernel  # what multiplies
         self.notes = tuple(packer.notes)  # what an operator should know of how weights are kept
         self._cis = rope_table(config, num_positions, device).unsqueeze(1)
+
+    def fix(self) -> None:
+        """From now on no row's bits depend on the others of its step: slower where that takes other schedules."""
+        for layer in self._layers:
+            layer.fix()
+        self._head = self._head.fixed()
+        self.is_fixed = True
 
     @property
     def slot_align(self) -> int:
