@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels import gpu, moe, ops, packed_weights
+from kernels.moe import Stack
 from kernels.triton import activation
 from kernels.triton import moe as kernels
 from tests.kernels.triton.harness import assert_close, caught
@@ -78,7 +79,8 @@ def test_results_are_added_by_share(
 def test_a_whole_layer(tokens: int, num_experts: int, per_token: int, monkeypatch: pytest.MonkeyPatch) -> None:
     experts, x = chosen(tokens, num_experts, per_token), torch.randn(tokens, 48).half()
     shares = torch.rand(tokens, per_token).softmax(1)
-    gate_up, down = torch.randn(num_experts, 80, 48).half() / 7, torch.randn(num_experts, 48, 40).half() / 7
+    gate_up = Stack(torch.randn(num_experts, 80, 48).half() / 7)
+    down = Stack(torch.randn(num_experts, 48, 40).half() / 7)
     wanted = ops.experts_mlp(x, gate_up, down, experts, shares)
     monkeypatch.setattr(gpu, "takes", lambda x: True)
     assert_close(ops.experts_mlp(x, gate_up, down, experts, shares), wanted.double(), torch.float16)
@@ -99,5 +101,6 @@ def test_larger_layers(tokens: int, num_experts: int, per_token: int) -> None:
     experts, x = chosen(tokens, num_experts + 1, per_token), torch.randn(tokens, 64)
     shares = torch.rand(tokens, per_token).softmax(1)
     gate_up, down = torch.randn(num_experts, 64, 64) / 8, torch.randn(num_experts, 64, 32) / 8
-    wanted = moe.experts_mlp(x.double(), gate_up.double(), down.double(), experts, shares)
-    assert_close(kernels.experts_mlp(x, gate_up, down, experts, shares), wanted.double(), torch.float32, 4.0)
+    wanted = moe.experts_mlp(x.double(), Stack(gate_up.double()), Stack(down.double()), experts, shares)
+    found = kernels.experts_mlp(x, Stack(gate_up), Stack(down), experts, shares)
+    assert_close(found, wanted.double(), torch.float32, 4.0)
