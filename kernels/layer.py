@@ -45,8 +45,7 @@ class Layer:
             self,
             qkv=self.qkv.fixed(),
             output=self.output.fixed(),
-            gate_up=self.gate_up.fixed(),
-            down=self.down.fixed(),
+            mlp=self.mlp.fixed(),
             is_fixed=True,
         )
 

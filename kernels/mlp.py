@@ -4,7 +4,7 @@ Packed linears in; a layer is built with one of the forms (`kernels.experts` has
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -16,6 +16,9 @@ class Mlp(Protocol):
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """h [T, hidden] (float32) += mlp(norm(h)), in place."""
+
+    def fixed(self) -> Self:
+        """The same, no row's bits depending on the others; slower where that is another way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,3 +35,7 @@ class Dense:
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """See `Mlp`."""
         return self.down.add_to(h, self.gate_up.apply_gated(h, self.norm, eps))
+
+    def fixed(self) -> Self:
+        """See `Mlp`."""
+        return dataclasses.replace(self, gate_up=self.gate_up.fixed(), down=self.down.fixed())

@@ -258,10 +258,12 @@ def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor
     return moe.route(logits, per_token, renormalises=renormalises)
 
 
-def experts_mlp(x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor) -> Tensor:
+def experts_mlp(
+    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
-    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares)
+    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, is_fixed=is_fixed)
     return y
 
 
