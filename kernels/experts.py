@@ -31,6 +31,10 @@ class Router:
     per_token: int
     renormalises: bool
 
+    def fixed(self) -> "Router":
+        """See `Mlp`."""
+        return dataclasses.replace(self, linear=self.linear.fixed())
+
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Experts and shares [T, per_token] by logits [T, experts]; see `kernels.moe.route`."""
         return ops.route(logits, self.per_token, renormalises=self.renormalises)
@@ -57,6 +61,10 @@ class SeparateExperts:
         sorted_back = torch.empty(len(order), h.shape[1], dtype=found[0].dtype).index_copy_(0, order, torch.cat(found))
         return h.add_(moe.combine(sorted_back, shares))
 
+    def fixed(self) -> "SeparateExperts":
+        """See `Mlp`."""
+        return SeparateExperts(self._router.fixed(), [one.fixed() for one in self._each])
+
     def _apply(self, expert: Dense, x: Tensor, eps: float) -> Tensor:
         """x [M, hidden] through one expert."""
         inner = ops.linear_gated(_at_least(self._min_rows, x), expert.norm, eps, expert.gate_up)
@@ -76,12 +84,18 @@ class StackedExperts:
     norm: Tensor | None
     gate_up: Stack
     down: Stack
+    is_fixed: bool = False
+
+    def fixed(self) -> "StackedExperts":
+        """See `Mlp`."""
+        return dataclasses.replace(self, router=self.router.fixed(), is_fixed=True)
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """See `Mlp`."""
         x = ops.rms_norm(h, self.norm, eps, self.router.linear.dtype)
         experts, shares = self.router.choose(ops.linear(x, self.router.linear))
-        return h.add_(ops.experts_mlp(x, self.gate_up, self.down, experts, shares))
+        found = ops.experts_mlp(x, self.gate_up, self.down, experts, shares, is_fixed=self.is_fixed)
+        return h.add_(found)
 
 
 def pack_experts(router: Router, each: Sequence[Dense]) -> Mlp:

@@ -27,6 +27,7 @@ class Layer:
     output_norm: [hidden], of the norm of what attention adds to the residuals; None without.
     query_scalar: scores are divided by its root; None for dim.
     score_cap: they become cap · tanh(score / cap) then; 0 for as they are.
+    is_fixed: whether attention's schedule leaves a row's bits to that row alone, too; see `PackedLinear.fixed`.
     """
 
     qkv: PackedLinear
@@ -42,6 +43,17 @@ class Layer:
     output_norm: Tensor | None = None
     query_scalar: float | None = None
     score_cap: float = 0.0
+    is_fixed: bool = False
+
+    def fixed(self) -> "Layer":
+        """The same, no row's bits depending on the others; slower where that is another way."""
+        return dataclasses.replace(
+            self,
+            qkv=self.qkv.fixed(),
+            output=self.output.fixed(),
+            mlp=self.mlp.fixed(),
+            is_fixed=True,
+        )
 
     @property
     def scale(self) -> float:

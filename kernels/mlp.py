@@ -4,7 +4,7 @@ Packed linears in; a layer is built with one of the forms (`kernels.experts` has
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
@@ -16,6 +16,9 @@ class Mlp(Protocol):
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """h [T, hidden] (float32) += mlp(norm(h)), in place, or a norm of that where it has one."""
+
+    def fixed(self) -> Self:
+        """The same, no row's bits depending on the others; slower where that is another way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,3 +42,7 @@ class Dense:
         if self.down_norm is None:
             return self.down.add_to(h, gated)
         return self.down.add_normed_to(h, gated, self.down_norm, eps)
+
+    def fixed(self) -> Self:
+        """See `Mlp`."""
+        return dataclasses.replace(self, gate_up=self.gate_up.fixed(), down=self.down.fixed())

@@ -103,7 +103,9 @@ def combine(y: Tensor, shares: Tensor) -> Tensor:
     return total.to(y.dtype)
 
 
-def experts_mlp(x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor) -> Tensor:
+def experts_mlp(
+    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares.
 
     Args:
@@ -111,6 +113,7 @@ def experts_mlp(x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares:
         gate_up, down: of weights [E, 2 I, K] and [E, K, I].
         experts: int64 [T, k], distinct in a row.
         shares: [T, k].
+        is_fixed: by tiles that do not follow the number of tokens, where a GPU has several; here there is one way.
     """
     per_token = experts.shape[1]
     groups = group(experts.flatten(), len(gate_up.weight), 16)

@@ -42,12 +42,18 @@ from kernels.sampling import Rows
 from kernels.scores import Asked, Scores
 
 
-def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = "") -> dict[str, bool]:
-    """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given."""
+def is_batch_invariant(
+    dtype: torch.dtype, device: torch.device, weights: str = "", *, is_fixed: bool = False
+) -> dict[str, bool]:
+    """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given;
+    `is_fixed`: where a GPU takes the slower schedules that do not follow the batch (see `Layer.fixed`)."""
+    on_fixed_gpu = is_fixed and device.type == "cuda"
     on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
     # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
-    linear = (bool(weights) and device.type == "cpu") or (
-        on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16())
+    linear = (
+        on_fixed_gpu
+        or (bool(weights) and device.type == "cpu")
+        or (on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16()))
     )
     return {
         "linear": linear,
@@ -59,7 +65,8 @@ def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = 
         "embedding": True,
         "rotate_and_write": True,
         "sample": True,
-        "paged_attention": on_cpu and native.is_available(),  # torch's decode and prefill sum in different orders
+        "paged_attention": on_fixed_gpu
+        or (on_cpu and native.is_available()),  # torch's decode and prefill sum in different orders
     }
 
 
@@ -158,13 +165,21 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
 
 
 def paged_attention(
-    q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None, cap: float = 0.0
+    q: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int | None,
+    cap: float = 0.0,
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
     """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all; scores
-    become cap · tanh(score / cap), 0 for as they are."""
+    become cap · tanh(score / cap), 0 for as they are. `is_fixed`: by a schedule that leaves a row's bits to that row
+    alone, where a GPU has another that is faster."""
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])
-        options = AttentionOptions(scale, window, cap)
+        options = AttentionOptions(scale, window, cap, is_batch_invariant=is_fixed)
         found: Tensor = gpu.family("attention").paged_attention(q, numbers, meta.ragged, options, scales)
         return found
     if native.takes(q, cache):
@@ -184,7 +199,8 @@ def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: At
         normed = heads[:, : layer.heads + layer.kv_heads]
         normed.copy_(rms_norm(normed.float(), layer.head_norms, layer.eps))
     rotate_and_write(heads, cis, cache, meta)
-    seen = paged_attention(heads[:, : layer.heads], cache, meta, layer.scale, layer.window, layer.score_cap)
+    queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap)
+    seen = paged_attention(queries, cache, meta, *options, is_fixed=layer.is_fixed)
     linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)
     layer.mlp.add_to(h, layer.eps)
 
@@ -266,10 +282,12 @@ def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor
     return moe.route(logits, per_token, renormalises=renormalises)
 
 
-def experts_mlp(x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor) -> Tensor:
+def experts_mlp(
+    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
-    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares)
+    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, is_fixed=is_fixed)
     return y
 
 

@@ -175,6 +175,10 @@ class DecoderLayer:
             score_cap=style.score_cap,
         )
 
+    def fix(self) -> None:
+        """See `Model.fix`."""
+        self._layer = self._layer.fixed()
+
     def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
         """Advance the residual stream h [T, hidden] (float32) in place."""
         ops.decoder_layer_(h, self._layer, cis, cache, meta)

@@ -51,6 +51,7 @@ class Model:
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.tap: Tap = {}  # for whoever else reads hidden states
+        self.is_fixed = False  # set by `fix`
         style = style_of(config)
         self.has_full_attention = None in style.windows
         packer = Packer(source, dtype, pack, is_stored=config.stored is not None, norm_offset=style.norm_offset)
@@ -70,6 +71,13 @@ class Model:
         self.notes = tuple(packer.notes)  # what an operator should know of how weights are kept
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
         self._cis = [rope_table(config, num_positions, device, rope).unsqueeze(1) for rope in ropes]
+
+    def fix(self) -> None:
+        """From now on no row's bits depend on the others of its step: slower where that takes other schedules."""
+        for layer in self._layers:
+            layer.fix()
+        self._head = self._head.fixed()
+        self.is_fixed = True
 
     @property
     def slot_align(self) -> int:

@@ -83,10 +83,13 @@ def combine(y: Tensor, shares: Tensor) -> Tensor:
     return found
 
 
-def experts_mlp(x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor) -> Tensor:
+def experts_mlp(
+    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
     num, num_experts, per_token = experts.numel(), len(gate_up.weight), experts.shape[1]
-    groups = group(experts.flatten(), num_experts, tiles_of(num, num_experts).m)
+    tiles = DECODE if is_fixed else tiles_of(num, num_experts)
+    groups = group(experts.flatten(), num_experts, tiles.m)
     inner = silu_mul(grouped_linear(x, *gate_up, groups, num, per_token))
     return combine(grouped_linear(inner, *down, groups, num, 1), shares)
 

@@ -19,6 +19,7 @@ class HostDevice:
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.bytes = 0  # in use
         self._pinned: list[Tensor] = []
 
     def upload(self, values: "np.ndarray[Any, Any]") -> Tensor:
@@ -50,6 +51,9 @@ class HostDevice:
 
     def join(self) -> None:
         self.log.append("join")
+
+    def taken(self) -> int:
+        return self.bytes
 
 
 class HostArrival:

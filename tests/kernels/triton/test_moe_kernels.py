@@ -87,6 +87,19 @@ def test_a_whole_layer(tokens: int, num_experts: int, per_token: int, monkeypatc
     assert activation.silu_mul(torch.zeros(1, 4)).shape == (1, 2)
 
 
+def test_tiles_may_be_the_same_for_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, shares = torch.zeros(600, 1, dtype=torch.int64), torch.ones(600, 1)
+    sizes = []
+    monkeypatch.setattr(kernels, "group", lambda experts, num, size: sizes.append(size))
+    for name in ("grouped_linear", "silu_mul", "combine"):
+        monkeypatch.setattr(kernels, name, lambda *_: None)
+    stack = Stack(torch.zeros(2, 4, 4))
+    for num in (1, 600):
+        for is_fixed in (False, True):
+            kernels.experts_mlp(torch.zeros(num, 4), stack, stack, experts[:num], shares[:num], is_fixed=is_fixed)
+    assert sizes == [16, 16, 128, 16]
+
+
 def test_tiles_follow_the_choices_of_an_expert() -> None:
     assert [kernels.tiles_of(num, 8).m for num in (1, 255, 256, 512)] == [16, 16, 64, 128]
     with pytest.raises(ValueError, match="groups of 24: a multiple of 16"):
