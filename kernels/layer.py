@@ -1,7 +1,7 @@
 """What a decoder layer is made of, and the layer as one call of our own CPU kernels.
 
-Packed linears, norms and numbers in; `kernels.ops.decoder_layer_` computes it, by this call or operation by operation.
-Knows nothing of models' names or of batching.
+Packed linears, norms and numbers in; `kernels.decoder` computes it, by this call or operation by operation. Knows
+nothing of models' names or of batching.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from kernels import native
+from kernels import gpu, native
 from kernels.linear import Fused, PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.mlp import Dense, Mlp
@@ -99,6 +99,7 @@ def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
     """Whether the layer may be one call, for residuals h [T, hidden] and a cache layer."""
     return (
         native.MODULE is not None
+        and not gpu.takes(cache)
         and h.dtype is torch.float32
         and h.device.type == "cpu"
         and layer.arguments is not None
@@ -107,7 +108,7 @@ def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
 
 
 def forward_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """See `kernels.ops.decoder_layer_`; only where `is_one_call` says so."""
+    """See `kernels.decoder.decoder_layer_`; only where `is_one_call` says so."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
     scratch = torch.empty(meta.num_tokens * layer.scratch_width)
     native.layer(layer.arguments, h, scratch, cis, cache, meta)

@@ -32,7 +32,6 @@ from kernels import (
 from kernels.adjust import NO_CHANGES, Changes
 from kernels.choice import Chosen, Wanted
 from kernels.inputs import Inputs
-from kernels.layer import Layer, forward_, is_one_call
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.moe import Stack
@@ -174,9 +173,8 @@ def paged_attention(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all; scores
-    become cap · tanh(score / cap), 0 for as they are. `is_fixed`: by a schedule that leaves a row's bits to that row
-    alone, where a GPU has another that is faster."""
+    """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; see `AttentionOptions`. `is_fixed`: by a
+    schedule that leaves a row's bits to that row alone, where a GPU has another that is faster."""
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])
         options = AttentionOptions(scale, window, cap, is_batch_invariant=is_fixed)
@@ -185,24 +183,6 @@ def paged_attention(
     if native.takes(q, cache):
         return native.paged_attention(q, cache, meta, scale, window, cap)
     return attention.paged_attention(q, cache, meta, scale, window, cap)
-
-
-def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """h [T or more, hidden] (float32) through a layer in place: h += attention(norm(h)); h += mlp(norm(h)). Writes the
-    step's keys and values; cis and cache as of `rotate_and_write`. Batch-invariant where all of its operations are."""
-    if not gpu.takes(cache) and is_one_call(layer, h, cache):
-        forward_(h, layer, cis, cache, meta)
-        return
-    heads = linear_normed(h, layer.attention_norm, layer.eps, layer.qkv)
-    heads = heads.view(len(h), layer.heads + 2 * layer.kv_heads, layer.dim)
-    if layer.head_norms is not None:
-        normed = heads[:, : layer.heads + layer.kv_heads]
-        normed.copy_(rms_norm(normed.float(), layer.head_norms, layer.eps))
-    rotate_and_write(heads, cis, cache, meta)
-    queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap)
-    seen = paged_attention(queries, cache, meta, *options, is_fixed=layer.is_fixed)
-    linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)
-    layer.mlp.add_to(h, layer.eps)
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:

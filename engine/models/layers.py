@@ -14,6 +14,7 @@ from engine.models.config import ModelConfig
 from engine.models.style import Style
 from engine.models.weights import WeightSource
 from kernels import ops
+from kernels.decoder import decoder_layer_
 from kernels.kinds import stored_kind
 from kernels.layer import Layer
 from kernels.linear import PackedLinear
@@ -181,7 +182,7 @@ class DecoderLayer:
 
     def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
         """Advance the residual stream h [T, hidden] (float32) in place."""
-        ops.decoder_layer_(h, self._layer, cis, cache, meta)
+        decoder_layer_(h, self._layer, cis, cache, meta)
 
 
 def _head_norms(config: ModelConfig, packer: Packer, at: str) -> Tensor:

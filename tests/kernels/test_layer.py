@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import decoder, native, ops
 from kernels import layer as one_call
-from kernels import native, ops
 from kernels.experts import Router, pack_experts
 from kernels.layer import Layer
 from kernels.linear import PackedLinear
@@ -97,8 +97,8 @@ def both(
         assert one_call.is_one_call(layer, h, cache)
         with monkeypatch.context() as patched:
             if not is_one:
-                patched.setattr(ops, "is_one_call", lambda *given: False)
-            ops.decoder_layer_(h, layer, cis, cache, meta)
+                patched.setattr(decoder, "is_one_call", lambda *given: False)
+            decoder.decoder_layer_(h, layer, cis, cache, meta)
         found.append((h[: meta.num_tokens], cache))
     return found
 
