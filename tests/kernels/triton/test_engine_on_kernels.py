@@ -88,9 +88,9 @@ class Calls:
         self.num = 0
         self.last: tuple[Any, ...] = ()
 
-    def __call__(self, *given: object) -> object:
+    def __call__(self, *given: object, **named: object) -> object:
         self.num, self.last = self.num + 1, given
-        return self._call(*given)
+        return self._call(*given, **named)
 
 
 @pytest.mark.parametrize("weights", ["int4", "w8a8", "fp8"])
