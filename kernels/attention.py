@@ -21,7 +21,13 @@ def write_kv(kv: Tensor, cache: Tensor, write_slots: Tensor) -> None:
 
 
 def paged_attention(
-    q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None, cap: float = 0.0
+    q: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int | None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of every query over its own sequence's cached keys, itself included.
 
@@ -30,11 +36,12 @@ def paged_attention(
         cache: [num_blocks, block_size, 2, kv_heads, slot_width(head_dim)], this step's keys already written.
         window: keys visible to a query, itself included; None for all.
         cap: scores become cap · tanh(score / cap); 0 for as they are.
+        sinks: float32 [heads], scores of a key without a value; None for none.
 
     Returns:
         [q's rows, heads * head_dim]; padding rows are zero.
     """
-    slots, options = cache.view(-1, *cache.shape[2:]), AttentionOptions(scale, window, cap)
+    slots, options = cache.view(-1, *cache.shape[2:]), AttentionOptions(scale, window, cap, sinks)
     if len(meta.decodes) == 1 and not meta.chunks and len(q) == meta.num_tokens:  # the common step: no copy
         return _decode_group(q, slots, meta, 0, options).view(len(q), -1)
     out = torch.zeros_like(q) if len(q) > meta.num_tokens else torch.empty_like(q)
@@ -59,14 +66,15 @@ def _decode(q: Tensor, kv: Tensor, mask: Tensor | None, options: AttentionOption
     num, heads, dim = q.shape
     folded = q.reshape(num, kv.shape[3], heads // kv.shape[3], dim)
     key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-    return _attend(folded, key, value, mask, options).reshape(num, heads, dim)
+    sinks = None if options.sinks is None else options.sinks.view(kv.shape[3], -1, 1)
+    return _attend(folded, key, value, mask, options, sinks).reshape(num, heads, dim)
 
 
 def _prefill(q: Tensor, slots: Tensor, chunk: Chunk, options: AttentionOptions) -> Tensor:
     """One sequence's queries [num, heads, D], a bounded piece at a time so that no mask is larger than MAX_SCORES; with
-    a cap no scores are."""
+    a cap or sinks no scores are."""
     kv = formats.decode(slots.index_select(0, chunk.slots), q.shape[2], q.dtype)
-    step = max(1, MAX_SCORES // len(chunk.slots) // (q.shape[1] if options.cap else 1))
+    step = max(1, MAX_SCORES // len(chunk.slots) // (1 if _is_plain(options) else q.shape[1]))
     pieces = []
     for done in range(0, chunk.num, step):
         num = min(step, chunk.num - done)
@@ -83,14 +91,27 @@ def _masked(q: Tensor, kv: Tensor, mask: Tensor, options: AttentionOptions) -> T
     group = heads // kv_heads
     folded = q.view(num, kv_heads, group, dim).permute(1, 2, 0, 3)
     key, value = (kv[:, i].transpose(0, 1).unsqueeze(1).expand(kv_heads, group, length, dim) for i in (0, 1))
-    return _attend(folded, key, value, mask, options).permute(2, 0, 1, 3).reshape(num, heads, dim)
+    sinks = None if options.sinks is None else options.sinks.view(kv_heads, group, 1, 1)
+    return _attend(folded, key, value, mask, options, sinks).permute(2, 0, 1, 3).reshape(num, heads, dim)
 
 
-def _attend(q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: AttentionOptions) -> Tensor:
-    """q [.., L, D] over key, value [.., S, D], a mask to add → [.., L, D]. Fused attention has no cap."""
-    if not options.cap:
+def _is_plain(options: AttentionOptions) -> bool:
+    """Whether fused attention knows all of it."""
+    return not options.cap and options.sinks is None
+
+
+def _attend(
+    q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: AttentionOptions, sinks: Tensor | None
+) -> Tensor:
+    """q [.., L, D] over key, value [.., S, D], a mask to add, sinks [.., L or 1, 1] → [.., L, D]."""
+    if _is_plain(options):
         return F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=options.scale)
-    scores = soft_cap_(torch.matmul(q, key.transpose(-1, -2)).float().mul_(options.scale), options.cap)
+    scores = torch.matmul(q, key.transpose(-1, -2)).float().mul_(options.scale)
+    if options.cap:
+        soft_cap_(scores, options.cap)
     if mask is not None:
         scores += mask
-    return torch.matmul(torch.softmax(scores, dim=-1).to(value.dtype), value)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : key.shape[-2]]
+    return torch.matmul(weights.to(value.dtype), value)

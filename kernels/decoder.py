@@ -22,7 +22,7 @@ def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: At
         normed = heads[:, : layer.heads + layer.kv_heads]
         normed.copy_(ops.rms_norm(normed.float(), layer.head_norms, layer.eps))
     ops.rotate_and_write(heads, cis, cache, meta)
-    queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap)
+    queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap, layer.sinks)
     seen = ops.paged_attention(queries, cache, meta, *options, is_fixed=layer.is_fixed)
     ops.linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)
     layer.mlp.add_to(h, layer.eps)

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+BOUND, STEEP = 7.0, 1.702  # of the gate of gpt-oss
+
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """RMSNorm over the last dimension (Zhang & Sennrich 2019), computed in x's dtype, which is float32 on the
@@ -58,7 +60,18 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
-GATES: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+def clamped_mul(gate_up: Tensor) -> Tensor:
+    """The gate of gpt-oss (OpenAI 2025), which holds both halves within a bound, and adds 1 to the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.clamp(max=BOUND)
+    return gate.mul(STEEP).sigmoid_().mul_(gate).mul_(up.clamp(-BOUND, BOUND).add_(1.0))
+
+
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_mul,
+    "gelu_tanh": gelu_tanh_mul,
+    "clamped": clamped_mul,
+}
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:

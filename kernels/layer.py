@@ -27,6 +27,7 @@ class Layer:
     output_norm: [hidden], of the norm of what attention adds to the residuals; None without.
     query_scalar: scores are divided by its root; None for dim.
     score_cap: they become cap · tanh(score / cap) then; 0 for as they are.
+    sinks: float32 [heads], scores of a key without a value; None for none.
     is_fixed: whether attention's schedule leaves a row's bits to that row alone, too; see `PackedLinear.fixed`.
     """
 
@@ -43,6 +44,7 @@ class Layer:
     output_norm: Tensor | None = None
     query_scalar: float | None = None
     score_cap: float = 0.0
+    sinks: Tensor | None = None
     is_fixed: bool = False
 
     def fixed(self) -> "Layer":
@@ -72,7 +74,7 @@ class Layer:
         """What stays from call to call, in the order that kernels/cpu/module.cpp reads; None if a part of the layer
         has no kernel of ours."""
         mlp = self.mlp
-        if not isinstance(mlp, Dense):
+        if not isinstance(mlp, Dense) or self.sinks is not None:
             return None
         before, between, output, down = self._norms
         parts = ((self.qkv, before), (self.output, None), (mlp.gate_up, between), (mlp.down, None))

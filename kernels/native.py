@@ -17,7 +17,7 @@ from kernels.metadata import AttentionMetadata
 
 NO_NORM = -1.0
 STORE, ADD = 0, 1  # what becomes of a product; as in kernels/cpu/panels.h
-GATES = {"silu": 2, "gelu_tanh": 3}  # and with a gate, by its activation
+GATES = {"silu": 2, "gelu_tanh": 3, "clamped": 4}  # and with a gate, by its activation
 FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3  # formats of a weight; as in kernels/cpu/layer.h
 LANES = 16  # head sizes must be multiples of it
 MAX_HEAD_DIM = 256
@@ -221,7 +221,13 @@ def soft_cap_(x: Tensor, cap: float) -> Tensor:
 
 
 def paged_attention(
-    q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None, cap: float = 0.0
+    q: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int | None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.ops.paged_attention`. q [T or more, heads, D] with heads contiguous; padding rows become zero."""
     assert MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1
@@ -245,6 +251,7 @@ def paged_attention(
         window or 0,
         scale,
         cap,
+        0 if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
     )
     return out

@@ -23,7 +23,6 @@ from kernels import (
     moe,
     native,
     native_sampling,
-    packed_weights,
     sampling,
     scores,
     slots,
@@ -35,7 +34,6 @@ from kernels.inputs import Inputs
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.moe import Stack
-from kernels.packed_weights import Int4Weight, Int8Weight
 from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
 from kernels.scores import Asked, Scores
@@ -170,6 +168,7 @@ def paged_attention(
     scale: float,
     window: int | None,
     cap: float = 0.0,
+    sinks: Tensor | None = None,
     *,
     is_fixed: bool = False,
 ) -> Tensor:
@@ -177,12 +176,12 @@ def paged_attention(
     schedule that leaves a row's bits to that row alone, where a GPU has another that is faster."""
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])
-        options = AttentionOptions(scale, window, cap, is_batch_invariant=is_fixed)
+        options = AttentionOptions(scale, window, cap, sinks, is_fixed)
         found: Tensor = gpu.family("attention").paged_attention(q, numbers, meta.ragged, options, scales)
         return found
     if native.takes(q, cache):
-        return native.paged_attention(q, cache, meta, scale, window, cap)
-    return attention.paged_attention(q, cache, meta, scale, window, cap)
+        return native.paged_attention(q, cache, meta, scale, window, cap, sinks)
+    return attention.paged_attention(q, cache, meta, scale, window, cap, sinks)
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -236,38 +235,24 @@ def build_inputs(
     return found
 
 
-def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] over 8-bit weights; see `kernels.packed_weights.linear_w8a16`."""
-    chosen = gpu.family("linear8") if gpu.takes(x) else packed_weights
-    y: Tensor = chosen.linear_w8a16(x, packed, bias)
-    return y
-
-
-def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] over 8-bit weights, x being quantised too; see `kernels.packed_weights.linear_w8a8`."""
-    chosen = gpu.family("linear8") if gpu.takes(x) else packed_weights
-    y: Tensor = chosen.linear_w8a8(x, packed, bias)
-    return y
-
-
-def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] over 4-bit weights; see `kernels.packed_weights.linear_w4a16`."""
-    chosen = gpu.family("linear4") if gpu.takes(x) else packed_weights
-    y: Tensor = chosen.linear_w4a16(x, packed, bias)
-    return y
-
-
 def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
     """The experts that each token takes, and their shares; see `kernels.moe.route`."""
     return moe.route(logits, per_token, renormalises=renormalises)
 
 
 def experts_mlp(
-    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+    x: Tensor,
+    gate_up: Stack,
+    down: Stack,
+    experts: Tensor,
+    shares: Tensor,
+    activation: str = "silu",
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
-    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, is_fixed=is_fixed)
+    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, activation, is_fixed=is_fixed)
     return y
 
 

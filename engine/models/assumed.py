@@ -25,4 +25,5 @@ ASSUMED: Mapping[str, dict[str, Json]] = {
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
     },
+    "GptOssForCausalLM": {"attention_bias": True, "sliding_window": 128, "sliding_window_pattern": 2},
 }

@@ -110,15 +110,32 @@ class Packer:
             self.notes[kind.note] = None
         return kind.make(packed, bias, self._dtype, gated)
 
-    def router(self, name: str, num: int, norm: Tensor) -> PackedLinear:
+    def vector(self, name: str, size: int) -> Tensor:
+        """Numbers that no matrix holds: float32 [size]."""
+        return self._source.get(name, (size,)).float()
+
+    def router(self, name: str, num: int, norm: Tensor, *, bias: bool = False) -> PackedLinear:
         """A projection to choices, behind a norm: an error that changes one is not small, so nothing rounds it."""
-        return ops.pack_linear(self._folded(self._source.get(f"{name}.weight", (num, len(norm))), norm))
+        weight = self._folded(self._source.get(f"{name}.weight", (num, len(norm))), norm)
+        return ops.pack_linear(weight, self._source.get(f"{name}.bias", (num,)) if bias else None)
 
     def each(
         self, name: str, shape: tuple[int, int, int], *, norm: Tensor | None = None, gated: bool = False
     ) -> list[PackedLinear]:
         """The matrices of a tensor [number, rows, width]; see `linear`."""
         return [self._pack(self._folded(one, norm), gated=gated) for one in self._source.get(name, shape)]
+
+    def each_turned(
+        self, name: str, shape: tuple[int, int, int], *, norm: Tensor | None = None, gated: bool = False
+    ) -> list[PackedLinear]:
+        """The matrices of a tensor [number, width, rows] with biases [number, rows], both with rows of gate and up in
+        turn if `gated`; see `linear`."""
+        whole, biases = self._source.get(name, shape), self._source.get(f"{name}_bias", (shape[0], shape[2]))
+        order = torch.arange(shape[2], device=whole.device).view(-1, 2 if gated else 1).t().flatten()
+        return [
+            self._pack(self._folded(one.t()[order], norm), bias[order], gated=gated)
+            for one, bias in zip(whole, biases, strict=True)
+        ]
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of a projection, or of this name."""
@@ -174,6 +191,7 @@ class DecoderLayer:
             output_norm=output_norm,
             query_scalar=style.query_scalar,
             score_cap=style.score_cap,
+            sinks=packer.vector(f"{at}.self_attn.sinks", config.num_heads) if style.sinks else None,
         )
 
     def fix(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from engine.errors import unsupported
-from engine.models import gemma, gemma2, gemma3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from engine.models import gemma, gemma2, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from engine.models.config import ACTIVATIONS, ModelConfig
 from engine.models.style import Style
 
@@ -11,6 +11,7 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig], Style]] = {
     "GemmaForCausalLM": gemma.style,
     "Gemma2ForCausalLM": gemma2.style,
     "Gemma3ForCausalLM": gemma3.style,
+    "GptOssForCausalLM": gpt_oss.style,
     "LlamaForCausalLM": llama.style,
     "MistralForCausalLM": mistral.style,
     "MixtralForCausalLM": mixtral.style,

@@ -131,6 +131,7 @@ PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.window = arguments.integer();
   job.scale = arguments.real();
   job.cap = arguments.real();
+  job.sinks = arguments.address<const float>();
   job.out = arguments.address<float>();
   return arguments.ok() ? compute(job) : nullptr;
 }

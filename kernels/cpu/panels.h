@@ -34,10 +34,10 @@ inline void fetch_ahead(const Weight* weight) {
 }
 
 // What becomes of a product: with a gate f(first half) · second half, f being SiLU, or GELU by its approximation with
-// tanh (Hendrycks & Gimpel 2016).
-enum class Finish { STORE, ADD, SILU, GELU };
+// tanh (Hendrycks & Gimpel 2016), or the gate of gpt-oss (OpenAI 2025), which holds both halves within a bound.
+enum class Finish { STORE, ADD, SILU, GELU, CLAMPED };
 
-inline bool is_gate(Finish finish) { return finish == Finish::SILU || finish == Finish::GELU; }
+inline bool is_gate(Finish finish) { return finish >= Finish::SILU; }
 
 // Where products go.
 struct Output {
@@ -63,9 +63,22 @@ inline int64_t source_row(int64_t column, int64_t rows, bool gated) {
   return column % PANEL < GATES ? gate : half + gate;
 }
 
-// Both activations are x · sigmoid of something, GELU's being this: (1 + tanh(a)) / 2 = sigmoid(2 a).
+// All activations are x · sigmoid of something, GELU's being this: (1 + tanh(a)) / 2 = sigmoid(2 a).
 inline Vec gelu_power(Vec x) {
   return x * (x * x * (1.5957691216057308f * 0.044715f) + 1.5957691216057308f);  // 2 · sqrt(2 / pi)
+}
+
+constexpr float BOUND = 7.0f, STEEP = 1.702f;  // of gpt-oss
+
+// NaN stays NaN.
+inline Vec at_most(Vec x, float bound) { return x > bound ? broadcast(bound) : x; }
+
+// What f(gate) · up is computed of instead of the halves, gate and up, and of what of the gate the sigmoid is.
+inline Vec prepare(Finish finish, Vec& gate, Vec& up) {
+  if (finish == Finish::SILU) return gate;
+  if (finish == Finish::GELU) return gelu_power(gate);
+  gate = at_most(gate, BOUND), up = 1.0f - at_most(-at_most(up, BOUND), BOUND);
+  return gate * STEEP;
 }
 
 // Writes one row's sums of one panel to where they belong.
@@ -79,7 +92,7 @@ inline void finish_row(const Output& to, int64_t row, int64_t panel, const float
         gate[j] += to.bias[first + i + j];
         up[j] += to.bias[to.n + first + i + j];
       }
-      const Vec power = to.finish == Finish::GELU ? gelu_power(gate) : gate;
+      const Vec power = prepare(to.finish, gate, up);
       store(out + i, gate / (1.0f + exp(-power)) * up);
     }
     std::memcpy(to.y + row * to.n + first, out, count * sizeof(float));

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import elementwise
 from kernels.triton.aot import Case
 from kernels.triton.numbers import pointer
 
@@ -24,7 +25,11 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     return _gated(gate_up, is_gelu=True)
 
 
-GATES: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_mul,
+    "gelu_tanh": gelu_tanh_mul,
+    "clamped": elementwise.clamped_mul,
+}
 
 
 def _gated(gate_up: Tensor, is_gelu: bool) -> Tensor:

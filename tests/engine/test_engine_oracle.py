@@ -20,6 +20,7 @@ from kernels.kinds import computes_bfloat16
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 EXPERTS = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40), ("norm_topk_prob", True))
+GPT_OSS = (("num_local_experts", 5), ("num_experts_per_tok", 2), ("sliding_window", 10))
 GEMMA2 = (("sliding_window", 10), ("attn_logit_softcapping", 3.0), ("final_logit_softcapping", 8.0))
 SHAPES = {
     "llama": Shape("llama"),
@@ -29,11 +30,12 @@ SHAPES = {
     "qwen3": Shape("qwen3", head_dim=32, kv_heads=1),
     "qwen3-experts": Shape("qwen3_moe", head_dim=32, options=EXPERTS),
     "mixtral-window": Shape("mixtral", options=(("num_local_experts", 4), ("sliding_window", 10))),
+    "gpt-oss": Shape("gpt_oss", head_dim=32, options=GPT_OSS),
     "gemma2": Shape("gemma2", tied=True, options=GEMMA2),
     "gemma3": Shape("gemma3", layers=3, tied=True, options=(("sliding_window", 10), ("sliding_window_pattern", 2))),
 }
 # Mixtral is the window of one and the experts of another, Gemma 3 mostly Gemma 2.
-LONG = {"mixtral-window", "gemma3"}
+LONG = {"mixtral-window", "gpt-oss", "gemma3"}
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SHAPES]
 ROOMY = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=4096, threads=1)
 # 14 blocks of 8 hold two of the prompts below at full length: everything else waits, is preempted and comes back.
@@ -158,6 +160,7 @@ ALL_KNOBS: dict[str, Any] = {
     [
         *(("llama", one) for one in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11})),
         *(("llama", ALL_KNOBS), ("qwen3-experts", ALL_KNOBS)),
+        pytest.param("gpt-oss", ALL_KNOBS, marks=pytest.mark.long),
     ],
 )
 def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name: str, params: dict[str, Any]) -> None:
@@ -184,6 +187,7 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name:
         pytest.param("gemma2", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
         pytest.param("gemma2", {"quantization": "int4", "kv_cache_dtype": "bfloat16"}, marks=pytest.mark.long),
         pytest.param("qwen3-experts", {"quantization": "int8"}, marks=pytest.mark.long),
+        pytest.param("gpt-oss", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
         pytest.param("qwen3-experts", {"quantization": "int4"}, marks=pytest.mark.long),
         pytest.param("qwen3-experts", {"dtype": "bfloat16"}, marks=pytest.mark.long),
     ],

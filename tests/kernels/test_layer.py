@@ -158,6 +158,7 @@ def test_what_has_no_kernel_is_computed_operation_by_operation() -> None:
             layer, mlp=pack_experts(Router(PackedLinear(torch.randn(2, HIDDEN), None), 1, True), [mlp])
         ),
         dataclasses.replace(layer, dim=24),
+        dataclasses.replace(layer, sinks=torch.zeros(HEADS)),
     ):
         assert not one_call.is_one_call(changed, h, cache)
     assert not one_call.is_one_call(layer, h.bfloat16(), cache)

@@ -78,6 +78,23 @@ def test_scores_are_capped(name: str, heads: int, kv_heads: int, dim: int, windo
     assert not torch.allclose(got, ops.paged_attention(q, cache, meta, dim**-0.5, window), atol=1e-2)
 
 
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (5, 1, 80)])
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_sinks_take_their_part(name: str, heads: int, kv_heads: int, dim: int, window: int | None) -> None:
+    """Of heads that look at nothing else, at nothing but keys, and at both."""
+    q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, 16)
+    sinks = torch.linspace(-1.0, 3.0, heads)
+    sinks[0], sinks[1] = 200.0, float("-inf")
+    plain = ops.paged_attention(q, cache, meta, dim**-0.5, window)
+    for cap in (0.0, 1.5):
+        got = ops.paged_attention(q, cache, meta, dim**-0.5, window, cap, sinks)
+        want = twins.paged_attention(q, cache, meta, dim**-0.5, window, cap, sinks)
+        assert torch.allclose(got, want, atol=2e-5)
+        assert got[:, :dim].abs().max() < 1e-20
+        assert cap or torch.allclose(got[:, dim : 2 * dim], plain[:, dim : 2 * dim], atol=2e-5)
+
+
 def test_padding_rows_are_zero() -> None:
     q, cache, meta = make(BATCHES["decode"], 4, 2, 64, 16)
     padded = torch.cat([q, torch.full((1, 4, 64), float("nan"))])
@@ -158,6 +175,8 @@ def test_fused_linears_equal_their_parts(rows: int, features: int, inputs: int, 
         assert torch.allclose(ops.linear_gated(x, scale, 1e-5, packed), twins.silu_mul(plain), atol=1e-2)
         gelu = ops.linear_gated(x, scale, 1e-5, packed, "gelu_tanh")
         assert torch.allclose(gelu, twins.gelu_tanh_mul(plain), atol=1e-2)
+        clamped = ops.linear_gated(x, scale, 1e-5, packed, "clamped")
+        assert torch.allclose(clamped, twins.clamped_mul(plain), atol=1e-2)
 
 
 def test_large_and_broken_numbers_stay_what_they_are() -> None:
@@ -165,7 +184,7 @@ def test_large_and_broken_numbers_stay_what_they_are() -> None:
     rows = [[200.0, 1.0], [-200.0, 1.0], [88.0, 3.0], [float("inf"), 1.0], [float("nan"), 1.0]]
     packed = ops.pack_linear(torch.eye(2), gated=True)
     normed = twins.rms_norm(torch.tensor(rows), None, 1e-30)
-    for name, twin in (("silu", twins.silu_mul), ("gelu_tanh", twins.gelu_tanh_mul)):
+    for name, twin in (("silu", twins.silu_mul), ("gelu_tanh", twins.gelu_tanh_mul), ("clamped", twins.clamped_mul)):
         got = ops.linear_gated(torch.tensor(rows), torch.ones(2), 1e-30, packed, name)
         assert torch.allclose(got, twin(normed), equal_nan=True)
 
@@ -196,6 +215,7 @@ def test_row_bits_do_not_depend_on_company(threads: int, kernels: str) -> None:
         "linear": lambda rows: ops.linear(x[:rows], packed),
         "linear_normed": lambda rows: ops.linear_normed(x[:rows], None, 1e-5, packed),
         "linear_gated": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated),
+        "linear_gated, clamped": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated, "clamped"),
         "linear_gated, GELU": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated, "gelu_tanh"),
         "rms_norm": lambda rows: ops.rms_norm(x[:rows], weight, 1e-5),
         "route": lambda rows: torch.cat(ops.route(x[:rows, :60].round(decimals=1), 8, renormalises=True), dim=1),
@@ -225,13 +245,13 @@ def test_attention_bits_depend_neither_on_chunks_nor_on_company(
         return
     torch.manual_seed(4)
     dim, block, num = 64, 16, 70
-    cache = torch.randn(12, block, 2, kv_heads, dim)
+    cache, sinks = torch.randn(12, block, 2, kv_heads, dim), torch.randn(heads) if cap else None
     q, stranger = torch.randn(num, heads, dim), torch.randn(1, heads, dim)
     tables = np.array([[1, 3, 5, 7, 9], [2, 4, 0, 0, 0]], dtype=np.int32)
 
     def attend(queries: torch.Tensor, lens: list[int], contexts: list[int]) -> torch.Tensor:
         meta = AttentionMetadata.build(lens, contexts, tables[: len(lens)], block, CPU)
-        return ops.paged_attention(queries, cache, meta, 0.125, window, cap)
+        return ops.paged_attention(queries, cache, meta, 0.125, window, cap, sinks)
 
     with threads_of(1):
         whole = attend(q, [num], [num])

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 CLASSES = {
+    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),

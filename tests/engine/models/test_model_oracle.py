@@ -24,6 +24,10 @@ ROPES = {
 QWEN_WINDOW = (("use_sliding_window", True), ("sliding_window", 9), ("max_window_layers", 1))
 EXPERTS = (("num_experts", 6), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40))
 SPARSE = (*EXPERTS, ("decoder_sparse_step", 2), ("mlp_only_layers", [1]), ("norm_topk_prob", False))
+GPT_OSS = (
+    *(("num_local_experts", 6), ("num_experts_per_tok", 3), ("sliding_window", 9)),
+    ("rope_parameters", {**ROPES["yarn"], "factor": 8.0, "truncate": False}),
+)
 GEMMA2 = (
     *(("sliding_window", 9), ("query_pre_attn_scalar", 5)),
     *(("attn_logit_softcapping", 2.0), ("final_logit_softcapping", 6.0)),
@@ -50,6 +54,7 @@ SHAPES = {
     "qwen3-few-experts-fused": Shape("qwen3_moe", layers=4, tied=True, is_fused=True, options=SPARSE),
     "mixtral-window": Shape("mixtral", options=(("num_local_experts", 5), ("sliding_window", 10))),
     "mixtral-fused": Shape("mixtral", is_fused=True, options=(("num_local_experts", 4), ("num_experts_per_tok", 3))),
+    "gpt-oss": Shape("gpt_oss", head_dim=32, options=GPT_OSS),
     "gemma": Shape("gemma", tied=True),
     # Caps that scores and logits of this size reach; full attention in the second layer.
     "gemma2": Shape("gemma2", layers=3, tied=True, options=GEMMA2),
