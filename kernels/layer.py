@@ -13,39 +13,47 @@ from torch import Tensor
 from kernels import native
 from kernels.linear import Fused, PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.mlp import Dense, Mlp
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
     """Attributes:
     qkv: queries, keys and values, one above the other.
-    gate_up: gate and up of the MLP, packed as gated.
-    attention_norm, mlp_norm: [hidden], of the norms before qkv and gate_up; None where folded in.
+    mlp: what follows attention, with its norm.
+    attention_norm: [hidden], of the norm before qkv; None where folded in.
     head_norms: float32 [heads + kv_heads, dim] of queries and keys, head by head; None without.
     window: keys that a query sees; None for all.
-    activation: of the gate; see `kernels.elementwise.GATES`.
-    output_norm, down_norm: [hidden], of norms of what attention and MLP add to the residuals; None without.
+    is_fixed: whether attention's schedule leaves a row's bits to that row alone, too; see `PackedLinear.fixed`.
+    output_norm: [hidden], of the norm of what attention adds to the residuals; None without.
     query_scalar: scores are divided by its root; None for dim.
     score_cap: they become cap · tanh(score / cap) then; 0 for as they are.
     """
 
     qkv: PackedLinear
     output: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
+    mlp: Mlp
     attention_norm: Tensor | None
-    mlp_norm: Tensor | None
     head_norms: Tensor | None
     heads: int
     kv_heads: int
     dim: int
     eps: float
     window: int | None
-    activation: str = "silu"
+    is_fixed: bool = False
     output_norm: Tensor | None = None
-    down_norm: Tensor | None = None
     query_scalar: float | None = None
     score_cap: float = 0.0
+
+    def fixed(self) -> "Layer":
+        """The same, no row's bits depending on the others; slower where that is another way."""
+        return dataclasses.replace(
+            self,
+            qkv=self.qkv.fixed(),
+            output=self.output.fixed(),
+            mlp=self.mlp.fixed(),
+            is_fixed=True,
+        )
 
     @property
     def scale(self) -> float:
@@ -54,31 +62,37 @@ class Layer:
 
     @functools.cached_property
     def _norms(self) -> tuple[Tensor | None, ...]:
-        """In float32, for as long as their addresses are in use."""
-        norms = (self.attention_norm, self.mlp_norm, self.output_norm, self.down_norm)
+        """Those before attention and MLP and those behind, in float32, for as long as their addresses are in use."""
+        mlp = (self.mlp.norm, self.mlp.down_norm) if isinstance(self.mlp, Dense) else (None, None)
+        norms = (self.attention_norm, mlp[0], self.output_norm, mlp[1])
         return tuple(None if norm is None else norm.float() for norm in norms)
 
     @functools.cached_property
     def arguments(self) -> tuple[float, ...] | None:
         """What stays from call to call, in the order that kernels/cpu/module.cpp reads; None if a part of the layer
         has no kernel of ours."""
-        attention, mlp, output, down = self._norms
-        parts = ((self.qkv, attention), (self.output, None), (self.gate_up, mlp), (self.down, None))
+        mlp = self.mlp
+        if not isinstance(mlp, Dense):
+            return None
+        before, between, output, down = self._norms
+        parts = ((self.qkv, before), (self.output, None), (mlp.gate_up, between), (mlp.down, None))
         found: list[float] = []
         for linear, norm in parts:
             if not isinstance(linear, Fused) or not linear.takes_norm(norm):
                 return None
             found += (*linear.arguments, _address(norm))
         sizes = (self.heads, self.kv_heads, self.dim, self.window or 0)
-        own = (native.GATES[self.activation], _address(output), _address(down), _address(self.head_norms))
+        own = (native.GATES[mlp.activation], _address(output), _address(down), _address(self.head_norms))
         return (*found, *own, self.eps, *sizes, self.scale, self.score_cap)
 
     @functools.cached_property
     def scratch_width(self) -> int:
         """Floats that a token needs between the operations."""
+        assert isinstance(self.mlp, Dense)
         heads = self.heads + 2 * self.kv_heads
-        is_normed = self.output_norm is not None or self.down_norm is not None
-        return (heads + self.heads) * self.dim + self.gate_up.features // 2 + is_normed * self.output.features
+        is_normed = self.output_norm is not None or self.mlp.down_norm is not None
+        own = self.mlp.gate_up.features // 2 + is_normed * self.output.features
+        return (heads + self.heads) * self.dim + own
 
 
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:

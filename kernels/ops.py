@@ -1,9 +1,7 @@
 """The one place that chooses between implementations of an operation. Tensors and numbers only.
 
 Everything that a model computes goes through here: kernels of our own where there are some for the device and dtype,
-else torch operators, which run anywhere. `is_batch_invariant` says of each op whether a row's bits are independent of
-the other rows, of the chunking and of the thread count (a test compares them): tokens then do not depend on company.
-Where it is not so, a near tie may flip, nothing else.
+else torch operators, which run anywhere. `kernels.invariance` says of each op whether rows depend on one another.
 """
 
 from collections.abc import Callable
@@ -35,30 +33,11 @@ from kernels.inputs import Inputs
 from kernels.layer import Layer, forward_, is_one_call
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.moe import Stack
 from kernels.packed_weights import Int4Weight, Int8Weight
 from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
 from kernels.scores import Asked, Scores
-
-
-def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = "") -> dict[str, bool]:
-    """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given."""
-    on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
-    # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
-    linear = (bool(weights) and device.type == "cpu") or (
-        on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16())
-    )
-    return {
-        "linear": linear,
-        "linear_normed": linear,
-        "linear_gated": linear,
-        "rms_norm": True,
-        "soft_cap": device.type != "cpu" or native.is_available(),  # torch computes the end of a row otherwise
-        "embedding": True,
-        "rotate_and_write": True,
-        "sample": True,
-        "paged_attention": on_cpu and native.is_available(),  # torch's decode and prefill sum in different orders
-    }
 
 
 def pack_linear(
@@ -91,7 +70,7 @@ def linear_add_(
     """residual [M, N] += linear(x [M, K]), in place, or RMSNorm of that where there is a norm."""
     if norm is None:
         return weight.add_to(residual, x)
-    return residual.add_(rms_norm(weight.apply(x), norm, eps, residual.dtype))
+    return weight.add_normed_to(residual, x, norm, eps)
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
@@ -156,13 +135,21 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
 
 
 def paged_attention(
-    q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None, cap: float = 0.0
+    q: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int | None,
+    cap: float = 0.0,
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
     """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all; scores
-    become cap · tanh(score / cap), 0 for as they are."""
+    become cap · tanh(score / cap), 0 for as they are. `is_fixed`: by a schedule that leaves a row's bits to that row
+    alone, where a GPU has another that is faster."""
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])
-        options = AttentionOptions(scale, window, cap)
+        options = AttentionOptions(scale, window, cap, is_batch_invariant=is_fixed)
         found: Tensor = gpu.family("attention").paged_attention(q, numbers, meta.ragged, options, scales)
         return found
     if native.takes(q, cache):
@@ -182,10 +169,10 @@ def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: At
         normed = heads[:, : layer.heads + layer.kv_heads]
         normed.copy_(rms_norm(normed.float(), layer.head_norms, layer.eps))
     rotate_and_write(heads, cis, cache, meta)
-    seen = paged_attention(heads[:, : layer.heads], cache, meta, layer.scale, layer.window, layer.score_cap)
+    queries, scale = heads[:, : layer.heads], layer.scale
+    seen = paged_attention(queries, cache, meta, scale, layer.window, layer.score_cap, is_fixed=layer.is_fixed)
     linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)
-    gated = linear_gated(h, layer.mlp_norm, layer.eps, layer.gate_up, layer.activation)
-    linear_add_(h, gated, layer.down, layer.down_norm, layer.eps)
+    layer.mlp.add_to(h, layer.eps)
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -260,10 +247,17 @@ def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> T
     return y
 
 
-def experts_mlp(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
+def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
+    """The experts that each token takes, and their shares; see `kernels.moe.route`."""
+    return moe.route(logits, per_token, renormalises=renormalises)
+
+
+def experts_mlp(
+    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
-    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares)
+    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, is_fixed=is_fixed)
     return y
 
 

@@ -12,6 +12,7 @@ from typing import cast
 
 from engine.models.assumed import ASSUMED
 from engine.models.by_layer import RopeConfig, read_ropes, read_windows
+from engine.models.expert_fields import ExpertsConfig, read_experts
 from engine.models.fields import Fields, read_json
 from engine.models.stored_form import StoredForm, read_stored_form
 
@@ -35,6 +36,7 @@ class ModelConfig:
         windows: per layer, the sliding window in tokens, or None for full attention.
         eos_ids: ids that end an output, of both files.
         stored: how matrices are stored that somebody has quantised before; None if none are.
+        experts: of layers whose MLP is a choice of them; None if there are none.
         activation: of the MLP's gate: silu, gelu_tanh for GELU by its approximation, or one that is not supported.
         local_rope: of layers with a window, where it is another than that of all.
         query_scalar: scores are divided by its root; None where the file says nothing of it.
@@ -61,6 +63,7 @@ class ModelConfig:
     dtype: str
     defaults: GenerationDefaults
     stored: StoredForm | None = None
+    experts: ExpertsConfig | None = None
     activation: str = "silu"
     local_rope: RopeConfig | None = None
     query_scalar: float | None = None
@@ -125,6 +128,7 @@ def read_config(directory: Path) -> ModelConfig:
         dtype=raw.string("dtype", raw.string("torch_dtype", "float32")),
         defaults=_defaults(generation),
         stored=read_stored_form(raw),
+        experts=read_experts(raw, layers),
         activation=_activation(raw, architecture),
         local_rope=local_rope,
         query_scalar=_positive(raw, "query_pre_attn_scalar"),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from engine.errors import unsupported
-from engine.models import gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3
+from engine.models import gemma, gemma2, gemma3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from engine.models.config import ACTIVATIONS, ModelConfig
 from engine.models.style import Style
 
@@ -13,8 +13,10 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig], Style]] = {
     "Gemma3ForCausalLM": gemma3.style,
     "LlamaForCausalLM": llama.style,
     "MistralForCausalLM": mistral.style,
+    "MixtralForCausalLM": mixtral.style,
     "Qwen2ForCausalLM": qwen2.style,
     "Qwen3ForCausalLM": qwen3.style,
+    "Qwen3MoeForCausalLM": qwen3_moe.style,
 }
 
 
@@ -26,7 +28,12 @@ def style_of(config: ModelConfig) -> Style:
         raise unsupported(
             "architecture", f"architecture {config.architecture!r} is not supported; supported are {known}"
         )
-    if config.activation not in ACTIVATIONS.values():
-        text = f"hidden_act {config.activation!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
-        raise unsupported("hidden_act", text)
-    return make(config)
+    style = make(config)
+    known_here = ACTIVATIONS.values() if style.experts is None else ("silu",)
+    if config.activation not in known_here:
+        shown = ", ".join(name for name, one in ACTIVATIONS.items() if one in known_here)
+        raise unsupported("hidden_act", f"hidden_act {config.activation!r} is not supported; supported are {shown}")
+    if (style.experts is None) is not (config.experts is None):
+        named = "no" if config.experts is None else config.experts.num
+        raise unsupported("experts", f"config.json names {named} experts: {config.architecture!r} is not served so")
+    return style

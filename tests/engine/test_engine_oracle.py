@@ -20,6 +20,7 @@ from kernels.kinds import computes_bfloat16
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 GEMMA2 = (("sliding_window", 10), ("attn_logit_softcapping", 3.0), ("final_logit_softcapping", 8.0))
+EXPERTS = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40), ("norm_topk_prob", True))
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied-wide-heads": Shape("llama", vocab=1023, head_dim=24, tied=True),
@@ -28,8 +29,12 @@ SHAPES = {
     "qwen3": Shape("qwen3", head_dim=32, kv_heads=1),
     "gemma2": Shape("gemma2", tied=True, options=GEMMA2),
     "gemma3": Shape("gemma3", layers=3, tied=True, options=(("sliding_window", 10), ("sliding_window_pattern", 2))),
+    "qwen3-experts": Shape("qwen3_moe", head_dim=32, options=EXPERTS),
+    "mixtral-window": Shape("mixtral", options=(("num_local_experts", 4), ("sliding_window", 10))),
 }
-NAMES = [name if name != "gemma3" else pytest.param(name, marks=pytest.mark.long) for name in SHAPES]
+# Mixtral is the window of one and the experts of another, Gemma 3 the second with the rotations of two: for long tests.
+LONG = {"gemma3", "mixtral-window"}
+NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SHAPES]
 ROOMY = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=4096, threads=1)
 # 14 blocks of 8 hold two of the prompts below at full length: everything else waits, is preempted and comes back.
 # More is let in than will fit, so that preemption is the rule.
@@ -46,7 +51,8 @@ TIGHT = EngineConfig(
 
 def tight(shape: Shape) -> EngineConfig:
     """A pool that forces preemption; where all layers have a window blocks are given back: it takes a smaller one."""
-    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if shape.architecture == "mistral" else TIGHT
+    is_windowed = "sliding_window" in dict(shape.options) and "gemma" not in shape.architecture
+    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if is_windowed else TIGHT
 
 
 def make_engine(directory: Path, config: EngineConfig) -> Engine:
@@ -149,10 +155,14 @@ ALL_KNOBS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "params", [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11}, ALL_KNOBS]
+    ("name", "params"),
+    [
+        *(("llama", one) for one in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11})),
+        *(("llama", ALL_KNOBS), ("qwen3-experts", ALL_KNOBS)),
+    ],
 )
-def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, params: dict[str, Any]) -> None:
-    shape = SHAPES["llama"]
+def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name: str, params: dict[str, Any]) -> None:
+    shape = SHAPES[name]
     make_checkpoint(tmp_path, shape)
     prompts = some_prompts(shape.vocab, 32)
     roomy = make_engine(tmp_path, ROOMY)
@@ -174,6 +184,9 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, param
         ("gemma2", {"dtype": "bfloat16"}),
         pytest.param("gemma2", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
         pytest.param("gemma2", {"quantization": "int4", "kv_cache_dtype": "bfloat16"}, marks=pytest.mark.long),
+        pytest.param("qwen3-experts", {"quantization": "int8"}, marks=pytest.mark.long),
+        pytest.param("qwen3-experts", {"quantization": "int4"}, marks=pytest.mark.long),
+        pytest.param("qwen3-experts", {"dtype": "bfloat16"}, marks=pytest.mark.long),
     ],
 )
 def test_rounded_weights_and_caches_do_not_depend_on_company_either(

@@ -1,6 +1,7 @@
 """A decoder layer as one call against the same layer operation by operation."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from torch import Tensor
 
 from kernels import layer as one_call
 from kernels import native, ops
+from kernels.experts import Router, pack_experts
 from kernels.layer import Layer
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.mlp import Dense
 from kernels.slots import slot_width
 from kernels.trees import Tree
 
@@ -44,10 +47,12 @@ def make(form: str, *, bias: bool = False, norms: bool = False, window: int | No
     return Layer(
         qkv=linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
         output=linear(HIDDEN, HEADS * DIM),
-        gate_up=linear(2 * INNER, HIDDEN, gated=True),
-        down=linear(HIDDEN, INNER),
+        mlp=Dense(
+            gate_up=linear(2 * INNER, HIDDEN, gated=True),
+            down=linear(HIDDEN, INNER),
+            norm=torch.rand(HIDDEN).to(dtype) if norms else None,
+        ),
         attention_norm=torch.rand(HIDDEN).to(dtype) if norms else None,
-        mlp_norm=torch.rand(HIDDEN).to(dtype) if norms else None,
         head_norms=torch.rand(HEADS + KV_HEADS, DIM) if norms else None,
         heads=HEADS,
         kv_heads=KV_HEADS,
@@ -55,6 +60,13 @@ def make(form: str, *, bias: bool = False, norms: bool = False, window: int | No
         eps=1e-5,
         window=window,
     )
+
+
+def replaced(layer: Layer, **changes: Any) -> Layer:  # noqa: ANN401 # of several types
+    """The layer with other values; of its MLP those that are the MLP's."""
+    assert isinstance(layer.mlp, Dense)
+    own = {name: changes.pop(name) for name in ("activation", "down_norm") if name in changes}
+    return dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, **own), **changes)
 
 
 def step(dtype: torch.dtype, trees: dict[int, Tree] | None = None) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata]:
@@ -111,7 +123,7 @@ def test_norms_of_rows_and_of_heads(form: str, monkeypatch: pytest.MonkeyPatch) 
 def test_activation_scale_and_cap_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = both(make("float32"), torch.float32, monkeypatch)[0][0]
     for changes in ({"activation": "gelu_tanh"}, {"query_scalar": 3.0}, {"score_cap": 0.3}):
-        layer = dataclasses.replace(make("float32"), **changes)
+        layer = replaced(make("float32"), **changes)
         one, other = both(layer, torch.float32, monkeypatch)
         assert torch.equal(one[0], other[0])
         assert float((one[0] - plain).abs().mean()) > 1e-3
@@ -121,7 +133,7 @@ def test_activation_scale_and_cap_to_the_bit(monkeypatch: pytest.MonkeyPatch) ->
 def test_norms_of_what_is_added(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = both(make(form), torch.float32, monkeypatch)[0][0]
     for names in (["output_norm"], ["down_norm"], ["output_norm", "down_norm"]):
-        layer = dataclasses.replace(make(form), **{name: torch.rand(HIDDEN) for name in names})  # type: ignore[arg-type] # of several types
+        layer = replaced(make(form), **{name: torch.rand(HIDDEN) for name in names})
         one, other = both(layer, torch.float32, monkeypatch)
         assert torch.allclose(one[0], other[0], atol=1e-4)
         assert float((one[0] - plain).abs().mean()) > 0.1
@@ -136,10 +148,15 @@ def test_trees_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_has_no_kernel_is_computed_operation_by_operation() -> None:
     layer = make("int8")
+    mlp = layer.mlp
+    assert isinstance(mlp, Dense)
     h, _, cache, _ = step(torch.float32)
     for changed in (
         dataclasses.replace(layer, attention_norm=torch.ones(HIDDEN)),  # which integers do not take
-        dataclasses.replace(layer, down=PackedLinear(torch.randn(HIDDEN, INNER), None)),
+        dataclasses.replace(layer, mlp=dataclasses.replace(mlp, down=PackedLinear(torch.randn(HIDDEN, INNER), None))),
+        dataclasses.replace(
+            layer, mlp=pack_experts(Router(PackedLinear(torch.randn(2, HIDDEN), None), 1, True), [mlp])
+        ),
         dataclasses.replace(layer, dim=24),
     ):
         assert not one_call.is_one_call(changed, h, cache)
