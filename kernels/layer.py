@@ -24,11 +24,11 @@ class Layer:
     attention_norm: [hidden], of the norm before qkv; None where folded in.
     head_norms: float32 [heads + kv_heads, dim] of queries and keys, head by head; None without.
     window: keys that a query sees; None for all.
+    is_fixed: whether attention's schedule leaves a row's bits to that row alone, too; see `PackedLinear.fixed`.
     output_norm: [hidden], of the norm of what attention adds to the residuals; None without.
     query_scalar: scores are divided by its root; None for dim.
     score_cap: they become cap · tanh(score / cap) then; 0 for as they are.
     sinks: float32 [heads], scores of a key without a value; None for none.
-    is_fixed: whether attention's schedule leaves a row's bits to that row alone, too; see `PackedLinear.fixed`.
     """
 
     qkv: PackedLinear
@@ -41,11 +41,11 @@ class Layer:
     dim: int
     eps: float
     window: int | None
+    is_fixed: bool = False
     output_norm: Tensor | None = None
     query_scalar: float | None = None
     score_cap: float = 0.0
     sinks: Tensor | None = None
-    is_fixed: bool = False
 
     def fixed(self) -> "Layer":
         """The same, no row's bits depending on the others; slower where that is another way."""

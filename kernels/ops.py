@@ -1,9 +1,7 @@
 """The one place that chooses between implementations of an operation. Tensors and numbers only.
 
 Everything that a model computes goes through here: kernels of our own where there are some for the device and dtype,
-else torch operators, which run anywhere. `is_batch_invariant` says of each op whether a row's bits are independent of
-the other rows, of the chunking and of the thread count (a test compares them): tokens then do not depend on company.
-Where it is not so, a near tie may flip, nothing else.
+else torch operators, which run anywhere. `kernels.invariance` says of each op whether rows depend on one another.
 """
 
 from collections.abc import Callable
@@ -37,34 +35,6 @@ from kernels.moe import Stack
 from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
 from kernels.scores import Asked, Scores
-
-
-def is_batch_invariant(
-    dtype: torch.dtype, device: torch.device, weights: str = "", *, is_fixed: bool = False
-) -> dict[str, bool]:
-    """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given;
-    `is_fixed`: where a GPU takes the slower schedules that do not follow the batch (see `Layer.fixed`)."""
-    on_fixed_gpu = is_fixed and device.type == "cuda"
-    on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
-    # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
-    linear = (
-        on_fixed_gpu
-        or (bool(weights) and device.type == "cpu")
-        or (on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16()))
-    )
-    return {
-        "linear": linear,
-        "linear_normed": linear,
-        "linear_gated": linear,
-        "rms_norm": True,
-        "route": True,
-        "soft_cap": device.type != "cpu" or native.is_available(),  # torch computes the end of a row otherwise
-        "embedding": True,
-        "rotate_and_write": True,
-        "sample": True,
-        "paged_attention": on_fixed_gpu
-        or (on_cpu and native.is_available()),  # torch's decode and prefill sum in different orders
-    }
 
 
 def pack_linear(

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import native, ops, twins
+from kernels.invariance import is_batch_invariant
 from kernels.metadata import AttentionMetadata
 
 CPU = torch.device("cpu")
@@ -222,7 +223,7 @@ def test_row_bits_do_not_depend_on_company(threads: int, kernels: str) -> None:
         "soft_cap": lambda rows: ops.soft_cap_(x[:rows].clone(), 2.0),
         "embedding": lambda rows: ops.embedding(ids[:rows], table),
     }
-    claimed = {name for name, claim in ops.is_batch_invariant(torch.float32, CPU).items() if claim}
+    claimed = {name for name, claim in is_batch_invariant(torch.float32, CPU).items() if claim}
     claims = {name: op for name, op in claims.items() if name.partition(",")[0] in claimed}
     # The others have tests of their own.
     assert {*claims} >= claimed - {"rotate_and_write", "paged_attention", "sample"}
@@ -240,7 +241,7 @@ def test_attention_bits_depend_neither_on_chunks_nor_on_company(
     heads: int, kv_heads: int, window: int | None, cap: float, kernels: str
 ) -> None:
     """A sequence of 70 tokens: at once, in chunks, and token by token beside a stranger."""
-    if not ops.is_batch_invariant(torch.float32, CPU)["paged_attention"]:
+    if not is_batch_invariant(torch.float32, CPU)["paged_attention"]:
         assert kernels == "torch"
         return
     torch.manual_seed(4)

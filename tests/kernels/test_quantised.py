@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import native, ops, quantised, slots, twins
+from kernels.invariance import is_batch_invariant
 from kernels.metadata import AttentionMetadata
 from kernels.quantised import Integers, NativeIntegers, Rounded, round_weight
 
@@ -110,7 +111,7 @@ def test_a_broken_row_is_nan_and_alone(bits: int) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "bfloat16"])
 def test_row_bits_do_not_depend_on_company(weights: str, kernels: str) -> None:
-    if weights == "bfloat16" and not ops.is_batch_invariant(torch.bfloat16, CPU)["linear"]:
+    if weights == "bfloat16" and not is_batch_invariant(torch.bfloat16, CPU)["linear"]:
         pytest.skip("torch's own bfloat16 makes no such claim")
     torch.manual_seed(5)
     x, weight = torch.randn(33, 300), torch.randn(96, 300)
