@@ -164,6 +164,7 @@ def _of(capability: int) -> tuple[Case, ...]:
         _split("d256-g2-cap-window", capability, 256, 2, flags="cap window"),
         _prefill("d256-g2-cap-window", capability, 256, 2, flags="cap window"),
         _split("d256-g2-tree-cap-window", capability, 256, 2, max_query=32, flags="tree cap window"),
+        _split("d256-g2-fixed-cap-window", capability, 256, 2, flags="fixed cap window"),
         *(_split(f"d256-g2-cap-{names[one]}", capability, 256, 2, one, flags="cap window") for one in narrow),
         *(_prefill(f"d256-g2-cap-{names[one]}", capability, 256, 2, one, flags="cap window") for one in narrow),
     )
