@@ -56,10 +56,10 @@ class SeparateExperts:
         experts, shares = router.choose(logits)
         order = experts.flatten().argsort(stable=True)  # of choices, by expert
         counts = experts.flatten().bincount(minlength=len(self._each)).tolist()
-        rows = torch.split(h[order // router.per_token], counts)
-        found = [self._apply(one, own, eps) for one, own in zip(self._each, rows, strict=True) if len(own)]
-        sorted_back = torch.empty(len(order), h.shape[1], dtype=found[0].dtype).index_copy_(0, order, torch.cat(found))
-        return h.add_(moe.combine(sorted_back, shares))
+        chosen = [(one, num) for one, num in zip(self._each, counts, strict=True) if num]
+        rows = torch.split(h[order // router.per_token], [num for _, num in chosen])
+        found = torch.cat([self._apply(one, own, eps) for (one, _), own in zip(chosen, rows, strict=True)])
+        return h.add_(moe.combine(torch.empty_like(found).index_copy_(0, order, found), shares))
 
     def fixed(self) -> "SeparateExperts":
         """See `Mlp`."""
