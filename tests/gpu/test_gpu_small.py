@@ -7,6 +7,7 @@ import torch
 
 from benchmarks import gpu_kernels
 from benchmarks.gpu_cases import Case, Place, Sizes, disagreement
+from benchmarks.gpu_command import FP8_SINCE
 from kernels import twins
 from kernels.ragged import AttentionOptions, Ragged
 from kernels.triton.attention import paged_attention
@@ -18,7 +19,7 @@ CASES = gpu_kernels.all_cases(SMALL, gpu_kernels.PARTS, has_fp8=True)
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
 def test_kernels(case: Case, gpu: torch.device) -> None:
-    if case.needs_fp8 and torch.cuda.get_device_capability() < gpu_kernels.FP8_SINCE:
+    if case.needs_fp8 and torch.cuda.get_device_capability() < FP8_SINCE:
         pytest.skip("this GPU has no fp8")
     torch.manual_seed(0)
     work = case.make(Place(gpu, torch.bfloat16))
