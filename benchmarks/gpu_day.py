@@ -61,7 +61,10 @@ STAGES: dict[str, tuple[Step, ...]] = {
     "engines": (
         Step("small", tests("tests/gpu/test_gpu_small.py")),
         Step("engine", tests("tests/gpu/test_gpu_engine.py")),
-        Step("forms", tests("tests/gpu/test_gpu_forms.py", "tests/gpu/test_gpu_stored.py")),
+        Step(
+            "forms",
+            tests("tests/gpu/test_gpu_forms.py", "tests/gpu/test_gpu_stored.py", "tests/gpu/test_gpu_experts.py"),
+        ),
     ),
     "grid": (
         Step("kernels", tests("tests/gpu/test_gpu_kernels.py")),

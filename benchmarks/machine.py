@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import signal
 import statistics
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +29,11 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def end_as_asked() -> None:
+    """SIGTERM raises SystemExit from now on: what a run has started ends with it, as at Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def median(values: Sequence[float]) -> float:

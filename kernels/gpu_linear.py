@@ -21,12 +21,12 @@ class Int8OnGpu(OnGpu):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self._packed = quantise_rows(weight, torch.int8)
-        self.weight = self._packed.weight
+        self.packed = quantise_rows(weight, torch.int8)
+        self.weight = self.packed.weight
 
     def apply(self, x: Tensor) -> Tensor:
         y: Tensor = gpu.family("linear8").linear_w8a16(
-            x.to(self.dtype), self._packed, self.bias, is_fixed=self.batch_invariant
+            x.to(self.dtype), self.packed, self.bias, is_fixed=self.batch_invariant
         )
         return y
 

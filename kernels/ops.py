@@ -35,6 +35,7 @@ from kernels.inputs import Inputs
 from kernels.layer import Layer, forward_, is_one_call
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.moe import Stack
 from kernels.packed_weights import Int4Weight, Int8Weight
 from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
@@ -59,6 +60,7 @@ def is_batch_invariant(
         "linear_normed": linear,
         "linear_gated": linear,
         "rms_norm": True,
+        "route": True,
         "embedding": True,
         "rotate_and_write": True,
         "sample": True,
@@ -176,7 +178,7 @@ def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: At
     queries = heads[:, : layer.heads]
     seen = paged_attention(queries, cache, meta, layer.scale, layer.window, is_fixed=layer.is_fixed)
     linear_add_(h, seen, layer.output)
-    linear_add_(h, linear_gated(h, layer.mlp_norm, layer.eps, layer.gate_up), layer.down)
+    layer.mlp.add_to(h, layer.eps)
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -244,10 +246,17 @@ def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> T
     return y
 
 
-def experts_mlp(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
+def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
+    """The experts that each token takes, and their shares; see `kernels.moe.route`."""
+    return moe.route(logits, per_token, renormalises=renormalises)
+
+
+def experts_mlp(
+    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
-    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares)
+    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, is_fixed=is_fixed)
     return y
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.layers import DecoderLayer, Pack, Packer
+from engine.models.mlp import make_mlp
 from engine.models.registry import style_of
 from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint, Plan, WeightSource
@@ -56,7 +57,9 @@ class Model:
         packer = Packer(source, dtype, pack, is_stored=config.stored is not None)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
-        self._layers = [DecoderLayer(config, style, i, packer) for i in range(config.num_layers)]
+        self._layers = [
+            DecoderLayer(config, style, i, packer, make_mlp(config, style, i, packer)) for i in range(config.num_layers)
+        ]
         norm = packer.norm("model.norm", hidden)
         self._norm = packer.kept(norm)
         # A checkpoint may leave out a head that is tied.

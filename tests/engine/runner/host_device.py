@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import adjust, elementwise, inputs, sampling, scores, speculation, twins
+from kernels import adjust, elementwise, inputs, moe, sampling, scores, speculation, twins
 from kernels.ragged import AttentionOptions, Ragged, Shared
 
 
@@ -76,6 +76,7 @@ def twin_family(name: str) -> object:
         "embedding": types.SimpleNamespace(embedding=lambda ids, table: table[ids]),
         "norm": elementwise,
         "activation": elementwise,
+        "moe": moe,
         "inputs": inputs,
         "sampling": sampling,
         "adjust": adjust,
