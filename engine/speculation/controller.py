@@ -31,9 +31,7 @@ PROBE_SHARE = 0.005  # of all time that probes may take: who has to read for the
 PROBE_LEAST_OFTEN = 8192
 PROBE_LENGTH = 2
 STEP_WEIGHT = 0.1  # of the newest step's time
-HOPE = 0.05  # of the way to a draft for everybody, per choice while nothing is drafted: what was not found may be there
-HOPE_LEAST = HOPE / 16  # each time that it was in vain it is halved, and grows again while there are drafts
-HOPE_GROWTH = 1.5  # per look
+PROBE_WEIGHT = 0.5  # of a probe that found a draft, in how often there are any: those that found none weigh little
 NEW_SHARE = 0.25  # of the rows: so many newcomers, of whom nothing is known, are looked at at once
 PRIOR_RESCUE = 0.3  # share of wrong drafts whose place one of the alternatives takes, before anything is known
 RESCUE_WEIGHT = 0.02  # of the newest
@@ -88,7 +86,6 @@ class Controller:
         self._step_s = 0.0  # on average of late
         self._is_new = True  # nothing has been drafted yet
         self._num_new = 0  # sequences that have come since the last look
-        self._hope = HOPE
 
     def rests(self, num_steps: int = 1) -> bool:
         """Whether nobody is drafted for in the next step, whoever runs. Asked before `choose`, so many steps after it
@@ -114,7 +111,6 @@ class Controller:
             span = (self._num_idle - self._looked) / PATIENCE
             self._looked = self._num_idle
             self._reading.fade(span)
-            self._common.found += min(1.0, self._hope * span) * (self._common.asked - self._common.found)
             self._next_look = self._num_idle + self._patience
             self._patience = min(2 * self._patience, PATIENCE_MOST)
             self._num_new = 0
@@ -147,6 +143,9 @@ class Controller:
         for one, memory in ((record, MEMORY), (self._common, COMMON_MEMORY)):
             one.found = one.found * memory + num / asked
             one.asked = one.asked * memory + 1.0
+        if self.floor == 0 and num:
+            self._common.found += PROBE_WEIGHT * (self._common.asked - self._common.found)
+            self._next_look = min(self._next_look, self._num_idle + 1)
 
     def drafted(self, asked: Sequence[int], seconds: float, *, num_read: int) -> None:
         """Drafting took so long for sequences of which lengths `asked` were wanted, behind reading `num_read` tokens of
@@ -193,12 +192,9 @@ class Controller:
         if self.floor and rates[self.floor] < rates[0] * WORTH:
             self.floor = 0
         self._look_every = LOOK_EVERY if self.floor != before else min(2 * self._look_every, LOOK_MOST)
-        if self.floor:
-            self._hope = min(self._hope * HOPE_GROWTH, HOPE)
         if self.floor and not before:
             self._probe_every, self._patience = PROBE_EVERY, PATIENCE
         if before and not self.floor:
-            self._hope = max(self._hope / 2, HOPE_LEAST)
             self._next_look, self._next_probe = self._num_idle + PATIENCE, self._num_idle + PROBE_EVERY
 
     def _rates(self, there: Sequence[Present], num_rows: int, num_asked: int) -> list[float]:

@@ -388,17 +388,27 @@ def test_whose_drafts_are_seldom_found_says_nothing_of_newcomers() -> None:
     assert controller.choose([Record()], 1)[0] > 2
 
 
-def test_what_is_not_found_any_more_is_looked_for_again() -> None:
+def test_what_is_not_found_for_long_is_hardly_asked_for_until_it_is_found() -> None:
     world = World(affine(3e-3, 0.3e-3), free, [0.9])
     controller = Controller(MOST)
     world.run(controller, 300)
-    record, num_asked = Record(), 0
-    for _ in range(4000):
-        if not controller.rests():
-            for num in controller.choose([record], 1):
-                if num:
-                    num_asked += 1
-                    controller.drafted([num], 0.1e-3, num_read=0)
-                    controller.answered(record, num, 0)
-        controller.stepped(1, 1, world.step(1, 1))
-    assert 20 <= num_asked <= 0.25 * 4000
+    record = Record()
+
+    def asked(*, is_found: bool, most: int) -> int:
+        """How often in so many steps."""
+        times = 0
+        for _ in range(most):
+            num = 0 if controller.rests() else controller.choose([record], 1)[0]
+            if num:
+                times += 1
+                controller.drafted([num], 0.1e-3, num_read=0)
+                controller.answered(record, num, num * is_found)
+                if is_found:
+                    controller.verified(record, num, num)
+            controller.stepped(1, 1 + num * is_found, world.step(1, 1 + num * is_found))
+        return times
+
+    asked(is_found=False, most=200)
+    assert controller.floor == 0
+    assert asked(is_found=False, most=2000) <= 0.05 * 2000
+    assert asked(is_found=True, most=2000) >= 900
