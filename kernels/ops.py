@@ -165,13 +165,6 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     return sampling.sample(logits, rows)
 
 
-def accept(sampled: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens that rows with drafts go on with, and how many drafts stand; see `kernels.speculation.accept`."""
-    chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
-    found: tuple[Tensor, Tensor] = chosen.accept(sampled, drafts)
-    return found
-
-
 def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Tensor:
     """Which tokens of trees stand, in their order; see `kernels.speculation.standing`."""
     chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation

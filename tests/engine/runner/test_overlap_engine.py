@@ -210,3 +210,27 @@ def test_a_step_that_fails_is_computed_again_and_with_it_what_rests_on_it(
     )
     assert run(own, 4) == expected
     assert calls[0] >= 3
+
+
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_a_device_that_runs_out_of_memory_takes_smaller_steps_from_then_on(
+    checkpoint: Path, is_overlapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody fails, and what there is no room for is not asked again and again."""
+    model, most, refused = load(checkpoint), 7, list[int]()
+    expected = run(make(checkpoint, model, is_overlapped=False), 5)
+    own = make(checkpoint, model, is_overlapped=is_overlapped)
+    compute = Runner._compute
+
+    def computed(self: Runner, plan: Plan) -> Done:
+        if plan.num_tokens > most:
+            refused.append(plan.num_tokens)
+            raise torch.OutOfMemoryError
+        return compute(self, plan)
+
+    monkeypatch.setattr(Runner, "_compute", computed)
+    assert run(own, 5) == expected
+    assert refused and max(refused) > 2 * most and own.scheduler._planner.budget <= most
+    refused.clear()
+    run(own, 5)
+    assert not refused
