@@ -81,11 +81,13 @@ def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
     )
 
 
-def forward_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
+def forward_(
+    h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+) -> None:
     """See `kernels.ops.decoder_layer_`; only where `is_one_call` says so."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
     scratch = torch.empty(meta.num_tokens * layer.scratch_width)
-    native.layer(layer.arguments, h, scratch, cis, cache, meta)
+    native.layer(layer.arguments, h, scratch, cis, cache, meta, kept)
 
 
 def _address(values: Tensor | None) -> int:

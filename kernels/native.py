@@ -16,6 +16,7 @@ from kernels import memory
 from kernels.metadata import AttentionMetadata
 
 NO_NORM = -1.0
+ALL_TOKENS = -1  # as in kernels/cpu/layer.h
 STORE, ADD, GATE = 0, 1, 2  # what becomes of a product; as in kernels/cpu/linear.h
 FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3  # formats of a weight; as in kernels/cpu/layer.h
 LANES = 16  # head sizes must be multiples of it
@@ -240,10 +241,17 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
 
 
 def layer(
-    arguments: Sequence[float], h: Tensor, scratch: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata
+    arguments: Sequence[float],
+    h: Tensor,
+    scratch: Tensor,
+    cis: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    kept: Tensor | None = None,
 ) -> None:
     """A decoder layer of `kernels.layer.Layer.arguments` over the first T rows of h, in place; scratch float32 [T *
-    scratch_width]. The rest as of `rotate_and_write` and `paged_attention`."""
+    scratch_width]. `kept`, int64 and ascending: tokens whose rows are wanted behind it, which then come first. The rest
+    as of `rotate_and_write` and `paged_attention`."""
     assert MODULE is not None
     calls: dict[torch.dtype, Callable[..., None]] = {
         torch.float32: MODULE.layer_float32,
@@ -260,4 +268,6 @@ def layer(
         cache.data_ptr(),
         cache.shape[1],
         *meta.addresses,
+        0 if kept is None else kept.data_ptr(),
+        ALL_TOKENS if kept is None else len(kept),
     )

@@ -151,11 +151,15 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
     return attention.paged_attention(q, cache, meta, scale, window)
 
 
-def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
+def decoder_layer_(
+    h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+) -> None:
     """h [T or more, hidden] (float32) through a layer in place: h += attention(norm(h)); h += mlp(norm(h)). Writes the
-    step's keys and values; cis and cache as of `rotate_and_write`. Batch-invariant where all of its operations are."""
+    step's keys and values; cis and cache as of `rotate_and_write`. `kept`: tokens, int64 and ascending, that are wanted
+    behind it; their rows are then the first, and the others mean nothing. Batch-invariant where all of its operations
+    are."""
     if not gpu.takes(cache) and is_one_call(layer, h, cache):
-        forward_(h, layer, cis, cache, meta)
+        forward_(h, layer, cis, cache, meta, kept)
         return
     heads = linear_normed(h, layer.attention_norm, layer.eps, layer.qkv)
     heads = heads.view(len(h), layer.heads + 2 * layer.kv_heads, layer.dim)
@@ -166,6 +170,8 @@ def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: At
     seen = paged_attention(heads[:, : layer.heads], cache, meta, layer.scale, layer.window)
     linear_add_(h, seen, layer.output)
     linear_add_(h, linear_gated(h, layer.mlp_norm, layer.eps, layer.gate_up), layer.down)
+    if kept is not None:
+        h[: len(kept)] = h[kept]
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:

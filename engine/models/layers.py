@@ -143,9 +143,11 @@ class DecoderLayer:
             window=style.windows[index],
         )
 
-    def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-        """Advance the residual stream h [T, hidden] (float32) in place."""
-        ops.decoder_layer_(h, self._layer, cis, cache, meta)
+    def forward(
+        self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+    ) -> None:
+        """Advance the residual stream h [T, hidden] (float32) in place; `kept`: see `ops.decoder_layer_`."""
+        ops.decoder_layer_(h, self._layer, cis, cache, meta, kept)
 
 
 def _head_norms(config: ModelConfig, packer: Packer, at: str) -> Tensor:

@@ -90,20 +90,26 @@ class Model:
         )
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata) -> Tensor:
-        """Hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values."""
+    def forward(
+        self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata, kept: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values. `kept`,
+        int64 and ascending: the only tokens whose hidden states are wanted; then [len(kept), hidden]."""
         padding = max(0, self._head.min_rows - len(ids))
         if padding:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
         h = ops.embedding(ids, self.embeddings).float()
         cis, tap = self._cis[positions], self.tap
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
-            layer.forward(h, cis, layer_cache, meta)
+            is_last = num == len(self._layers) and num not in tap  # what is tapped is wanted of all
+            layer.forward(h, cis, layer_cache, meta, kept if is_last else None)
             if num in tap:
                 tap[num](h, meta.write_slots, meta.num_tokens)
             self.layers_done += 1
             self.on_layer()
-        return h[: meta.num_tokens]
+        if kept is None:
+            return h[: meta.num_tokens]
+        return h[kept] if len(self._layers) in tap else h[: len(kept)]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -54,7 +54,24 @@ struct Layer {
   Attention<Element> attention;   // its queries and result likewise
   float* h;                       // [T, hidden], advanced in place
   float* scratch;                 // [T, qkv.outputs + output.inputs + down.inputs]
+  const int64_t* kept;            // [num_kept], ascending: tokens that are wanted behind the layer; their rows move up
+  int64_t num_kept;               // ALL_TOKENS: nothing moves
 };
+
+constexpr int64_t ALL_TOKENS = -1;  // as in kernels/native.py
+
+// Moves the rows of wanted tokens to the front: who asks no more than keys and values of the others gets no more.
+template <typename Element>
+inline int64_t keep_wanted(const Layer<Element>& job, float* seen) {
+  if (job.num_kept == ALL_TOKENS) return job.write.tokens;
+  const auto move = [&](float* rows, int64_t width) {
+    for (int64_t i = 0; i < job.num_kept; ++i)
+      if (job.kept[i] != i) std::memcpy(rows + i * width, rows + job.kept[i] * width, width * sizeof(float));
+  };
+  move(seen, job.output.inputs);
+  move(job.h, job.output.outputs);
+  return job.num_kept;
+}
 
 template <typename Element>
 inline void run(Layer<Element>& job) {
@@ -68,9 +85,10 @@ inline void run(Layer<Element>& job) {
   run(job.write);
   job.attention.q = heads, job.attention.q_stride = job.qkv.outputs, job.attention.out = seen;
   run(job.attention);
-  apply(job.output, seen, tokens, no_norm, Finish::ADD, job.h);
-  apply(job.gate_up, job.h, tokens, job.eps, Finish::GATE, gated);
-  apply(job.down, gated, tokens, no_norm, Finish::ADD, job.h);
+  const int64_t wanted = keep_wanted(job, seen);
+  apply(job.output, seen, wanted, no_norm, Finish::ADD, job.h);
+  apply(job.gate_up, job.h, wanted, job.eps, Finish::GATE, gated);
+  apply(job.down, gated, wanted, no_norm, Finish::ADD, job.h);
 }
 
 }  // namespace sluice
