@@ -109,7 +109,7 @@ class Runner:
         masks = self._rows.matchers.start(spots.slots, spots.ahead)
         try:
             meta = self._layout(plan)
-            ids = torch.tensor(plan.token_ids, device=self._model.device)
+            ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
             at = self._places(plan, spots, meta)
             kept = None if len(at) == len(ids) or self._rows.prompts.is_asked else at
             hidden = self._model.forward(ids, meta.positions, self._store.cache, meta, kept)
