@@ -91,7 +91,7 @@ def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
     return (
         native.MODULE is not None
         and h.dtype is torch.float32
-        and h.device.type == "cpu"
+        and h.is_cpu
         and layer.arguments is not None
         and native.attends(layer.dim, cache)
     )

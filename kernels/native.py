@@ -74,7 +74,7 @@ def attends(dim: int, cache: Tensor) -> bool:
     """Whether kernels take heads of that size over a cache layer: of float32, bfloat16 or int8 (`SCALE_BYTES`)."""
     return (
         cache.dtype in (torch.float32, torch.bfloat16, torch.int8)
-        and cache.device.type == "cpu"
+        and cache.is_cpu
         and dim % LANES == 0
         and dim <= MAX_HEAD_DIM
     )

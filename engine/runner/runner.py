@@ -111,7 +111,7 @@ class Runner:
             meta = self._layout(plan)
             ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
             at = self._places(plan, spots, meta)
-            kept = None if len(at) == len(ids) or self._rows.prompts.is_asked else at
+            kept = None if len(at) == plan.num_tokens or self._rows.prompts.is_asked else at
             hidden = self._model.forward(ids, meta.positions, self._store.cache, meta, kept)
         finally:
             filled = masks.result()
