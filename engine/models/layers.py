@@ -17,7 +17,7 @@ from kernels.kinds import stored_kind
 from kernels.layer import Layer
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
-from kernels.mlp import Mlp
+from kernels.mlp import Dense, Mlp
 from kernels.packed_weights import Packed, dequantise, stack, take_rows
 
 
@@ -155,6 +155,13 @@ class DecoderLayer:
             eps=config.norm_eps,
             window=style.windows[index],
         )
+
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """Those that every token goes through, in their order."""
+        layer = self._layer
+        own = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, Dense) else ()
+        return (layer.qkv, layer.output, *own)
 
     def fix(self) -> None:
         """See `Model.fix`."""

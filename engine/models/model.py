@@ -20,6 +20,7 @@ from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint, Plan, WeightSource
 from kernels import gpu, ops
 from kernels.layout import new_layers
+from kernels.linear import gather
 from kernels.metadata import AttentionMetadata
 from kernels.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
@@ -65,6 +66,7 @@ class Model:
         # A checkpoint may leave out a head that is tied.
         tied = config.tied_embeddings or not source.has("lm_head.weight")
         self._head = packer.head("model.embed_tokens" if tied else "lm_head", (vocab, hidden), norm)
+        gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel  # what multiplies
         self.notes = tuple(packer.notes)  # what an operator should know of how weights are kept
         self._cis = rope_table(config, num_positions, device).unsqueeze(1)
