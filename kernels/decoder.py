@@ -10,11 +10,14 @@ from kernels.layer import Layer, forward_, is_one_call
 from kernels.metadata import AttentionMetadata
 
 
-def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
+def decoder_layer_(
+    h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+) -> None:
     """h [T or more, hidden] (float32) through a layer in place: h += attention(norm(h)); h += mlp(norm(h)). Writes the
-    step's keys and values; cis and cache as of `rotate_and_write`. Batch-invariant where all of its operations are."""
+    step's keys and values; cis and cache as of `rotate_and_write`. `kept`, int64 and ascending: the only tokens wanted
+    behind it, whose rows are then the first. Batch-invariant where all of its operations are."""
     if is_one_call(layer, h, cache):
-        forward_(h, layer, cis, cache, meta)
+        forward_(h, layer, cis, cache, meta, kept)
         return
     heads = ops.linear_normed(h, layer.attention_norm, layer.eps, layer.qkv)
     heads = heads.view(len(h), layer.heads + 2 * layer.kv_heads, layer.dim)
@@ -26,3 +29,5 @@ def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: At
     seen = ops.paged_attention(queries, cache, meta, *options, is_fixed=layer.is_fixed)
     ops.linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)
     layer.mlp.add_to(h, layer.eps)
+    if kept is not None:
+        h[: len(kept)] = h[kept]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 def takes(x: Tensor) -> bool:
     """Whether our Triton kernels are to take it."""
-    return x.device.type == "cuda"
+    return x.is_cuda
 
 
 @functools.cache

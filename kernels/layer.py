@@ -103,17 +103,19 @@ def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
         native.MODULE is not None
         and not gpu.takes(cache)
         and h.dtype is torch.float32
-        and h.device.type == "cpu"
+        and h.is_cpu
         and layer.arguments is not None
         and native.attends(layer.dim, cache)
     )
 
 
-def forward_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
+def forward_(
+    h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+) -> None:
     """See `kernels.decoder.decoder_layer_`; only where `is_one_call` says so."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
     scratch = torch.empty(meta.num_tokens * layer.scratch_width)
-    native.layer(layer.arguments, h, scratch, cis, cache, meta)
+    native.layer(layer.arguments, h, scratch, cis, cache, meta, kept)
 
 
 def _address(values: Tensor | None) -> int:

@@ -5,13 +5,14 @@ Measured on two Skylake cores, N, K = 1024, 256 and M = 32: `F.linear` 267 µs, 
 """
 
 import copy
+from collections.abc import Iterable
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import gpu, native, private
+from kernels import gpu, memory, native, private
 from kernels.elementwise import GATES, rms_norm
 
 
@@ -192,3 +193,12 @@ class Panels(Fused):
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
         norm = None if norm is None else norm.float()
         native.linear(x, self.weight, self.bias, y, self._inputs, eps, finish, norm)
+
+
+def gather(linears: Iterable[PackedLinear]) -> None:
+    """Put weights of our own kernels that are too small for large pages into one memory that is not; before the first
+    use, as kernels are told addresses."""
+    own = [one for one in linears if isinstance(one, Fused)]
+    small = [one for one in own if one.weight.numel() * one.weight.element_size() < memory.HUGE]
+    for one, weight in zip(small, memory.side_by_side([one.weight for one in small]), strict=True):
+        one.weight = weight

@@ -130,11 +130,12 @@ class AttentionMetadata:
             trees: of rows whose tokens do not follow one another: as many tokens as the row has.
         """
         counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
-        last = np.cumsum(counts) - 1
-        num_tokens = int(last[-1]) + 1
+        num_tokens = sum(query_lens)
         if num_tokens == len(counts):
-            rows, positions = np.arange(num_tokens), ends - 1
+            rows = last = np.arange(num_tokens)
+            positions = ends - 1
         else:
+            last = np.cumsum(counts) - 1
             rows = np.repeat(np.arange(len(counts)), counts)
             positions = np.arange(num_tokens) + (ends - 1 - last)[rows]
         slots = block_tables[rows, positions // block_size] * np.int64(block_size) + positions % block_size
@@ -156,6 +157,8 @@ class AttentionMetadata:
     @functools.cached_property
     def firsts(self) -> Longs:
         """int64 [rows], index of each row's first token."""
+        if self.num_tokens == len(self.counts):
+            return np.arange(self.num_tokens)
         return np.cumsum(self.counts) - self.counts
 
     @functools.cached_property

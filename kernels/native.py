@@ -16,6 +16,7 @@ from kernels import memory
 from kernels.metadata import AttentionMetadata
 
 NO_NORM = -1.0
+ALL_TOKENS = -1  # as in kernels/cpu/layer.h
 STORE, ADD = 0, 1  # what becomes of a product; as in kernels/cpu/panels.h
 GATES = {"silu": 2, "gelu_tanh": 3, "clamped": 4}  # and with a gate, by its activation
 FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3  # formats of a weight; as in kernels/cpu/layer.h
@@ -74,7 +75,7 @@ def attends(dim: int, cache: Tensor) -> bool:
     """Whether kernels take heads of that size over a cache layer: of float32, bfloat16 or int8 (`SCALE_BYTES`)."""
     return (
         cache.dtype in (torch.float32, torch.bfloat16, torch.int8)
-        and cache.device.type == "cpu"
+        and cache.is_cpu
         and dim % LANES == 0
         and dim <= MAX_HEAD_DIM
     )
@@ -258,10 +259,17 @@ def paged_attention(
 
 
 def layer(
-    arguments: Sequence[float], h: Tensor, scratch: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata
+    arguments: Sequence[float],
+    h: Tensor,
+    scratch: Tensor,
+    cis: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    kept: Tensor | None = None,
 ) -> None:
     """A decoder layer of `kernels.layer.Layer.arguments` over the first T rows of h, in place; scratch float32 [T *
-    scratch_width]. The rest as of `rotate_and_write` and `paged_attention`."""
+    scratch_width]. `kept`, int64 and ascending: tokens whose rows are wanted behind it, which then come first. The rest
+    as of `rotate_and_write` and `paged_attention`."""
     assert MODULE is not None
     calls: dict[torch.dtype, Callable[..., None]] = {
         torch.float32: MODULE.layer_float32,
@@ -278,4 +286,6 @@ def layer(
         cache.data_ptr(),
         cache.shape[1],
         *meta.addresses,
+        0 if kept is None else kept.data_ptr(),
+        ALL_TOKENS if kept is None else len(kept),
     )

@@ -114,8 +114,7 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
         return
     kv_heads = cache.shape[3]
     elementwise.rope_(heads[:, :-kv_heads], cis)
-    keys_values = heads[:, -2 * kv_heads :].view(len(heads), 2, kv_heads, -1)
-    attention.write_kv(keys_values, cache, meta.write_slots)
+    attention.write_kv(heads[:, -2 * kv_heads :].view(len(heads), 2, kv_heads, -1), cache, meta.write_slots)
 
 
 def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, int], None]:

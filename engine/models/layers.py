@@ -19,7 +19,7 @@ from kernels.kinds import stored_kind
 from kernels.layer import Layer
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
-from kernels.mlp import Mlp
+from kernels.mlp import Dense, Mlp
 from kernels.packed_weights import Packed, dequantise, stack, take_rows
 
 
@@ -194,13 +194,22 @@ class DecoderLayer:
             sinks=packer.vector(f"{at}.self_attn.sinks", config.num_heads) if style.sinks else None,
         )
 
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """Those that every token goes through, in their order."""
+        layer = self._layer
+        own = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, Dense) else ()
+        return (layer.qkv, layer.output, *own)
+
     def fix(self) -> None:
         """See `Model.fix`."""
         self._layer = self._layer.fixed()
 
-    def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-        """Advance the residual stream h [T, hidden] (float32) in place."""
-        decoder_layer_(h, self._layer, cis, cache, meta)
+    def forward(
+        self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+    ) -> None:
+        """Advance the residual stream h [T, hidden] (float32) in place; `kept`: see `decoder_layer_`."""
+        decoder_layer_(h, self._layer, cis, cache, meta, kept)
 
 
 def _head_norms(config: ModelConfig, packer: Packer, at: str) -> Tensor:

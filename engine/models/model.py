@@ -20,6 +20,7 @@ from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint, Plan, WeightSource
 from kernels import gpu, ops
 from kernels.layout import new_layers
+from kernels.linear import gather
 from kernels.metadata import AttentionMetadata
 from kernels.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
@@ -67,6 +68,7 @@ class Model:
         tied = config.tied_embeddings or not source.has("lm_head.weight")
         self._head = packer.head("model.embed_tokens" if tied else "lm_head", (vocab, hidden), norm)
         self._logit_cap = style.logit_cap
+        gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel  # what multiplies
         self.notes = tuple(packer.notes)  # what an operator should know of how weights are kept
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
@@ -104,20 +106,26 @@ class Model:
         )
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata) -> Tensor:
-        """Hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values."""
+    def forward(
+        self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata, kept: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values. `kept`,
+        int64 and ascending: the only tokens whose hidden states are wanted; then [len(kept), hidden]."""
         padding = max(0, self._head.min_rows - len(ids))
         if padding:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
         h = self._embed(ids)
         cis, tap = [table[positions] for table in self._cis], self.tap
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
-            layer.forward(h, cis[layer.rope], layer_cache, meta)
+            is_last = num == len(self._layers) and num not in tap  # what is tapped is wanted of all
+            layer.forward(h, cis[layer.rope], layer_cache, meta, kept if is_last else None)
             if num in tap:
                 tap[num](h, meta.write_slots, meta.num_tokens)
             self.layers_done += 1
             self.on_layer()
-        return h[: meta.num_tokens]
+        if kept is None:
+            return h[: meta.num_tokens]
+        return h[kept] if len(self._layers) in tap else h[: len(kept)]
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Embeddings [T, hidden] (float32) of ids, scaled where the architecture does so in their dtype."""

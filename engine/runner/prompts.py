@@ -22,6 +22,11 @@ class SlotPrompts:
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[Sequence[int], int]] = {}  # tokens, candidates
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether anybody asks: all of a step's hidden states may be wanted."""
+        return bool(self._prompts)
+
     def reset(self, placement: Placement) -> None:
         """Forget whoever had the slot."""
         self._prompts.pop(placement.slot, None)

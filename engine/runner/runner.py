@@ -109,12 +109,14 @@ class Runner:
         masks = self._rows.matchers.start(spots.slots, spots.ahead)
         try:
             meta = self._layout(plan)
-            ids = torch.tensor(plan.token_ids, device=self._model.device)
-            hidden = self._model.forward(ids, meta.positions, self._store.cache, meta)
+            ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
+            at = self._places(plan, spots, meta)
+            kept = None if len(at) == plan.num_tokens or self._rows.prompts.is_asked else at
+            hidden = self._model.forward(ids, meta.positions, self._store.cache, meta, kept)
         finally:
             filled = masks.result()
         prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
-        result = self._sample(plan, spots, hidden, meta, filled)
+        result = self._sample(plan, spots, hidden if len(at) == len(hidden) else hidden[at], filled)
         return Done(dataclasses.replace(result, prompts=prompts) if prompts else result)
 
     def _layout(self, plan: Plan) -> AttentionMetadata:
@@ -123,17 +125,17 @@ class Runner:
         trees = trees_of(plan)
         return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device, trees)
 
-    def _sample(
-        self, plan: Plan, spots: Spots, hidden: Tensor, meta: AttentionMetadata, masks: Masks | None
-    ) -> StepResult:
-        """Logits of the tokens that are sampled behind, and what is sampled."""
+    def _places(self, plan: Plan, spots: Spots, meta: AttentionMetadata) -> Tensor:
+        """Of the step's tokens those that are sampled behind: int64, ascending."""
+        if plan.drafts:
+            return torch.tensor(spots.tokens, device=self._model.device)
+        return meta.last_tokens if len(spots.rows) == len(plan.slots) else meta.last_tokens[spots.rows]
+
+    def _sample(self, plan: Plan, spots: Spots, hidden: Tensor, masks: Masks | None) -> StepResult:
+        """What is sampled behind tokens with these hidden states."""
         if not spots.rows:
             return StepResult([-1] * len(plan.slots))
-        if plan.drafts:
-            at = torch.tensor(spots.tokens, device=self._model.device)
-        else:
-            at = meta.last_tokens if len(spots.rows) == len(plan.slots) else meta.last_tokens[spots.rows]
-        logits = self._model.logits(hidden if len(at) == len(hidden) else hidden[at])
+        logits = self._model.logits(hidden)
         rows = self._rows.sampling_rows(spots.slots, spots.positions, spots.ahead, masks)
         sampled = self._sampler.sample(logits, rows)
         if plan.drafts and self._rows.listening:

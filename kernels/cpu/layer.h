@@ -65,18 +65,36 @@ struct Layer {
   Attention<Element> attention;   // its queries and result likewise
   float* h;                       // [T, hidden], advanced in place
   float* scratch;                 // [T, qkv.outputs + output.inputs + down.inputs], and hidden more with such norms
+  const int64_t* kept;            // [num_kept], ascending: tokens that are wanted behind the layer; their rows move up
+  int64_t num_kept;               // ALL_TOKENS: nothing moves
 };
 
-// h += layer(x), through a norm if there is one; `between` [T, hidden] is used then.
+constexpr int64_t ALL_TOKENS = -1;  // as in kernels/native.py
+
+// h += layer(x) of so many tokens, through a norm if there is one; `between` [T, hidden] is used then.
 template <typename Element>
-inline void add(const Layer<Element>& job, const Packed& layer, const float* norm, const float* x, float* between) {
+inline void add(const Layer<Element>& job, const Packed& layer, const float* norm, const float* x, float* between,
+                int64_t tokens) {
   constexpr float no_norm = -1.0f;
-  const int64_t tokens = job.write.tokens, hidden = layer.outputs;
+  const int64_t hidden = layer.outputs;
   if (norm == nullptr) return apply(layer, x, tokens, no_norm, Finish::ADD, job.h);
   apply(layer, x, tokens, no_norm, Finish::STORE, between);
   each_row(tokens, hidden, [&](int64_t row) {
     add_normed(between + row * hidden, norm, hidden, job.eps, job.h + row * hidden);
   });
+}
+
+// Moves the rows of wanted tokens to the front: who asks no more than keys and values of the others gets no more.
+template <typename Element>
+inline int64_t keep_wanted(const Layer<Element>& job, float* seen) {
+  if (job.num_kept == ALL_TOKENS) return job.write.tokens;
+  const auto move = [&](float* rows, int64_t width) {
+    for (int64_t i = 0; i < job.num_kept; ++i)
+      if (job.kept[i] != i) std::memcpy(rows + i * width, rows + job.kept[i] * width, width * sizeof(float));
+  };
+  move(seen, job.output.inputs);
+  move(job.h, job.output.outputs);
+  return job.num_kept;
 }
 
 template <typename Element>
@@ -91,9 +109,10 @@ inline void run(Layer<Element>& job) {
   run(job.write);
   job.attention.q = heads, job.attention.q_stride = job.qkv.outputs, job.attention.out = seen;
   run(job.attention);
-  add(job, job.output, job.output_norm, seen, between);
-  apply(job.gate_up, job.h, tokens, job.eps, job.gate, gated);
-  add(job, job.down, job.down_norm, gated, between);
+  const int64_t wanted = keep_wanted(job, seen);
+  add(job, job.output, job.output_norm, seen, between, wanted);
+  apply(job.gate_up, job.h, wanted, job.eps, job.gate, gated);
+  add(job, job.down, job.down_norm, gated, between, wanted);
 }
 
 }  // namespace sluice

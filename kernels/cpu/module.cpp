@@ -196,6 +196,8 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   attention.cache = write.cache;
   attention.block_size = arguments.integer();
   rows(arguments, attention);
+  job.kept = arguments.address<const int64_t>();
+  job.num_kept = arguments.integer();
   return arguments.ok() ? compute(job) : nullptr;
 }
 

@@ -5,7 +5,8 @@ import mmap
 import pytest
 import torch
 
-from kernels import memory
+from kernels import memory, ops
+from kernels.linear import Fused, PackedLinear, gather
 
 
 @pytest.mark.parametrize("num", [0, 100, memory.HUGE, 2 * memory.HUGE + 12])
@@ -27,3 +28,26 @@ def test_a_system_without_large_pages_serves(monkeypatch: pytest.MonkeyPatch) ->
     assert memory.empty(memory.HUGE, torch.float32).fill_(1).sum() == memory.HUGE
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
     assert memory.empty(memory.HUGE, torch.uint8).shape == (memory.HUGE,)
+
+
+def test_small_ones_share_large_pages() -> None:
+    """With the same content, none over another."""
+    vectors = [torch.arange(700_000).float(), torch.arange(5).to(torch.uint8), torch.arange(300_000).bfloat16()]
+    copies = memory.side_by_side(vectors)
+    assert copies[0].data_ptr() % memory.HUGE == 0
+    for copy, vector in zip(copies, vectors, strict=True):
+        assert torch.equal(copy, vector) and copy.dtype is vector.dtype and copy.data_ptr() % memory.PAGE == 0
+    assert copies[-1].data_ptr() - copies[0].data_ptr() < 3 * memory.HUGE
+    assert memory.side_by_side([]) == []
+
+
+def test_gathered_weights_multiply_as_before() -> None:
+    linears = [ops.pack_linear(torch.randn(96, 48), weights=form) for form in ("float32", "int8", "int4")]
+    others = [PackedLinear(torch.randn(4, 48), None)]
+    x = torch.randn(3, 48)
+    before = [linear.apply(x) for linear in linears]
+    gather([*linears, *others])
+    assert all(torch.equal(linear.apply(x), y) for linear, y in zip(linears, before, strict=True))
+    if all(isinstance(linear, Fused) for linear in linears):
+        places = [linear.weight.data_ptr() for linear in linears]
+        assert places == sorted(places) and places[-1] - places[0] < memory.HUGE

@@ -139,6 +139,21 @@ def test_norms_of_what_is_added(form: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert float((one[0] - plain).abs().mean()) > 0.1
 
 
+@pytest.mark.parametrize("kept", [[], [1, 4], [0, 1, 6, 9], list(range(10))])
+@pytest.mark.parametrize("form", ["float32", "int8"])
+def test_tokens_that_are_wanted_come_first_as_they_would_among_all(
+    form: str, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = make(form)
+    all_of_them = both(layer, torch.float32, monkeypatch)[0]
+    for is_one in (True, False):
+        h, cis, cache, meta = step(torch.float32)
+        if not is_one:
+            monkeypatch.setattr(decoder, "is_one_call", lambda *given: False)
+        decoder.decoder_layer_(h, layer, cis, cache, meta, torch.tensor(kept, dtype=torch.int64))
+        assert torch.equal(h[: len(kept)], all_of_them[0][kept]) and torch.equal(cache, all_of_them[1])
+
+
 def test_trees_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     trees = {2: Tree((-1, 0, 0, 1, 1))}
     one, other = both(make("float32"), torch.float32, monkeypatch, trees)
