@@ -10,7 +10,8 @@ import dataclasses
 import json
 import statistics
 
-from benchmarks.speculation import KINDS, Load, decode, editing_prompts, make
+from benchmarks.speculation import KINDS, decode, make, size_of
+from benchmarks.speculation_loads import Load, continuations
 from engine.config import EngineConfig
 
 
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--who", nargs="+", choices=("draft", "eagle"), default=("draft", "eagle"))
     options = parser.parse_args()
     num = options.concurrency
-    load = Load(editing_prompts(max(6, num + num // 2)), num, options.tokens)
+    load = Load(continuations(size_of(num)), num, options.tokens)
     print(json.dumps({who: compare(who, load, options.runs) for who in options.who}, indent=2))
 
 

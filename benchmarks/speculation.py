@@ -1,34 +1,32 @@
 """Speculation against plain decoding on the demo pair: speed-up by concurrency, how near it comes to the ideal, what it
 costs where it drafts nothing. Every pair of runs must give equal tokens.
 
-    python -m benchmarks.speculation [--pairs 7] [--tokens 128] [--most 64] [--fresh]
+    python -m benchmarks.speculation [--pairs 7] [--tokens 96] [--most 64] [--fresh]
 
 What has been measured is kept in benchmarks/out/ part by part: stopped and run again with the same options it goes on;
 `--fresh` begins anew.
 
 One compute thread, and seconds of the process's own CPU time: what a machine does beside this does not count, and the
-controller learns from the same clock. Prompts: parts of the standard library, each followed by its own first lines, as
-an editor's are, to be gone on with; 2/3 at temperature 0.7, the rest greedy.
+controller learns from the same clock. Loads: see `speculation_loads`. `look_up` measures prompt look-up on both of them
+with engines that have the processor's caches to themselves for a whole run, as in a service; elsewhere all take turns
+step by step, so that one plain run serves several proposers.
 """
 
 import argparse
 import dataclasses
 import functools
-import inspect
 import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module, resources
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from tokenizers import Tokenizer
-
 from benchmarks.machine import RESULTS, write
 from benchmarks.speculation_ideal import Watch, acceptance, bound, costs
+from benchmarks.speculation_loads import DEMO, Load, continuations, copied, distinct, edits
 from benchmarks.speculation_parts import Kept, figures_of
 from benchmarks.speculation_plot import plot
 from engine.build import build_engine
@@ -36,11 +34,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.limits import limits_of
 from engine.models.config import read_config
-from engine.request import EngineRequest, SamplingParams
 
-DEMO = Path(str(resources.files("demo")))
-MODULES = ("heapq", "bisect", "textwrap", "shlex", "fnmatch", "netrc", "stat", "reprlib", "queue", "sched")
-GIVEN, AGAIN = 900, 300  # characters of a text, and how many of them are begun again
 CONFIG = EngineConfig(device="cpu", dtype="float32", threads=1, kv_cache_tokens=1 << 16)
 KINDS = {
     "none": CONFIG,
@@ -52,9 +46,10 @@ FOLDERS = {"draft": "draft", "eagle": "head"}  # of demo/
 PARTS = Path(__file__).parent / "out" / "speculation.json"
 LENGTHS = (1, 2, 3, 4, 6, 8)  # fixed ones that the controller is compared with
 PLAIN, ADAPTIVE = 0, -1  # who drafts nothing, and as the controller says
-WARM_UPS = 2  # the controller learns costs at each concurrency
+WARM_UPS, LARGE = 2, 16  # the controller learns costs at each concurrency; from so many sequences on one run is enough
 Outputs = dict[str, list[int]]
 Key = TypeVar("Key")
+Decode = Callable[[Mapping[str, Engine], Load], dict[str, "Run"]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,35 +72,6 @@ def make(config: EngineConfig) -> Engine:
     draft = DEMO / folder if folder is not None else None
     engine = build_engine(config, model, DEMO / "target", limits_of(config, model, 1 << 20), draft).engine
     return Engine(engine.scheduler, engine.runner, time.process_time, engine.proposer)
-
-
-def editing_prompts(num: int) -> list[list[int]]:
-    """Texts, each begun again."""
-    tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
-    prompts = []
-    for i in range(num):
-        source = inspect.getsource(import_module(MODULES[i % len(MODULES)]))
-        first = 100 + 700 * (i // len(MODULES))
-        text = source[first : first + GIVEN]
-        prompts.append(tokenizer.encode(f"{text}\n\n\n{text[:AGAIN]}").ids)
-    return prompts
-
-
-@dataclasses.dataclass(frozen=True)
-class Load:
-    """Prompts of which `concurrency` are decoded at any time: whoever ends is followed by the next."""
-
-    prompts: Sequence[list[int]]
-    concurrency: int
-    num_tokens: int
-    temperature: float | None = None
-
-    def requests(self) -> Iterator[EngineRequest]:
-        """In order."""
-        for i, prompt in enumerate(self.prompts):
-            warmth = self.temperature if self.temperature is not None else 0.7 * (i % 3 > 0)
-            params = SamplingParams(max_tokens=self.num_tokens, temperature=warmth, seed=i, ignore_eos=True)
-            yield EngineRequest(f"{i:032x}", tuple(prompt), params)
 
 
 def decode(
@@ -136,12 +102,20 @@ def decode(
     return {key: Run(seconds[key], outputs[key]) for key in engines}
 
 
-def paired(engines: Mapping[str, Engine], load: Load, pairs: int) -> dict[str, object]:
+def apart(engines: Mapping[Key, Engine], load: Load) -> dict[Key, Run]:
+    """All of a load by each engine, one behind the other; who is first is drawn by whom the last run was."""
+    order = list(engines)
+    random.Random(sum(engine.stats.num_steps for engine in engines.values())).shuffle(order)
+    runs = {key: decode({key: engines[key]}, load)[key] for key in order}
+    return {key: runs[key] for key in engines}
+
+
+def paired(engines: Mapping[str, Engine], load: Load, pairs: int, run: Decode = decode) -> dict[str, object]:
     """Each kind beside plain decoding, after runs of each to learn from."""
-    for _ in range(WARM_UPS):
-        decode(engines, load)
+    for _ in range(WARM_UPS if load.concurrency < LARGE else 1):
+        run(engines, load)
     before = {kind: _counts(engine) for kind, engine in engines.items()}
-    found = [decode(engines, load) for _ in range(pairs)]
+    found = [run(engines, load) for _ in range(pairs)]
     assert all(run.outputs == runs["none"].outputs for runs in found for run in runs.values()), "other tokens"
     num_tokens = sum(len(ids) for runs in found for ids in runs["none"].outputs.values())
     return {
@@ -200,12 +174,6 @@ def ideal(load: Load, kind: str) -> dict[str, object]:
     }
 
 
-def distinct(outputs: Outputs) -> float:
-    """Share of 4-grams that differ within each output: loops have few."""
-    grams = [[tuple(ids[i : i + 4]) for i in range(len(ids) - 3)] for ids in outputs.values()]
-    return statistics.mean(len(set(found)) / len(found) for found in grams)
-
-
 def idle(load: Load, pairs: int) -> dict[str, object]:
     """What the controller costs when it drafts nothing, as nobody can guess what comes."""
     engines = {kind: make(KINDS[kind]) for kind in KINDS}
@@ -215,25 +183,38 @@ def idle(load: Load, pairs: int) -> dict[str, object]:
 
 def parts_of(options: argparse.Namespace) -> dict[str, Callable[[], object]]:
     """What there is to measure, by name, each for itself."""
-    editing, num_tokens, pairs = editing_prompts(8), options.tokens, options.pairs
-    parts: dict[str, Callable[[], object]] = {"distinct_4_grams": lambda: looping(editing, num_tokens)}
+    num_tokens, pairs = options.tokens, options.pairs
+    parts: dict[str, Callable[[], object]] = {}
+    for name, prompts in (("edits", edits), ("continuations", continuations)):
+        for num in sorted({1, min(8, options.most), options.most}):
+            load = Load(prompts(size_of(num)), num, num_tokens)
+            parts[f"look_up_{name}/{num}"] = functools.partial(look_up, load, pairs)
     for num in (num for num in (1, 4, 16) if num <= options.most):
         for kind in ("draft", "eagle"):  # who always has a draft
-            load = Load(editing_prompts(max(6, num + num // 2)), num, num_tokens)
-            parts[f"{kind}_ideal/{num}"] = functools.partial(ideal, load, kind)
+            parts[f"{kind}_ideal/{num}"] = functools.partial(
+                ideal, Load(continuations(size_of(num)), num, num_tokens), kind
+            )
     for num in sorted({1, options.most}):
-        load = Load(editing_prompts(2 * num + 4), num, num_tokens, 3.0)
+        load = Load(continuations(size_of(num)), num, num_tokens, 3.0)
         parts[f"drafts_nothing/{num}"] = functools.partial(idle, load, pairs)
     for num in (2**i for i in range(options.most.bit_length())):
-        load = Load(editing_prompts(max(6, num + num // 2)), num, num_tokens)
+        load = Load(continuations(size_of(num)), num, num_tokens)
         parts[f"by_concurrency/{num}"] = functools.partial(together, load, pairs)
     return parts
 
 
-def looping(prompts: Sequence[list[int]], num_tokens: int) -> float:
-    """Share of 4-grams that differ in what plain decoding gives."""
-    engines = {"none": make(KINDS["none"])}
-    return round(distinct(decode(engines, Load(prompts, 8, num_tokens))["none"].outputs), 3)
+def size_of(concurrency: int) -> int:
+    """Prompts of a load."""
+    return max(6, concurrency + concurrency // 2)
+
+
+def look_up(load: Load, pairs: int) -> dict[str, object]:
+    """Prompt look-up on a load, and what its outputs are like: shares of tokens copied from the prompt, and of 4-grams
+    that differ."""
+    engines = {kind: make(KINDS[kind]) for kind in ("none", "ngram")}
+    outputs = apart({"none": engines["none"]}, load)["none"].outputs
+    like = {"copied": round(copied(load, outputs), 3), "distinct_4_grams": round(distinct(outputs), 3)}
+    return {**like, **paired(engines, load, pairs, apart)}
 
 
 def together(load: Load, pairs: int) -> dict[str, object]:
@@ -255,7 +236,7 @@ def main() -> None:
     """Measure and write benchmarks/results/speculation.json and .svg."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--most", type=int, default=64)
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier run measured")
     options = parser.parse_args()

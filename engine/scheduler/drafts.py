@@ -87,9 +87,11 @@ class Drafts:
         drafts = [_parts(one) for one in proposals]
         num_read = sum(map(_catch_up, self._asked))
         if self._controller is not None and asks:
-            num = sum(len(ids) for ids, _ in drafts)
             asked = [ask.num for ask in asks if not ask.memory.num_unread]
-            self._controller.drafted(asked, num, seconds, num_read=num_read)
+            self._controller.drafted(asked, seconds, num_read=num_read)
+            for one, ask, (ids, _) in zip(self._asked, asks, drafts, strict=True):
+                if one.drafting is not None and not ask.memory.num_unread:
+                    self._controller.answered(one.drafting.record, ask.num * ask.width, len(ids))
         for one, (ids, parents) in zip(self._asked, drafts, strict=True):
             assert one.drafting is not None
             if ids:
@@ -125,10 +127,12 @@ class Drafts:
 
     def stepped(self, plan: Plan, seconds: float) -> None:
         """A step took so long: worth knowing if it was of decoding rows alone, and now and then while all rest."""
-        if self._is_resting and plan.step % HEED_EVERY:
-            return
         num_rows = len(plan.slots)
-        if self._controller is not None and plan.num_tokens - sum(plan.drafts.values()) == num_rows:
+        if self._controller is None:
+            return
+        if plan.num_tokens - sum(plan.drafts.values()) != num_rows:
+            self._controller.joined(_num_new(plan), num_rows)
+        elif not self._is_resting or not plan.step % HEED_EVERY:
             self._controller.stepped(num_rows, plan.num_tokens, seconds)
 
     def verify(self, sequence: Sequence, num: int, run: Run, now: float, events: list[Sampled]) -> None:
@@ -205,6 +209,12 @@ class Drafts:
             num = min(num, len(sequence.table.blocks) * cache.block_size - first)
         sequence.room = len(sequence.table.blocks) * cache.block_size
         return num
+
+
+def _num_new(plan: Plan) -> int:
+    """Rows that have computed a prompt to its end."""
+    rows = enumerate(zip(plan.query_lens, plan.samples, strict=True))
+    return sum(samples and num > 1 and i not in plan.drafts for i, (num, samples) in rows)
 
 
 def _is_due(sequence: Sequence) -> bool:

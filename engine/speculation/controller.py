@@ -31,8 +31,8 @@ PROBE_SHARE = 0.005  # of all time that probes may take: who has to read for the
 PROBE_LEAST_OFTEN = 8192
 PROBE_LENGTH = 2
 STEP_WEIGHT = 0.1  # of the newest step's time
-YIELD_WEIGHT = 0.1  # of the newest share of what was asked for that was drafted
-PROBE_WEIGHT = 0.5  # the same of a probe
+PROBE_WEIGHT = 0.5  # of a probe that found a draft, in how often there are any: those that found none weigh little
+NEW_SHARE = 0.25  # of the rows: so many newcomers, of whom nothing is known, are looked at at once
 PRIOR_RESCUE = 0.3  # share of wrong drafts whose place one of the alternatives takes, before anything is known
 RESCUE_WEIGHT = 0.02  # of the newest
 RESCUE_FADE = 0.01  # towards the first guess, per look, while nothing branches: it is given another chance
@@ -40,10 +40,20 @@ RESCUE_FADE = 0.01  # towards the first guess, per look, while nothing branches:
 
 @dataclasses.dataclass(slots=True)
 class Record:
-    """What became of one sequence's drafts: tokens that were right, and those that could have been; both fade."""
+    """What became of one sequence's drafts: tokens that were right, and those that could have been; and of what was
+    asked for, the shares that were drafted, and how many they are. All of them fade."""
 
     right: float = 0.0
     tried: float = 0.0
+    found: float = 0.0
+    asked: float = 0.0
+
+    def fade(self, by: float) -> None:
+        """Nothing was drafted: what there was before says less."""
+        self.right *= by
+        self.tried *= by
+        self.found *= by
+        self.asked *= by
 
 
 class Controller:
@@ -62,19 +72,20 @@ class Controller:
         self._steps = CostTable(from_nothing=False)
         self._drafting = {form.width: CostTable(from_nothing=True) for form in self._forms}
         self._rescue = PRIOR_RESCUE
-        self._common = Record(PRIOR_ACCEPTANCE * 10, 10.0)
+        self._common = Record(PRIOR_ACCEPTANCE * 10, 10.0, 10.0, 10.0)
         self._reading = Reading()
-        self._yield = 1.0  # of what was asked for, the share that was drafted
         self._num_choices = 0
         self._look_every = LOOK_EVERY
         self._num_idle = 0
         self._patience = PATIENCE
+        self._looked = 0  # when it did last, in idle steps
         self._next_look = PATIENCE  # among idle steps
         self._num_probes = 0
         self._probe_every = PROBE_EVERY
         self._next_probe = PROBE_EVERY  # among idle steps
         self._step_s = 0.0  # on average of late
         self._is_new = True  # nothing has been drafted yet
+        self._num_new = 0  # sequences that have come since the last look
 
     def rests(self, num_steps: int = 1) -> bool:
         """Whether nobody is drafted for in the next step, whoever runs. Asked before `choose`, so many steps after it
@@ -97,10 +108,12 @@ class Controller:
         if self._is_idle:
             if self._num_idle >= self._next_probe:
                 return self._probe(records)
-            span = self._patience / PATIENCE
+            span = (self._num_idle - self._looked) / PATIENCE
+            self._looked = self._num_idle
             self._reading.fade(span)
             self._next_look = self._num_idle + self._patience
             self._patience = min(2 * self._patience, PATIENCE_MOST)
+            self._num_new = 0
         elif self.floor and is_alone and not self._steps.is_fresh(num_rows, num_rows):
             return [0] * len(records)  # what a step without drafts takes is the measure of all others
         common = self._common.right / self._common.tried
@@ -108,20 +121,35 @@ class Controller:
         self._num_choices += 1
         if self.floor == 0 or self._num_choices >= self._look_every:
             self._num_choices = 0
-            self._settle(present(levels, unread), num_rows)
+            shares = [_share(record, self._common) for record in records]
+            self._settle(present(levels, shares, unread), num_rows, len(records))
         form = self._forms[self.floor]
         self.width = form.width
         chosen = [form.lengths[level] for level in levels]
         fade = FADE**span
         for record, num in zip(records, chosen, strict=True):
             if not num:
-                record.right *= fade
-                record.tried *= fade
+                record.fade(fade)
         return chosen
 
-    def drafted(self, asked: Sequence[int], num_drafted: int, seconds: float, *, num_read: int) -> None:
-        """Drafting took so long: so many tokens for sequences of which lengths `asked` were wanted, behind reading
-        `num_read` tokens of these or of others, which can be drafted for only later."""
+    def joined(self, num: int, num_rows: int) -> None:
+        """So many of `num_rows` sequences are new: where nothing is drafted, that may have been because of others."""
+        self._num_new += num
+        if self._is_idle and self._num_new >= NEW_SHARE * num_rows:
+            self._next_look = min(self._next_look, self._num_idle + 1)
+
+    def answered(self, record: Record, asked: int, num: int) -> None:
+        """Of `asked` drafts so many were made: who looks things up finds nothing now and then."""
+        for one, memory in ((record, MEMORY), (self._common, COMMON_MEMORY)):
+            one.found = one.found * memory + num / asked
+            one.asked = one.asked * memory + 1.0
+        if self.floor == 0 and num:
+            self._common.found += PROBE_WEIGHT * (self._common.asked - self._common.found)
+            self._next_look = min(self._next_look, self._num_idle + 1)
+
+    def drafted(self, asked: Sequence[int], seconds: float, *, num_read: int) -> None:
+        """Drafting took so long for sequences of which lengths `asked` were wanted, behind reading `num_read` tokens of
+        these or of others, which can be drafted for only later."""
         self._is_new = False
         reading_s = seconds
         if asked:
@@ -129,8 +157,6 @@ class Controller:
             reading_s = max(0.0, seconds - table.seconds(size[0], [size[1]])[0]) if num_read else 0.0
             if not num_read:
                 table.record(*size, seconds)
-            weight = YIELD_WEIGHT if self.floor else PROBE_WEIGHT
-            self._yield += weight * (num_drafted / max(1, sum(asked) * self.width) - self._yield)
         self._reading.note(num_read, reading_s, is_charged=self.floor > 0)
         if self.floor == 0:
             self._pause_for(seconds)
@@ -155,11 +181,11 @@ class Controller:
     def _is_idle(self) -> bool:
         return self.floor == 0 and not self._is_new
 
-    def _settle(self, there: Sequence[Present], num_rows: int) -> None:
+    def _settle(self, there: Sequence[Present], num_rows: int, num_asked: int) -> None:
         """Keep the floor, or take one that promises clearly more."""
         if self.width == 1:
             self._rescue += RESCUE_FADE * (PRIOR_RESCUE - self._rescue)
-        rates, before = self._rates(there, num_rows), self.floor
+        rates, before = self._rates(there, num_rows, num_asked), self.floor
         best = max(range(len(rates)), key=lambda i: (rates[i], -i))
         if rates[best] > rates[self.floor] * GAIN:
             self.floor = best
@@ -171,14 +197,14 @@ class Controller:
         if before and not self.floor:
             self._next_look, self._next_probe = self._num_idle + PATIENCE, self._num_idle + PROBE_EVERY
 
-    def _rates(self, there: Sequence[Present], num_rows: int) -> list[float]:
-        """Tokens per second that each floor promises."""
+    def _rates(self, there: Sequence[Present], num_rows: int, num_asked: int) -> list[float]:
+        """Tokens per second that each floor promises, drafts being made for `num_asked`."""
         promises = [form.promise(there, self._rescue) for form in self._forms]
-        step_s = self._steps.seconds(num_rows, [num_rows + math.ceil(self._yield * one.num_asked) for one in promises])
-        draft_s = self._drafting_s(sum(num for _, num, _ in there), [one.longest for one in promises])
+        step_s = self._steps.seconds(num_rows, [num_rows + math.ceil(one.num_drafts) for one in promises])
+        draft_s = self._drafting_s(num_asked, [one.longest for one in promises])
         read_s = [self._reading.seconds(one.due) if one.longest else 0.0 for one in promises]
         return [
-            (num_rows + self._yield * one.num_gained) / max(sum(seconds), 1e-9)
+            (num_rows + one.num_gained) / max(sum(seconds), 1e-9)
             for one, *seconds in zip(promises, step_s, draft_s, read_s, strict=True)
         ]
 
@@ -207,3 +233,8 @@ def _level(record: Record, common: float) -> int:
     """Of a sequence's acceptance, of which that of all is a part."""
     acceptance = (record.right + PRIOR_WEIGHT * common) / (record.tried + PRIOR_WEIGHT)
     return level_of(acceptance)
+
+
+def _share(record: Record, common: Record) -> float:
+    """Of what is asked for it, that is drafted; likewise."""
+    return (record.found + PRIOR_WEIGHT * common.found / common.asked) / (record.asked + PRIOR_WEIGHT)

@@ -14,20 +14,20 @@ from engine.request import MAX_DRAFT_TOKENS
 
 FLOORS = (2.0, 0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.08, 0.03)  # no chance reaches the first
 LEVELS = 32  # of acceptance that are told apart
-Present: TypeAlias = tuple[int, int, float]  # level; sequences at it; what is unread of them, see `present`
+Present: TypeAlias = tuple[int, float, float]  # level; drafts that will be had; what is unread, see `present`
 
 
 class Promise(NamedTuple):
     """What a form would make of sequences, in one step.
 
     Attributes:
-        num_asked: drafts in all.
+        num_drafts: in all, as far as they will be had.
         num_gained: of these, expected to be kept.
         longest: drafts one behind the other.
         due: tokens to be read, of sequences that are drafted for, in equal parts over all steps that they have left.
     """
 
-    num_asked: int
+    num_drafts: float
     num_gained: float
     longest: int
     due: float
@@ -59,16 +59,16 @@ class Form:
 
     def promise(self, present: Sequence[Present], rescue: float) -> Promise:
         """`rescue`: the chance that one of the alternatives takes the place of a wrong draft."""
-        num_asked, num_gained, longest, due = 0, 0.0, 0, 0.0
+        num_drafts, num_gained, longest, due = 0.0, 0.0, 0, 0.0
         for level, num, unread in present:
             length = self.lengths[level]
             if length:
                 worth = self.worth[level] + (rescue * self.misses[level] if self.width > 1 else 0.0)
-                num_asked += length * num
+                num_drafts += length * num
                 num_gained += worth * num
                 longest = max(longest, length)
                 due += unread * (1 + worth)  # the more a step brings, the fewer there are to bear it
-        return Promise(num_asked * self.width, num_gained, longest, due)
+        return Promise(num_drafts * self.width, num_gained, longest, due)
 
 
 def forms_of(max_length: int, max_width: int) -> list[Form]:
@@ -83,12 +83,17 @@ def level_of(acceptance: float) -> int:
     return min(LEVELS - 1, int(acceptance * LEVELS))
 
 
-def present(levels: Sequence[int], unread: Sequence[float]) -> list[Present]:
-    """Sequences at these levels, by level. `unread`: of each, tokens to be read before it is drafted for, per token
-    still to come; none where nothing is said."""
-    counts, unread_at = [0] * LEVELS, [0.0] * LEVELS
-    for level in levels:
-        counts[level] += 1
+def present(levels: Sequence[int], shares: Sequence[float], unread: Sequence[float]) -> list[Present]:
+    """Sequences at these levels, by level.
+
+    Args:
+        shares: of each, how often there will be a draft.
+        unread: of each, tokens to be read before it is drafted for, per token still to come; none where nothing is
+            said.
+    """
+    counts, unread_at = [0.0] * LEVELS, [0.0] * LEVELS
+    for level, share in zip(levels, shares, strict=True):
+        counts[level] += share
     for level, num in zip(levels, unread, strict=False):
         unread_at[level] += num
     return [(level, num, unread_at[level]) for level, num in enumerate(counts) if num]

@@ -24,6 +24,7 @@ from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 SHAPES = {
     "0.6B": Shape("qwen3", 151_936, 1024, 28, 16, 8, 128, 3072, 2048, tied=True),
     "1B": Shape("llama", 128_256, 2048, 16, 32, 8, 64, 8192, 2048, tied=True),
+    "gemma2": Shape("gemma2", 64_000, 2304, 8, 8, 4, 256, 9216, 2048, tied=True),  # windows, caps, norms on both sides
 }
 CONFIG = EngineConfig(device="cuda", dtype="bfloat16", block_size=32, max_num_seqs=8, kv_cache_tokens=16_384)
 SLACK = 256 << 20  # bytes that a driver takes for code when it is first run

@@ -27,7 +27,8 @@ from engine.scheduler.settings import settings_of
 from engine.speculation.ngram import NgramProposer
 from kernels import gpu
 from tests.engine.runner.host_device import HostDevice, twin_family
-from tests.oracle.checkpoints import Shape, make_checkpoint
+from tests.engine.test_engine_oracle import GEMMA2, some_prompts
+from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 CONFIG = EngineConfig(
     device="cpu",
@@ -159,6 +160,24 @@ class Counted:
         found = self._call(*given)
         self.num += found is not None
         return found
+
+
+def test_the_same_tokens_as_transformers_of_a_model_with_caps(tmp_path: Path) -> None:
+    """Norms on both sides, caps, and windows in some layers; in chunks, recorded steps and drafts."""
+    made = make_checkpoint(tmp_path, Shape("gemma2", tied=True, options=GEMMA2))
+    own = make(made, load(made), is_overlapped=True, drafts=True)
+    oracle, prompts = reference(made), some_prompts(111, 4)
+    prompts = {name: prompt[:30] for name, prompt in prompts.items()}
+    for name, prompt in prompts.items():
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        own.add(EngineRequest(name, tuple(prompt), params))
+    found: dict[str, list[int]] = {name: [] for name in prompts}
+    while own.has_work:
+        events = own.step()
+        assert not events.failed
+        for event in events.sampled:
+            found[event.request_id] += event.token_ids
+    assert found == {name: greedy(oracle, prompt, 12) for name, prompt in prompts.items()}
 
 
 @pytest.mark.parametrize("at", ["launch", "collect"])

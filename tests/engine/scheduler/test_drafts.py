@@ -284,7 +284,7 @@ def test_who_has_not_been_read_to_the_end_is_still_new(monkeypatch: pytest.Monke
     long.num_read, long.num_unread, short.num_read = 20, 21, 11
     told: list[tuple[list[int], int]] = []
 
-    def drafted(self: Controller, asked: list[int], num_drafted: int, seconds: float, *, num_read: int) -> None:
+    def drafted(self: Controller, asked: list[int], seconds: float, *, num_read: int) -> None:
         told.append((asked, num_read))
 
     monkeypatch.setattr(Controller, "drafted", drafted)

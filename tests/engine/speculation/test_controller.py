@@ -40,7 +40,7 @@ class World:
             step = self.step(rows, rows + sum(asked)) * self._jitter()
             if controller is not None:
                 if drafting:
-                    controller.drafted(drafting, sum(drafting), took, num_read=0)
+                    controller.drafted(drafting, took, num_read=0)
                 controller.stepped(rows, rows + sum(asked), step)
             for i, num in enumerate(asked):
                 right = self._right(i, num)
@@ -252,7 +252,7 @@ def test_reading_that_never_pays_is_given_up() -> None:
     for _ in range(200):
         chosen = choices(controller, world.records, 8)
         if asked := [num for num in chosen if num]:
-            controller.drafted(asked, sum(asked), 30e-3, num_read=300)
+            controller.drafted(asked, 30e-3, num_read=300)
         controller.stepped(8, 8 + sum(chosen), world.step(8, 8 + sum(chosen)))
     assert controller.floor == 0
 
@@ -263,7 +263,7 @@ def rested(unread: list[float]) -> Controller:
     world = World(affine(10e-3, 0.02e-3), model(0.5e-3), [0.9] * 4)
     controller = Controller(MOST)
     world.run(controller, 50)
-    controller.drafted([4] * 4, 16, 2e-3 + 400 * 0.1e-3, num_read=400)
+    controller.drafted([4] * 4, 2e-3 + 400 * 0.1e-3, num_read=400)
     world.chances = [0.0] * 4
     world.run(controller, 200)
     assert controller.floor == 0
@@ -292,7 +292,7 @@ def test_probes_that_have_to_read_come_seldom() -> None:
         for _ in range(20_000):
             if not controller.rests() and (asked := [n for n in controller.choose(world.records, 8) if n]):
                 seconds = 2e-3 + num_read * 1e-4
-                controller.drafted(asked, sum(asked), seconds, num_read=num_read)
+                controller.drafted(asked, seconds, num_read=num_read)
                 spent[num_read] += seconds
             controller.stepped(8, 8, world.step(8, 8))
     plain = 20_000 * world.step(8, 8)
@@ -308,7 +308,7 @@ def test_those_who_wait_to_be_read_say_nothing_about_drafting() -> None:
         controller = Controller(MOST)
         world.run(controller, 50)
         for _ in range(3):
-            controller.drafted(asked, sum(asked), 40e-3, num_read=400)
+            controller.drafted(asked, 40e-3, num_read=400)
         found.append(controller.choose(world.records, 4))
     assert found[0] == found[1] and min(found[0]) > 2
 
@@ -345,3 +345,70 @@ def test_a_probe_that_nobody_answers_is_soon_made_again() -> None:
             asked.append(next(i for i, num in enumerate(chosen) if num))
         controller.stepped(8, 8, world.step(8, 8))
     assert len(asked) >= 30 and len(set(asked)) == 8
+
+
+def looked(controller: Controller, most: int) -> int:
+    """Steps until it looks at anybody again."""
+    return next(i for i in range(most) if not controller.rests())
+
+
+def test_newcomers_are_looked_at_at_once() -> None:
+    """Others were not worth a draft: nothing is known of these."""
+    world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
+    waits = []
+    for num_new in (0, 1, 2):
+        controller = Controller(MOST)
+        world.run(controller, 500)
+        assert controller.floor == 0
+        for _ in range(3):  # until it has just looked, and found nothing
+            looked(controller, 64)
+            controller.choose(world.records, 8)
+        controller.joined(num_new, 8)
+        waits.append(looked(controller, 64))
+    assert waits[0] == waits[1] > 8  # one of eight is too few to look again
+    assert waits[2] == 0
+
+
+def test_whose_drafts_are_seldom_found_says_nothing_of_newcomers() -> None:
+    """Steps are dear and nothing of one sequence's text comes again: whoever comes next is drafted for all the same."""
+    world = World(affine(3e-3, 0.3e-3), free, [0.9])
+    controller = Controller(MOST)
+    world.run(controller, 300)
+    silent = Record()
+    for _ in range(60):
+        if not controller.rests():
+            for num in controller.choose([silent], 1):
+                if num:
+                    controller.drafted([num], 0.0, num_read=0)
+                    controller.answered(silent, num, 0)
+        controller.stepped(1, 1, world.step(1, 1))
+    assert controller.floor == 0
+    controller.joined(1, 1)
+    assert not controller.rests()
+    assert controller.choose([Record()], 1)[0] > 2
+
+
+def test_what_is_not_found_for_long_is_hardly_asked_for_until_it_is_found() -> None:
+    world = World(affine(3e-3, 0.3e-3), free, [0.9])
+    controller = Controller(MOST)
+    world.run(controller, 300)
+    record = Record()
+
+    def asked(*, is_found: bool, most: int) -> int:
+        """How often in so many steps."""
+        times = 0
+        for _ in range(most):
+            num = 0 if controller.rests() else controller.choose([record], 1)[0]
+            if num:
+                times += 1
+                controller.drafted([num], 0.1e-3, num_read=0)
+                controller.answered(record, num, num * is_found)
+                if is_found:
+                    controller.verified(record, num, num)
+            controller.stepped(1, 1 + num * is_found, world.step(1, 1 + num * is_found))
+        return times
+
+    asked(is_found=False, most=200)
+    assert controller.floor == 0
+    assert asked(is_found=False, most=2000) <= 0.05 * 2000
+    assert asked(is_found=True, most=2000) >= 900

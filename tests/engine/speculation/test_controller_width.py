@@ -37,7 +37,7 @@ class World:
             took = self.draft(max(drafting), width) if drafting else 0.0
             step = self.step(self.num + width * sum(lengths))
             if drafting:
-                controller.drafted(drafting, width * sum(drafting), took, num_read=0)
+                controller.drafted(drafting, took, num_read=0)
                 self.widths.append(width)
             controller.stepped(self.num, self.num + width * sum(lengths), step)
             tokens += sum(self.verify(controller, i, num, width) for i, num in enumerate(lengths))
