@@ -220,7 +220,8 @@ def cache_room(config: EngineConfig, model: Model, formats: Formats, limits: Lim
     with at_start("--max-num-seqs", f"recorded steps of {rows} rows beside the weights; lower it"):
         recorded = recorded_bytes(model, formats.cache, CudaDevice(model.device), *recorded_for(config, limits))
     with at_start("--max-num-batched-tokens", f"a step of {tokens} tokens beside the weights; lower it"):
-        return cuda_room(model, tokens, rows, config.block_size, recorded, config.gpu_memory_utilization)
+        sizes = tokens, (rows, config.block_size), recorded
+        return cuda_room(model, formats.cache, *sizes, config.gpu_memory_utilization)
 
 
 def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockStore, limits: Limits) -> StepRunner:

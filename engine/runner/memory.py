@@ -17,13 +17,17 @@ from engine.runner.faults import device_faults
 from kernels.metadata import AttentionMetadata
 
 
-def cuda_room(model: Model, max_tokens: int, max_rows: int, block_size: int, recorded: int, utilization: float) -> int:
+def cuda_room(
+    model: Model, cache_dtype: torch.dtype, max_tokens: int, rows: tuple[int, int], recorded: int, utilization: float
+) -> int:
     """Bytes for the cache beside a model that is loaded and `recorded` bytes that steps will take which are recorded
-    later. Raises ServiceError naming the knob when there are none."""
+    later; `rows`: sequences at most, and tokens of a block. Steps of other sizes are computed before the largest:
+    whatever compiles for them does it now. Raises ServiceError naming the knob when there are none."""
     device = model.device
     give_back_unused()
     torch.cuda.reset_peak_memory_stats(device)
-    largest_step(model, max_tokens, max_rows, block_size)
+    for num in ladder(max_tokens):
+        whole_step(model, cache_dtype, num, *rows)
     torch.cuda.synchronize(device)
     peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
@@ -48,10 +52,15 @@ def at_start(flag: str, what: str) -> Iterator[None]:
         raise ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", text, field=name) from error
 
 
-def largest_step(model: Model, max_tokens: int, max_rows: int, block_size: int) -> None:
+def ladder(most: int) -> list[int]:
+    """Sizes of steps, between which no kernel has another schedule: powers of two, and the largest."""
+    return [*(1 << i for i in range((most - 1).bit_length())), most]
+
+
+def whole_step(model: Model, cache_dtype: torch.dtype, max_tokens: int, max_rows: int, block_size: int) -> None:
     """Compute one prompt as long as a step may be, and the logits of as many rows as there may be."""
     num_blocks = -(-max_tokens // block_size)
-    cache = model.new_cache(num_blocks, block_size)
+    cache = model.new_cache(num_blocks, block_size, cache_dtype)
     tables = np.arange(num_blocks, dtype=np.int32)[None]
     meta = AttentionMetadata.build([max_tokens], [max_tokens], tables, block_size, model.device)
     ids = torch.zeros(max_tokens, dtype=torch.int64, device=model.device)

@@ -208,6 +208,9 @@ def overlap(
     """Put the uniform steps of a device before a plain runner, and record those that every start needs: plain decode,
     and those with drafts. Those of rows that share a prefix are recorded when there is no work."""
     state = DeviceState(device, model.device, slots)
+    state.note(0, 0, [0])  # what writes to rows compiles now
+    state.extend(0, 0, [0])
+    state.flush()
     steps = UniformSteps(model, store, state, device)
     graphs = new_graphs(model, steps, slots, drafts)
     graphs.warm()

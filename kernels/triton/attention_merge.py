@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])  # else a new value compiles anew, while somebody waits
 def attention_merge_kernel(
     parts,  # float32 [T, heads, SLOTS, DIM], unwritten where the total is 0
     sums,  # float32 [T, heads, SLOTS, 2]: highest score in base 2, total

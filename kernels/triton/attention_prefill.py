@@ -10,7 +10,7 @@ import triton.language as tl
 from kernels.triton.attention_tiles import attend, begun, queries_of, row_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "num_rows"])  # else a new value compiles anew, while somebody waits
 def attention_prefill_kernel(
     q,  # [T, KEYS · GROUP, DIM]
     cache,  # [blocks, BLOCK, 2, KEYS, DIM]

@@ -11,7 +11,9 @@ import triton.language as tl
 from kernels.triton.attention_tiles import attend, begun, depth_of, keys_of, queries_of
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_slots", "first_slot", "blocks_per_row"]
+)  # else a new value compiles anew, while somebody waits
 def attention_split_kernel(
     q,  # [T, KEYS · GROUP, DIM]
     cache,  # [blocks, BLOCK, 2, KEYS, DIM]

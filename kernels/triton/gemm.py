@@ -69,7 +69,7 @@ def sum_parts(parts: Tensor, y: Tensor, scales: Tensor | None, row_scales: Tenso
     sum_kernel[grid](parts, *optional, y, num, outputs, *has, splits, SUM_BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num"])  # else a new value compiles anew, while somebody waits
 def sum_kernel(
     parts_ptr,  # float32 or int32 [SPLITS, M, outputs]
     scales_ptr,  # float32 [outputs]

@@ -31,7 +31,9 @@ def build_inputs(
     return found
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["rows_ptr", "firsts_ptr", "offsets_ptr", "values_ptr"]
+)  # else a new value compiles anew, while somebody waits
 def write_runs_kernel(
     table_ptr,  # [slots, width], rows `stride` apart
     stride,

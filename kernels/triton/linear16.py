@@ -47,7 +47,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num"])  # else a new value compiles anew, while somebody waits
 def linear16_kernel(
     x_ptr,  # [num, inputs], rows `x_stride` apart
     x_stride,

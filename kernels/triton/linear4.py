@@ -66,7 +66,7 @@ def span_of(group: int, inputs: int, tiles: Tiles) -> int:
     return 2 * UNIT if tiles.m <= 32 and (group % (2 * UNIT) == 0 or group == inputs) else UNIT
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num"])  # else a new value compiles anew, while somebody waits
 def linear4_kernel(
     x_ptr,  # [num, inputs], rows `x_stride` apart
     x_stride,

@@ -113,7 +113,7 @@ def quantise_kernel(
     tl.store(scales_ptr + row, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num"])  # else a new value compiles anew, while somebody waits
 def linear8_kernel(
     x_ptr,  # [num, inputs], rows `x_stride` apart
     x_stride,

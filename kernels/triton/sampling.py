@@ -85,7 +85,9 @@ def peak_kernel(
     tl.store(peaks_ptr + row * SPLITS + part, tl.max(peak, 0))
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["floors_ptr", "centres_ptr", "reaches_ptr"]
+)  # else a new value compiles anew, while somebody waits
 def draw_kernel(
     logits_ptr,  # float32 [R, vocab], rows `stride` apart
     stride,

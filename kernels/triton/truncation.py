@@ -36,7 +36,7 @@ def scaled(logits, peak, temperature):
     return tl.div_rn(logits - peak, temperature)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["floors_ptr"])  # else a new value compiles anew, while somebody waits
 def floor_kernel(
     logits_ptr,  # float32 [R, vocab], rows `stride` apart
     stride,
@@ -70,7 +70,9 @@ def floor_kernel(
     tl.store(floors_ptr + row, floor)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["floors_ptr", "centres_ptr", "reaches_ptr"]
+)  # else a new value compiles anew, while somebody waits
 def band_kernel(
     logits_ptr,  # float32 [R, vocab], rows `stride` apart
     stride,

@@ -171,12 +171,17 @@ def test_steps_that_do_not_fit_name_their_knob(where: str, said: str, monkeypatc
         build.runner_for(CONFIG, other, on_gpu, other, limits)
 
 
-def test_the_largest_step_is_computed_without_a_cache(model: Model) -> None:
+def test_what_compiles_for_steps_of_any_size_does_it_at_start() -> None:
+    assert memory.ladder(512) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert memory.ladder(24) == [1, 2, 4, 8, 16, 24] and memory.ladder(1) == [1]
+
+
+def test_a_step_is_computed_without_the_cache_of_the_engine(model: Model) -> None:
     seen: list[tuple[int, ...]] = []
     forward, logits = model.forward, model.logits
     model.forward = lambda *given: seen.append(tuple(given[0].shape)) or forward(*given)  # type: ignore[method-assign, func-returns-value]
     model.logits = lambda hidden: seen.append(tuple(hidden.shape)) or logits(hidden)  # type: ignore[method-assign, func-returns-value]
-    memory.largest_step(model, 30, 5, 8)
+    memory.whole_step(model, torch.float32, 30, 5, 8)
     assert seen == [(30,), (5, model.config.hidden_size)]
 
 
