@@ -13,7 +13,7 @@ import grpc
 import psutil
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
-from benchmarks.machine import median, write
+from benchmarks.machine import end_as_asked, median, write
 
 COMMAND = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
 
@@ -41,6 +41,7 @@ def measure() -> tuple[float, float, float]:
 
 def main() -> None:
     """Measure and write the result."""
+    end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()

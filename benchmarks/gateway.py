@@ -19,12 +19,13 @@ from sluice.v1 import inference_pb2
 
 from benchmarks import gateway_client as client
 from benchmarks.gateway_memory import GATEWAY, Growth, rounds_of_cancels
-from benchmarks.gateway_rig import bare_server, service
-from benchmarks.machine import median, write
+from benchmarks.gateway_rig import Rig, bare_server, service
+from benchmarks.machine import end_as_asked, median, write
 
 Figures = dict[str, object]
 MIB = 1 << 20
 RUNS = 3
+FEW = 4  # at once, beside the many that make the processors wait for each other
 LEAKS = (1024, 32)  # bytes kept of a request by gateways that leak: one of malloc, one of Python's own allocator
 
 
@@ -120,8 +121,11 @@ async def cancels() -> Figures:
         cancelled, growth = await rounds_of_cancels(rig, 7, 1000)
         last = await client.until_idle(rig.address)
         lost = [one.total_blocks - one.free_blocks for one in last.engines]
-    told: dict[str, float] = rig.engine_log["cancelled"]
-    took = [told[name] - at_s for name, at_s in cancelled if name in told]
+    took = times_to_free_slots(rig, cancelled)
+    with service(0.001, max_open_requests=128) as rig:
+        async with client.connected(rig.address) as stubs:
+            few = await client.cancel_many(stubs, 2000, FEW, 0)
+    took_few = times_to_free_slots(rig, few)
     controls = {}
     for num_bytes in LEAKS:
         with service(0.001, watched=True, leak_bytes=num_bytes, max_open_requests=128) as rig:
@@ -131,6 +135,8 @@ async def cancels() -> Figures:
         "timed": len(took),
         "to_free_slot_p50_ms": percentile(took, 0.5),
         "to_free_slot_p99_ms": percentile(took, 0.99),
+        f"to_free_slot_p50_ms_{FEW}_at_once": percentile(took_few, 0.5),
+        f"to_free_slot_p99_ms_{FEW}_at_once": percentile(took_few, 0.99),
         "blocks_lost": lost,
         "growth_a_request": rounded(growth),
         "is_leak": growth.is_leak,
@@ -138,6 +144,12 @@ async def cancels() -> Figures:
             f"{num} bytes kept": {**rounded(one), "is_leak": one.is_leak} for num, one in controls.items()
         },
     }
+
+
+def times_to_free_slots(rig: Rig, cancelled: Sequence[tuple[str, float]]) -> list[float]:
+    """Seconds from the client's cancel until the engine, which has ended, had let go of the request."""
+    told: dict[str, float] = rig.engine_log["cancelled"]
+    return [told[name] - at_s for name, at_s in cancelled if name in told]
 
 
 def rounded(growth: Growth) -> Figures:
@@ -235,6 +247,7 @@ FIGURES: dict[str, Callable[[], Coroutine[Any, Any, Figures]]] = {
 
 def main() -> None:
     """Measure, and write benchmarks/results/gateway.json when all was measured."""
+    end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=FIGURES, default=list(FIGURES))
     wanted = parser.parse_args().only

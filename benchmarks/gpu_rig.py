@@ -122,6 +122,9 @@ class Watched:
     def join(self) -> None:
         self._device.join()
 
+    def taken(self) -> int:
+        return self._device.taken()
+
     def time(self, wait: Callable[[], "np.ndarray[Any, Any]"]) -> "np.ndarray[Any, Any]":
         """What is waited for, its time added."""
         begun = self._clock()

@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import signal
 import statistics
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +21,11 @@ def machine() -> dict[str, object]:
     )
     versions = {name: metadata.version(name) for name in ("torch", "grpcio", "tokenizers", "pyzmq")}
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **versions}
+
+
+def end_as_asked() -> None:
+    """SIGTERM raises SystemExit from now on: what a run has started ends with it, as at Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def median(values: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 import psutil
 
 from benchmarks.health import Watch
-from benchmarks.machine import write
+from benchmarks.machine import end_as_asked, write
 from benchmarks.streams import at_phase, stream_all, varied
 from services.supervisor.restarts import SOON_S
 
@@ -182,6 +182,7 @@ def run(
 
 def main() -> None:
     """Measure, print, write the result."""
+    end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="kills of each process in each of three phases")
     parser.add_argument("--hangs", type=int, default=5, help="times that each process is stopped for good")

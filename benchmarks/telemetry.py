@@ -32,7 +32,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks.machine import median, write
+from benchmarks.machine import end_as_asked, median, write
 
 LENGTH = 64
 SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "error")
@@ -154,12 +154,12 @@ def serving(metrics_port: int, *options: str) -> Iterator[Service]:
 
 def main() -> None:
     """Measure in turn and write the result."""
+    end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=128)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through what ends the services
     loads: dict[str, list[Loaded]] = {}
     with collector() as (endpoint, sink), black_hole() as hole, contextlib.ExitStack() as stack:
         ways = {"plain": [], "traced": ["--otlp-endpoint", endpoint], "black_hole": ["--otlp-endpoint", hole]}

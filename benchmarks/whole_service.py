@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.machine import median, write
+from benchmarks.machine import end_as_asked, median, write
 
 LENGTH = 64
 SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
@@ -81,6 +81,7 @@ def whole_service(streams: int, requests: int) -> tuple[float, dict[str, float]]
 
 def main() -> None:
     """Measure in turn and write the result."""
+    end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--streams", type=int, default=32)

@@ -24,12 +24,13 @@ from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
 from engine.formats import Formats, check_stored, choose_formats, name_of
 from engine.gpu import check_gpu
+from engine.invariance import check_invariance
 from engine.models.config import ModelConfig
 from engine.models.model import Model, load_model
 from engine.request import Limits
 from engine.runner.device import CudaDevice
-from engine.runner.memory import cuda_room
-from engine.runner.overlapped import Drafts, overlap
+from engine.runner.memory import at_start, cuda_room
+from engine.runner.overlapped import Drafts, overlap, recorded_bytes
 from engine.runner.rates import measure_costs, one_token
 from engine.runner.runner import Runner
 from engine.runner.state import Slots
@@ -76,14 +77,20 @@ def build_engine(
     formats = choose_formats(config, device)
     check_stored(model_config, formats)
     check_gpu(model_config, formats, config.block_size, device)
+    notes = check_invariance(config, formats, device)
     threads = set_threads(config) if device.type == "cpu" else None
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
-    model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
-    drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
+    with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
+        model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
+        drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
+    if config.batch_invariant:
+        model.fix()
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
-    num_blocks = cache_blocks(config, size, limits, cache_room(config, model))
-    beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
-    cache = model.new_cache(num_blocks, config.block_size, formats.cache)
+    num_blocks = cache_blocks(config, size, limits, cache_room(config, model, formats, limits))
+    what = f"a cache of {num_blocks * config.block_size * size >> 20} MiB; lower it or --kv-cache-tokens"
+    with at_start("--gpu-memory-utilization", what):
+        beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
+        cache = model.new_cache(num_blocks, config.block_size, formats.cache)
     store, tiers = make_store(config, cache, beside)
     if threads is not None:
         threads = best_threads(config, one_token(model, store, config.block_size))
@@ -102,13 +109,15 @@ def build_engine(
     runner = runner_for(config, plain, model, store, limits)
     return Built(
         engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside)),
-        computing=computing_of(device, formats, model, threads),
+        computing=computing_of(device, formats, model, threads, notes),
         num_blocks=num_blocks,
         grammars=grammars,
     )
 
 
-def computing_of(device: torch.device, formats: Formats, model: Model, threads: tuple[int, str] | None) -> Computing:
+def computing_of(
+    device: torch.device, formats: Formats, model: Model, threads: tuple[int, str] | None, notes: Sequence[str] = ()
+) -> Computing:
     """What was decided, in words."""
     on_cpu = device.type == "cpu"
     return Computing(
@@ -123,7 +132,7 @@ def computing_of(device: torch.device, formats: Formats, model: Model, threads: 
         threads=0 if threads is None else threads[0],
         threads_because="" if threads is None else threads[1],
         allocator=allocator(),
-        notes=(*formats.notes, *model.notes),
+        notes=(*formats.notes, *model.notes, *notes),
     )
 
 
@@ -202,21 +211,30 @@ def cache_blocks(config: EngineConfig, size: int, limits: Limits, room_bytes: in
     return tokens // config.block_size
 
 
-def cache_room(config: EngineConfig, model: Model) -> int | None:
+def cache_room(config: EngineConfig, model: Model, formats: Formats, limits: Limits) -> int | None:
     """Bytes that a GPU has for the cache; None without one."""
     if model.device.type != "cuda":
         return None
-    sizes = config.max_num_batched_tokens, config.max_num_seqs, config.block_size
-    return cuda_room(model, *sizes, config.gpu_memory_utilization)
+    rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    with at_start("--max-num-seqs", f"recorded steps of {rows} rows beside the weights; lower it"):
+        recorded = recorded_bytes(model, formats.cache, CudaDevice(model.device), *recorded_for(config, limits))
+    with at_start("--max-num-batched-tokens", f"a step of {tokens} tokens beside the weights; lower it"):
+        return cuda_room(model, tokens, rows, config.block_size, recorded, config.gpu_memory_utilization)
 
 
 def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockStore, limits: Limits) -> StepRunner:
     """The runner itself, or, on a GPU, with recorded steps before it."""
     if model.device.type != "cuda":
         return plain
+    what = f"recorded steps of {config.max_num_seqs} rows beside the cache; lower it"
+    with at_start("--gpu-memory-utilization", what):
+        return overlap(plain, model, store, CudaDevice(model.device), *recorded_for(config, limits))
+
+
+def recorded_for(config: EngineConfig, limits: Limits) -> tuple[Slots, Drafts]:
+    """What steps are recorded for."""
     slots = Slots(config.max_num_seqs, limits.context_length, config.block_size)
-    drafts = Drafts(recorded_drafts(config), config.max_draft_width > 1)
-    return overlap(plain, model, store, CudaDevice(model.device), slots, drafts)
+    return slots, Drafts(recorded_drafts(config), config.max_draft_width > 1)
 
 
 def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:

@@ -146,9 +146,9 @@ def check_credit(credit: int, limits: Limits, field: str = "credit") -> None:
 
 
 def check_num(field: str, num: int, most: int) -> None:
-    """Raise `ServiceError` for more than so many entries."""
+    """Raise `ServiceError` for more than so many entries; how many is not known of a request that was cut short."""
     if num > most:
-        raise invalid(field, f"{num} entries; at most {most}", limit=most, actual=num)
+        raise invalid(field, f"has more than the {most} entries that are allowed", limit=most)
 
 
 def check_ids(field: str, ids: Sequence[int], limits: Limits) -> None:

@@ -25,6 +25,11 @@ class EngineConfig:
         "none", "none, int8 or int4: weights rounded when loaded; on CUDA also w8a8 (int8) or fp8: activations as well"
     )
     kv_cache_dtype: str = option("auto", "auto, float32, bfloat16, int8, or on CUDA fp8 (e4m3); auto is --dtype")
+    batch_invariant: bool = option(
+        False,
+        "tokens depend on nothing else that is computed: on CUDA by slower kernels, with one order of summation; "
+        "on a CPU it is so in any case, or refused",
+    )
     max_model_len: int = option(0, "context length in tokens; 0 is the model's own")
     max_num_seqs: int = option(64, "sequences that run at once at most")
     max_num_batched_tokens: int = option(512, "tokens computed in one step at most (chunked prefill)")

@@ -18,15 +18,16 @@ class Int8OnGpu(OnGpu):
     """8 bits, a scale a row."""
 
     kernel = "Triton W8A16"
-    batch_invariant = False  # how many parts a product is summed in depends on the rows
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self._packed = quantise_rows(weight, torch.int8)
-        self.weight = self._packed.weight
+        self.packed = quantise_rows(weight, torch.int8)
+        self.weight = self.packed.weight
 
     def apply(self, x: Tensor) -> Tensor:
-        y: Tensor = gpu.family("linear8").linear_w8a16(x.to(self.dtype), self._packed, self.bias)
+        y: Tensor = gpu.family("linear8").linear_w8a16(
+            x.to(self.dtype), self.packed, self.bias, is_fixed=self.batch_invariant
+        )
         return y
 
 
@@ -34,7 +35,6 @@ class Int4OnGpu(OnGpu):
     """4 bits, a scale for each group of inputs; made of a weight that is rounded here, or of one that came so."""
 
     kernel = "Triton W4A16"
-    batch_invariant = False
 
     def __init__(self, weight: Tensor | Int4Weight, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
         self._packed = round_groups(weight) if isinstance(weight, Tensor) else weight
@@ -42,15 +42,15 @@ class Int4OnGpu(OnGpu):
         self.dtype = dtype or self._packed.scales.dtype
 
     def apply(self, x: Tensor) -> Tensor:
-        y: Tensor = gpu.family("linear4").linear_w4a16(x.to(self.dtype), self._packed, self.bias)
+        y: Tensor = gpu.family("linear4").linear_w4a16(
+            x.to(self.dtype), self._packed, self.bias, is_fixed=self.batch_invariant
+        )
         return y
 
 
 class EightBitsOnGpu(OnGpu):
     """8 bits on both sides (W8A8): weights of int8 or float8 with a scale a row, and activations that are rounded to
     the same row by row as they come. `dtype` is theirs."""
-
-    batch_invariant = False
 
     def __init__(self, packed: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__(packed.weight, bias)
@@ -59,7 +59,9 @@ class EightBitsOnGpu(OnGpu):
         self.dtype = dtype
 
     def apply(self, x: Tensor) -> Tensor:
-        y: Tensor = gpu.family("linear8").linear_w8a8(x.to(self.dtype), self._packed, self.bias)
+        y: Tensor = gpu.family("linear8").linear_w8a8(
+            x.to(self.dtype), self._packed, self.bias, is_fixed=self.batch_invariant
+        )
         return y
 
 

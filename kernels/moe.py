@@ -12,6 +12,18 @@ from torch import Tensor
 NOBODY = -1  # a place of a group behind its last one, and the expert of a group that is not there
 
 
+class Stack(NamedTuple):
+    """Weights of all experts of a layer.
+
+    Attributes:
+        weight: [E, N, K], of the activations' dtype, or int8 with `scales`.
+        scales: float32 [E, N], of int8 weights.
+    """
+
+    weight: Tensor
+    scales: Tensor | None = None
+
+
 class Groups(NamedTuple):
     """Choices (token, expert) in groups of one expert each.
 
@@ -24,6 +36,16 @@ class Groups(NamedTuple):
     choices: Tensor
     experts: Tensor
     size: int
+
+
+def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
+    """The experts that each token takes, the likeliest first, and their shares: int64 and float32 [T, per_token].
+
+    Shares are of a softmax over logits [T, E] in float32; if `renormalises`, those of a token add up to 1. Of experts
+    that are alike `torch.topk` chooses, which for a row finds the same in any company.
+    """
+    shares, experts = F.softmax(logits, dim=-1, dtype=torch.float32).topk(per_token)
+    return experts, shares / shares.sum(-1, keepdim=True) if renormalises else shares
 
 
 def group(experts: Tensor, num_experts: int, size: int) -> Groups:
@@ -71,22 +93,30 @@ def grouped_linear(
 
 
 def combine(y: Tensor, shares: Tensor) -> Tensor:
-    """Σ over a token's choices of share · result: y [T · k, N], shares [T, k] → [T, N]."""
+    """Σ over a token's choices of share · result: y [T · k, N], shares [T, k] → [T, N]. Added one after the other: the
+    order of torch's sums may follow from the shape."""
     tokens, per_token = shares.shape
-    return (y.view(tokens, per_token, y.shape[1]).float() * shares.float()[:, :, None]).sum(1).to(y.dtype)
+    each = y.view(tokens, per_token, y.shape[1]).float() * shares.float()[:, :, None]
+    total = each[:, 0]
+    for choice in range(1, per_token):
+        total = total + each[:, choice]
+    return total.to(y.dtype)
 
 
-def experts_mlp(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
+def experts_mlp(
+    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares.
 
     Args:
         x: [T, K].
-        gate_up, down: [E, 2 I, K] and [E, K, I], of x's dtype.
+        gate_up, down: of weights [E, 2 I, K] and [E, K, I].
         experts: int64 [T, k], distinct in a row.
         shares: [T, k].
+        is_fixed: by tiles that do not follow the number of tokens, where a GPU has several; here there is one way.
     """
     per_token = experts.shape[1]
-    groups = group(experts.flatten(), len(gate_up), 16)
-    gate, up = grouped_linear(x, gate_up, None, groups, experts.numel(), per_token).float().chunk(2, dim=1)
+    groups = group(experts.flatten(), len(gate_up.weight), 16)
+    gate, up = grouped_linear(x, *gate_up, groups, experts.numel(), per_token).float().chunk(2, dim=1)
     inner = (F.silu(gate) * up).to(x.dtype)
-    return combine(grouped_linear(inner, down, None, groups, experts.numel(), 1), shares)
+    return combine(grouped_linear(inner, *down, groups, experts.numel(), 1), shares)

@@ -35,28 +35,37 @@ from kernels.inputs import Inputs
 from kernels.layer import Layer, forward_, is_one_call
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.moe import Stack
 from kernels.packed_weights import Int4Weight, Int8Weight
 from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
 from kernels.scores import Asked, Scores
 
 
-def is_batch_invariant(dtype: torch.dtype, device: torch.device, weights: str = "") -> dict[str, bool]:
-    """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given."""
+def is_batch_invariant(
+    dtype: torch.dtype, device: torch.device, weights: str = "", *, is_fixed: bool = False
+) -> dict[str, bool]:
+    """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given;
+    `is_fixed`: where a GPU takes the slower schedules that do not follow the batch (see `Layer.fixed`)."""
+    on_fixed_gpu = is_fixed and device.type == "cuda"
     on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
     # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
-    linear = (bool(weights) and device.type == "cpu") or (
-        on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16())
+    linear = (
+        on_fixed_gpu
+        or (bool(weights) and device.type == "cpu")
+        or (on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16()))
     )
     return {
         "linear": linear,
         "linear_normed": linear,
         "linear_gated": linear,
         "rms_norm": True,
+        "route": True,
         "embedding": True,
         "rotate_and_write": True,
         "sample": True,
-        "paged_attention": on_cpu and native.is_available(),  # torch's decode and prefill sum in different orders
+        "paged_attention": on_fixed_gpu
+        or (on_cpu and native.is_available()),  # torch's decode and prefill sum in different orders
     }
 
 
@@ -139,11 +148,14 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
     return keep
 
 
-def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
-    """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all."""
+def paged_attention(
+    q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None, *, is_fixed: bool = False
+) -> Tensor:
+    """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all.
+    `is_fixed`: by a schedule that leaves a row's bits to that row alone, where a GPU has another that is faster."""
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])
-        options = AttentionOptions(scale, window)
+        options = AttentionOptions(scale, window, is_batch_invariant=is_fixed)
         found: Tensor = gpu.family("attention").paged_attention(q, numbers, meta.ragged, options, scales)
         return found
     if native.takes(q, cache):
@@ -163,9 +175,10 @@ def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: At
         normed = heads[:, : layer.heads + layer.kv_heads]
         normed.copy_(rms_norm(normed.float(), layer.head_norms, layer.eps))
     rotate_and_write(heads, cis, cache, meta)
-    seen = paged_attention(heads[:, : layer.heads], cache, meta, layer.scale, layer.window)
+    queries = heads[:, : layer.heads]
+    seen = paged_attention(queries, cache, meta, layer.scale, layer.window, is_fixed=layer.is_fixed)
     linear_add_(h, seen, layer.output)
-    linear_add_(h, linear_gated(h, layer.mlp_norm, layer.eps, layer.gate_up), layer.down)
+    layer.mlp.add_to(h, layer.eps)
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -240,10 +253,17 @@ def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> T
     return y
 
 
-def experts_mlp(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
+def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
+    """The experts that each token takes, and their shares; see `kernels.moe.route`."""
+    return moe.route(logits, per_token, renormalises=renormalises)
+
+
+def experts_mlp(
+    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
-    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares)
+    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, is_fixed=is_fixed)
     return y
 
 

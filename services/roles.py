@@ -25,6 +25,7 @@ from services.ring.figures import figures as ring_figures
 from services.ring.keys import load_keys
 from services.ring.loop import RingLoop
 from services.ring.peers import NEXT
+from services.slices import SHORT_S, take_turns_of
 from services.telemetry import logs, names
 from services.telemetry.metrics import Metrics
 from services.telemetry.prometheus import serve as serve_metrics
@@ -44,6 +45,7 @@ def run_role(engine_config: EngineConfig, config: ServiceConfig) -> int:
     setproctitle.setproctitle(f"sluice: {process_id}")
     logs.configure(config.log_level, config.log_format, process_id)
     die_with_supervisor()
+    take_turns_of(SHORT_S)
     for number in LOSSES:  # until a gateway takes them
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.cpu.shapes import CACHE, checkpoint
-from benchmarks.machine import median, write
+from benchmarks.machine import end_as_asked, median, write
 
 PEERS = Path(__file__).parent / "peers"
 VENVS = CACHE.parent / "peers"
@@ -111,6 +111,7 @@ def table(contestants: list[Contestant]) -> dict[str, object]:
 
 def main() -> None:
     """Measure in turn and write the table."""
+    end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=tuple(CONTESTANTS))
     parser.add_argument("--runs", type=int, default=5)

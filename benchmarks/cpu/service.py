@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.cpu.servers import Server, start_own, start_vllm
 from benchmarks.cpu.shapes import CACHE
-from benchmarks.machine import median, write
+from benchmarks.machine import end_as_asked, median, write
 
 FORMS = {"6.5M": ("float32", "int8"), "61M": ("bfloat16", "int8"), "474M": ("bfloat16", "int8")}
 LEAST_REQUESTS = 8
@@ -92,6 +92,7 @@ def _numbers(text: str) -> list[int]:
 
 def main() -> None:
     """Measure in turn and write the table."""
+    end_as_asked()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=tuple(FORMS))
     parser.add_argument("--runs", type=int, default=5)

@@ -8,6 +8,7 @@ import dataclasses
 from pathlib import Path
 from typing import cast
 
+from engine.models.expert_fields import ExpertsConfig, read_experts
 from engine.models.fields import Fields, read_json
 from engine.models.stored_form import StoredForm, read_stored_form
 
@@ -45,6 +46,7 @@ class ModelConfig:
         windows: per layer, the sliding window in tokens, or None for full attention.
         eos_ids: ids that end an output, of both files.
         stored: how matrices are stored that somebody has quantised before; None if none are.
+        experts: of layers whose MLP is a choice of them; None if there are none.
     """
 
     architecture: str
@@ -66,6 +68,7 @@ class ModelConfig:
     dtype: str
     defaults: GenerationDefaults
     stored: StoredForm | None = None
+    experts: ExpertsConfig | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ def read_config(directory: Path) -> ModelConfig:
         dtype=raw.string("dtype", raw.string("torch_dtype", "float32")),
         defaults=_defaults(generation),
         stored=read_stored_form(raw),
+        experts=read_experts(raw, layers),
     )
 
 

@@ -17,6 +17,7 @@ from kernels.kinds import stored_kind
 from kernels.layer import Layer
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.mlp import Mlp
 from kernels.packed_weights import Packed, dequantise, stack, take_rows
 
 
@@ -81,9 +82,7 @@ class Packer:
             return self._keep(stack(stored), vectors, gated)
         plain = [one if isinstance(one, Tensor) else dequantise(one).to(self._dtype) for one in weights]
         weight = plain[0] if len(plain) == 1 else torch.cat(plain)
-        if norm is not None and self._folds:
-            weight = weight * norm
-        return self._pack(weight, vectors, gated=gated)
+        return self._pack(self._folded(weight, norm), vectors, gated=gated)
 
     def _weight(self, name: str, rows: int, width: int, dim: int) -> Tensor | Packed:
         """A projection, its rows in the order of heads of `dim` under rotary embedding; 0: as they are."""
@@ -99,6 +98,24 @@ class Packer:
         if kind.note:
             self.notes[kind.note] = None
         return kind.make(packed, bias, self._dtype, gated)
+
+    def router(self, name: str, num: int, norm: Tensor) -> PackedLinear:
+        """A projection to choices, behind a norm: an error that changes one is not small, so nothing rounds it."""
+        return ops.pack_linear(self._folded(self._source.get(f"{name}.weight", (num, len(norm))), norm))
+
+    def each(
+        self, name: str, shape: tuple[int, int, int], *, norm: Tensor | None = None, gated: bool = False
+    ) -> list[PackedLinear]:
+        """The matrices of a tensor [number, rows, width]; see `linear`."""
+        return [self._pack(self._folded(one, norm), gated=gated) for one in self._source.get(name, shape)]
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of a projection, or of this name."""
+        return self._source.has(name) or self._source.has(f"{name}.weight")
+
+    def _folded(self, weight: Tensor, norm: Tensor | None) -> Tensor:
+        """The weight behind a norm, times the norm's if that is folded in."""
+        return weight * norm if norm is not None and self._folds else weight
 
     def head(self, name: str, shape: tuple[int, int], norm: Tensor) -> PackedLinear:
         """The projection [vocabulary, hidden] to logits, which its errors reach undiluted."""
@@ -117,24 +134,20 @@ def pair_order(rows: int, head_dim: int, device: torch.device) -> Tensor:
 class DecoderLayer:
     """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place."""
 
-    def __init__(self, config: ModelConfig, style: Style, index: int, packer: Packer) -> None:
-        at, hidden, size, dim = f"model.layers.{index}", config.hidden_size, config.intermediate_size, config.head_dim
+    def __init__(self, config: ModelConfig, style: Style, index: int, packer: Packer, mlp: Mlp) -> None:
+        at, hidden, dim = f"model.layers.{index}", config.hidden_size, config.head_dim
         queries, keys = config.num_heads * dim, config.num_kv_heads * dim
         q, k, v = (f"{at}.self_attn.{name}_proj" for name in "qkv")
         parts = [(q, queries), (k, keys), (v, keys)]
-        gate_up = [(f"{at}.mlp.gate_proj", size), (f"{at}.mlp.up_proj", size)]
         norm = packer.norm(f"{at}.input_layernorm", hidden)
         qkv = packer.linear(parts, hidden, bias=style.qkv_bias, norm=norm, rotated={q: dim, k: dim})
         head_norms = _head_norms(config, packer, at) if style.qk_norm else None
         output = packer.linear([(f"{at}.self_attn.o_proj", hidden)], queries, bias=style.output_bias)
-        mlp_norm = packer.norm(f"{at}.post_attention_layernorm", hidden)
         self._layer = Layer(
             qkv=qkv,
             output=output,
-            gate_up=packer.linear(gate_up, hidden, bias=style.mlp_bias, norm=mlp_norm, gated=True),
-            down=packer.linear([(f"{at}.mlp.down_proj", hidden)], size, bias=style.mlp_bias),
+            mlp=mlp,
             attention_norm=packer.kept(norm),
-            mlp_norm=packer.kept(mlp_norm),
             head_norms=head_norms,
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
@@ -142,6 +155,10 @@ class DecoderLayer:
             eps=config.norm_eps,
             window=style.windows[index],
         )
+
+    def fix(self) -> None:
+        """See `Model.fix`."""
+        self._layer = self._layer.fixed()
 
     def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
         """Advance the residual stream h [T, hidden] (float32) in place."""

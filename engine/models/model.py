@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.layers import DecoderLayer, Pack, Packer
+from engine.models.mlp import make_mlp
 from engine.models.registry import style_of
 from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint, Plan, WeightSource
@@ -50,12 +51,15 @@ class Model:
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
         self.tap: Tap = {}  # for whoever else reads hidden states
+        self.is_fixed = False  # set by `fix`
         style = style_of(config)
         self.has_full_attention = None in style.windows
         packer = Packer(source, dtype, pack, is_stored=config.stored is not None)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
-        self._layers = [DecoderLayer(config, style, i, packer) for i in range(config.num_layers)]
+        self._layers = [
+            DecoderLayer(config, style, i, packer, make_mlp(config, style, i, packer)) for i in range(config.num_layers)
+        ]
         norm = packer.norm("model.norm", hidden)
         self._norm = packer.kept(norm)
         # A checkpoint may leave out a head that is tied.
@@ -64,6 +68,13 @@ class Model:
         self.kernel = self._head.kernel  # what multiplies
         self.notes = tuple(packer.notes)  # what an operator should know of how weights are kept
         self._cis = rope_table(config, num_positions, device).unsqueeze(1)
+
+    def fix(self) -> None:
+        """From now on no row's bits depend on the others of its step: slower where that takes other schedules."""
+        for layer in self._layers:
+            layer.fix()
+        self._head = self._head.fixed()
+        self.is_fixed = True
 
     @property
     def slot_align(self) -> int:

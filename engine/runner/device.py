@@ -42,6 +42,9 @@ class Device(Protocol):
     def join(self) -> None:
         """What is begun from now on comes behind all that went aside."""
 
+    def taken(self) -> int:
+        """Bytes of its memory that anybody has, all that was begun being done. Slow."""
+
 
 class CudaDevice:
     """One CUDA device: pinned memory, graphs in one pool, a stream of its own for swapping."""
@@ -50,6 +53,7 @@ class CudaDevice:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(device)
+        self._warm = torch.cuda.Stream(device)  # one: torch keeps the memory of each stream apart
         self._pinned: list[Tensor | None] = [None, None]
         self._turn = 0
         self._is_apart = False
@@ -71,12 +75,11 @@ class CudaDevice:
         return CudaArrival(target, event)
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        self._warm.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._warm):
             for _ in range(WARM_RUNS):
                 body()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
+        torch.cuda.current_stream(self._device).wait_stream(self._warm)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             body()
@@ -93,6 +96,11 @@ class CudaDevice:
         if self._is_apart:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
             self._is_apart = False
+
+    def taken(self) -> int:
+        torch.cuda.synchronize(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
 
 
 class CudaArrival:

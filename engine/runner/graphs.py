@@ -6,11 +6,13 @@ no model and no plan.
 """
 
 import enum
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 S = TypeVar("S")
 STEP = 16  # between sizes, where powers of two are further apart: bounds what padding costs
+SAMPLES = 4  # steps from which the memory of all that are smaller than the largest is told
 
 
 class Form(enum.Enum):
@@ -61,6 +63,21 @@ class Graphs(Generic[S]):
         self._later = [Key(num, *form) for num in between for form in forms]
         # Of one row nothing can be shared.
         self._later += [Key(num, *form) for num in sorted({*first, *between} - {1}, reverse=True) for form in later]
+
+    def bytes_of_all(self, taken: Callable[[], int]) -> int:
+        """What all of them will have taken: those of the most rows are captured, of each form, from whose memory the
+        others live, and `SAMPLES` of the others, for what each adds: none is taken to add less than the dearest of
+        these. `taken` tells bytes in use. Nothing is kept."""
+        keys = sorted({*self._first, *self._later}, key=lambda key: (-key.num_rows, -key.per_row))
+        most = max(key.num_rows for key in keys)
+        largest, others = ([key for key in keys if (key.num_rows == most) is is_most] for is_most in (True, False))
+        before, held = taken(), [self._capture(key) for key in largest]
+        marks = [taken()]
+        for key in others[:SAMPLES]:
+            held.append(self._capture(key))
+            marks.append(taken())
+        each = max((after - start for start, after in itertools.pairwise(marks)), default=0)
+        return marks[0] - before + each * len(others)
 
     def warm(self) -> None:
         """Capture what every start needs."""

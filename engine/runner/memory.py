@@ -1,26 +1,46 @@
 """How much of a GPU's memory is left for the cache: measured once at start, by the largest step that there can be.
 
-`room` is the arithmetic, `cuda_room` asks a device. Knows no request.
+`room` is the arithmetic, `cuda_room` asks a device; `at_start` names the knob where there was no memory to find that
+out. Knows no request.
 """
+
+import contextlib
+import gc
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from engine.errors import Code, ServiceError
+from engine.errors import Code, OutOfDeviceMemory, ServiceError
 from engine.models.model import Model
+from engine.runner.faults import device_faults
 from kernels.metadata import AttentionMetadata
 
 
-def cuda_room(model: Model, max_tokens: int, max_rows: int, block_size: int, utilization: float) -> int:
-    """Bytes for the cache beside a model that is loaded. Raises ServiceError naming the knob when there are none."""
+def cuda_room(model: Model, max_tokens: int, max_rows: int, block_size: int, recorded: int, utilization: float) -> int:
+    """Bytes for the cache beside a model that is loaded and `recorded` bytes that steps will take which are recorded
+    later. Raises ServiceError naming the knob when there are none."""
     device = model.device
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     largest_step(model, max_tokens, max_rows, block_size)
     torch.cuda.synchronize(device)
     peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
-    return room(total, free + reserved, peak, utilization)
+    return room(total, free + reserved, peak, recorded, utilization)
+
+
+@contextlib.contextmanager
+def at_start(flag: str, what: str) -> Iterator[None]:
+    """Within, a device without memory for `what` is a setting that cannot be: raises ServiceError naming the flag."""
+    try:
+        with device_faults():
+            yield
+    except OutOfDeviceMemory as error:
+        name = flag.removeprefix("--").replace("-", "_")
+        text = f"{flag}: no device memory for {what}, or use a larger GPU"
+        raise ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", text, field=name) from error
 
 
 def largest_step(model: Model, max_tokens: int, max_rows: int, block_size: int) -> None:
@@ -34,24 +54,27 @@ def largest_step(model: Model, max_tokens: int, max_rows: int, block_size: int) 
     model.logits(hidden[:1].expand(max_rows, -1).contiguous())
 
 
-def room(total: int, available: int, peak: int, utilization: float) -> int:
+def room(total: int, available: int, peak: int, recorded: int, utilization: float) -> int:
     """Bytes for the cache.
 
     Args:
         total: of the device.
         available: what others on it have not taken; all of ours included.
         peak: taken at once by weights and the largest step.
+        recorded: that recorded steps will have taken.
         utilization: share of the device that may be used at all.
 
     Raises ServiceError naming the knob when nothing is left.
     """
-    left = int(total * utilization) - (total - available) - peak
+    left = int(total * utilization) - (total - available) - peak - recorded
     if left > 0:
         return left
     raise ServiceError(
         Code.FAILED_PRECONDITION,
         "INVALID_SETTING",
         f"--gpu-memory-utilization: {utilization} of {total >> 20} MiB, of which others hold "
-        f"{(total - available) >> 20} MiB, leaves no cache beside {peak >> 20} MiB of weights and the largest step; "
-        "raise it, lower --max-num-batched-tokens, or use a larger GPU",
+        f"{(total - available) >> 20} MiB, leaves no cache beside {peak >> 20} MiB of weights and the largest step "
+        f"and {recorded >> 20} MiB of recorded steps; raise it, lower --max-num-batched-tokens or --max-num-seqs, or "
+        "use a larger GPU",
+        field="gpu_memory_utilization",
     )

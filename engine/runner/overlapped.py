@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
+
 from engine.cache.tiers import Move
 from engine.models.model import Model
 from engine.plan import IN_FLIGHT, Placement, Plan, Run, StepResult, num_accepted
@@ -197,12 +199,34 @@ def overlap(
     and those with drafts. Those of rows that share a prefix are recorded when there is no work."""
     state = DeviceState(device, model.device, slots)
     steps = UniformSteps(model, store, state, device)
-    shares = model.has_full_attention  # behind a window no prefix is looked at apart
-    later = [(1, Form.SHARED)] if shares else []
-    graphs = Graphs(slots.num, forms_of(drafts.lengths, may_branch=drafts.may_branch), steps.record, later)
+    graphs = new_graphs(model, steps, slots, drafts)
     graphs.warm()
-    prefixes = SharedPrefixes(plain.block_tables, slots.block_size) if shares else None
+    prefixes = SharedPrefixes(plain.block_tables, slots.block_size) if may_share(model) else None
     return OverlappedRunner(plain, steps, state, device, graphs, prefixes)
+
+
+def recorded_bytes(
+    model: Model, cache_dtype: torch.dtype, device: Device, slots: Slots, drafts: Drafts = NO_DRAFTS
+) -> int:
+    """What a device's recorded steps and the state of its slots will take beside weights and cache: measured over a
+    cache of one block, before there is the real one. `device` is used up by it: the runner takes another."""
+    before = device.taken()
+    state = DeviceState(device, model.device, slots)
+    own = device.taken() - before
+    store = BlockStore(model.new_cache(1, slots.block_size, cache_dtype))
+    return own + new_graphs(model, UniformSteps(model, store, state, device), slots, drafts).bytes_of_all(device.taken)
+
+
+def new_graphs(model: Model, steps: UniformSteps, slots: Slots, drafts: Drafts) -> Graphs[Recorded]:
+    """All that will be recorded, nothing being so yet."""
+    later = [(1, Form.SHARED)] if may_share(model) else []
+    return Graphs(slots.num, forms_of(drafts.lengths, may_branch=drafts.may_branch), steps.record, later)
+
+
+def may_share(model: Model) -> bool:
+    """Whether prefixes are looked at apart: not behind a window, nor where a row's sums may not depend on what others
+    have."""
+    return model.has_full_attention and not model.is_fixed
 
 
 def wants_only_sampling(placement: Placement) -> bool:

@@ -36,11 +36,19 @@ DECODE, SMALL, MEDIUM, LARGE = (
     Tiles(128, 128, 64, 8, 3),
 )
 EVERY = (DECODE, SMALL, MEDIUM, LARGE)
+FIXED = MEDIUM  # where the schedule must not follow the number of inputs
 
 
 def tiles_of(num: int) -> Tiles:
     """For products with so many inputs."""
     return next((tiles for tiles in EVERY if num <= tiles.m), LARGE)
+
+
+def schedule_of(num: int, outputs: int, inputs: int, *, is_fixed: bool) -> tuple[Tiles, int]:
+    """Tiles and parts of the inner dimension; `is_fixed`: the same for any number of inputs, so that an output's sum
+    has one order."""
+    tiles = FIXED if is_fixed else tiles_of(num)
+    return tiles, splits_of(tiles, FIXED.m if is_fixed else num, outputs, inputs)
 
 
 def splits_of(tiles: Tiles, num: int, outputs: int, inputs: int) -> int:

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from kernels.packed_weights import UNIT, Int4Weight
 from kernels.triton.aot import Case
-from kernels.triton.gemm import EVERY, Tiles, splits_of, sum_parts, tiles_of
+from kernels.triton.gemm import EVERY, FIXED, Tiles, schedule_of, sum_parts
 from kernels.triton.numbers import pointer
 
 HALF = tl.constexpr(UNIT // 2)
 
 
-def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w4a16`."""
+def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
+    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w4a16`. `is_fixed`: a row's bits depend on
+    that row alone."""
     (num, inputs), outputs = x.shape, len(packed.nibbles)
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if inputs != packed.inputs or x.stride(1) != 1:
@@ -27,9 +28,8 @@ def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> T
         )
     if not y.numel():
         return y
-    tiles = tiles_of(num)
+    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed)
     span = span_of(packed.group, inputs, tiles)
-    splits = splits_of(tiles, num, outputs, inputs)
     parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
     linear4_kernel[grid](
@@ -153,5 +153,6 @@ def _case(tiles: Tiles, group: int, splits: int = 1) -> Case:
 CASES = (
     *(_case(tiles, 128) for tiles in EVERY),
     _case(EVERY[0], 128, 4),
+    _case(FIXED, 128, 4),
     *(_case(tiles, group) for tiles in (EVERY[0], EVERY[3]) for group in (32, 64)),
 )

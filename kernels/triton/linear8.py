@@ -12,19 +12,20 @@ from torch import Tensor
 from kernels.packed_weights import LARGEST, Int8Weight
 from kernels.support import MAX_INPUTS
 from kernels.triton.aot import Case
-from kernels.triton.gemm import EVERY, Tiles, splits_of, sum_parts, tiles_of
+from kernels.triton.gemm import EVERY, FIXED, Tiles, schedule_of, sum_parts
 from kernels.triton.numbers import next_power_of_two, pointer
 
 
-def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a16`."""
-    return _multiply(x, None, packed, bias, x.dtype)
+def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
+    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a16`. `is_fixed`: a row's bits depend on
+    that row alone."""
+    return _multiply(x, None, packed, bias, x.dtype, is_fixed)
 
 
-def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a8`."""
+def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
+    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a8` and, for `is_fixed`, above."""
     rows = quantise_rows(x, packed.weight.dtype)
-    return _multiply(rows.weight, rows.scales, packed, bias, x.dtype)
+    return _multiply(rows.weight, rows.scales, packed, bias, x.dtype, is_fixed)
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
@@ -47,14 +48,18 @@ def _warps(block: int) -> int:
 
 
 def _multiply(
-    x: Tensor, row_scales: Tensor | None, packed: Int8Weight, bias: Tensor | None, dtype: torch.dtype
+    x: Tensor,
+    row_scales: Tensor | None,
+    packed: Int8Weight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    is_fixed: bool,
 ) -> Tensor:
     (num, inputs), outputs = x.shape, len(packed.weight)
     y = torch.empty(num, outputs, dtype=dtype, device=x.device)
     if not y.numel():
         return y
-    tiles = tiles_of(num)
-    splits = splits_of(tiles, num, outputs, inputs)
+    tiles, splits = schedule_of(num, outputs, inputs, is_fixed=is_fixed)
     sums = torch.float32 if x.dtype is not torch.int8 else torch.int32
     parts = y if splits == 1 else torch.empty(splits, num, outputs, dtype=sums, device=x.device)
     grid = (triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n), splits)
@@ -201,6 +206,7 @@ _FORMS = (
 CASES = (
     *(_case(name, x, weight, tiles, 1, since) for name, x, weight, since in _FORMS for tiles in EVERY),
     *(_case(name, x, weight, EVERY[0], 4, since) for name, x, weight, since in _FORMS),
+    *(_case(name, x, weight, FIXED, 4, since) for name, x, weight, since in _FORMS),
     *(_quantise_case(torch.int8, width) for width in (1024, 4096, 16_384)),
     _quantise_case(torch.float8_e4m3fn, 4096, 90),
 )

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.moe import Groups, num_groups
+from kernels.moe import Groups, Stack, num_groups
 from kernels.triton.activation import silu_mul
 from kernels.triton.aot import Case
 from kernels.triton.gemm import DECODE, LARGE, MEDIUM, Tiles
@@ -83,12 +83,15 @@ def combine(y: Tensor, shares: Tensor) -> Tensor:
     return found
 
 
-def experts_mlp(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
+def experts_mlp(
+    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
-    num, per_token = experts.numel(), experts.shape[1]
-    groups = group(experts.flatten(), len(gate_up), tiles_of(num, len(gate_up)).m)
-    inner = silu_mul(grouped_linear(x, gate_up, None, groups, num, per_token))
-    return combine(grouped_linear(inner, down, None, groups, num, 1), shares)
+    num, num_experts, per_token = experts.numel(), len(gate_up.weight), experts.shape[1]
+    tiles = DECODE if is_fixed else tiles_of(num, num_experts)
+    groups = group(experts.flatten(), num_experts, tiles.m)
+    inner = silu_mul(grouped_linear(x, *gate_up, groups, num, per_token))
+    return combine(grouped_linear(inner, *down, groups, num, 1), shares)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from services.engine.grammar_gate import GrammarGate
 from services.engine.stage import EngineStage, Place
 from services.model_source import resolve_draft
 from services.process import Process
+from services.slices import LONG_S, take_turns_of
 from services.telemetry import catalogue
 from services.telemetry.metrics import Labelled, Sample
 
@@ -25,6 +26,7 @@ async def run(process: Process) -> int:
     """Run until told to stop; the exit status. Raises ServiceError when the checkpoint cannot be served."""
     start = time.monotonic()
     config = process.engine_config
+    take_turns_of(LONG_S)  # this thread and those that compute with it: whoever has a message to pass on goes first
     draft = resolve_draft(config.draft_model, config.speculation) if config.draft_model else None
     built = build_engine(config, process.model, process.source.directory, process.limits, draft)
     took = time.monotonic() - start

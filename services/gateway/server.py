@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import _async as reflection
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2
 
-from engine.errors import Code, ServiceError, invalid, unsupported
+from engine.errors import Code, ServiceError, unsupported
 from services.gateway.access.metadata import Context
 from services.gateway.access.tls import server_credentials
 from services.gateway.calls.control import Control
@@ -22,6 +22,8 @@ from services.gateway.calls.converse import Converse
 from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
 from services.gateway.calls.refusal import turn_away
+from services.gateway.contract import wire
+from services.gateway.contract.errors import malformed
 from services.gateway.observer import Observer
 from services.gateway.oip.service import SERVICE as OIP
 from services.gateway.oip.service import OpenInference
@@ -32,6 +34,7 @@ from services.listening import check_plaintext
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
 HEALTH = "grpc.health.v1.Health"
+MAX_PENDING = 1 << 16
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 TurnAway = Callable[[Context, ServiceError], Awaitable[NoReturn]]
 
@@ -72,6 +75,9 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.server_handshake_timeout_ms", 10_000),
+        # Of calls that the loop has not taken yet; from 1,000 on grpc would end some of them at random, as CANCELLED.
+        ("grpc.server.max_pending_requests", MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
     )
 
 
@@ -89,7 +95,10 @@ def build(
         (CONTROL, control_table(handlers.control)),
         (OIP, handlers.adapter.table()),
     )
-    server.add_generic_rpc_handlers([_service(descriptor, table, handlers.observer) for descriptor, table in tables])
+    most = wire.bounds(settings)
+    server.add_generic_rpc_handlers(
+        [_service(descriptor, table, handlers.observer, most) for descriptor, table in tables]
+    )
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
         _add_reflection(server)
@@ -147,7 +156,7 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
 
 
 def _service(
-    descriptor: ServiceDescriptor, behaviours: Mapping[str, Behaviour], observer: Observer
+    descriptor: ServiceDescriptor, behaviours: Mapping[str, Behaviour], observer: Observer, most: Mapping[str, int]
 ) -> grpc.GenericRpcHandler:
     handlers = {}
     for method in descriptor.methods:
@@ -155,7 +164,9 @@ def _service(
         away = functools.partial(turn_away, observer, f"/{descriptor.full_name}/{method.name}")
         handlers[method.name] = make(
             guarded(behaviours.get(method.name) or refusal(method.name, away), method.input_type.name, away),
-            request_deserializer=_parser(message_factory.GetMessageClass(method.input_type)),
+            request_deserializer=_parser(
+                message_factory.GetMessageClass(method.input_type), wire.level_of(method.input_type, most)
+            ),
             response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
         )
     return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
@@ -165,11 +176,11 @@ class Malformed:
     """Stands for bytes that are no request: grpc itself would answer INTERNAL, as if we had broken."""
 
 
-def _parser(message: type[Message]) -> Callable[[bytes], Message | Malformed]:
+def _parser(message: type[Message], level: wire.Level) -> Callable[[bytes], Message | Malformed]:
     def parse(data: bytes) -> Message | Malformed:
         try:
-            return message.FromString(data)
-        except DecodeError:
+            return message.FromString(wire.cut_short(data, level))
+        except (DecodeError, wire.TooManyFieldsError):
             return Malformed()
 
     return parse
@@ -180,8 +191,7 @@ def guarded(behaviour: Behaviour, type_name: str, away: TurnAway) -> Behaviour:
 
     async def handle(request: object, context: Context) -> object:
         if isinstance(request, Malformed):
-            message = f"is not a valid {type_name}: broken encoding, or text that is not UTF-8"
-            await away(context, invalid("request", message))
+            await away(context, malformed(type_name))
         return await behaviour(request, context)
 
     return handle

@@ -1,8 +1,8 @@
 """The tokenizer's place in the ring: Submit and Append in; Prompt, Result, Append or Failed out.
 
-Encoding runs in a thread pool, so that probes and other requests' control pass meanwhile, and what compiles constraints
-in another one; order holds per request: a Cancel drops its own unfinished encoding, anything else waits for it. Knows
-no engine and no socket.
+Encoding runs in a thread pool, so that probes and other requests' control pass meanwhile, unless it is brief; what
+compiles constraints in another one; order holds per request: a Cancel drops its own unfinished encoding, anything else
+waits for it. Knows no engine and no socket.
 """
 
 import dataclasses
@@ -34,6 +34,7 @@ from services.messages import (
 from services.telemetry import names
 from services.telemetry.phases import Phase, Record
 from services.tokenizer.awaiting import Unconstrained, chained, later, with_grammar
+from services.tokenizer.brief import AtOnce, is_brief
 from services.tokenizer.constrained import job_of
 from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoding import TextEncoder, unpack_checked
@@ -80,6 +81,7 @@ class TokenizerStage:
         self._constraints = constraints
         self._limits = limits
         self._executor = threads.executor
+        self._at_once = AtOnce()
         self._emit = emit
         self._on_loop = threads.on_loop
         self._record = record
@@ -115,14 +117,18 @@ class TokenizerStage:
                 self._emit(message)
 
     def _start(self, message: Submit | Append) -> Future[Message]:
-        """Encode in a thread; compile what constrains the output in another one."""
-        encoding = self._executor.submit(self._answer, message, time.monotonic())
+        """Encode, in a thread if that may take long; compile what constrains the output in another one."""
+        executor = self._at_once if is_brief(message) else self._executor
+        encoding = executor.submit(self._answer, message, time.monotonic())
         return chained(encoding, self._constraints.executor, self._constrain)
 
     def _watch(self, message: Submit | Append, future: Future[Message]) -> None:
         """Come back when it is done."""
         start = time.monotonic()
-        future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(message, start, done)))
+        if future.done():
+            self._finish(message, start, future)
+        else:
+            future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(message, start, done)))
 
     def _finish(self, message: Submit | Append, start: float, future: Future[Message]) -> None:
         """On the loop: send the answer, unless a Cancel or a later attempt came first."""
@@ -134,7 +140,7 @@ class TokenizerStage:
         self._lanes.finish(message.envelope, answer)
 
     def _answer(self, message: Submit | Append, start: float) -> Message | Unconstrained:
-        """In a thread: do the work."""
+        """Do the work, on whatever thread."""
         try:
             if isinstance(message, Append):
                 return Append(message.envelope, TokenPrompt(pack_ids(self._encode_more(message.piece))), message.index)

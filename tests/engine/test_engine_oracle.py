@@ -19,13 +19,18 @@ from kernels import native
 from kernels.kinds import computes_bfloat16
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
+EXPERTS = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40), ("norm_topk_prob", True))
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied-wide-heads": Shape("llama", vocab=1023, head_dim=24, tied=True),
     "mistral-window": Shape("mistral", options=(("sliding_window", 10),)),
     "qwen2-tied": Shape("qwen2", vocab=97, tied=True),
     "qwen3": Shape("qwen3", head_dim=32, kv_heads=1),
+    "qwen3-experts": Shape("qwen3_moe", head_dim=32, options=EXPERTS),
+    "mixtral-window": Shape("mixtral", options=(("num_local_experts", 4), ("sliding_window", 10))),
 }
+# Mixtral is the window of one and the experts of another: it is run for long tests only.
+NAMES = [pytest.param(name, marks=pytest.mark.long) if name == "mixtral-window" else name for name in SHAPES]
 ROOMY = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=4096, threads=1)
 # 14 blocks of 8 hold two of the prompts below at full length: everything else waits, is preempted and comes back.
 # More is let in than will fit, so that preemption is the rule.
@@ -42,7 +47,7 @@ TIGHT = EngineConfig(
 
 def tight(shape: Shape) -> EngineConfig:
     """A pool that forces preemption; behind a sliding window blocks are given back, and it takes a smaller one."""
-    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if shape.options else TIGHT
+    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if "sliding_window" in dict(shape.options) else TIGHT
 
 
 def make_engine(directory: Path, config: EngineConfig) -> Engine:
@@ -81,7 +86,7 @@ def some_prompts(vocab: int, num: int, seed: int = 1) -> dict[str, list[int]]:
     return prompts
 
 
-@pytest.fixture(scope="module", params=list(SHAPES))
+@pytest.fixture(scope="module", params=NAMES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Shape]:
     shape = SHAPES[request.param]
     return make_checkpoint(tmp_path_factory.mktemp(request.param), shape), shape
@@ -143,10 +148,14 @@ ALL_KNOBS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "params", [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11}, ALL_KNOBS]
+    ("name", "params"),
+    [
+        *(("llama", one) for one in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11})),
+        *(("llama", ALL_KNOBS), ("qwen3-experts", ALL_KNOBS)),
+    ],
 )
-def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, params: dict[str, Any]) -> None:
-    shape = SHAPES["llama"]
+def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name: str, params: dict[str, Any]) -> None:
+    shape = SHAPES[name]
     make_checkpoint(tmp_path, shape)
     prompts = some_prompts(shape.vocab, 32)
     roomy = make_engine(tmp_path, ROOMY)
@@ -160,13 +169,23 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, param
 
 @pytest.mark.skipif(not native.is_available(), reason="installed without a C++ compiler")
 @pytest.mark.parametrize(
-    "formats", [{"quantization": "int8", "kv_cache_dtype": "int8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}]
+    ("name", "formats"),
+    [
+        ("llama-tied-wide-heads", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+        ("llama-tied-wide-heads", {"quantization": "int4"}),
+        ("qwen3", {"dtype": "bfloat16"}),
+        pytest.param("qwen3-experts", {"quantization": "int8"}, marks=pytest.mark.long),
+        pytest.param("qwen3-experts", {"quantization": "int4"}, marks=pytest.mark.long),
+        pytest.param("qwen3-experts", {"dtype": "bfloat16"}, marks=pytest.mark.long),
+    ],
 )
-def test_rounded_weights_and_caches_do_not_depend_on_company_either(tmp_path: Path, formats: dict[str, Any]) -> None:
+def test_rounded_weights_and_caches_do_not_depend_on_company_either(
+    tmp_path: Path, name: str, formats: dict[str, Any]
+) -> None:
     """Batches, chunks, prefix hits and preemption: the tokens are those of a request alone, to the last."""
     if formats.get("dtype") == "bfloat16" and computes_bfloat16():
         pytest.skip("oneDNN's bfloat16 makes no such claim")
-    shape = SHAPES["llama-tied-wide-heads"] if "dtype" not in formats else SHAPES["qwen3"]
+    shape = SHAPES[name]
     make_checkpoint(tmp_path, dataclasses.replace(shape, head_dim=32))
     prompts = some_prompts(shape.vocab, 12)
     together = run(make_engine(tmp_path, dataclasses.replace(ROOMY, **formats)), prompts)

@@ -13,16 +13,17 @@ from tests.system.service import Service, generate, serve, spec, wait_until
 class Reader(threading.Thread):
     """Reads a long stream until it ends; notes the first token, the status and when it came."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, num_tokens: int = 1900) -> None:
         super().__init__()
         self.first = threading.Event()
         self.status: grpc.StatusCode | None = None
         self.ended_at = 0.0
         self._service = service
+        self._spec = spec([5, 6, 7], num_tokens)
 
     def run(self) -> None:
         with self._service.stub() as stub:
-            request = inference_pb2.StreamGenerateRequest(spec=spec([5, 6, 7], 1900))
+            request = inference_pb2.StreamGenerateRequest(spec=self._spec)
             try:
                 for event in stub.StreamGenerate(request, timeout=60):
                     if event.HasField("delta"):
@@ -45,7 +46,7 @@ def test_supervisor_killed_leaves_no_process() -> None:
 
 def test_sigterm_lets_running_generations_finish() -> None:
     with serve() as service:
-        reader = Reader(service)
+        reader = Reader(service, 600)  # long enough to run still, and to end within its grace on any machine
         reader.start()
         assert reader.first.wait(30)
         service.process.send_signal(signal.SIGTERM)

@@ -8,6 +8,7 @@ from kernels import moe as moe_twin
 from kernels import packed_weights, sampling, slots, twins
 from kernels.gpu_linear import round_groups
 from kernels.layout import new_layers
+from kernels.moe import Stack
 from kernels.sampling import Rows
 from kernels.triton import activation, kv_write, linear4, linear8, moe, norm
 from kernels.triton import sampling as sampler
@@ -115,10 +116,10 @@ def test_experts(experts: int, chosen: int, tokens: int) -> None:
     gate_up, down = numbers(experts, 192, 256, seed=1) / 16, numbers(experts, 256, 96, seed=2) / 10
     choice = torch.rand(tokens, experts, device="cuda").argsort(dim=1)[:, :chosen]
     shares = torch.rand(tokens, chosen, device="cuda").softmax(1)
-    wanted = moe_twin.experts_mlp(x.float(), gate_up.float(), down.float(), choice, shares)
-    found = moe.experts_mlp(x, gate_up, down, choice, shares)
+    wanted = moe_twin.experts_mlp(x.float(), Stack(gate_up.float()), Stack(down.float()), choice, shares)
+    found = moe.experts_mlp(x, Stack(gate_up), Stack(down), choice, shares)
     assert_close(found, wanted.double(), BF16)
-    assert torch.equal(found, moe.experts_mlp(x, gate_up, down, choice, shares))
+    assert torch.equal(found, moe.experts_mlp(x, Stack(gate_up), Stack(down), choice, shares))
 
 
 @pytest.mark.parametrize("vocab", [111, 32_000, 128_256])

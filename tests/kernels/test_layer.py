@@ -9,9 +9,11 @@ from torch import Tensor
 
 from kernels import layer as one_call
 from kernels import native, ops
+from kernels.experts import Router, pack_experts
 from kernels.layer import Layer
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
+from kernels.mlp import Dense
 from kernels.slots import slot_width
 from kernels.trees import Tree
 
@@ -44,10 +46,12 @@ def make(form: str, *, bias: bool = False, norms: bool = False, window: int | No
     return Layer(
         qkv=linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
         output=linear(HIDDEN, HEADS * DIM),
-        gate_up=linear(2 * INNER, HIDDEN, gated=True),
-        down=linear(HIDDEN, INNER),
+        mlp=Dense(
+            gate_up=linear(2 * INNER, HIDDEN, gated=True),
+            down=linear(HIDDEN, INNER),
+            norm=torch.rand(HIDDEN).to(dtype) if norms else None,
+        ),
         attention_norm=torch.rand(HIDDEN).to(dtype) if norms else None,
-        mlp_norm=torch.rand(HIDDEN).to(dtype) if norms else None,
         head_norms=torch.rand(HEADS + KV_HEADS, DIM) if norms else None,
         heads=HEADS,
         kv_heads=KV_HEADS,
@@ -117,10 +121,15 @@ def test_trees_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_has_no_kernel_is_computed_operation_by_operation() -> None:
     layer = make("int8")
+    mlp = layer.mlp
+    assert isinstance(mlp, Dense)
     h, _, cache, _ = step(torch.float32)
     for changed in (
         dataclasses.replace(layer, attention_norm=torch.ones(HIDDEN)),  # which integers do not take
-        dataclasses.replace(layer, down=PackedLinear(torch.randn(HIDDEN, INNER), None)),
+        dataclasses.replace(layer, mlp=dataclasses.replace(mlp, down=PackedLinear(torch.randn(HIDDEN, INNER), None))),
+        dataclasses.replace(
+            layer, mlp=pack_experts(Router(PackedLinear(torch.randn(2, HIDDEN), None), 1, True), [mlp])
+        ),
         dataclasses.replace(layer, dim=24),
     ):
         assert not one_call.is_one_call(changed, h, cache)

@@ -168,6 +168,7 @@ def test_row_bits_do_not_depend_on_company(threads: int, kernels: str) -> None:
         "linear_normed": lambda rows: ops.linear_normed(x[:rows], None, 1e-5, packed),
         "linear_gated": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated),
         "rms_norm": lambda rows: ops.rms_norm(x[:rows], weight, 1e-5),
+        "route": lambda rows: torch.cat(ops.route(x[:rows, :60].round(decimals=1), 8, renormalises=True), dim=1),
         "embedding": lambda rows: ops.embedding(ids[:rows], table),
     }
     claimed = {name for name, claim in ops.is_batch_invariant(torch.float32, CPU).items() if claim}

@@ -10,14 +10,20 @@ import transformers
 CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A tiny model. Odd sizes on purpose."""
+    """A tiny model. Odd sizes on purpose.
+
+    Attributes:
+        is_fused: whether the experts of a layer are written as one tensor, not as one each.
+    """
 
     architecture: str = "llama"
     vocab: int = 111
@@ -29,6 +35,7 @@ class Shape:
     intermediate: int = 88
     context: int = 256
     tied: bool = False
+    is_fused: bool = False
     options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -56,7 +63,7 @@ def make_checkpoint(path: Path, shape: Shape, seed: int = 0, max_shard_size: str
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
             torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
-    model.save_pretrained(path, max_shard_size=max_shard_size)
+    model.save_pretrained(path, max_shard_size=max_shard_size, save_original_format=not shape.is_fused)
     return path
 
 

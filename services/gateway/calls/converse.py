@@ -12,12 +12,12 @@ from collections.abc import Mapping
 import grpc
 from sluice.v1 import inference_pb2
 
-from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault, invalid
+from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault
 from services.gateway.access.metadata import Call, Context, read_call, read_trace
 from services.gateway.access.rate import Rate
 from services.gateway.calls.conversation import Conversation
 from services.gateway.calls.refusal import refuse, turn_away
-from services.gateway.contract.errors import slow_consumer
+from services.gateway.contract.errors import malformed, slow_consumer
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
 from services.telemetry.logs import about_stream, about_trace
@@ -129,9 +129,7 @@ class _Talk:
                     self._conversation.half_close()
                     return
                 if not isinstance(frame, inference_pb2.ConverseRequest):
-                    raise invalid(
-                        "request", "is not a valid ConverseRequest: broken encoding, or text that is not UTF-8"
-                    )
+                    raise malformed("ConverseRequest")
                 self._conversation.take(frame)
                 while not self._conversation.has_room:
                     self._room.clear()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 from sluice.v1 import types_pb2
 
+from engine.checks import check_num
 from engine.errors import invalid
 from services.gateway.settings import GatewaySettings
 from services.work import ChatMessage, ChatPrompt, Tool, ToolCall
@@ -41,8 +42,9 @@ _MODES = (
 
 def chat_prompt(chat: types_pb2.Chat, settings: GatewaySettings) -> ChatPrompt:
     """Raises `ServiceError` naming the first field at fault, its value and its limit."""
-    if not 1 <= len(chat.messages) <= settings.max_chat_messages:
-        raise invalid("chat.messages", f"has {len(chat.messages)}; 1 to {settings.max_chat_messages} are allowed")
+    check_num("chat.messages", len(chat.messages), settings.max_chat_messages)
+    if not chat.messages:
+        raise invalid("chat.messages", f"is empty; 1 to {settings.max_chat_messages} are allowed", limit=1)
     tools = _tools(chat)
     return ChatPrompt(
         messages=tuple(_message(f"chat.messages[{at}]", one) for at, one in enumerate(chat.messages)),
@@ -66,9 +68,9 @@ def num_bytes(prompt: ChatPrompt) -> int:
 def _message(field: str, message: types_pb2.ChatMessage) -> ChatMessage:
     if message.role not in _ROLES:
         raise invalid(f"{field}.role", f"{message.role} is not a role of this server")
-    may_be_silent = bool(message.tool_calls)
-    if not (0 if may_be_silent else 1) <= len(message.parts) <= MAX_PARTS:
-        raise invalid(f"{field}.parts", f"has {len(message.parts)}; 1 to {MAX_PARTS} are allowed")
+    check_num(f"{field}.parts", len(message.parts), MAX_PARTS)
+    if not message.parts and not message.tool_calls:
+        raise invalid(f"{field}.parts", f"is empty; 1 to {MAX_PARTS} are allowed", limit=1)
     for at, part in enumerate(message.parts):
         if part.WhichOneof("part") is None:
             raise invalid(f"{field}.parts[{at}]", "is empty; send text")
@@ -98,8 +100,7 @@ def _only_of(
 
 
 def _calls(field: str, message: types_pb2.ChatMessage) -> tuple[ToolCall, ...]:
-    if len(message.tool_calls) > MAX_CALLS:
-        raise invalid(field, f"has {len(message.tool_calls)}; at most {MAX_CALLS}", limit=MAX_CALLS)
+    check_num(field, len(message.tool_calls), MAX_CALLS)
     for at, call in enumerate(message.tool_calls):
         _check_name(f"{field}[{at}].name", call.name)
         _check_size(f"{field}[{at}].id", call.id, MAX_NAME_BYTES)
@@ -109,8 +110,7 @@ def _calls(field: str, message: types_pb2.ChatMessage) -> tuple[ToolCall, ...]:
 
 def _tools(chat: types_pb2.Chat) -> tuple[Tool, ...]:
     """The tools that the model is told of."""
-    if len(chat.tools) > MAX_TOOLS:
-        raise invalid("chat.tools", f"has {len(chat.tools)}; at most {MAX_TOOLS}", limit=MAX_TOOLS)
+    check_num("chat.tools", len(chat.tools), MAX_TOOLS)
     names: set[str] = set()
     tools = []
     for at, tool in enumerate(chat.tools):

@@ -5,7 +5,7 @@ Knows no grammar.
 
 from sluice.v1 import types_pb2
 
-from engine.checks import check_constrained
+from engine.checks import check_constrained, check_num
 from engine.errors import invalid
 from engine.request import SamplingParams
 from services.work import ChatPrompt, Constraint, ConstraintForm, PromptInput
@@ -54,8 +54,9 @@ def _text(form: ConstraintForm, source: str, limit: int) -> Constraint:
 
 def _choices(choice: types_pb2.Choice) -> tuple[str, ...]:
     field, num = "constraint.choice.texts", len(choice.texts)
-    if not 1 <= num <= MAX_CHOICES:
-        raise invalid(field, f"has {num} texts; 1 to {MAX_CHOICES} are allowed", limit=MAX_CHOICES)
+    check_num(field, num, MAX_CHOICES)
+    if not num:
+        raise invalid(field, f"is empty; 1 to {MAX_CHOICES} texts are allowed", limit=1)
     total = 0
     for at, text in enumerate(choice.texts):
         size = len(text.encode())

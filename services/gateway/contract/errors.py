@@ -8,7 +8,8 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from engine.errors import Code, ServiceError
+from engine.errors import Code, ServiceError, invalid
+from services.gateway.contract.wire import MAX_FIELDS
 from services.messages import Failed
 
 DOMAIN = "sluice"
@@ -69,6 +70,14 @@ def to_status(
     """Code, message and trailing metadata, as `context.abort` takes them."""
     status = rpc_status.to_status(to_rpc(error, extra, used))
     return _CODES[int(error.code)], error.message, tuple(status.trailing_metadata)
+
+
+def malformed(type_name: str) -> ServiceError:
+    """Bytes that are no request."""
+    return invalid(
+        "request",
+        f"is not a valid {type_name}: broken encoding, text that is not UTF-8, or more than {MAX_FIELDS} fields",
+    )
 
 
 def not_found(kind: str, name: str, hint: str) -> ServiceError:

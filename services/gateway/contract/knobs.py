@@ -67,8 +67,7 @@ def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: L
 
 def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ...]) -> Stops:
     """Stop strings, each within its size, and no condition that contradicts another. Raises `ServiceError`."""
-    if len(stop.strings) > limits.max_stop_strings:
-        raise invalid("stop.strings", f"{len(stop.strings)} strings; at most {limits.max_stop_strings}")
+    check_num("stop.strings", len(stop.strings), limits.max_stop_strings)
     for at, text in enumerate(stop.strings):
         size = len(text.encode())  # of 10 MB it takes 5 ms: once
         if not 1 <= size <= limits.max_stop_bytes:
@@ -85,9 +84,8 @@ def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ..
 
 def bad_words(asked: types_pb2.SamplingParams, limits: Limits) -> tuple[str, ...]:
     """Words that the output must not contain, each within its size. Raises `ServiceError`."""
-    num, most, most_bytes = len(asked.bad_words), limits.max_bad_words, limits.max_bad_word_bytes
-    if num > most:
-        raise invalid("bad_words", f"has {num} words; at most {most}", limit=most)
+    check_num("bad_words", len(asked.bad_words), limits.max_bad_words)
+    most_bytes = limits.max_bad_word_bytes
     for at, word in enumerate(asked.bad_words):
         size = len(word.encode())
         if not 1 <= size <= most_bytes or word.isspace():

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.models.config import read_config
 from engine.models.model import load_model, plan_model
@@ -21,6 +22,8 @@ ROPES = {
     "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64},
 }
 QWEN_WINDOW = (("use_sliding_window", True), ("sliding_window", 9), ("max_window_layers", 1))
+EXPERTS = (("num_experts", 6), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40))
+SPARSE = (*EXPERTS, ("decoder_sparse_step", 2), ("mlp_only_layers", [1]), ("norm_topk_prob", False))
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied-odd": Shape("llama", tied=True, head_dim=24, vocab=1023),
@@ -32,6 +35,10 @@ SHAPES = {
     "qwen2-tied-window": Shape("qwen2", tied=True, options=QWEN_WINDOW),
     "qwen3": Shape("qwen3", head_dim=32),
     "qwen3-tied-mqa": Shape("qwen3", tied=True, kv_heads=1),
+    "qwen3-experts": Shape("qwen3_moe", head_dim=32, options=(*EXPERTS, ("norm_topk_prob", True))),
+    "qwen3-few-experts-fused": Shape("qwen3_moe", layers=4, tied=True, is_fused=True, options=SPARSE),
+    "mixtral-window": Shape("mixtral", options=(("num_local_experts", 5), ("sliding_window", 10))),
+    "mixtral-fused": Shape("mixtral", is_fused=True, options=(("num_local_experts", 4), ("num_experts_per_tok", 3))),
 }
 CUTS = {"whole": [50], "sevens": [7] * 7 + [1], "mixed": [7, 7, 1, 1, 20, 14]}
 
@@ -63,11 +70,31 @@ def test_logits_equal_transformers(
         positions = torch.tensor([10 + step, *range(at, at + num)])
         logits.append(model.logits(model.forward(tokens, positions, cache, meta))[1:])
         at += num
+    oracle = reference(tmp_path)
     with torch.inference_mode():
-        want = reference(tmp_path)(torch.tensor(ids[:1])).logits[0, :at]
+        want = oracle(torch.tensor(ids[:1])).logits[0, :at]
+    assert model.num_parameters == oracle.num_parameters()
     got = torch.cat(logits)
     assert float((got - want).abs().max()) < 1e-4
     assert torch.equal(got.argmax(-1), want.argmax(-1))
+
+
+@pytest.mark.parametrize("alike", [[0, 1, 2, 3, 4, 5], [1, 4], [0, 3, 5]])
+def test_of_experts_that_are_alike_the_same_are_chosen(alike: list[int], tmp_path: Path) -> None:
+    """Whose rows of the router are one and the same."""
+    make_checkpoint(tmp_path, SHAPES["qwen3-experts"])
+    weights = load_file(tmp_path / "model.safetensors")
+    for layer in range(2):
+        router = weights[f"model.layers.{layer}.mlp.gate.weight"]
+        router[alike] = 3 * router[alike[:1]]  # often the best, and often the worst
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    ids = torch.arange(40)
+    model = load_model(tmp_path, read_config(tmp_path), torch.float32, CPU)
+    meta = AttentionMetadata.build([40], [40], np.array([[0, 1, 2, 3, 4]], dtype=np.int32), 8, CPU)
+    got = model.logits(model.forward(ids, ids, model.new_cache(5, 8), meta))
+    with torch.inference_mode():
+        want = reference(tmp_path)(ids[None]).logits[0]
+    assert float((got - want).abs().max()) < 1e-4
 
 
 def test_sharded_checkpoint_loads(tmp_path: Path) -> None:
@@ -90,3 +117,15 @@ def test_an_8b_shape_is_planned_in_no_memory(tmp_path: Path) -> None:
     plan = plan_model(read_config(tmp_path), torch.bfloat16)
     assert plan.num_parameters == 8_030_261_248
     assert len(plan.shapes) == 291
+
+
+def test_a_shape_with_experts_is_planned_in_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        """{"architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936, "hidden_size": 2048, "head_dim": 128,
+        "num_hidden_layers": 8, "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "max_position_embeddings": 40960, "rms_norm_eps": 1e-6}"""
+    )
+    plan = plan_model(read_config(tmp_path), torch.bfloat16)
+    assert plan.num_parameters == 622_331_904 + 8 * 623_120_640  # of all 48 layers 30.5 billion
+    assert plan.shapes["model.layers.7.mlp.experts.127.up_proj.weight"] == (768, 2048)

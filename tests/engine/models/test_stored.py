@@ -136,8 +136,21 @@ def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
     logits = logits_of(load(found.directory))
     assert {type(layer) for layer, _ in kept} == {NativeIntegers if ours and native.is_available() else Integers}
     x = torch.randn(5, 128)
-    assert_near(kept[0][0].apply(x), x @ kept[0][1].t(), 0.01)
+    heads, weight = next(one for one in kept if one[1].shape == (256, 128))
+    assert_near(heads.apply(x), x @ weight.t(), 0.01)
     assert_near(logits, meant(found), 0.1)
+
+
+@pytest.mark.parametrize(("name", "share"), [("awq", 1e-5), ("gptq", 0.2), ("channel", 1e-5)])
+def test_experts_are_read_in_any_of_these_forms(name: str, share: float, tmp_path: Path) -> None:
+    """Their router is what nobody quantises."""
+    config, quantise, _ = FORMS[name]
+    options = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 128))
+    shape = dataclasses.replace(SHAPE, architecture="qwen3_moe", layers=1, options=options)
+    found = publish(tmp_path, config, quantise, shape)
+    model = load(found.directory)
+    assert_near(logits_of(model), meant(found), share)
+    assert model.num_parameters == load(found.meant).num_parameters
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])

@@ -61,11 +61,34 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle only": (pickle_only, "holds only pickle weights, which can run code"),
     "cut short": (lambda d: (d / WEIGHTS).write_bytes((d / WEIGHTS).read_bytes()[:5000]), "corrupt or cut short"),
     "garbage": (lambda d: (d / WEIGHTS).write_bytes(b"\xff" * 500), "corrupt or cut short"),
-    "tensor missing": (replace_weights, "no safetensors file holds the tensor model.layers.0.input_layernorm.weight"),
+    "tensor missing": (replace_weights, "no safetensors file holds the tensor model.layers.0."),
     "wrong shape": (edit_config(intermediate_size=64), r"has shape \[88, 48\]; config\.json implies \[64, 48\]"),
+    "experts of nobody": (edit_config(num_experts=8, num_experts_per_tok=2), "names 8 experts: .LlamaForCausalLM."),
     "index names nothing": (index("gone.safetensors"), r"gone\.safetensors: is missing"),
     "index leaves the directory": (index("../x.safetensors"), "names a file outside the checkpoint directory"),
 }
+
+
+EXPERTS = Shape("qwen3_moe", options=(("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 24)))
+OF_EXPERTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "none": (edit_config(num_experts=None, num_local_experts=None), "names no experts: 'Qwen3MoeForCausalLM'"),
+    "too few": (edit_config(num_experts_per_tok=5), "num_experts_per_tok is 5; num_(local_)?experts is 4"),
+    "no choice": (edit_config(num_experts_per_tok=None), "num_experts_per_tok is None; it must be a positive integer"),
+    "a word for layers": (edit_config(mlp_only_layers=["0"]), r"mlp_only_layers is \['0'\]; it must be a list of"),
+    "a word for a switch": (edit_config(norm_topk_prob="yes"), "norm_topk_prob is 'yes'; it must be true or false"),
+    "no step": (edit_config(decoder_sparse_step=-1), "decoder_sparse_step is -1; it must be a positive integer"),
+    "another width": (edit_config(moe_intermediate_size=32), r"experts\.0\.gate_proj\.weight has shape \[24, 48\]"),
+    "dense after all": (edit_config(mlp_only_layers=[0]), r"holds the tensor model\.layers\.0\.mlp\.gate_proj\.weight"),
+}
+
+
+@pytest.mark.parametrize("name", list(OF_EXPERTS))
+def test_each_fault_of_experts_is_named(name: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, EXPERTS)
+    fault, message = OF_EXPERTS[name]
+    fault(tmp_path)
+    with pytest.raises(ServiceError, match=message):
+        load_model(tmp_path, read_config(tmp_path), torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", list(FAULTS))

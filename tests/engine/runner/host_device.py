@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import adjust, elementwise, inputs, sampling, scores, speculation, twins
+from kernels import adjust, elementwise, inputs, moe, sampling, scores, speculation, twins
 from kernels.ragged import AttentionOptions, Ragged, Shared
 
 
@@ -19,6 +19,7 @@ class HostDevice:
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.bytes = 0  # in use
         self._pinned: list[Tensor] = []
 
     def upload(self, values: "np.ndarray[Any, Any]") -> Tensor:
@@ -51,6 +52,9 @@ class HostDevice:
     def join(self) -> None:
         self.log.append("join")
 
+    def taken(self) -> int:
+        return self.bytes
+
 
 class HostArrival:
     """See `engine.runner.device.Arrival`."""
@@ -72,6 +76,7 @@ def twin_family(name: str) -> object:
         "embedding": types.SimpleNamespace(embedding=lambda ids, table: table[ids]),
         "norm": elementwise,
         "activation": elementwise,
+        "moe": moe,
         "inputs": inputs,
         "sampling": sampling,
         "adjust": adjust,

@@ -13,7 +13,7 @@ from engine.engine import Engine
 from engine.plan import Ask, DraftTree
 from engine.request import EngineRequest, SamplingParams
 from engine.speculation.proposer import Draft
-from tests.engine.test_engine_oracle import ALL_KNOBS, ROOMY, SHAPES, TIGHT, make_engine, some_prompts, tight
+from tests.engine.test_engine_oracle import ALL_KNOBS, NAMES, ROOMY, SHAPES, TIGHT, make_engine, some_prompts, tight
 from tests.oracle.checkpoints import greedy, make_checkpoint, reference
 
 Key = tuple[str, int]  # request id, output
@@ -112,7 +112,7 @@ def test_tokens_and_log_probabilities_are_those_of_plain_decoding(checkpoint: Pa
             assert config is ROOMY or engine.scheduler.num_preemptions > 0
 
 
-@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize("name", NAMES)
 def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     directory = make_checkpoint(tmp_path, shape)

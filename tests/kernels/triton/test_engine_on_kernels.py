@@ -2,19 +2,22 @@
 likely ones in number formats that only a GPU has."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
+from engine.errors import Code, ServiceError
 from engine.formats import Formats
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.request import EngineRequest, SamplingParams
 from engine.runner.runner import Runner
-from kernels import gpu, kinds
+from kernels import gpu, kinds, ops
 from kernels.slots import GPU_ALIGN
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
@@ -46,6 +49,12 @@ def tokens(built: Built) -> dict[str, list[int]]:
 
 QWEN = Shape("qwen3", layers=1, head_dim=32, kv_heads=1)
 WINDOWED = Shape("mistral", layers=1, options=(("sliding_window", 10),))
+EXPERTS = Shape(
+    "qwen3_moe",
+    layers=1,
+    kv_heads=1,
+    options=(("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40)),
+)
 SHAPES = [QWEN, pytest.param(WINDOWED, marks=pytest.mark.long)]
 
 
@@ -55,6 +64,45 @@ def test_the_same_tokens_as_on_the_cpu(shape: Shape, tmp_path: Path, monkeypatch
     want = tokens(build(directory))
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     assert tokens(build(directory)) == want
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("weights", ["", "int8"])
+def test_experts_are_multiplied_all_at_once(weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_checkpoint(tmp_path, EXPERTS)
+    want = tokens(build(directory))
+    as_on_a_gpu(monkeypatch, Formats(torch.float32, weights, torch.float32))
+    calls = Calls(ops.experts_mlp)
+    monkeypatch.setattr(ops, "experts_mlp", calls)
+    found = tokens(build(directory))
+    assert calls.num and calls.last[1].weight.dtype is (torch.int8 if weights else torch.float32)
+    assert weights or found == want
+
+
+class Calls:
+    """How often something was called, and with what."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.num = 0
+        self.last: tuple[Any, ...] = ()
+
+    def __call__(self, *given: object) -> object:
+        self.num, self.last = self.num + 1, given
+        return self._call(*given)
+
+
+@pytest.mark.parametrize("weights", ["int4", "w8a8", "fp8"])
+def test_experts_in_a_format_without_a_kernel_are_refused(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_checkpoint(tmp_path, EXPERTS)
+    as_on_a_gpu(monkeypatch, Formats(torch.float32, weights, torch.float32))
+    with pytest.raises(
+        ServiceError, match=r"this number format of experts .* take --quantization none or int8"
+    ) as found:
+        build(directory)
+    assert (found.value.code, found.value.field) == (Code.UNIMPLEMENTED, "quantization")
 
 
 @torch.inference_mode()

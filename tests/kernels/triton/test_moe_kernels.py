@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from kernels import gpu, moe, ops, packed_weights
+from kernels.moe import Stack
 from kernels.triton import activation
 from kernels.triton import moe as kernels
 from tests.kernels.triton.harness import assert_close, caught
@@ -78,11 +79,25 @@ def test_results_are_added_by_share(
 def test_a_whole_layer(tokens: int, num_experts: int, per_token: int, monkeypatch: pytest.MonkeyPatch) -> None:
     experts, x = chosen(tokens, num_experts, per_token), torch.randn(tokens, 48).half()
     shares = torch.rand(tokens, per_token).softmax(1)
-    gate_up, down = torch.randn(num_experts, 80, 48).half() / 7, torch.randn(num_experts, 48, 40).half() / 7
+    gate_up = Stack(torch.randn(num_experts, 80, 48).half() / 7)
+    down = Stack(torch.randn(num_experts, 48, 40).half() / 7)
     wanted = ops.experts_mlp(x, gate_up, down, experts, shares)
     monkeypatch.setattr(gpu, "takes", lambda x: True)
     assert_close(ops.experts_mlp(x, gate_up, down, experts, shares), wanted.double(), torch.float16)
     assert activation.silu_mul(torch.zeros(1, 4)).shape == (1, 2)
+
+
+def test_tiles_may_be_the_same_for_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts, shares = torch.zeros(600, 1, dtype=torch.int64), torch.ones(600, 1)
+    sizes = []
+    monkeypatch.setattr(kernels, "group", lambda experts, num, size: sizes.append(size))
+    for name in ("grouped_linear", "silu_mul", "combine"):
+        monkeypatch.setattr(kernels, name, lambda *_: None)
+    stack = Stack(torch.zeros(2, 4, 4))
+    for num in (1, 600):
+        for is_fixed in (False, True):
+            kernels.experts_mlp(torch.zeros(num, 4), stack, stack, experts[:num], shares[:num], is_fixed=is_fixed)
+    assert sizes == [16, 16, 128, 16]
 
 
 def test_tiles_follow_the_choices_of_an_expert() -> None:
@@ -99,5 +114,6 @@ def test_larger_layers(tokens: int, num_experts: int, per_token: int) -> None:
     experts, x = chosen(tokens, num_experts + 1, per_token), torch.randn(tokens, 64)
     shares = torch.rand(tokens, per_token).softmax(1)
     gate_up, down = torch.randn(num_experts, 64, 64) / 8, torch.randn(num_experts, 64, 32) / 8
-    wanted = moe.experts_mlp(x.double(), gate_up.double(), down.double(), experts, shares)
-    assert_close(kernels.experts_mlp(x, gate_up, down, experts, shares), wanted.double(), torch.float32, 4.0)
+    wanted = moe.experts_mlp(x.double(), Stack(gate_up.double()), Stack(down.double()), experts, shares)
+    found = kernels.experts_mlp(x, Stack(gate_up), Stack(down), experts, shares)
+    assert_close(found, wanted.double(), torch.float32, 4.0)

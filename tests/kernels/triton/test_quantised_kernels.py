@@ -3,13 +3,15 @@
 Inputs are float16 and float32; shapes are small, as the interpreter takes milliseconds for a tile.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels import packed_weights as twin
 from kernels.packed_weights import AWQ_ORDER, Int4Weight, Int8Weight
-from kernels.triton import gemm, linear4, linear8
+from kernels.triton import gemm, linear4, linear8, linear16
 from kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
 from tests.kernels.triton.harness import assert_close, caught, poisoned
 
@@ -114,8 +116,7 @@ def test_4_bit_weights_in_float32() -> None:
 
 @pytest.mark.parametrize("splits", [2, 4])
 def test_parts_of_a_split_are_added_in_their_order(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (linear8, linear4):
-        monkeypatch.setattr(module, "splits_of", lambda *shape: splits)
+    monkeypatch.setattr(gemm, "splits_of", lambda *shape: splits)
     x, eight = inputs(5, 700, torch.float16), weights8(40, 700, torch.int8)
     bias = torch.randn(40)
     wanted = x.double() @ eight.weight.double().t() * eight.scales.double() + bias
@@ -190,3 +191,42 @@ def test_float8_does_not_drift_over_many_inputs() -> None:
     rows = linear8.quantise_rows(x, torch.float8_e4m3fn)
     wanted = rows.weight.double() @ packed.weight.double().t() * packed.scales.double() * rows.scales.double()[:, None]
     assert_close(linear8.linear_w8a8(x, packed), wanted, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 16, 64), (7, 70, 1100), (66, 130, 80)])
+def test_linears_of_one_order(shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    num, outputs, width = shape
+    x, weight = inputs(num, width, dtype), torch.randn(outputs, width).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if num % 2 else None
+    wanted = x.double() @ weight.double().t() + (0.0 if bias is None else bias.double())
+    made = caught(monkeypatch, linear16)
+    linear16.linear(x, weight, bias)
+    assert_close(made[0].check(), wanted, dtype)
+
+
+Apply = Callable[[Tensor], Tensor]
+
+
+def fixed_linears(outputs: int, width: int) -> dict[str, Apply]:
+    """Of each kind, over weights that are multiplied in several parts."""
+    eight, four = weights8(outputs, width, torch.int8), weights4(outputs, width, 64)[0]
+    float8, weight = weights8(outputs, width, torch.float8_e4m3fn), torch.randn(outputs, width).half()
+    return {
+        "w8a16": lambda x: linear8.linear_w8a16(x, eight, is_fixed=True),
+        "w8a8": lambda x: linear8.linear_w8a8(x, eight, is_fixed=True),
+        "fp8": lambda x: linear8.linear_w8a8(x, float8, is_fixed=True),
+        "w4a16": lambda x: linear4.linear_w4a16(x, four, is_fixed=True),
+        "16 bits": lambda x: linear16.linear(x, weight),
+    }
+
+
+@pytest.mark.parametrize("name", ["w8a16", "w8a8", "fp8", "w4a16", "16 bits"])
+def test_the_bits_of_a_row_depend_on_that_row_alone(name: str) -> None:
+    """Alone, in twos and among more than a tile of others, where otherwise the schedule would be another."""
+    apply, x = fixed_linears(33, 1100)[name], inputs(70, 1100, torch.float16)
+    assert gemm.schedule_of(1, 33, 1100, is_fixed=False) != gemm.schedule_of(70, 33, 1100, is_fixed=False)
+    assert gemm.schedule_of(70, 33, 1100, is_fixed=True) == (gemm.FIXED, 2)
+    whole = apply(x)
+    for rows in (slice(0, 1), slice(65, 66), slice(40, 42)):
+        assert torch.equal(apply(x[rows].contiguous()), whole[rows]), rows

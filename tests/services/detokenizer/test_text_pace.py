@@ -1,10 +1,11 @@
 """When text leaves: pure, with a clock and a timer of the test's own."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 
-from services.detokenizer.pace import DELTAS_PER_S, MAX_INTERVAL_S, Pace, Timer
+from services.detokenizer.pace import AT_ONCE, DELTAS_PER_S, MAX_INTERVAL_S, MAX_PARTS, PART, Pace, Timer
 
 
 class Timers:
@@ -41,8 +42,8 @@ def test_rare_text_leaves_in_the_same_turn() -> None:
         sent.clear()
 
 
-@pytest.mark.parametrize(("num_open", "interval_s"), [(8, 8 / DELTAS_PER_S), (300, MAX_INTERVAL_S)])
-def test_much_text_is_gathered_for_an_interval(num_open: int, interval_s: float) -> None:
+def test_much_text_is_gathered_for_an_interval() -> None:
+    num_open = PART
     pace, timers, sent = paced(num_open)
     outputs = list(range(num_open))
     for output in outputs:
@@ -51,13 +52,54 @@ def test_much_text_is_gathered_for_an_interval(num_open: int, interval_s: float)
     start_s = timers.now_s
     assert sent == outputs
     for _ in range(3):
-        timers.now_s += interval_s / 10
+        timers.now_s += num_open / DELTAS_PER_S / 10
         for output in outputs:
             pace.text_came(output)
         pace.turn()
     assert sent == outputs and len(timers.set) == 1
     timers.fire()
-    assert timers.now_s == pytest.approx(start_s + interval_s)
+    assert timers.now_s == pytest.approx(start_s + num_open / DELTAS_PER_S)
     assert sent == outputs * 2 and not timers.set
     pace.turn()
     assert sent == outputs * 2 and not timers.set, "nothing is due"
+
+
+@pytest.mark.parametrize(("num_open", "num_parts"), [(32, 4), (300, MAX_PARTS)])
+def test_many_outputs_leave_in_parts_each_once_an_interval(num_open: int, num_parts: int) -> None:
+    pace, timers, sent = paced(num_open)
+    left_s: dict[int, list[float]] = {output: [] for output in range(num_open)}
+    for _ in range(3 * num_parts):
+        for output in left_s:  # all have text all the time
+            pace.text_came(output)
+        pace.turn()
+        assert 0 < len(sent) <= -(-num_open // num_parts)
+        for output in sent:
+            left_s[output].append(timers.now_s)
+        sent.clear()
+        timers.fire()
+    assert {len(times) for times in left_s.values()} == {3}
+    gaps = [later - before for times in left_s.values() for before, later in itertools.pairwise(times)]
+    assert min(gaps) == pytest.approx(MAX_INTERVAL_S) == max(gaps)
+
+
+def test_few_of_many_are_told_no_oftener_for_it() -> None:
+    pace, timers, sent = paced(300)
+    start_s = timers.now_s
+    while timers.now_s < start_s + 10 * MAX_INTERVAL_S:
+        pace.text_came(7)
+        pace.turn()
+        timers.now_s += 0.0001
+        while timers.set and timers.set[0][0] <= timers.now_s:
+            timers.fire()
+    assert sent.count(7) == pytest.approx(10, abs=1)
+
+
+def test_without_a_timer_nothing_waits() -> None:
+    sent = list[int]()
+    pace = Pace(sent.append, AT_ONCE)
+    pace.num_open = 300
+    for _ in range(2):
+        for output in range(300):
+            pace.text_came(output)
+        pace.turn()
+    assert sorted(sent) == sorted([*range(300), *range(300)])

@@ -1,6 +1,7 @@
 import asyncio
 import functools
 import inspect
+from collections import Counter
 from pathlib import Path
 
 import grpc
@@ -289,3 +290,11 @@ def test_liveness_waits_longer_for_slow_engines() -> None:
     liveness.send(0.1)
     assert liveness.returned(Probe("g", 3, way, (Visit(Role.ENGINE, "e", 2, 0, lost=1),), epoch=1)).missed == {"e"}
     assert liveness.is_complete
+
+
+async def test_calls_that_the_loop_has_not_taken_yet_are_not_cancelled() -> None:
+    """Where more than 1,000 wait grpc ends calls at random, as CANCELLED: nobody's fault, and no status of ours."""
+    async with running() as rig:
+        stub = health_pb2_grpc.HealthStub(rig.channel)
+        calls = [stub.Check(health_pb2.HealthCheckRequest()) for _ in range(2000)]
+        assert Counter([await call.code() for call in calls]) == {grpc.StatusCode.OK: len(calls)}

@@ -146,14 +146,14 @@ def test_what_contradicts_itself_is_refused(fields: dict[str, Any], field: str) 
 def test_sizes_are_looked_at_before_contents(group: str, knob: str) -> None:
     with pytest.raises(ServiceError) as caught:
         translate.generation(knob_spec(group, knob, [99_999] * 100_000), 0, SETTINGS)
-    assert knob in caught.value.field and "100000 entries" in caught.value.message
+    assert knob in caught.value.field and "entries that are allowed" in caught.value.message
 
 
 def test_a_million_biases_are_refused_by_their_number() -> None:
     asked = spec()
     for token in range(1_000_000):
         asked.sampling.logit_bias[token] = 1.0
-    with pytest.raises(ServiceError, match="logit_bias: 1000000 entries; at most 1024"):
+    with pytest.raises(ServiceError, match="logit_bias: has more than the 1024 entries"):
         translate.generation(asked, 0, SETTINGS)
 
 

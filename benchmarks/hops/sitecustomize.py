@@ -1,0 +1,109 @@
+"""On PYTHONPATH of a service whose first tokens are followed: each process notes when it does what for a request.
+
+Python runs this at its start. Marks are kept in memory and written at the end to HOPS_DIR, a file a process: lines of
+CLOCK_MONOTONIC seconds, which all processes of a machine share, and a name. `benchmarks.first_token` reads them.
+"""
+
+import atexit
+import functools
+import inspect
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.messages import Blob, Chunk, Message
+    from services.ring.loop import RingLoop, Stage
+    from services.ring.sockets import Inbox, Outbox
+
+OF_REQUESTS = frozenset({"Submit", "Prompt", "Tokens", "Text"})
+PLACES = {  # by module and class: methods whose begin and end are noted
+    ("services.gateway.calls.inference", "Inference"): ("stream_generate",),
+    ("services.gateway.calls.session", "Session"): ("_write",),
+    ("services.tokenizer.stage", "TokenizerStage"): ("_answer",),
+    ("engine.engine", "Engine"): ("step", "_plan"),
+    ("engine.models.model", "Model"): ("forward", "logits"),
+    ("engine.sampling.sampler", "Sampler"): ("sample",),
+}
+marks: list[tuple[float, str]] = []
+
+
+def note(name: str) -> None:
+    """It is now."""
+    marks.append((time.monotonic(), name))
+
+
+def follow(owner: type, method: str) -> None:
+    """Note the begin of a method, and its end."""
+    plain = vars(owner)[method]
+    name = method.strip("_")
+
+    @functools.wraps(plain)
+    def noted(*args: object, **kwargs: object) -> object:
+        note(name)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            note(f"{name} done")
+
+    @functools.wraps(plain)
+    async def awaited(*args: object, **kwargs: object) -> object:
+        note(name)
+        try:
+            return await plain(*args, **kwargs)
+        finally:
+            note(f"{name} done")
+
+    setattr(owner, method, awaited if inspect.iscoroutinefunction(plain) else noted)
+
+
+def follow_sockets(inbox: "type[Inbox]", outbox: "type[Outbox]") -> None:
+    """Note what comes and what has been handed to ZeroMQ."""
+    drain, send = inbox.drain, outbox._send
+
+    def drained(self: "Inbox") -> "list[Message]":
+        begun = time.monotonic()
+        came = drain(self)
+        for name in {type(one).__name__ for one in came} & OF_REQUESTS:
+            marks.append((begun, f"woken by {name}"))
+        return came
+
+    def sent(self: "Outbox", messages: "tuple[Message | Blob | Chunk, ...]", refused: "list[Message]") -> bool:
+        begun = time.monotonic()
+        for name in {type(one).__name__ for one in messages} & OF_REQUESTS:
+            marks.append((begun, f"sent {name}"))
+        return send(self, messages, refused)
+
+    setattr(inbox, "drain", drained)  # noqa: B010 # a method is replaced
+    setattr(outbox, "_send", sent)  # noqa: B010 # likewise
+
+
+def begin(process_id: str) -> None:
+    """Once all modules of a role are there."""
+    sockets = sys.modules["services.ring.sockets"]
+    follow_sockets(sockets.Inbox, sockets.Outbox)
+    for (module, owner), methods in PLACES.items():
+        if module in sys.modules:
+            for method in methods:
+                follow(getattr(sys.modules[module], owner), method)
+    path = Path(os.environ["HOPS_DIR"]) / process_id
+    atexit.register(lambda: path.write_text("".join(f"{at:.7f} {name}\n" for at, name in marks)))
+
+
+def watch(ring: "type[RingLoop]") -> None:
+    """Begin when a process starts to turn in the ring."""
+    start = ring.start
+
+    def started(self: "RingLoop", stage: "Stage") -> None:
+        begin(self.process_id)
+        start(self, stage)
+
+    setattr(ring, "start", started)  # noqa: B010 # a method is replaced
+
+
+if "SLUICE_ROLE" in os.environ:
+    from services.ring.loop import RingLoop
+
+    watch(RingLoop)

@@ -1,0 +1,49 @@
+"""What config.json says of layers whose MLP is a choice of experts. Stdlib only."""
+
+import dataclasses
+
+from engine.models.fields import Fields
+
+COUNTS = ("num_experts", "num_local_experts")  # spellings of one field
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Attributes:
+    num: experts of a layer.
+    per_token: experts that a token takes.
+    intermediate_size: of one expert.
+    renormalises: whether a token's shares are made to add up to 1, where the architecture leaves it open.
+    layers: per layer, whether it has experts; the others are dense.
+    """
+
+    num: int
+    per_token: int
+    intermediate_size: int
+    renormalises: bool
+    layers: tuple[bool, ...]
+
+
+def read_experts(raw: Fields, num_layers: int) -> ExpertsConfig | None:
+    """None where there are none. Raises ServiceError MODEL_INVALID."""
+    name = next((name for name in COUNTS if raw.values.get(name)), None)
+    if name is None:
+        return None
+    num, per_token = raw.integer(name), raw.integer("num_experts_per_tok")
+    if per_token > num:
+        raise raw.wrong("num_experts_per_tok", f"is {per_token}; {name} is {num}")
+    return ExpertsConfig(
+        num=num,
+        per_token=per_token,
+        intermediate_size=raw.integer("moe_intermediate_size", raw.integer("intermediate_size")),
+        renormalises=raw.boolean("norm_topk_prob", False),
+        layers=_layers(raw, num_layers),
+    )
+
+
+def _layers(raw: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Every `decoder_sparse_step`th, but for those of `mlp_only_layers`."""
+    step, dense = raw.integer("decoder_sparse_step", 1), raw.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(one) is int for one in dense):
+        raise raw.wrong("mlp_only_layers", f"is {dense!r}; it must be a list of layers")
+    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(num_layers))

@@ -1,0 +1,125 @@
+"""MLPs of which each token takes a few (Shazeer et al. 2017): a router chooses, what was chosen is weighed and added.
+
+In two forms, by what multiplies one expert: apart, by the linears of a dense layer, whose rows do not depend on who
+chose the same expert; or stacked, by kernels that take all experts at once, so that no choice is waited for. Packed
+linears and numbers in. Knows no model's names.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import moe, ops
+from kernels.gpu_linear import Int8OnGpu
+from kernels.linear import OnGpu, PackedLinear
+from kernels.mlp import Dense, Mlp
+from kernels.moe import Stack
+
+
+@dataclasses.dataclass(frozen=True)
+class Router:
+    """Attributes:
+    linear: to a logit for each expert.
+    per_token: experts that a token takes.
+    renormalises: whether the shares of those add up to 1.
+    """
+
+    linear: PackedLinear
+    per_token: int
+    renormalises: bool
+
+    def fixed(self) -> "Router":
+        """See `Mlp`."""
+        return dataclasses.replace(self, linear=self.linear.fixed())
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Experts and shares [T, per_token] by logits [T, experts]; see `kernels.moe.route`."""
+        return ops.route(logits, self.per_token, renormalises=self.renormalises)
+
+
+class SeparateExperts:
+    """Expert by expert: for a device whose numbers can be looked at."""
+
+    def __init__(self, router: Router, each: Sequence[Dense]) -> None:
+        self._router = router
+        self._each = each
+        self._min_rows = max(linear.min_rows for one in each for linear in (one.gate_up, one.down))
+
+    def add_to(self, h: Tensor, eps: float) -> Tensor:
+        """See `Mlp`."""
+        router = self._router
+        linear = router.linear
+        logits = ops.linear_normed(_at_least(linear.min_rows, h), self._each[0].norm, eps, linear)[: len(h)]
+        experts, shares = router.choose(logits)
+        order = experts.flatten().argsort(stable=True)  # of choices, by expert
+        counts = experts.flatten().bincount(minlength=len(self._each)).tolist()
+        rows = torch.split(h[order // router.per_token], counts)
+        found = [self._apply(one, own, eps) for one, own in zip(self._each, rows, strict=True) if len(own)]
+        sorted_back = torch.empty(len(order), h.shape[1], dtype=found[0].dtype).index_copy_(0, order, torch.cat(found))
+        return h.add_(moe.combine(sorted_back, shares))
+
+    def fixed(self) -> "SeparateExperts":
+        """See `Mlp`."""
+        return SeparateExperts(self._router.fixed(), [one.fixed() for one in self._each])
+
+    def _apply(self, expert: Dense, x: Tensor, eps: float) -> Tensor:
+        """x [M, hidden] through one expert."""
+        inner = ops.linear_gated(_at_least(self._min_rows, x), expert.norm, eps, expert.gate_up)
+        return ops.linear(inner, expert.down)[: len(x)]
+
+
+def _at_least(num: int, x: Tensor) -> Tensor:
+    """x [M, K] with rows of zeros behind it where it has fewer than `num`."""
+    return x if len(x) >= num else F.pad(x, (0, 0, 0, num - len(x)))
+
+
+@dataclasses.dataclass(frozen=True)
+class StackedExperts:
+    """All at once: what is launched does not depend on what was chosen, so that it can be recorded."""
+
+    router: Router
+    norm: Tensor | None
+    gate_up: Stack
+    down: Stack
+    is_fixed: bool = False
+
+    def fixed(self) -> "StackedExperts":
+        """See `Mlp`."""
+        return dataclasses.replace(self, router=self.router.fixed(), is_fixed=True)
+
+    def add_to(self, h: Tensor, eps: float) -> Tensor:
+        """See `Mlp`."""
+        x = ops.rms_norm(h, self.norm, eps, self.router.linear.dtype)
+        experts, shares = self.router.choose(ops.linear(x, self.router.linear))
+        found = ops.experts_mlp(x, self.gate_up, self.down, experts, shares, is_fixed=self.is_fixed)
+        return h.add_(found)
+
+
+def pack_experts(router: Router, each: Sequence[Dense]) -> Mlp:
+    """The MLPs of a layer behind their router and the same norm. Raises ValueError where nothing multiplies them."""
+    forms = {type(linear) for one in each for linear in (one.gate_up, one.down)}
+    if not any(issubclass(form, OnGpu) for form in forms):
+        return SeparateExperts(router, each)
+    stack = STACKS.get(forms.pop()) if len(forms) == 1 else None
+    if stack is None:
+        raise ValueError(f"no kernel takes experts of {each[0].gate_up.kernel}")
+    gate_up, down = stack([one.gate_up for one in each]), stack([one.down for one in each])
+    return StackedExperts(router, each[0].norm, gate_up, down)
+
+
+def _plain(each: Sequence[PackedLinear]) -> Stack:
+    return Stack(torch.stack([one.weight for one in each]))
+
+
+def _eight_bits(each: Sequence[PackedLinear]) -> Stack:
+    packed = [one.packed for one in each if isinstance(one, Int8OnGpu)]  # which all of them are
+    return Stack(torch.stack([one.weight for one in packed]), torch.stack([one.scales for one in packed]))
+
+
+STACKS: Mapping[type[PackedLinear], Callable[[Sequence[PackedLinear]], Stack]] = {
+    OnGpu: _plain,
+    Int8OnGpu: _eight_bits,
+}

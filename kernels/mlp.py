@@ -1,0 +1,41 @@
+"""What a layer may do behind its attention, and the plain form of it: one MLP for all tokens.
+
+Packed linears in; a layer is built with one of the forms (`kernels.experts` has others) and asks no more which it is.
+"""
+
+import dataclasses
+from typing import Protocol, Self
+
+from torch import Tensor
+
+from kernels.linear import PackedLinear
+
+
+class Mlp(Protocol):
+    """Gated linears behind a norm."""
+
+    def add_to(self, h: Tensor, eps: float) -> Tensor:
+        """h [T, hidden] (float32) += mlp(norm(h)), in place."""
+
+    def fixed(self) -> Self:
+        """The same, no row's bits depending on the others; slower where that is another way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """Attributes:
+    gate_up: gate and up, one above the other, packed as gated.
+    norm: [hidden], of the norm before it; None where folded in.
+    """
+
+    gate_up: PackedLinear
+    down: PackedLinear
+    norm: Tensor | None
+
+    def add_to(self, h: Tensor, eps: float) -> Tensor:
+        """See `Mlp`."""
+        return self.down.add_to(h, self.gate_up.apply_gated(h, self.norm, eps))
+
+    def fixed(self) -> Self:
+        """See `Mlp`."""
+        return dataclasses.replace(self, gate_up=self.gate_up.fixed(), down=self.down.fixed())

@@ -1,0 +1,160 @@
+"""Large requests cut short before they are parsed: a million entries would hold up everybody else meanwhile. Pure.
+
+Bytes of a request go in, bytes of a request come out. Behind the first entry that a list has too many, the message that
+holds the list ends: what is left is parsed in no time, and whoever checks the request finds the list too long and says
+so. Knows the encoding (protobuf.dev, "Encoding"), descriptors and how many entries lists may have; no value.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, MAX_TOOLS
+from services.gateway.contract.constraint import MAX_CHOICES
+from services.gateway.settings import GatewaySettings
+
+LARGE = 128 << 10  # bytes below which parsing takes no time
+MAX_FIELDS = 1 << 15  # of a large request, strings and numbers in a packed list not counted
+MAX_VARINT = 10  # bytes
+_VARINT, _BYTES = 0, 2  # wire types
+_FIXED = {1: 8, 5: 4}  # their bytes
+Buffer = bytes | memoryview
+
+
+class Level(NamedTuple):
+    """What is looked at in the messages of one type, by field number."""
+
+    most: Mapping[int, int]  # entries
+    numbers: frozenset[int]  # of these lists, those whose entries may come as one string of bytes
+    inner: Mapping[int, "Level"]  # messages that have lists in them
+
+
+class TooManyFieldsError(Exception):
+    """More than MAX_FIELDS."""
+
+
+class _BrokenError(Exception):
+    """The encoding is broken: let the parser say so."""
+
+
+def bounds(settings: GatewaySettings) -> Mapping[str, int]:
+    """Entries that lists may have, by the field's full name."""
+    limits = settings.limits
+    found = {
+        "SamplingParams.logit_bias": limits.max_logit_biases,
+        "SamplingParams.allowed_token_ids": limits.max_allowed_token_ids,
+        "SamplingParams.bad_token_ids": limits.max_bad_token_ids,
+        "SamplingParams.bad_words": limits.max_bad_words,
+        "StopConditions.strings": limits.max_stop_strings,
+        "StopConditions.token_ids": limits.max_stop_token_ids,
+        "OutputOptions.logprob_token_ids": limits.max_logprob_token_ids,
+        "Choice.texts": MAX_CHOICES,
+        "Chat.messages": settings.max_chat_messages,
+        "Chat.tools": MAX_TOOLS,
+        "ChatMessage.parts": MAX_PARTS,
+        "ChatMessage.tool_calls": MAX_CALLS,
+    }
+    return {f"sluice.v1.{name}": most for name, most in found.items()}
+
+
+def level_of(message: Descriptor, most: Mapping[str, int], above: frozenset[str] = frozenset()) -> Level:
+    """Where the lists of `most` are in messages of this type."""
+    above |= {message.full_name}
+    inner = {}
+    for field in message.fields:
+        if field.message_type is not None and field.message_type.full_name not in above:
+            level = level_of(field.message_type, most, above)
+            if level.most or level.inner:
+                inner[field.number] = level
+    lists = [field for field in message.fields if field.full_name in most]
+    numbers = frozenset(field.number for field in lists if field.type == FieldDescriptor.TYPE_UINT32)
+    return Level({field.number: most[field.full_name] for field in lists}, numbers, inner)
+
+
+def cut_short(data: bytes, level: Level) -> bytes:
+    """The request, without what follows an entry too many in the message that holds it. Raises TooManyFieldsError."""
+    if len(data) <= LARGE:
+        return data
+    try:
+        found = _Walk().cut(memoryview(data), level)
+        return found if isinstance(found, bytes) else data
+    except _BrokenError:
+        return data
+
+
+class _Walk:
+    """One request, from its first field to its last."""
+
+    def __init__(self) -> None:
+        self._num_fields = 0
+
+    def cut(self, data: Buffer, level: Level) -> Buffer:
+        """A message of the type that `level` is of; itself where nothing is cut."""
+        kept: list[Buffer] = []
+        num: Counter[int] = Counter()
+        at = done = 0  # what is before `done` is in `kept`
+        is_over = False
+        while at < len(data) and not is_over:
+            start, (field, kind, begin, at) = at, self._next(data, at)
+            value = data[begin:at]
+            if kind == _BYTES and field in level.numbers:
+                value = _first_numbers(value, level.most[field] + 1)
+                is_over = len(value) < at - begin
+            elif field in level.most:
+                num[field] += 1
+                is_over = num[field] > level.most[field]
+            if kind == _BYTES and field in level.inner:
+                value = self.cut(value, level.inner[field])
+            if len(value) < at - begin:
+                kept += (data[done:start], _as_varint(field << 3 | kind), _as_varint(len(value)), value)
+                done = at
+        return b"".join((*kept, data[done:at])) if kept or is_over else data
+
+    def _next(self, data: Buffer, at: int) -> tuple[int, int, int, int]:
+        """The field there: its number, its wire type, where its value begins (behind a length) and ends."""
+        self._num_fields += 1
+        if self._num_fields > MAX_FIELDS:
+            raise TooManyFieldsError
+        tag, at = _varint(data, at)
+        kind, begin = tag & 7, at
+        if kind == _VARINT:
+            _, end = _varint(data, at)
+        elif kind == _BYTES:
+            size, begin = _varint(data, at)
+            end = begin + size
+        elif kind in _FIXED:
+            end = at + _FIXED[kind]
+        else:
+            raise _BrokenError
+        if end > len(data):
+            raise _BrokenError
+        return tag >> 3, kind, begin, end
+
+
+def _varint(data: Buffer, at: int) -> tuple[int, int]:
+    """The number there, and where it ends."""
+    value = shift = 0
+    for end in range(at, min(at + MAX_VARINT, len(data))):
+        value |= (data[end] & 0x7F) << shift
+        if data[end] < 0x80:
+            return value, end + 1
+        shift += 7
+    raise _BrokenError
+
+
+def _as_varint(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _first_numbers(packed: Buffer, num: int) -> Buffer:
+    """At least so many of the varints, where there are many more."""
+    end = num * MAX_VARINT
+    while end < len(packed) and packed[end - 1] >= 0x80:
+        end += 1
+    return packed[:end]

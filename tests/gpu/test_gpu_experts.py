@@ -1,0 +1,36 @@
+"""Layers of experts on a GPU: likely tokens by transformers' own account, recorded steps equal to computed ones."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from engine.runner.graphs import Graphs
+from engine.runner.overlapped import OverlappedRunner
+from tests.gpu.test_gpu_forms import SHAPE, assert_likely, make, run
+from tests.oracle.checkpoints import make_checkpoint
+
+EXPERTS = (("num_experts", 16), ("num_experts_per_tok", 4), ("moe_intermediate_size", 256), ("norm_topk_prob", True))
+OF = {
+    "qwen3": dataclasses.replace(SHAPE, architecture="qwen3_moe", options=EXPERTS),
+    "mixtral": dataclasses.replace(SHAPE, architecture="mixtral", options=(("num_local_experts", 8),)),
+}
+MISSED = 0.3  # of the largest logit's size: a near tie of a router may fall the other way, and takes an expert with it
+
+
+@pytest.fixture(scope="module", params=list(OF))
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), OF[request.param])
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_tokens_are_likely_ones(checkpoint: Path, quantization: str) -> None:
+    assert_likely(checkpoint, run(make(checkpoint, quantization=quantization)), MISSED)
+
+
+def test_a_recorded_step_equals_a_computed_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make(checkpoint)
+    assert isinstance(engine.runner, OverlappedRunner)
+    recorded = run(engine)
+    monkeypatch.setattr(Graphs, "find", lambda *_: None)
+    assert run(engine) == recorded
