@@ -116,12 +116,13 @@ bench-prefix: $(VENV)/.run ## what the prefix cache costs and saves
 bench-speculation: $(VENV)/.run ## speed-up of drafts by concurrency, and what they cost where they do not help
 	$(BIN)/python -m benchmarks.speculation
 
-# On a machine with a GPU, with whatever Python has torch for CUDA and the `dev` extra there: GPU_PYTHON=python3
+# On a machine with a GPU, with whatever Python has torch for CUDA there (benchmarks/GPU.md): GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
+GPU_TESTS = -c tests/gpu/gpu.ini --rootdir . --confcutdir . --timeout 3600
 
 .PHONY: test-gpu test-gpu-sanitized bench-gpu
 test-gpu: ## the kernels' whole grid and whole engines on a GPU
-	TRITON_INTERPRET=0 $(GPU_PYTHON) -m pytest --timeout 3600 tests/gpu
+	TRITON_INTERPRET=0 $(GPU_PYTHON) -m pytest $(GPU_TESTS) tests/gpu
 
 # Without torch's pool of memory every tensor is an allocation of its own, and an access beside it is seen.
 SANITIZER ?= compute-sanitizer
@@ -129,13 +130,15 @@ SANITIZED = TRITON_INTERPRET=0 PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --e
 
 test-gpu-sanitized: ## every kernel, small, on a GPU under compute-sanitizer: accesses beside memory, then races
 	@command -v $(SANITIZER) >/dev/null || { echo "$(SANITIZER) is not here: it comes with the CUDA toolkit (package cuda-sanitizer); put it on PATH or set SANITIZER=/path/to/compute-sanitizer" >&2; exit 1; }
-	$(SANITIZED) --tool memcheck $(GPU_PYTHON) -m pytest --timeout 3600 tests/gpu/test_gpu_small.py
-	$(SANITIZED) --tool racecheck $(GPU_PYTHON) -m pytest --timeout 3600 tests/gpu/test_gpu_small.py
+	$(SANITIZED) --tool memcheck $(GPU_PYTHON) -m pytest $(GPU_TESTS) tests/gpu/test_gpu_small.py
+	$(SANITIZED) --tool racecheck $(GPU_PYTHON) -m pytest $(GPU_TESTS) tests/gpu/test_gpu_small.py
 
 bench-gpu: ## tune for this GPU, then measure kernels and the engine against their rooflines; goes on where it was
-	$(GPU_PYTHON) -m benchmarks.gpu_attention --tune
+	$(GPU_PYTHON) -m benchmarks.gpu_tune
+	$(GPU_PYTHON) -m benchmarks.gpu_attention
 	$(GPU_PYTHON) -m benchmarks.gpu_kernels
 	$(GPU_PYTHON) -m benchmarks.gpu_engine
+	$(GPU_PYTHON) -m benchmarks.gpu_plots
 
 .PHONY: bench-telemetry
 bench-telemetry: $(VENV)/.run ## what traces, metrics and a dead collector cost

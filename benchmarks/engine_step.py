@@ -15,7 +15,8 @@ from benchmarks.bare_forward import BareModel
 from benchmarks.machine import median, write
 from engine.cache.cache import KVCache
 from engine.engine import Engine
-from engine.models.config import GenerationDefaults, ModelConfig, RopeConfig
+from engine.models.by_layer import RopeConfig
+from engine.models.config import GenerationDefaults, ModelConfig
 from engine.models.model import Model
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.runner.runner import Runner

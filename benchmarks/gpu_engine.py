@@ -1,33 +1,39 @@
 """The engine on one GPU: decode steps against the time their bytes take, host time a step, how busy the GPU is, and
 throughput beside transformers' continuous batching.
 
-    python -m benchmarks.gpu_engine [--parts 8b,8b-fp8,0.6b,busy,throughput] [--fresh]
+    python -m benchmarks.gpu_engine [--parts 8b,8b-fp8,0.6b,busy,throughput] [--fresh] [--seconds N] [--out DIR]
+        [--dry-run]
 
 Random weights made on the device. Throughput: 256 requests of 100 to 1024 tokens in and out, Qwen3-0.6B's shape. A run
 that was stopped goes on where it was.
 """
 
-import argparse
+import dataclasses
 import functools
 import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined] # documented, but not in its __all__
 
-from benchmarks.gpu_clock import Peaks, about_gpu, copy_bandwidth, peaks_of
+from benchmarks.gpu_clock import Peaks
+from benchmarks.gpu_command import Asked, asked
 from benchmarks.gpu_peer import continuous_batching, make_model
-from benchmarks.gpu_results import Results, Row
+from benchmarks.gpu_results import Row
 from benchmarks.gpu_rig import BLOCK, LLAMA_8B, PLAIN, QWEN_06B, Kept, Rig, add, make_rig, prompts_of
 from benchmarks.machine import median
 from engine.models.config import ModelConfig
 
 STEPS = 200
+OURS = "throughput: ours"
 PARTS = ("8b", "8b-fp8", "0.6b", "busy", "throughput")
+
+
+Rows = Mapping[str, Row]
 
 
 class Limits(NamedTuple):
@@ -83,11 +89,14 @@ def step_bytes(config: ModelConfig, num: int, context: int, kept: Kept = PLAIN) 
 def busy(config: ModelConfig, num: int, context: int, device: torch.device) -> Row:
     """Share of the time in which a kernel or a copy runs, of steady decode; whoever traces that slows the host."""
     rig = steady(config, num, context, device)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as traced:
+    kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
+    activity = torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as traced:
         for _ in range(STEPS // 4):
             rig.engine.step()
-        torch.cuda.synchronize()
-    ran = [one.time_range for one in traced.events() if one.device_type is DeviceType.CUDA]
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    ran = [one.time_range for one in traced.events() if one.device_type == kind]  # no identity: each is made anew
     return {"rows": num, "context": context, "busy": covered((one.start, one.end) for one in ran)}
 
 
@@ -105,21 +114,19 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total / (end - first)
 
 
-def throughput(config: ModelConfig, num: int, lengths: tuple[int, int], device: torch.device) -> Row:
-    """`num` requests at once, ours first, then transformers'."""
+def sizes_of(num: int, lengths: tuple[int, int]) -> list[tuple[int, int]]:
+    """Tokens in and out of each of `num` requests."""
     rng = random.Random(1)
-    sizes = [(rng.randint(*lengths), rng.randint(*lengths)) for _ in range(num)]
-    ours = own_throughput(config, sizes, device)
-    free(device)
+    return [(rng.randint(*lengths), rng.randint(*lengths)) for _ in range(num)]
+
+
+def peer_throughput(config: ModelConfig, sizes: list[tuple[int, int]], device: torch.device, rows: Rows) -> Row:
+    """transformers', and ours over it where that was measured before."""
     model = make_model(config, torch.bfloat16 if device.type == "cuda" else torch.float32, device)
-    theirs = continuous_batching(model, prompts_of([size for size, _ in sizes]), [size for _, size in sizes])
-    rates = [float(str(one["tokens_per_s"])) for one in (ours, theirs)]
-    return {
-        **ours,
-        "transformers_seconds": theirs["seconds"],
-        "transformers_tokens_per_s": rates[1],
-        "over_transformers": rates[0] / rates[1],
-    }
+    found = continuous_batching(model, prompts_of([size for size, _ in sizes]), [size for _, size in sizes])
+    if OURS in rows:
+        found["ours_over_it"] = float(str(rows[OURS]["tokens_per_s"])) / float(str(found["tokens_per_s"]))
+    return found
 
 
 def own_throughput(config: ModelConfig, sizes: list[tuple[int, int]], device: torch.device) -> Row:
@@ -143,21 +150,56 @@ def free(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def todo(parts: Sequence[str], device: torch.device) -> list[tuple[str, Callable[[], Row]]]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loads:
+    """Models, and what they are measured at: rows and tokens of each.
+
+    Attributes:
+        requests, lengths: of throughput: how many, and tokens in and out of each.
+    """
+
+    large: ModelConfig = LLAMA_8B
+    small: ModelConfig = QWEN_06B
+    few: tuple[int, ...] = (1, 32)
+    many: tuple[int, ...] = (1, 256)
+    contexts: tuple[int, int] = (1024, 512)
+    requests: int = 256
+    lengths: tuple[int, int] = (100, 1024)
+
+
+TINY = dataclasses.replace(
+    QWEN_06B,
+    vocab_size=10_000,
+    hidden_size=32,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    intermediate_size=32,
+    windows=(None,),
+    context_length=300,
+)
+DRY = Loads(TINY, TINY, (1,), (3,), (8, 5), 4, (5, 12))
+
+
+def todo(given: Asked) -> list[tuple[str, Callable[[], Row]]]:
     """What these parts measure, each from free memory."""
-    copied = copy_bandwidth()
-    limits = Limits(peaks_of(torch.cuda.get_device_name(), copied), copied)
-    step = functools.partial(decode_step, device=device, limits=limits)
+    ground, loads = given.ground, DRY if given.ground.is_dry else Loads()
+    device, (long, short) = ground.at.device, loads.contexts
+    step = functools.partial(decode_step, device=device, limits=Limits(ground.peaks, ground.copied))
     fp8 = functools.partial(step, kept=Kept("fp8", torch.float8_e4m3fn))
-    has_fp8 = torch.cuda.get_device_capability() >= (8, 9)
+    sizes = sizes_of(loads.requests, loads.lengths)
     found: dict[str, Callable[[], Row]] = {
-        **{f"8b: {num} rows": functools.partial(step, LLAMA_8B, num, 1024) for num in (1, 32)},
-        **{f"8b-fp8: {num} rows": functools.partial(fp8, LLAMA_8B, num, 1024) for num in (1, 32) if has_fp8},
-        **{f"0.6b: {num} rows": functools.partial(step, QWEN_06B, num, 512) for num in (1, 256)},
-        "busy: 256 rows": functools.partial(busy, QWEN_06B, 256, 512, device),
-        "throughput: 256 requests": functools.partial(throughput, QWEN_06B, 256, (100, 1024), device),
+        **{f"8b: {num} rows": functools.partial(step, loads.large, num, long) for num in loads.few},
+        **{f"0.6b: {num} rows": functools.partial(step, loads.small, num, short) for num in loads.many},
+        f"busy: {loads.many[-1]} rows": functools.partial(busy, loads.small, loads.many[-1], short, device),
+        OURS: functools.partial(own_throughput, loads.small, sizes, device),
+        "throughput: transformers": functools.partial(peer_throughput, loads.small, sizes, device, given.results.rows),
     }
-    return [(key, functools.partial(freed, call, device)) for key, call in found.items() if key.split(":")[0] in parts]
+    if ground.has_fp8 and device.type == "cuda":
+        found |= {f"8b-fp8: {num} rows": functools.partial(fp8, loads.large, num, long) for num in loads.few}
+    calls = [(key, functools.partial(freed, call, device)) for key, call in found.items()]
+    return [(key, call) for key, call in calls if key.split(":")[0] in given.parts]
 
 
 def freed(call: Callable[[], Row], device: torch.device) -> Row:
@@ -168,20 +210,8 @@ def freed(call: Callable[[], Row], device: torch.device) -> Row:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is not there yet; 1 where something failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--fresh", action="store_true")
-    options = parser.parse_args(arguments)
-    parts = options.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"--parts: {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
-    if not torch.cuda.is_available():
-        parser.error("no CUDA device here: the engine is measured on one")
-    results = Results("gpu_engine", "python -m benchmarks.gpu_engine", about_gpu(), is_fresh=options.fresh)
-    results.measure(todo(parts, torch.device("cuda", torch.cuda.current_device())))
-    for key, text in results.errors.items():
-        print(f"failed: {key}: {text}", file=sys.stderr)
-    return min(len(results.errors), 1)
+    given = asked("gpu_engine", __doc__, PARTS, arguments)
+    return given.run(todo(given))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Draws how near to the roofline each kernel comes: results by part in, one SVG a part out.
+"""Draws how near to the roofline each kernel comes: results by part in, one SVG a part out. Needs no GPU.
+
+    python -m benchmarks.gpu_plots
 
 A panel is a kernel, or attention over one format of the cache; 100 % is what bandwidth and tensor cores allow for its
 bytes and operations at that size.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,18 @@ from services.cli.plot import Panel, svg
 
 AXES = {"decode": "keys of all rows", "sample": "rows", "linear": "rows", "experts": "tokens", "copy": "blocks"}
 LINES = {"roofline": None, "ours": "of_roofline", "torch": "torch_of_roofline"}
+
+
+DRAWN = ("gpu_attention", "gpu_kernels")
+
+
+def main() -> None:
+    """Draw what results there are."""
+    for name in DRAWN:
+        path = RESULTS / f"{name}.json"
+        if path.exists():
+            for drawn in draw(name, json.loads(path.read_text())["rows"]):
+                print(drawn)
 
 
 def draw(name: str, rows: Mapping[str, Mapping[str, Any]]) -> list[Path]:
@@ -39,3 +54,7 @@ def _panel(group: str, rows: list[Mapping[str, Any]], sizes: list[int]) -> Panel
         name: [100.0 * (1.0 if key is None else by_size[size][key]) for size in sizes] for name, key in whole.items()
     }
     return Panel(f"{group}: % of the roofline", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,43 +7,55 @@ device.
 import json
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from benchmarks.machine import RESULTS, save
+from benchmarks import machine
 
 Row = dict[str, object]
 
 
 class Results:
-    """The rows of benchmarks/results/NAME.json.
+    """The rows of NAME.json.
 
     Attributes:
         rows: figures by what they are of.
         errors: of this run, by the same.
+        left: what there was no time for.
+        folder: where they are kept.
     """
 
-    def __init__(self, name: str, command: str, about: Row, *, is_fresh: bool = False) -> None:
+    def __init__(
+        self, name: str, command: str, about: Row, *, is_fresh: bool = False, folder: Path | None = None
+    ) -> None:
+        """`folder`: where results are read and written; benchmarks/results if it is not given."""
         self.rows: dict[str, Row] = {}
         self.errors: dict[str, str] = {}
+        self.left: list[str] = []
         self._name, self._command, self._about = name, command, about
-        path = RESULTS / f"{name}.json"
+        self.folder = folder or machine.RESULTS
+        path = self.folder / f"{name}.json"
         if path.exists() and not is_fresh:
             found = json.loads(path.read_text())
             if all(found.get(key) == value for key, value in about.items()):
                 self.rows = dict(found.get("rows", {}))
 
-    def measure(self, todo: Sequence[tuple[str, Callable[[], Row]]]) -> None:
-        """What has no row yet, in turn."""
+    def measure(self, todo: Sequence[tuple[str, Callable[[], Row]]], seconds: float = float("inf")) -> None:
+        """What has no row yet, in turn; nothing is begun after so many seconds."""
+        end = time.monotonic() + seconds
         for at, (key, call) in enumerate(todo, 1):
             if key in self.rows:
                 continue
             begun = time.monotonic()
+            if begun >= end:
+                self.left.append(key)
+                continue
             try:
                 self.rows[key] = call()
             except Exception as error:  # of one kernel: the others are measured, and whoever runs this is told
                 self.errors[key] = f"{type(error).__name__}: {error}"
             took = time.monotonic() - begun
             print(f"[{at}/{len(todo)}] {key}: {self._said(key)} ({took:.1f} s)", flush=True)
-            save(self._name, self._command, {**self._about, "rows": self.rows})
+            machine.save(self._name, self._command, {**self._about, "rows": self.rows}, self.folder)
 
     def _said(self, key: str) -> str:
         if key in self.errors:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from engine.cache.cache import KVCache
 from engine.engine import Engine, StepRunner
-from engine.models.config import GenerationDefaults, ModelConfig, RopeConfig
+from engine.models.by_layer import RopeConfig
+from engine.models.config import GenerationDefaults, ModelConfig
 from engine.models.model import Model
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.runner.device import Arrival, CudaDevice, Device

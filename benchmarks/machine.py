@@ -19,8 +19,16 @@ def machine() -> dict[str, object]:
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
     )
-    versions = {name: metadata.version(name) for name in ("torch", "grpcio", "tokenizers", "pyzmq")}
+    versions = {name: version_of(name) for name in ("torch", "grpcio", "tokenizers", "pyzmq")}
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **versions}
+
+
+def version_of(package: str) -> str:
+    """What is installed of it: engines are measured where not everything is that a service needs."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def end_as_asked() -> None:
@@ -33,11 +41,12 @@ def median(values: Sequence[float]) -> float:
     return statistics.median(values)
 
 
-def save(name: str, command: str, figures: dict[str, object]) -> str:
-    """Write benchmarks/results/NAME.json and return what it holds."""
-    RESULTS.mkdir(exist_ok=True)
+def save(name: str, command: str, figures: dict[str, object], folder: Path | None = None) -> str:
+    """Write NAME.json, in benchmarks/results if nowhere else, and return what it holds."""
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": command, "machine": machine(), **figures}, indent=2)
-    (RESULTS / f"{name}.json").write_text(text + "\n")
+    (folder / f"{name}.json").write_text(text + "\n")
     return text
 
 

@@ -29,7 +29,7 @@ from engine.models.config import ModelConfig
 from engine.models.model import Model, load_model
 from engine.request import Limits
 from engine.runner.device import CudaDevice
-from engine.runner.memory import at_start, cuda_room
+from engine.runner.memory import at_start, cuda_room, give_back_unused
 from engine.runner.overlapped import Drafts, overlap, recorded_bytes
 from engine.runner.rates import measure_costs, one_token
 from engine.runner.runner import Runner
@@ -216,6 +216,7 @@ def cache_room(config: EngineConfig, model: Model, formats: Formats, limits: Lim
     if model.device.type != "cuda":
         return None
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
+    give_back_unused()
     with at_start("--max-num-seqs", f"recorded steps of {rows} rows beside the weights; lower it"):
         recorded = recorded_bytes(model, formats.cache, CudaDevice(model.device), *recorded_for(config, limits))
     with at_start("--max-num-batched-tokens", f"a step of {tokens} tokens beside the weights; lower it"):

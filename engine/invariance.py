@@ -7,7 +7,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.formats import Formats, name_of, unusable
-from kernels import ops
+from kernels.invariance import is_batch_invariant
 
 ON_CUDA = "tokens do not depend on the batch: products and attention are summed in one order, which is slower"
 ON_CPU = "tokens do not depend on the batch: on this CPU they never do"
@@ -17,7 +17,7 @@ def check_invariance(config: EngineConfig, formats: Formats, device: torch.devic
     """What is to be said of it, if anything was asked. Raises ServiceError naming the flag and what to take instead."""
     if not config.batch_invariant:
         return ()
-    claims = ops.is_batch_invariant(formats.dtype, device, formats.weights, is_fixed=True)
+    claims = is_batch_invariant(formats.dtype, device, formats.weights, is_fixed=True)
     if broken := [name for name, is_kept in claims.items() if not is_kept]:
         text = f"{', '.join(broken)} in {name_of(formats.dtype)} depend on the batch here"
         raise unusable("batch_invariant", f"{text}; take --dtype float32 or --quantization int8, or leave it out")

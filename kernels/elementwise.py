@@ -1,10 +1,13 @@
 """Norms, activations and rotations in torch operators: any device, any dtype."""
 
 import functools
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+BOUND, STEEP = 7.0, 1.702  # of the gate of gpt-oss
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
@@ -49,3 +52,28 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(first half) · second half of [T, 2 I] → [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """The same with GELU by its approximation with tanh (Hendrycks & Gimpel 2016)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def clamped_mul(gate_up: Tensor) -> Tensor:
+    """The gate of gpt-oss (OpenAI 2025), which holds both halves within a bound, and adds 1 to the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.clamp(max=BOUND)
+    return gate.mul(STEEP).sigmoid_().mul_(gate).mul_(up.clamp(-BOUND, BOUND).add_(1.0))
+
+
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_mul,
+    "gelu_tanh": gelu_tanh_mul,
+    "clamped": clamped_mul,
+}
+
+
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
+    """x becomes cap · tanh(x / cap) in place (Bello et al. 2016)."""
+    return x.div_(cap).tanh_().mul_(cap)

@@ -67,7 +67,8 @@ class SeparateExperts:
 
     def _apply(self, expert: Dense, x: Tensor, eps: float) -> Tensor:
         """x [M, hidden] through one expert."""
-        inner = ops.linear_gated(_at_least(self._min_rows, x), expert.norm, eps, expert.gate_up)
+        rows = _at_least(self._min_rows, x)
+        inner = ops.linear_gated(rows, expert.norm, eps, expert.gate_up, expert.activation)
         return ops.linear(inner, expert.down)[: len(x)]
 
 
@@ -84,6 +85,7 @@ class StackedExperts:
     norm: Tensor | None
     gate_up: Stack
     down: Stack
+    activation: str
     is_fixed: bool = False
 
     def fixed(self) -> "StackedExperts":
@@ -94,8 +96,8 @@ class StackedExperts:
         """See `Mlp`."""
         x = ops.rms_norm(h, self.norm, eps, self.router.linear.dtype)
         experts, shares = self.router.choose(ops.linear(x, self.router.linear))
-        found = ops.experts_mlp(x, self.gate_up, self.down, experts, shares, is_fixed=self.is_fixed)
-        return h.add_(found)
+        given = self.gate_up, self.down, experts, shares, self.activation
+        return h.add_(ops.experts_mlp(x, *given, is_fixed=self.is_fixed))
 
 
 def pack_experts(router: Router, each: Sequence[Dense]) -> Mlp:
@@ -107,16 +109,22 @@ def pack_experts(router: Router, each: Sequence[Dense]) -> Mlp:
     if stack is None:
         raise ValueError(f"no kernel takes experts of {each[0].gate_up.kernel}")
     gate_up, down = stack([one.gate_up for one in each]), stack([one.down for one in each])
-    return StackedExperts(router, each[0].norm, gate_up, down)
+    return StackedExperts(router, each[0].norm, gate_up, down, each[0].activation)
 
 
 def _plain(each: Sequence[PackedLinear]) -> Stack:
-    return Stack(torch.stack([one.weight for one in each]))
+    return Stack(torch.stack([one.weight for one in each]), bias=_biases(each))
 
 
 def _eight_bits(each: Sequence[PackedLinear]) -> Stack:
     packed = [one.packed for one in each if isinstance(one, Int8OnGpu)]  # which all of them are
-    return Stack(torch.stack([one.weight for one in packed]), torch.stack([one.scales for one in packed]))
+    scales = torch.stack([one.scales for one in packed])
+    return Stack(torch.stack([one.weight for one in packed]), scales, _biases(each))
+
+
+def _biases(each: Sequence[PackedLinear]) -> Tensor | None:
+    found = [one.bias for one in each if one.bias is not None]
+    return torch.stack(found) if found else None
 
 
 STACKS: Mapping[type[PackedLinear], Callable[[Sequence[PackedLinear]], Stack]] = {

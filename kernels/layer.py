@@ -1,7 +1,7 @@
 """What a decoder layer is made of, and the layer as one call of our own CPU kernels.
 
-Packed linears, norms and numbers in; `kernels.ops.decoder_layer_` computes it, by this call or operation by operation.
-Knows nothing of models' names or of batching.
+Packed linears, norms and numbers in; `kernels.decoder` computes it, by this call or operation by operation. Knows
+nothing of models' names or of batching.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from kernels import native
+from kernels import gpu, native
 from kernels.linear import Fused, PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.mlp import Dense, Mlp
@@ -25,6 +25,10 @@ class Layer:
     head_norms: float32 [heads + kv_heads, dim] of queries and keys, head by head; None without.
     window: keys that a query sees; None for all.
     is_fixed: whether attention's schedule leaves a row's bits to that row alone, too; see `PackedLinear.fixed`.
+    output_norm: [hidden], of the norm of what attention adds to the residuals; None without.
+    query_scalar: scores are divided by its root; None for dim.
+    score_cap: they become cap · tanh(score / cap) then; 0 for as they are.
+    sinks: float32 [heads], scores of a key without a value; None for none.
     """
 
     qkv: PackedLinear
@@ -38,6 +42,10 @@ class Layer:
     eps: float
     window: int | None
     is_fixed: bool = False
+    output_norm: Tensor | None = None
+    query_scalar: float | None = None
+    score_cap: float = 0.0
+    sinks: Tensor | None = None
 
     def fixed(self) -> "Layer":
         """The same, no row's bits depending on the others; slower where that is another way."""
@@ -52,44 +60,48 @@ class Layer:
     @property
     def scale(self) -> float:
         """Of scores."""
-        return float(self.dim**-0.5)
+        return float((self.query_scalar or self.dim) ** -0.5)
 
     @functools.cached_property
-    def _linears(self) -> tuple[tuple[PackedLinear, Tensor | None], ...] | None:
-        """In their order, each with its norm in float32, for as long as its address is in use; None if the MLP is of a
-        form that the call does not know."""
-        mlp = self.mlp
-        if not isinstance(mlp, Dense):
-            return None
-        attention_norm, mlp_norm = (None if one is None else one.float() for one in (self.attention_norm, mlp.norm))
-        return ((self.qkv, attention_norm), (self.output, None), (mlp.gate_up, mlp_norm), (mlp.down, None))
+    def _norms(self) -> tuple[Tensor | None, ...]:
+        """Those before attention and MLP and those behind, in float32, for as long as their addresses are in use."""
+        mlp = (self.mlp.norm, self.mlp.down_norm) if isinstance(self.mlp, Dense) else (None, None)
+        norms = (self.attention_norm, mlp[0], self.output_norm, mlp[1])
+        return tuple(None if norm is None else norm.float() for norm in norms)
 
     @functools.cached_property
     def arguments(self) -> tuple[float, ...] | None:
         """What stays from call to call, in the order that kernels/cpu/module.cpp reads; None if a part of the layer
         has no kernel of ours."""
-        if self._linears is None:
+        mlp = self.mlp
+        if not isinstance(mlp, Dense) or self.sinks is not None:
             return None
+        before, between, output, down = self._norms
+        parts = ((self.qkv, before), (self.output, None), (mlp.gate_up, between), (mlp.down, None))
         found: list[float] = []
-        for linear, norm in self._linears:
+        for linear, norm in parts:
             if not isinstance(linear, Fused) or not linear.takes_norm(norm):
                 return None
             found += (*linear.arguments, _address(norm))
         sizes = (self.heads, self.kv_heads, self.dim, self.window or 0)
-        return (*found, _address(self.head_norms), self.eps, *sizes, self.scale)
+        own = (native.GATES[mlp.activation], _address(output), _address(down), _address(self.head_norms))
+        return (*found, *own, self.eps, *sizes, self.scale, self.score_cap)
 
     @functools.cached_property
     def scratch_width(self) -> int:
         """Floats that a token needs between the operations."""
         assert isinstance(self.mlp, Dense)
         heads = self.heads + 2 * self.kv_heads
-        return (heads + self.heads) * self.dim + self.mlp.gate_up.features // 2
+        is_normed = self.output_norm is not None or self.mlp.down_norm is not None
+        own = self.mlp.gate_up.features // 2 + is_normed * self.output.features
+        return (heads + self.heads) * self.dim + own
 
 
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
     """Whether the layer may be one call, for residuals h [T, hidden] and a cache layer."""
     return (
         native.MODULE is not None
+        and not gpu.takes(cache)
         and h.dtype is torch.float32
         and h.device.type == "cpu"
         and layer.arguments is not None
@@ -98,7 +110,7 @@ def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
 
 
 def forward_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """See `kernels.ops.decoder_layer_`; only where `is_one_call` says so."""
+    """See `kernels.decoder.decoder_layer_`; only where `is_one_call` says so."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
     scratch = torch.empty(meta.num_tokens * layer.scratch_width)
     native.layer(layer.arguments, h, scratch, cis, cache, meta)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import gpu, native, private
-from kernels.elementwise import rms_norm, silu_mul
+from kernels.elementwise import GATES, rms_norm
 
 
 class PackedLinear:
@@ -47,13 +47,17 @@ class PackedLinear:
         """residual [M, N] += layer(x [M, K]) in place; the residual may be of a wider dtype."""
         return residual.add_(self.apply(x))
 
+    def add_normed_to(self, residual: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+        """residual [M, N] += RMSNorm(layer(x [M, K])) in place; `norm` [N]."""
+        return residual.add_(rms_norm(self.apply(x), norm, eps, residual.dtype))
+
     def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         """The layer of RMSNorm(x [M, K]); `norm` [K] or None when it is folded into the weight."""
         return self.apply(rms_norm(x, norm, eps, self.dtype))
 
-    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-        """silu(first half) · second half of the layer of RMSNorm(x [M, K]): [M, N / 2]."""
-        return silu_mul(self.apply_normed(x, norm, eps))
+    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
+        """activation(first half) · second half of the layer of RMSNorm(x [M, K]): [M, N / 2]; one of `GATES`."""
+        return GATES[activation](self.apply_normed(x, norm, eps))
 
 
 class OnGpu(PackedLinear):
@@ -73,11 +77,14 @@ class OnGpu(PackedLinear):
         y: Tensor = gpu.family("linear16").linear(x.to(self.dtype), self.weight, self.bias)
         return y
 
+    def add_normed_to(self, residual: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
+        return residual.add_(gpu.family("norm").rms_norm(self.apply(x), norm, eps, residual.dtype))
+
     def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         return self.apply(gpu.family("norm").rms_norm(x, norm, eps, self.dtype))
 
-    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-        y: Tensor = gpu.family("activation").silu_mul(self.apply_normed(x, norm, eps))
+    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
+        y: Tensor = gpu.family("activation").GATES[activation](self.apply_normed(x, norm, eps))
         return y
 
 
@@ -154,9 +161,9 @@ class Fused(PackedLinear):
     def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         return self._store(x, norm, eps)
 
-    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
         y = x.new_empty(len(x), self.features // 2)
-        self.multiply(x, y, norm, eps, native.GATE)
+        self.multiply(x, y, norm, eps, native.GATES[activation])
         return y
 
     def _addresses(self) -> tuple[int, int, int, int]:

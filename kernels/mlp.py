@@ -15,7 +15,7 @@ class Mlp(Protocol):
     """Gated linears behind a norm."""
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
-        """h [T, hidden] (float32) += mlp(norm(h)), in place."""
+        """h [T, hidden] (float32) += mlp(norm(h)), in place, or a norm of that where it has one."""
 
     def fixed(self) -> Self:
         """The same, no row's bits depending on the others; slower where that is another way."""
@@ -26,15 +26,22 @@ class Dense:
     """Attributes:
     gate_up: gate and up, one above the other, packed as gated.
     norm: [hidden], of the norm before it; None where folded in.
+    activation: of the gate; see `kernels.elementwise.GATES`.
+    down_norm: [hidden], of the norm of what it adds to the residuals; None without.
     """
 
     gate_up: PackedLinear
     down: PackedLinear
     norm: Tensor | None
+    activation: str = "silu"
+    down_norm: Tensor | None = None
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """See `Mlp`."""
-        return self.down.add_to(h, self.gate_up.apply_gated(h, self.norm, eps))
+        gated = self.gate_up.apply_gated(h, self.norm, eps, self.activation)
+        if self.down_norm is None:
+            return self.down.add_to(h, gated)
+        return self.down.add_normed_to(h, gated, self.down_norm, eps)
 
     def fixed(self) -> Self:
         """See `Mlp`."""

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.elementwise import GATES
+
 NOBODY = -1  # a place of a group behind its last one, and the expert of a group that is not there
 
 
@@ -18,10 +20,16 @@ class Stack(NamedTuple):
     Attributes:
         weight: [E, N, K], of the activations' dtype, or int8 with `scales`.
         scales: float32 [E, N], of int8 weights.
+        bias: [E, N].
     """
 
     weight: Tensor
     scales: Tensor | None = None
+    bias: Tensor | None = None
+
+    def biased(self, y: Tensor, experts: Tensor) -> Tensor:
+        """y [C, N] of choices int64 [C], with the bias of each."""
+        return y if self.bias is None else y + self.bias[experts]
 
 
 class Groups(NamedTuple):
@@ -104,7 +112,14 @@ def combine(y: Tensor, shares: Tensor) -> Tensor:
 
 
 def experts_mlp(
-    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+    x: Tensor,
+    gate_up: Stack,
+    down: Stack,
+    experts: Tensor,
+    shares: Tensor,
+    activation: str = "silu",
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares.
 
@@ -113,10 +128,11 @@ def experts_mlp(
         gate_up, down: of weights [E, 2 I, K] and [E, K, I].
         experts: int64 [T, k], distinct in a row.
         shares: [T, k].
+        activation: of the gate, one of `kernels.elementwise.GATES`.
         is_fixed: by tiles that do not follow the number of tokens, where a GPU has several; here there is one way.
     """
-    per_token = experts.shape[1]
-    groups = group(experts.flatten(), len(gate_up.weight), 16)
-    gate, up = grouped_linear(x, *gate_up, groups, experts.numel(), per_token).float().chunk(2, dim=1)
-    inner = (F.silu(gate) * up).to(x.dtype)
-    return combine(grouped_linear(inner, *down, groups, experts.numel(), 1), shares)
+    num, per_token, chosen = experts.numel(), experts.shape[1], experts.flatten()
+    groups = group(chosen, len(gate_up.weight), 16)
+    halves = gate_up.biased(grouped_linear(x, gate_up.weight, gate_up.scales, groups, num, per_token), chosen)
+    inner = GATES[activation](halves.float()).to(x.dtype)
+    return combine(down.biased(grouped_linear(inner, down.weight, down.scales, groups, num, 1), chosen), shares)

@@ -16,7 +16,8 @@ from kernels import memory
 from kernels.metadata import AttentionMetadata
 
 NO_NORM = -1.0
-STORE, ADD, GATE = 0, 1, 2  # what becomes of a product; as in kernels/cpu/linear.h
+STORE, ADD = 0, 1  # what becomes of a product; as in kernels/cpu/panels.h
+GATES = {"silu": 2, "gelu_tanh": 3, "clamped": 4}  # and with a gate, by its activation
 FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3  # formats of a weight; as in kernels/cpu/layer.h
 LANES = 16  # head sizes must be multiples of it
 MAX_HEAD_DIM = 256
@@ -115,8 +116,8 @@ def linear(
     norm: Tensor | None = None,
 ) -> None:
     """y [M, N] = or += x [M, inputs] · packed weight + bias, x's rows first divided by their root mean square, and
-    multiplied by `norm` [inputs] float32, if `eps` is not NO_NORM; with GATE y [M, N / 2] = silu(first half) · second
-    half."""
+    multiplied by `norm` [inputs] float32, if `eps` is not NO_NORM; with one of GATES y [M, N / 2] = activation(first
+    half) · second half."""
     assert MODULE is not None
     _check(x, y, inputs)
     call = MODULE.linear_bfloat16 if weight.dtype is torch.bfloat16 else MODULE.linear_float32
@@ -212,7 +213,22 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
     return keep
 
 
-def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
+    """x, contiguous float32, becomes cap · tanh(x / cap) in place."""
+    assert MODULE is not None and x.is_contiguous() and x.dtype is torch.float32
+    MODULE.soft_cap(x.data_ptr(), x.numel(), cap)
+    return x
+
+
+def paged_attention(
+    q: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int | None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """See `kernels.ops.paged_attention`. q [T or more, heads, D] with heads contiguous; padding rows become zero."""
     assert MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1
     block_size, kv_heads, dim = cache.shape[1], cache.shape[3], q.shape[2]
@@ -234,6 +250,8 @@ def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: fl
         *meta.addresses,
         window or 0,
         scale,
+        cap,
+        0 if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
     )
     return out

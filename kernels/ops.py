@@ -1,9 +1,7 @@
 """The one place that chooses between implementations of an operation. Tensors and numbers only.
 
 Everything that a model computes goes through here: kernels of our own where there are some for the device and dtype,
-else torch operators, which run anywhere. `is_batch_invariant` says of each op whether a row's bits are independent of
-the other rows, of the chunking and of the thread count (a test compares them): tokens then do not depend on company.
-Where it is not so, a near tie may flip, nothing else.
+else torch operators, which run anywhere. `kernels.invariance` says of each op whether rows depend on one another.
 """
 
 from collections.abc import Callable
@@ -23,7 +21,6 @@ from kernels import (
     moe,
     native,
     native_sampling,
-    packed_weights,
     sampling,
     scores,
     slots,
@@ -32,41 +29,12 @@ from kernels import (
 from kernels.adjust import NO_CHANGES, Changes
 from kernels.choice import Chosen, Wanted
 from kernels.inputs import Inputs
-from kernels.layer import Layer, forward_, is_one_call
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.moe import Stack
-from kernels.packed_weights import Int4Weight, Int8Weight
 from kernels.ragged import AttentionOptions
 from kernels.sampling import Rows
 from kernels.scores import Asked, Scores
-
-
-def is_batch_invariant(
-    dtype: torch.dtype, device: torch.device, weights: str = "", *, is_fixed: bool = False
-) -> dict[str, bool]:
-    """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given;
-    `is_fixed`: where a GPU takes the slower schedules that do not follow the batch (see `Layer.fixed`)."""
-    on_fixed_gpu = is_fixed and device.type == "cuda"
-    on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
-    # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
-    linear = (
-        on_fixed_gpu
-        or (bool(weights) and device.type == "cpu")
-        or (on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16()))
-    )
-    return {
-        "linear": linear,
-        "linear_normed": linear,
-        "linear_gated": linear,
-        "rms_norm": True,
-        "route": True,
-        "embedding": True,
-        "rotate_and_write": True,
-        "sample": True,
-        "paged_attention": on_fixed_gpu
-        or (on_cpu and native.is_available()),  # torch's decode and prefill sum in different orders
-    }
 
 
 def pack_linear(
@@ -87,14 +55,19 @@ def linear_normed(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLine
     return weight.apply_normed(x, norm, eps)
 
 
-def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear) -> Tensor:
-    """silu(gate) · up of RMSNorm(x [M, K]), gate and up being the halves of the weight → [M, N / 2]."""
-    return weight.apply_gated(x, norm, eps)
+def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear, activation: str = "silu") -> Tensor:
+    """activation(gate) · up of RMSNorm(x [M, K]), gate and up being the halves of the weight → [M, N / 2]; see
+    `kernels.elementwise.GATES`."""
+    return weight.apply_gated(x, norm, eps, activation)
 
 
-def linear_add_(residual: Tensor, x: Tensor, weight: PackedLinear) -> Tensor:
-    """residual [M, N] += linear(x [M, K]), in place."""
-    return weight.add_to(residual, x)
+def linear_add_(
+    residual: Tensor, x: Tensor, weight: PackedLinear, norm: Tensor | None = None, eps: float = 0.0
+) -> Tensor:
+    """residual [M, N] += linear(x [M, K]), in place, or RMSNorm of that where there is a norm."""
+    if norm is None:
+        return weight.add_to(residual, x)
+    return weight.add_normed_to(residual, x, norm, eps)
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
@@ -110,6 +83,16 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
     chosen = gpu.family("norm") if gpu.takes(x) else elementwise
     normed: Tensor = chosen.rms_norm(x, weight, eps, dtype)
     return normed
+
+
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
+    """x [M, N], contiguous, becomes cap · tanh(x / cap) in place."""
+    if gpu.takes(x):
+        capped: Tensor = gpu.family("activation").soft_cap_(x, cap)
+        return capped
+    if native.is_available() and x.dtype is torch.float32:
+        return native.soft_cap_(x, cap)
+    return elementwise.soft_cap_(x, cap)
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
@@ -149,36 +132,26 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
 
 
 def paged_attention(
-    q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None, *, is_fixed: bool = False
+    q: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int | None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
-    """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; `window` keys visible, None for all.
-    `is_fixed`: by a schedule that leaves a row's bits to that row alone, where a GPU has another that is faster."""
+    """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; see `AttentionOptions`. `is_fixed`: by a
+    schedule that leaves a row's bits to that row alone, where a GPU has another that is faster."""
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])
-        options = AttentionOptions(scale, window, is_batch_invariant=is_fixed)
+        options = AttentionOptions(scale, window, cap, sinks, is_fixed)
         found: Tensor = gpu.family("attention").paged_attention(q, numbers, meta.ragged, options, scales)
         return found
     if native.takes(q, cache):
-        return native.paged_attention(q, cache, meta, scale, window)
-    return attention.paged_attention(q, cache, meta, scale, window)
-
-
-def decoder_layer_(h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """h [T or more, hidden] (float32) through a layer in place: h += attention(norm(h)); h += mlp(norm(h)). Writes the
-    step's keys and values; cis and cache as of `rotate_and_write`. Batch-invariant where all of its operations are."""
-    if not gpu.takes(cache) and is_one_call(layer, h, cache):
-        forward_(h, layer, cis, cache, meta)
-        return
-    heads = linear_normed(h, layer.attention_norm, layer.eps, layer.qkv)
-    heads = heads.view(len(h), layer.heads + 2 * layer.kv_heads, layer.dim)
-    if layer.head_norms is not None:
-        normed = heads[:, : layer.heads + layer.kv_heads]
-        normed.copy_(rms_norm(normed.float(), layer.head_norms, layer.eps))
-    rotate_and_write(heads, cis, cache, meta)
-    queries = heads[:, : layer.heads]
-    seen = paged_attention(queries, cache, meta, layer.scale, layer.window, is_fixed=layer.is_fixed)
-    linear_add_(h, seen, layer.output)
-    layer.mlp.add_to(h, layer.eps)
+        return native.paged_attention(q, cache, meta, scale, window, cap, sinks)
+    return attention.paged_attention(q, cache, meta, scale, window, cap, sinks)
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -190,13 +163,6 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         ids = native_sampling.sample(logits, rows)
         return ids, ids < 0
     return sampling.sample(logits, rows)
-
-
-def accept(sampled: Tensor, drafts: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens that rows with drafts go on with, and how many drafts stand; see `kernels.speculation.accept`."""
-    chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
-    found: tuple[Tensor, Tensor] = chosen.accept(sampled, drafts)
-    return found
 
 
 def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Tensor:
@@ -232,38 +198,24 @@ def build_inputs(
     return found
 
 
-def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] over 8-bit weights; see `kernels.packed_weights.linear_w8a16`."""
-    chosen = gpu.family("linear8") if gpu.takes(x) else packed_weights
-    y: Tensor = chosen.linear_w8a16(x, packed, bias)
-    return y
-
-
-def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] over 8-bit weights, x being quantised too; see `kernels.packed_weights.linear_w8a8`."""
-    chosen = gpu.family("linear8") if gpu.takes(x) else packed_weights
-    y: Tensor = chosen.linear_w8a8(x, packed, bias)
-    return y
-
-
-def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] over 4-bit weights; see `kernels.packed_weights.linear_w4a16`."""
-    chosen = gpu.family("linear4") if gpu.takes(x) else packed_weights
-    y: Tensor = chosen.linear_w4a16(x, packed, bias)
-    return y
-
-
 def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
     """The experts that each token takes, and their shares; see `kernels.moe.route`."""
     return moe.route(logits, per_token, renormalises=renormalises)
 
 
 def experts_mlp(
-    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+    x: Tensor,
+    gate_up: Stack,
+    down: Stack,
+    experts: Tensor,
+    shares: Tensor,
+    activation: str = "silu",
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
-    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, is_fixed=is_fixed)
+    y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, activation, is_fixed=is_fixed)
     return y
 
 

@@ -3,6 +3,8 @@
 Oracle of the tests and fallback where nothing faster exists. Same names and signatures as in `kernels.ops`.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -31,31 +33,55 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
 
 
-def paged_attention(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None) -> Tensor:
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """GELU's approximation of the first half · second half of [T, 2 I] → [T, I]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    inner = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
+    return (0.5 * gate * (1.0 + torch.tanh(inner)) * up).to(gate_up.dtype)
+
+
+def clamped_mul(gate_up: Tensor) -> Tensor:
+    """min(gate, 7) · sigmoid(1.702 · min(gate, 7)) · (1 + up between -7 and 7), gate and up being the halves of
+    [T, 2 I] → [T, I]."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    gate, up = torch.clamp(gate, max=7.0), torch.clamp(up, -7.0, 7.0)
+    return (gate * torch.sigmoid(1.702 * gate) * (up + 1.0)).to(gate_up.dtype)
+
+
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
+    """x becomes cap · tanh(x / cap) in place."""
+    return x.copy_(cap * torch.tanh(x.double() / cap))
+
+
+def paged_attention(
+    q: Tensor,
+    cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    window: int | None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Softmax attention in float64, one query at a time; see `kernels.ops.paged_attention`."""
-    slots = cache.view(-1, *cache.shape[2:])
+    slots, options = cache.view(-1, *cache.shape[2:]), AttentionOptions(scale, window, cap, sinks)
     out = torch.zeros_like(q)
     for group in meta.decodes:
         table = group.slots.view(group.num, group.length)
         for i in range(group.num):
             keys = table[i, : int(group.contexts[i])]
-            out[group.first + i] = _attend(
-                q[group.first + i], decode(slots[keys], q.shape[2], torch.float32), scale, window
-            )
+            kv = decode(slots[keys], q.shape[2], torch.float32)
+            out[group.first + i] = _attend(q[group.first + i], kv, options)
     for chunk in meta.chunks:
         for i in range(chunk.num):
             keys = decode(slots[chunk.keys_of(i)], q.shape[2], torch.float32)
-            out[chunk.first + i] = _attend(q[chunk.first + i], keys, scale, window)
+            out[chunk.first + i] = _attend(q[chunk.first + i], keys, options)
     return out.view(len(q), -1)
 
 
-def _attend(q: Tensor, kv: Tensor, scale: float, window: int | None) -> Tensor:
+def _attend(q: Tensor, kv: Tensor, options: AttentionOptions) -> Tensor:
     """One query [heads, D] over kv [S, 2, kv_heads, D] → [heads, D]."""
-    if window is not None:
-        kv = kv[-window:]
-    key, value = kv.double().repeat_interleave(q.shape[0] // kv.shape[2], dim=2).unbind(1)
-    weights = torch.softmax(torch.einsum("hd,shd->hs", q.double(), key) * scale, dim=-1)
-    return torch.einsum("hs,shd->hd", weights, value).to(q.dtype)
+    seen = kv if options.window is None else kv[-options.window :]
+    return _softmax_over(q, seen.double(), options).to(q.dtype)
 
 
 def ragged_attention(

@@ -5,26 +5,16 @@ Stdlib only: processes that never see a tensor read it too. Nothing named in a f
 """
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+from engine.models.assumed import ASSUMED
+from engine.models.by_layer import RopeConfig, read_ropes, read_windows
 from engine.models.expert_fields import ExpertsConfig, read_experts
 from engine.models.fields import Fields, read_json
 from engine.models.stored_form import StoredForm, read_stored_form
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary embedding: base and one of the scalings default, linear, llama3, yarn with its parameters."""
-
-    theta: float = 10_000.0
-    kind: str = "default"
-    parameters: tuple[tuple[str, float], ...] = ()
-
-    def get(self, name: str, default: float | None = None) -> float:
-        """A parameter of the scaling. Raises KeyError when it is absent and has no default."""
-        found = dict(self.parameters)
-        return found[name] if default is None else found.get(name, default)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +37,11 @@ class ModelConfig:
         eos_ids: ids that end an output, of both files.
         stored: how matrices are stored that somebody has quantised before; None if none are.
         experts: of layers whose MLP is a choice of them; None if there are none.
+        activation: of the MLP's gate: silu, gelu_tanh for GELU by its approximation, or one that is not supported.
+        local_rope: of layers with a window, where it is another than that of all.
+        query_scalar: scores are divided by its root; None where the file says nothing of it.
+        score_cap, logit_cap: soft-caps of attention's scores and of the logits; 0 for none. These and the scalar are
+            read of any file, and used where the architecture does.
     """
 
     architecture: str
@@ -69,6 +64,11 @@ class ModelConfig:
     defaults: GenerationDefaults
     stored: StoredForm | None = None
     experts: ExpertsConfig | None = None
+    activation: str = "silu"
+    local_rope: RopeConfig | None = None
+    query_scalar: float | None = None
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,24 +86,30 @@ class HeadConfig:
     behind: tuple[int, ...]
 
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}  # of a file → of `kernels.elementwise`
 
 
 def read_config(directory: Path) -> ModelConfig:
     """Read a checkpoint directory. Raises ServiceError MODEL_INVALID naming file, field and value."""
     path = directory / "config.json"
-    raw = Fields(path, read_json(path))
+    values = read_json(path)
     generation_path = directory / "generation_config.json"
     generation = Fields(generation_path, read_json(generation_path) if generation_path.exists() else {})
-    architectures = raw.values.get("architectures")
+    architectures = values.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise raw.wrong("architectures", "is missing; it names the model class")
+        raise Fields(path, values).wrong("architectures", "is missing; it names the model class")
+    architecture = architectures[0]
+    raw = Fields(path, {**ASSUMED.get(architecture, {}), **values})
     heads = raw.integer("num_attention_heads")
     hidden = raw.integer("hidden_size")
     layers = raw.integer("num_hidden_layers")
     context = raw.integer("max_position_embeddings")
+    rope, local_rope = read_ropes(raw)
     return ModelConfig(
-        architecture=architectures[0],
+        architecture=architecture,
         vocab_size=raw.integer("vocab_size"),
         hidden_size=hidden,
         num_layers=layers,
@@ -112,8 +118,8 @@ def read_config(directory: Path) -> ModelConfig:
         head_dim=raw.integer("head_dim", hidden // heads),
         intermediate_size=raw.integer("intermediate_size"),
         norm_eps=raw.number("rms_norm_eps", 1e-6),
-        rope=_rope(raw),
-        windows=_windows(raw, layers),
+        rope=rope,
+        windows=read_windows(raw, layers),
         context_length=context,
         tied_embeddings=raw.boolean("tie_word_embeddings", False),
         attention_bias=raw.boolean("attention_bias", False),
@@ -123,6 +129,11 @@ def read_config(directory: Path) -> ModelConfig:
         defaults=_defaults(generation),
         stored=read_stored_form(raw),
         experts=read_experts(raw, layers),
+        activation=_activation(raw, architecture),
+        local_rope=local_rope,
+        query_scalar=_positive(raw, "query_pre_attn_scalar"),
+        score_cap=_positive(raw, "attn_logit_softcapping") or 0.0,
+        logit_cap=_positive(raw, "final_logit_softcapping") or 0.0,
     )
 
 
@@ -135,46 +146,28 @@ def read_head_config(directory: Path) -> HeadConfig:
     if layer.stored is not None:
         text = f"is {layer.stored.method!r}; an EAGLE-3 head must not be quantised"
         raise raw.wrong("quantization_config.quant_method", text)
+    if layer.activation not in ACTIVATIONS.values():
+        raise raw.wrong("hidden_act", f"is {layer.activation!r}; supported are {', '.join(ACTIVATIONS)}")
     return HeadConfig(layer, raw.integer("draft_vocab_size", layer.vocab_size), _behind(raw))
 
 
-def _rope(raw: Fields) -> RopeConfig:
-    """Both spellings: rope_parameters (newer), rope_theta with rope_scaling (older)."""
-    newer, older = raw.values.get("rope_parameters"), raw.values.get("rope_scaling")
-    scaling = newer if newer is not None else older
-    if scaling is not None and not isinstance(scaling, dict):
-        raise raw.wrong("rope_parameters", f"is {scaling!r}; it must be an object")
-    fields = dict(scaling or {})
-    kind = fields.pop("rope_type", fields.pop("type", "default"))
-    fields.pop("type", None)
-    if kind not in ROPE_KINDS:
-        raise raw.wrong("rope_parameters.rope_type", f"is {kind!r}; supported are {', '.join(ROPE_KINDS)}")
-    theta = fields.pop("rope_theta", None) or raw.number("rope_theta", 10_000.0)
-    if not isinstance(theta, int | float):
-        raise raw.wrong("rope_theta", f"is {theta!r}; it must be a number")
-    numbers = tuple((name, float(value)) for name, value in fields.items() if isinstance(value, int | float))
-    if kind != "default" and "factor" not in dict(numbers):
-        raise raw.wrong("rope_parameters.factor", f"is missing; {kind} scaling needs it")
-    return RopeConfig(float(theta), str(kind), numbers)
+def _activation(raw: Fields, architecture: str) -> str:
+    """Of the gate, in the kernels' words where they have it; `hidden_activation` is the newer name."""
+    name = "hidden_act" if raw.values.get("hidden_activation") is None else "hidden_activation"
+    value = raw.string(name, "silu")
+    if architecture == "GemmaForCausalLM" and value == "gelu":  # and means its approximation
+        return "gelu_tanh"
+    return ACTIVATIONS.get(value, value)
 
 
-def _windows(raw: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Per layer, from layer_types where given, else from sliding_window and the Qwen switches."""
-    window = raw.values.get("sliding_window")
-    if window is None or raw.values.get("use_sliding_window") is False:
-        return (None,) * num_layers
-    size = raw.integer("sliding_window")
-    types = raw.values.get("layer_types")
-    if isinstance(types, list):
-        if len(types) != num_layers:
-            raise raw.wrong("layer_types", f"has {len(types)} entries for {num_layers} layers")
-        return tuple(size if kind == "sliding_attention" else None for kind in types)
-    if "use_sliding_window" in raw.values:
-        full = raw.values.get("max_window_layers", num_layers)
-        if not isinstance(full, int):
-            raise raw.wrong("max_window_layers", f"is {full!r}; it must be an integer")
-        return tuple(None if layer < full else size for layer in range(num_layers))
-    return (size,) * num_layers
+def _positive(raw: Fields, name: str) -> float | None:
+    """A number above 0; None where there is none."""
+    if raw.values.get(name) is None:
+        return None
+    value = raw.number(name, 0.0)
+    if not 0.0 < value < math.inf:
+        raise raw.wrong(name, f"is {value}; it must be above 0")
+    return value
 
 
 def _behind(raw: Fields) -> tuple[int, ...]:

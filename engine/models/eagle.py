@@ -92,7 +92,8 @@ class Head:
         ops.rotate_and_write(heads, self._cis[meta.positions], cache[0], meta)
         mixed = ops.paged_attention(heads[:, : self._heads], cache[0], meta, self._dim**-0.5, self.config.windows[0])
         ops.linear_add_(h, mixed, self._output)
-        ops.linear_add_(h, ops.linear_gated(h, self._mlp_norm, eps, self._gate_up), self._down)
+        gated = ops.linear_gated(h, self._mlp_norm, eps, self._gate_up, self.config.activation)
+        ops.linear_add_(h, gated, self._down)
         return h
 
     @torch.inference_mode()

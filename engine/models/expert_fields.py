@@ -4,6 +4,7 @@ import dataclasses
 
 from engine.models.fields import Fields
 
+SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # of gpt-oss's gate: what kernels have
 COUNTS = ("num_experts", "num_local_experts")  # spellings of one field
 
 
@@ -32,6 +33,9 @@ def read_experts(raw: Fields, num_layers: int) -> ExpertsConfig | None:
     num, per_token = raw.integer(name), raw.integer("num_experts_per_tok")
     if per_token > num:
         raise raw.wrong("num_experts_per_tok", f"is {per_token}; {name} is {num}")
+    for field, known in SWIGLU.items():
+        if raw.number(field, known) != known:
+            raise raw.wrong(field, f"is {raw.values[field]}; supported is {known}")
     return ExpertsConfig(
         num=num,
         per_token=per_token,

@@ -1,7 +1,8 @@
 """The decoder that all supported architectures share, over packed weights and the paged cache.
 
-Pre-norm attention and gated MLP on a residual stream in float32. Query, key and value are one matrix, gate and up
-another. In float32 the norms' weights are folded into the matrix behind them. Knows nothing of batching or sampling.
+Attention and gated MLP on a residual stream in float32, each behind a norm, and before one where the architecture has
+it. Query, key and value are one matrix, gate and up another. In float32 the norms' weights are folded into the matrix
+behind them. Knows nothing of batching or sampling.
 """
 
 from typing import Protocol
@@ -13,6 +14,7 @@ from engine.models.config import ModelConfig
 from engine.models.style import Style
 from engine.models.weights import WeightSource
 from kernels import ops
+from kernels.decoder import decoder_layer_
 from kernels.kinds import stored_kind
 from kernels.layer import Layer
 from kernels.linear import PackedLinear
@@ -31,22 +33,31 @@ class Pack(Protocol):
 
 
 class Packer:
-    """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows."""
+    """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows. `norm_offset` is
+    what norms add to their weights as they are stored."""
 
     def __init__(
-        self, source: WeightSource, dtype: torch.dtype, pack: Pack = ops.pack_linear, *, is_stored: bool = False
+        self,
+        source: WeightSource,
+        dtype: torch.dtype,
+        pack: Pack = ops.pack_linear,
+        *,
+        is_stored: bool = False,
+        norm_offset: float = 0.0,
     ) -> None:
         self._source = source
         self._pack = pack
         self._dtype = dtype
+        self._norm_offset = norm_offset
         # Folding multiplies weights once instead of activations at each step; in bfloat16 it would round them again,
         # and of weights that came quantised nothing can be folded into.
         self._folds = dtype is torch.float32 and not is_stored
         self.notes: dict[str, None] = {}  # what an operator should know, in the order in which it was found
 
     def norm(self, name: str, size: int) -> Tensor:
-        """A norm's weight [size]."""
-        return self._source.get(f"{name}.weight", (size,))
+        """A norm's weight [size]; a sum with the offset is not rounded again, and is float32."""
+        stored = self._source.get(f"{name}.weight", (size,))
+        return stored.float() + self._norm_offset if self._norm_offset else stored
 
     def kept(self, norm: Tensor) -> Tensor | None:
         """The norm's weight if the norm itself must apply it; None when `linear` folds it in."""
@@ -99,15 +110,32 @@ class Packer:
             self.notes[kind.note] = None
         return kind.make(packed, bias, self._dtype, gated)
 
-    def router(self, name: str, num: int, norm: Tensor) -> PackedLinear:
+    def vector(self, name: str, size: int) -> Tensor:
+        """Numbers that no matrix holds: float32 [size]."""
+        return self._source.get(name, (size,)).float()
+
+    def router(self, name: str, num: int, norm: Tensor, *, bias: bool = False) -> PackedLinear:
         """A projection to choices, behind a norm: an error that changes one is not small, so nothing rounds it."""
-        return ops.pack_linear(self._folded(self._source.get(f"{name}.weight", (num, len(norm))), norm))
+        weight = self._folded(self._source.get(f"{name}.weight", (num, len(norm))), norm)
+        return ops.pack_linear(weight, self._source.get(f"{name}.bias", (num,)) if bias else None)
 
     def each(
         self, name: str, shape: tuple[int, int, int], *, norm: Tensor | None = None, gated: bool = False
     ) -> list[PackedLinear]:
         """The matrices of a tensor [number, rows, width]; see `linear`."""
         return [self._pack(self._folded(one, norm), gated=gated) for one in self._source.get(name, shape)]
+
+    def each_turned(
+        self, name: str, shape: tuple[int, int, int], *, norm: Tensor | None = None, gated: bool = False
+    ) -> list[PackedLinear]:
+        """The matrices of a tensor [number, width, rows] with biases [number, rows], both with rows of gate and up in
+        turn if `gated`; see `linear`."""
+        whole, biases = self._source.get(name, shape), self._source.get(f"{name}_bias", (shape[0], shape[2]))
+        order = torch.arange(shape[2], device=whole.device).view(-1, 2 if gated else 1).t().flatten()
+        return [
+            self._pack(self._folded(one.t()[order], norm), bias[order], gated=gated)
+            for one, bias in zip(whole, biases, strict=True)
+        ]
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of a projection, or of this name."""
@@ -132,17 +160,23 @@ def pair_order(rows: int, head_dim: int, device: torch.device) -> Tensor:
 
 
 class DecoderLayer:
-    """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place."""
+    """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place.
+
+    Attributes:
+        rope: which of the model's rotations is its own: 1 for that of layers with a window, where they have another.
+    """
 
     def __init__(self, config: ModelConfig, style: Style, index: int, packer: Packer, mlp: Mlp) -> None:
         at, hidden, dim = f"model.layers.{index}", config.hidden_size, config.head_dim
         queries, keys = config.num_heads * dim, config.num_kv_heads * dim
         q, k, v = (f"{at}.self_attn.{name}_proj" for name in "qkv")
         parts = [(q, queries), (k, keys), (v, keys)]
+        self.rope = int(config.local_rope is not None and style.windows[index] is not None)
         norm = packer.norm(f"{at}.input_layernorm", hidden)
         qkv = packer.linear(parts, hidden, bias=style.qkv_bias, norm=norm, rotated={q: dim, k: dim})
         head_norms = _head_norms(config, packer, at) if style.qk_norm else None
         output = packer.linear([(f"{at}.self_attn.o_proj", hidden)], queries, bias=style.output_bias)
+        output_norm = packer.norm(f"{at}.post_attention_layernorm", hidden) if style.post_norms else None
         self._layer = Layer(
             qkv=qkv,
             output=output,
@@ -154,6 +188,10 @@ class DecoderLayer:
             dim=dim,
             eps=config.norm_eps,
             window=style.windows[index],
+            output_norm=output_norm,
+            query_scalar=style.query_scalar,
+            score_cap=style.score_cap,
+            sinks=packer.vector(f"{at}.self_attn.sinks", config.num_heads) if style.sinks else None,
         )
 
     def fix(self) -> None:
@@ -162,7 +200,7 @@ class DecoderLayer:
 
     def forward(self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
         """Advance the residual stream h [T, hidden] (float32) in place."""
-        ops.decoder_layer_(h, self._layer, cis, cache, meta)
+        decoder_layer_(h, self._layer, cis, cache, meta)
 
 
 def _head_norms(config: ModelConfig, packer: Packer, at: str) -> Tensor:

@@ -54,9 +54,10 @@ class Model:
         self.is_fixed = False  # set by `fix`
         style = style_of(config)
         self.has_full_attention = None in style.windows
-        packer = Packer(source, dtype, pack, is_stored=config.stored is not None)
+        packer = Packer(source, dtype, pack, is_stored=config.stored is not None, norm_offset=style.norm_offset)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
+        self._scale = torch.tensor(hidden**0.5, dtype=dtype, device=device) if style.scales_embeddings else None
         self._layers = [
             DecoderLayer(config, style, i, packer, make_mlp(config, style, i, packer)) for i in range(config.num_layers)
         ]
@@ -65,9 +66,11 @@ class Model:
         # A checkpoint may leave out a head that is tied.
         tied = config.tied_embeddings or not source.has("lm_head.weight")
         self._head = packer.head("model.embed_tokens" if tied else "lm_head", (vocab, hidden), norm)
+        self._logit_cap = style.logit_cap
         self.kernel = self._head.kernel  # what multiplies
         self.notes = tuple(packer.notes)  # what an operator should know of how weights are kept
-        self._cis = rope_table(config, num_positions, device).unsqueeze(1)
+        ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
+        self._cis = [rope_table(config, num_positions, device, rope).unsqueeze(1) for rope in ropes]
 
     def fix(self) -> None:
         """From now on no row's bits depend on the others of its step: slower where that takes other schedules."""
@@ -106,15 +109,20 @@ class Model:
         padding = max(0, self._head.min_rows - len(ids))
         if padding:
             ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
-        h = ops.embedding(ids, self.embeddings).float()
-        cis, tap = self._cis[positions], self.tap
+        h = self._embed(ids)
+        cis, tap = [table[positions] for table in self._cis], self.tap
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
-            layer.forward(h, cis, layer_cache, meta)
+            layer.forward(h, cis[layer.rope], layer_cache, meta)
             if num in tap:
                 tap[num](h, meta.write_slots, meta.num_tokens)
             self.layers_done += 1
             self.on_layer()
         return h[: meta.num_tokens]
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """Embeddings [T, hidden] (float32) of ids, scaled where the architecture does so in their dtype."""
+        found = ops.embedding(ids, self.embeddings)
+        return (found if self._scale is None else found.mul_(self._scale)).float()
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -122,7 +130,8 @@ class Model:
         num = len(hidden)
         if num < self._head.min_rows:
             hidden = F.pad(hidden, (0, 0, 0, self._head.min_rows - num))
-        return ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()[:num]
+        logits = ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()[:num]
+        return ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits
 
 
 def _nothing() -> None:

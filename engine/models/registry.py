@@ -3,11 +3,15 @@
 from collections.abc import Callable
 
 from engine.errors import unsupported
-from engine.models import llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
-from engine.models.config import ModelConfig
+from engine.models import gemma, gemma2, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from engine.models.config import ACTIVATIONS, ModelConfig
 from engine.models.style import Style
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig], Style]] = {
+    "GemmaForCausalLM": gemma.style,
+    "Gemma2ForCausalLM": gemma2.style,
+    "Gemma3ForCausalLM": gemma3.style,
+    "GptOssForCausalLM": gpt_oss.style,
     "LlamaForCausalLM": llama.style,
     "MistralForCausalLM": mistral.style,
     "MixtralForCausalLM": mixtral.style,
@@ -26,6 +30,10 @@ def style_of(config: ModelConfig) -> Style:
             "architecture", f"architecture {config.architecture!r} is not supported; supported are {known}"
         )
     style = make(config)
+    known_here = ACTIVATIONS.values() if style.experts is None else ("silu",)
+    if config.activation not in known_here:
+        shown = ", ".join(name for name, one in ACTIVATIONS.items() if one in known_here)
+        raise unsupported("hidden_act", f"hidden_act {config.activation!r} is not supported; supported are {shown}")
     if (style.experts is None) is not (config.experts is None):
         named = "no" if config.experts is None else config.experts.num
         raise unsupported("experts", f"config.json names {named} experts: {config.architecture!r} is not served so")

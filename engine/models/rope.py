@@ -8,18 +8,19 @@ import math
 import torch
 from torch import Tensor
 
-from engine.models.config import ModelConfig, RopeConfig
+from engine.models.by_layer import RopeConfig
+from engine.models.config import ModelConfig
 
 
-def rope_table(config: ModelConfig, num_positions: int, device: torch.device) -> Tensor:
-    """complex64 [num_positions, head_dim / 2]: scale · exp(i · position · frequency)."""
-    frequencies, scale = _frequencies(config)
+def rope_table(config: ModelConfig, num_positions: int, device: torch.device, rope: RopeConfig | None = None) -> Tensor:
+    """complex64 [num_positions, head_dim / 2]: scale · exp(i · position · frequency); `rope` None: the model's own."""
+    frequencies, scale = _frequencies(config, rope or config.rope)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return torch.polar(torch.full_like(angles, scale), angles).to(device)
 
 
-def _frequencies(config: ModelConfig) -> tuple[Tensor, float]:
-    rope, dim = config.rope, config.head_dim
+def _frequencies(config: ModelConfig, rope: RopeConfig) -> tuple[Tensor, float]:
+    dim = config.head_dim
     base = 1.0 / rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
     if rope.kind == "linear":
         return base / rope.get("factor"), 1.0

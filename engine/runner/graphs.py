@@ -91,6 +91,12 @@ class Graphs(Generic[S]):
         self._add(self._later.pop(0))
         return True
 
+    def give_up(self) -> int:
+        """Capture no more; how many are left without."""
+        num = len(self._later)
+        self._later.clear()
+        return num
+
     def find(self, num_rows: int, per_row: int, form: Form = Form.PLAIN) -> S | None:
         """The least recorded step for so many rows of so many tokens; None if there is none."""
         captured = self._captured

@@ -21,14 +21,19 @@ def cuda_room(model: Model, max_tokens: int, max_rows: int, block_size: int, rec
     """Bytes for the cache beside a model that is loaded and `recorded` bytes that steps will take which are recorded
     later. Raises ServiceError naming the knob when there are none."""
     device = model.device
-    gc.collect()
-    torch.cuda.empty_cache()
+    give_back_unused()
     torch.cuda.reset_peak_memory_stats(device)
     largest_step(model, max_tokens, max_rows, block_size)
     torch.cuda.synchronize(device)
     peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
     return room(total, free + reserved, peak, recorded, utilization)
+
+
+def give_back_unused() -> None:
+    """What torch keeps for tensors to come, so that what is taken next can be told by what the device has left."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager

@@ -5,12 +5,14 @@ the plain `Runner`, which waits for the device. Knows no policy.
 """
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from engine.cache.tiers import Move
+from engine.errors import OutOfDeviceMemory
 from engine.models.model import Model
 from engine.plan import IN_FLIGHT, Placement, Plan, Run, StepResult, num_accepted
 from engine.runner.device import Arrival, Device
@@ -22,6 +24,8 @@ from engine.runner.state import DeviceState, Slots
 from engine.runner.steps import BAD, Recorded, UniformRows, UniformSteps
 from engine.runner.store import BlockStore
 from engine.trees import walk
+
+logger = logging.getLogger(__name__)
 
 UNKNOWN = -1  # the device has no token of the slot that nobody told it
 
@@ -149,7 +153,13 @@ class OverlappedRunner:
 
     def idle(self) -> bool:
         """Prepare for steps to come; False when there is nothing left to prepare. Never while requests wait."""
-        return self._graphs.grow()
+        try:
+            with device_faults():
+                return self._graphs.grow()
+        except OutOfDeviceMemory:
+            num = self._graphs.give_up() + 1
+            logger.warning("no device memory to record more steps: %d sizes are computed without", num)
+            return False
 
     def _is_uniform(self, plan: Plan) -> bool:
         """Whether every row samples behind each of its tokens and wants nothing else."""

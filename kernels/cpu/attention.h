@@ -7,10 +7,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
 #include "queries.h"
+#include "soften.h"
 
 namespace sluice {
 
@@ -108,6 +110,8 @@ inline void meet(const Attention<Element>& job, const QueryTile& tile, int first
   score(job, tile, first, last, block, scores);
   if constexpr (IS_SCALED<Element>)
     for (int r = first; r < last; ++r) multiply(scores[r], block.key_scales);
+  if (job.cap > 0.0f)
+    for (int r = first; r < last; ++r) soften(scores[r], KEYS, job.cap);
   for (int r = first; r < last; r += LANES)
     weigh(tile, r, std::min(LANES, last - r), from, scores + r, running, job.dim);
   if constexpr (IS_SCALED<Element>)
@@ -147,9 +151,10 @@ inline void attend(const Attention<Element>& job, const QueryTile& tile, const i
     block.find(job, table, kv_head, from, begin, end, nullptr, 0);
     meet(job, tile, 0, tile.count, block, from, running);
   }
-  for (int r = 0; r < tile.count; ++r)
-    for (int64_t d = 0; d < job.dim; d += LANES)
-      store(tile.out[r] + d, load(running.acc + r * job.dim + d) / running.total[r]);
+  for (int r = 0; r < tile.count; ++r) {
+    const float total = running.total[r] + std::exp(tile.sink[r] - running.peak[r]);
+    for (int64_t d = 0; d < job.dim; d += LANES) store(tile.out[r] + d, load(running.acc + r * job.dim + d) / total);
+  }
 }
 
 // Piece `at` of one row: a tile of its query heads that share a head of keys.
@@ -166,6 +171,7 @@ inline void attend(const Attention<Element>& job, int64_t row, int64_t at) {
     tile.out[r] = job.out + ((job.firsts[row] + token) * job.heads + head) * job.dim;
     tile.end[r] = job.positions[job.firsts[row] + token] + 1;
     tile.path[r] = paths < 0 ? nullptr : job.paths + paths + token * job.counts[row];
+    tile.sink[r] = job.sinks == nullptr ? -std::numeric_limits<float>::infinity() : job.sinks[head];
     tile.begin[r] = job.window == 0 ? 0 : std::max<int64_t>(0, tile.end[r] - job.window);
   }
   attend(job, tile, job.tables + row * job.table_width, kv_head);

@@ -37,7 +37,7 @@ inline void apply_integers(const Packed& layer, const float* x, float eps, const
 
 // y [m, ..] = or += what `finish` makes of x [m, inputs]; x is normed before if eps is not negative.
 inline void apply(const Packed& layer, const float* x, int64_t m, float eps, Finish finish, float* y) {
-  const Output to{layer.bias, y, m, finish == Finish::GATE ? layer.outputs / 2 : layer.outputs, finish};
+  const Output to{layer.bias, y, m, is_gate(finish) ? layer.outputs / 2 : layer.outputs, finish};
   switch (layer.format) {
     case Format::FLOAT32: return apply_floats<float>(layer, x, eps, to);
     case Format::BFLOAT16: return apply_floats<uint16_t>(layer, x, eps, to);
@@ -46,31 +46,54 @@ inline void apply(const Packed& layer, const float* x, int64_t m, float eps, Fin
   }
 }
 
+// h [k] += x [k] divided by its root mean square, times its weights.
+inline void add_normed(const float* x, const float* norm, int64_t k, float eps, float* h) {
+  const float scale = norm_scale(x, k, eps);
+  int64_t i = 0;
+  for (; i + LANES <= k; i += LANES) store(h + i, load(h + i) + load(x + i) * scale * load(norm + i));
+  for (; i < k; ++i) h[i] += x[i] * scale * norm[i];
+}
+
 template <typename Element>
 struct Layer {
   Packed qkv, output, gate_up, down;
+  Finish gate;
+  const float* output_norm;  // [hidden] or null: what is added to h is normed before
+  const float* down_norm;
   float eps;
   RotateAndWrite<Element> write;  // its heads are filled in here
   Attention<Element> attention;   // its queries and result likewise
   float* h;                       // [T, hidden], advanced in place
-  float* scratch;                 // [T, qkv.outputs + output.inputs + down.inputs]
+  float* scratch;                 // [T, qkv.outputs + output.inputs + down.inputs], and hidden more with such norms
 };
+
+// h += layer(x), through a norm if there is one; `between` [T, hidden] is used then.
+template <typename Element>
+inline void add(const Layer<Element>& job, const Packed& layer, const float* norm, const float* x, float* between) {
+  constexpr float no_norm = -1.0f;
+  const int64_t tokens = job.write.tokens, hidden = layer.outputs;
+  if (norm == nullptr) return apply(layer, x, tokens, no_norm, Finish::ADD, job.h);
+  apply(layer, x, tokens, no_norm, Finish::STORE, between);
+  each_row(tokens, hidden, [&](int64_t row) {
+    add_normed(between + row * hidden, norm, hidden, job.eps, job.h + row * hidden);
+  });
+}
 
 template <typename Element>
 inline void run(Layer<Element>& job) {
-  constexpr float no_norm = -1.0f;
   const int64_t tokens = job.write.tokens;
   float* heads = job.scratch;
   float* seen = heads + tokens * job.qkv.outputs;
   float* gated = seen + tokens * job.output.inputs;
+  float* between = gated + tokens * job.down.inputs;
   apply(job.qkv, job.h, tokens, job.eps, Finish::STORE, heads);
   job.write.heads = heads;
   run(job.write);
   job.attention.q = heads, job.attention.q_stride = job.qkv.outputs, job.attention.out = seen;
   run(job.attention);
-  apply(job.output, seen, tokens, no_norm, Finish::ADD, job.h);
-  apply(job.gate_up, job.h, tokens, job.eps, Finish::GATE, gated);
-  apply(job.down, gated, tokens, no_norm, Finish::ADD, job.h);
+  add(job, job.output, job.output_norm, seen, between);
+  apply(job.gate_up, job.h, tokens, job.eps, job.gate, gated);
+  add(job, job.down, job.down_norm, gated, between);
 }
 
 }  // namespace sluice

@@ -130,6 +130,8 @@ PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   rows(arguments, job);
   job.window = arguments.integer();
   job.scale = arguments.real();
+  job.cap = arguments.real();
+  job.sinks = arguments.address<const float>();
   job.out = arguments.address<float>();
   return arguments.ok() ? compute(job) : nullptr;
 }
@@ -172,6 +174,9 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.output = packed(arguments);
   job.gate_up = packed(arguments);
   job.down = packed(arguments);
+  job.gate = static_cast<Finish>(arguments.integer());
+  job.output_norm = arguments.address<const float>();
+  job.down_norm = arguments.address<const float>();
   RotateAndWrite<Element>& write = job.write;
   Attention<Element>& attention = job.attention;
   write.norms = arguments.address<const float>();
@@ -181,6 +186,7 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   write.dim = attention.dim = arguments.integer();
   attention.window = arguments.integer();
   attention.scale = arguments.real();
+  attention.cap = arguments.real();
   job.h = arguments.address<float>();
   job.scratch = arguments.address<float>();
   write.cis = arguments.address<const float>();
@@ -190,6 +196,15 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   attention.cache = write.cache;
   attention.block_size = arguments.integer();
   rows(arguments, attention);
+  return arguments.ok() ? compute(job) : nullptr;
+}
+
+PyObject* soft_cap(PyObject*, PyObject* const* values, Py_ssize_t num) {
+  Arguments arguments(values, num);
+  sluice::SoftCap job;
+  job.x = arguments.address<float>();
+  job.num = arguments.integer();
+  job.cap = arguments.real();
   return arguments.ok() ? compute(job) : nullptr;
 }
 
@@ -229,6 +244,7 @@ PyMethodDef methods[] = {
     method<layer<uint16_t>>("layer_bfloat16"),
     method<layer<int8_t>>("layer_int8"),
     method<keep>("keep"),
+    method<soft_cap>("soft_cap"),
     {nullptr, nullptr, 0, nullptr},
 };
 

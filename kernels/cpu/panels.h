@@ -33,13 +33,17 @@ inline void fetch_ahead(const Weight* weight) {
   __builtin_prefetch(reinterpret_cast<const char*>(weight) + AHEAD);
 }
 
-enum class Finish { STORE, ADD, GATE };
+// What becomes of a product: with a gate f(first half) · second half, f being SiLU, or GELU by its approximation with
+// tanh (Hendrycks & Gimpel 2016), or the gate of gpt-oss (OpenAI 2025), which holds both halves within a bound.
+enum class Finish { STORE, ADD, SILU, GELU, CLAMPED };
+
+inline bool is_gate(Finish finish) { return finish >= Finish::SILU; }
 
 // Where products go.
 struct Output {
-  const float* bias;  // [N] or null; with GATE [2 N], the gates' first
+  const float* bias;  // [N] or null; with a gate [2 N], the gates' first
   float* y;           // [M, N], contiguous; with ADD it is added to
-  int64_t m, n;       // with GATE, n counts outputs: the packed weight has 2 n columns
+  int64_t m, n;       // with a gate, n counts outputs: the packed weight has 2 n columns
   Finish finish;
 };
 
@@ -59,9 +63,27 @@ inline int64_t source_row(int64_t column, int64_t rows, bool gated) {
   return column % PANEL < GATES ? gate : half + gate;
 }
 
+// All activations are x · sigmoid of something, GELU's being this: (1 + tanh(a)) / 2 = sigmoid(2 a).
+inline Vec gelu_power(Vec x) {
+  return x * (x * x * (1.5957691216057308f * 0.044715f) + 1.5957691216057308f);  // 2 · sqrt(2 / pi)
+}
+
+constexpr float BOUND = 7.0f, STEEP = 1.702f;  // of gpt-oss
+
+// NaN stays NaN.
+inline Vec at_most(Vec x, float bound) { return x > bound ? broadcast(bound) : x; }
+
+// What f(gate) · up is computed of instead of the halves, gate and up, and of what of the gate the sigmoid is.
+inline Vec prepare(Finish finish, Vec& gate, Vec& up) {
+  if (finish == Finish::SILU) return gate;
+  if (finish == Finish::GELU) return gelu_power(gate);
+  gate = at_most(gate, BOUND), up = 1.0f - at_most(-at_most(up, BOUND), BOUND);
+  return gate * STEEP;
+}
+
 // Writes one row's sums of one panel to where they belong.
 inline void finish_row(const Output& to, int64_t row, int64_t panel, const float* sums, float scale) {
-  if (to.finish == Finish::GATE) {
+  if (is_gate(to.finish)) {
     const int64_t first = panel * GATES, count = std::min<int64_t>(GATES, to.n - first);
     float out[GATES];
     for (int i = 0; i < GATES; i += LANES) {
@@ -70,7 +92,8 @@ inline void finish_row(const Output& to, int64_t row, int64_t panel, const float
         gate[j] += to.bias[first + i + j];
         up[j] += to.bias[to.n + first + i + j];
       }
-      store(out + i, gate / (1.0f + exp(-gate)) * up);
+      const Vec power = prepare(to.finish, gate, up);
+      store(out + i, gate / (1.0f + exp(-power)) * up);
     }
     std::memcpy(to.y + row * to.n + first, out, count * sizeof(float));
     return;
@@ -103,7 +126,7 @@ inline void each_row(int64_t m, int64_t k, const Work& work) {
 // Calls work(panel, begin, end) for every panel of `to` and for rows [begin, end), ROWS_A_PIECE of them at most.
 template <typename Work>
 inline void each_piece(const Output& to, int64_t k, const Work& work) {
-  const int64_t panels = num_panels(to.n, to.finish == Finish::GATE);
+  const int64_t panels = num_panels(to.n, is_gate(to.finish));
   const int64_t groups = (to.m + ROWS_A_PIECE - 1) / ROWS_A_PIECE;
   const int64_t runs = groups > 1 ? panels : std::min(panels, RUNS_A_THREAD * Pool::instance().threads());
   const auto piece = [&](int64_t at) {

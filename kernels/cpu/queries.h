@@ -33,6 +33,8 @@ struct Attention {
   const int64_t* path_begins;  // [rows] where a row's paths begin, -1 without; or null
   int64_t window;  // keys visible to a query, itself included; 0: all
   float scale;
+  float cap;  // scores become cap · tanh(score / cap); 0: as they are
+  const float* sinks = nullptr;  // [heads] scores of a key that each query sees and that has no value; or null
   float* out;  // [T, heads, dim] contiguous
 };
 
@@ -43,6 +45,7 @@ struct QueryTile {
   float* out[QUERIES];
   int64_t begin[QUERIES], end[QUERIES];  // visible keys
   const int32_t* path[QUERIES];  // where there is a tree, from position `start` on: see Attention
+  float sink[QUERIES];  // of its head; minus infinity without
   int64_t start;  // of all keys before it, and of none behind it, queries with a path see the same
 };
 

@@ -166,6 +166,19 @@ inline Vec exp(Vec x) {
   return x == x ? result : x;
 }
 
+// tanh(x) to three units in the last place (Cephes' polynomial where x is small). NaN stays NaN.
+inline Vec tanh(Vec x) {
+  const Vec size = absolute(x), z = x * x;
+  const Vec large = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  Vec p = broadcast(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const Vec small = p * z * x + x;
+  return size < 0.625f ? small : (x < 0.0f ? -large : large);
+}
+
 // 1 / root mean square of a row.
 inline float norm_scale(const float* x, int64_t k, float eps) {
   Vec squares{};

@@ -1,10 +1,13 @@
-"""silu(gate) · up on a CUDA device; twin in `kernels.elementwise`."""
+"""Gates, activation(gate) · up, and soft-caps on a CUDA device; twins in `kernels.elementwise`."""
+
+from collections.abc import Callable, Mapping
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import elementwise
 from kernels.triton.aot import Case
 from kernels.triton.numbers import pointer
 
@@ -14,20 +17,45 @@ WARPS = 4
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(first half) · second half of [T, 2 I], rows contiguous → [T, I]."""
+    return _gated(gate_up, is_gelu=False)
+
+
+def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
+    """The same with GELU by its approximation with tanh."""
+    return _gated(gate_up, is_gelu=True)
+
+
+GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu_mul,
+    "gelu_tanh": gelu_tanh_mul,
+    "clamped": elementwise.clamped_mul,
+}
+
+
+def _gated(gate_up: Tensor, is_gelu: bool) -> Tensor:
     num, width = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty(num, width, dtype=gate_up.dtype, device=gate_up.device)
     if y.numel():
         grid = (triton.cdiv(width, BLOCK), num)
-        silu_mul_kernel[grid](gate_up, gate_up.stride(0), y, width, BLOCK, num_warps=WARPS)
+        gate_kernel[grid](gate_up, gate_up.stride(0), y, width, IS_GELU=is_gelu, BLOCK=BLOCK, num_warps=WARPS)
     return y
 
 
+def soft_cap_(x: Tensor, cap: float) -> Tensor:
+    """x [M, N], contiguous, becomes cap · tanh(x / cap) in place."""
+    num, width = x.shape
+    if num:
+        soft_cap_kernel[triton.cdiv(width, BLOCK), num](x, width, cap, BLOCK=BLOCK, num_warps=WARPS)
+    return x
+
+
 @triton.jit
-def silu_mul_kernel(
+def gate_kernel(
     gate_up_ptr,  # [T, 2 width], rows `stride` apart
     stride,
     y_ptr,  # [T, width]
     width,
+    IS_GELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Grid: ⌈width / BLOCK⌉, T."""
@@ -36,17 +64,52 @@ def silu_mul_kernel(
     mask = at < width
     gate = tl.load(gate_up_ptr + row * stride + at, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * stride + width + at, mask=mask, other=0.0).to(tl.float32)
+    power = gate
+    if IS_GELU:  # (1 + tanh(a)) / 2 = sigmoid(2 a), a = sqrt(2 / pi) · (x + 0.044715 x³)
+        power = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
     # e^x of the negative side only, which does not overflow: sigmoid(x) = 1 / (1 + e^-x) = e^x / (1 + e^x)
-    small = tl.exp(-tl.abs(gate))
-    y = gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small) * up
+    small = tl.exp(-tl.abs(power))
+    y = gate * tl.where(power >= 0, 1.0, small) / (1.0 + small) * up
     tl.store(y_ptr + row * width + at, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _case(dtype: torch.dtype, *, is_quick: bool = False) -> Case:
+@triton.jit
+def soft_cap_kernel(
+    x_ptr,  # [M, width], changed in place
+    width,
+    cap,
+    BLOCK: tl.constexpr,
+):
+    """Grid: ⌈width / BLOCK⌉, M."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < width
+    places = x_ptr + tl.program_id(1).to(tl.int64) * width + at
+    x = tl.load(places, mask=mask, other=0.0).to(tl.float32)
+    # tanh(x) = (1 - e^-2x) / (1 + e^-2x) for x of either sign by the positive one, which does not overflow
+    small = tl.exp(-2.0 * (tl.abs(x) / cap))
+    capped = cap * (1.0 - small) / (1.0 + small)
+    tl.store(places, tl.where(x < 0, -capped, capped).to(x_ptr.dtype.element_ty), mask=mask)
+
+
+def _case(name: str, dtype: torch.dtype, *, is_gelu: bool = False, is_quick: bool = False) -> Case:
     kind = pointer(dtype)
     types = {"gate_up_ptr": kind, "stride": "i64", "y_ptr": kind, "width": "i32"}
+    constants = {"IS_GELU": is_gelu, "BLOCK": BLOCK}
     vectors = frozenset({"loads", "stores"})
-    return Case(f"activation/{kind[1:]}", silu_mul_kernel, types, {"BLOCK": BLOCK}, vectors=vectors, is_quick=is_quick)
+    return Case(f"activation/{name}", gate_kernel, types, constants, vectors=vectors, is_quick=is_quick)
 
 
-CASES = (_case(torch.bfloat16, is_quick=True), _case(torch.float16), _case(torch.float32))
+CASES = (
+    _case("bf16", torch.bfloat16, is_quick=True),
+    _case("fp16", torch.float16),
+    _case("fp32", torch.float32),
+    _case("gelu-bf16", torch.bfloat16, is_gelu=True, is_quick=True),
+    Case(
+        "activation/soft-cap",
+        soft_cap_kernel,
+        {"x_ptr": "*fp32", "width": "i32", "cap": "fp32"},
+        {"BLOCK": BLOCK},
+        vectors=frozenset({"loads", "stores"}),
+        is_quick=True,
+    ),
+)

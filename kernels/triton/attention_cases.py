@@ -134,7 +134,8 @@ def _of(capability: int) -> tuple[Case, ...]:
     names = {torch.float16: "fp16", torch.int8: "int8"}
     if is_new:
         names |= {torch.float8_e4m3fn: "fp8"}
-    eight_bits = [(one, dim) for one in names if one.itemsize == 1 for dim in (64, 192, 256)]
+    narrow = [one for one in names if one.itemsize == 1]
+    eight_bits = [(one, dim) for one in narrow for dim in (64, 192, 256)]
     variants = {
         "whole": "whole",
         "window": "window",
@@ -160,6 +161,12 @@ def _of(capability: int) -> tuple[Case, ...]:
         *(_split(f"d{dim}-g4-{names[one]}", capability, dim, 4, one) for one, dim in eight_bits),
         *(_prefill(f"d{dim}-g4-{names[one]}", capability, dim, 4, one) for one, dim in eight_bits),
         *(_prefill(f"d128-g4-{name}", capability, 128, 4, flags=name) for name in ("window", "cap", "sinks")),
+        _split("d256-g2-cap-window", capability, 256, 2, flags="cap window"),
+        _prefill("d256-g2-cap-window", capability, 256, 2, flags="cap window"),
+        _split("d256-g2-tree-cap-window", capability, 256, 2, max_query=32, flags="tree cap window"),
+        _split("d256-g2-fixed-cap-window", capability, 256, 2, flags="fixed cap window"),
+        *(_split(f"d256-g2-cap-{names[one]}", capability, 256, 2, one, flags="cap window") for one in narrow),
+        *(_prefill(f"d256-g2-cap-{names[one]}", capability, 256, 2, one, flags="cap window") for one in narrow),
     )
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.moe import Groups, Stack, num_groups
-from kernels.triton.activation import silu_mul
+from kernels.triton.activation import GATES
 from kernels.triton.aot import Case
 from kernels.triton.gemm import DECODE, LARGE, MEDIUM, Tiles
 from kernels.triton.numbers import next_power_of_two, pointer
@@ -84,14 +84,21 @@ def combine(y: Tensor, shares: Tensor) -> Tensor:
 
 
 def experts_mlp(
-    x: Tensor, gate_up: Stack, down: Stack, experts: Tensor, shares: Tensor, *, is_fixed: bool = False
+    x: Tensor,
+    gate_up: Stack,
+    down: Stack,
+    experts: Tensor,
+    shares: Tensor,
+    activation: str = "silu",
+    *,
+    is_fixed: bool = False,
 ) -> Tensor:
     """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
-    num, num_experts, per_token = experts.numel(), len(gate_up.weight), experts.shape[1]
-    tiles = DECODE if is_fixed else tiles_of(num, num_experts)
-    groups = group(experts.flatten(), num_experts, tiles.m)
-    inner = silu_mul(grouped_linear(x, *gate_up, groups, num, per_token))
-    return combine(grouped_linear(inner, *down, groups, num, 1), shares)
+    num, num_experts, per_token, chosen = experts.numel(), len(gate_up.weight), experts.shape[1], experts.flatten()
+    groups = group(chosen, num_experts, (DECODE if is_fixed else tiles_of(num, num_experts)).m)
+    halves = gate_up.biased(grouped_linear(x, gate_up.weight, gate_up.scales, groups, num, per_token), chosen)
+    inner = GATES[activation](halves)
+    return combine(down.biased(grouped_linear(inner, down.weight, down.scales, groups, num, 1), chosen), shares)
 
 
 @triton.jit

@@ -8,22 +8,11 @@ import torch
 
 from benchmarks import gpu_engine, gpu_peer, gpu_rig
 from benchmarks.gpu_clock import Peaks
-from benchmarks.gpu_rig import LLAMA_8B, QWEN_06B, Watched
+from benchmarks.gpu_engine import TINY
+from benchmarks.gpu_rig import LLAMA_8B, Watched
 from tests.engine.runner.host_device import HostDevice
 
 CPU = torch.device("cpu")
-TINY = dataclasses.replace(
-    QWEN_06B,
-    vocab_size=10_000,
-    hidden_size=32,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
-    intermediate_size=32,
-    windows=(None,),
-    context_length=300,
-)
 
 
 def test_bytes_of_a_step_are_those_of_the_model() -> None:
@@ -64,9 +53,11 @@ def test_our_throughput_counts_every_token() -> None:
 
 @pytest.mark.long
 def test_throughput_is_compared_over_the_same_requests() -> None:
-    row = gpu_engine.throughput(TINY, 4, (5, 12), CPU)
-    own, theirs = (float(str(row[name])) for name in ("tokens_per_s", "transformers_tokens_per_s"))
-    assert float(str(row["over_transformers"])) == pytest.approx(own / theirs)
+    sizes = gpu_engine.sizes_of(4, (5, 12))
+    ours = gpu_engine.own_throughput(TINY, sizes, CPU)
+    theirs = gpu_engine.peer_throughput(TINY, sizes, CPU, {gpu_engine.OURS: ours})
+    rates = [float(str(one["tokens_per_s"])) for one in (ours, theirs)]
+    assert ours["tokens"] == theirs["tokens"] and theirs["ours_over_it"] == pytest.approx(rates[0] / rates[1])
 
 
 class Stopped:

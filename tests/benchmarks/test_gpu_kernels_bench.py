@@ -1,14 +1,28 @@
 """The benchmark of GPU kernels without one: every case small, in the interpreter; going on where it was; its plots."""
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import gpu_attention, gpu_cases, gpu_clock, gpu_kernels, gpu_plots, gpu_results, machine
+from benchmarks import (
+    gpu_attention,
+    gpu_cases,
+    gpu_clock,
+    gpu_command,
+    gpu_kernels,
+    gpu_peers,
+    gpu_plots,
+    gpu_results,
+    gpu_tune,
+    machine,
+)
 from benchmarks.gpu_cases import Case, Place, Sizes, Work
 from benchmarks.gpu_clock import Peaks
+from benchmarks.gpu_command import Ground
 
 SMALL = Sizes((1, 3), 300, (5,), 96, 4, 2, 32, 4, 2, (1, 3), (1, 3), (128,), (1, 5), (4,), 2, 32, 16)
 HERE = Place(torch.device("cpu"), torch.float16)  # bfloat16 is computed wrongly in the interpreter
@@ -16,14 +30,17 @@ PEAKS = Peaks(1e9, {2: 1e12, 1: 2e12})
 CASES = gpu_kernels.all_cases(SMALL, gpu_kernels.PARTS, has_fp8=True)
 
 
-def clock(call: object, *, is_recorded: bool) -> float:
+def clock(call: object, *, is_recorded: bool = True) -> float:
     """Every call takes a millisecond."""
     return 1e-3
 
 
+GROUND = Ground(HERE, clock, PEAKS, 1e9, {"gpu": "test"}, has_fp8=True)
+
+
 @pytest.fixture(autouse=True)
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for module in (machine, gpu_results, gpu_plots):
+    for module in (machine, gpu_plots):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
     return tmp_path
 
@@ -31,7 +48,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
 def test_each_case_computes_what_torch_does(case: Case) -> None:
     torch.manual_seed(0)
-    row = gpu_kernels.measure(case, HERE, PEAKS, 1e9, clock)
+    row = gpu_kernels.measure(case, GROUND)
     assert (row["part"], row["us"], row["over_torch"]) == (case.part, 1e3, 1.0)
     work = case.make(HERE)
     assert row["of_roofline"] == pytest.approx(PEAKS.least_seconds(work.num_bytes, work.flops, work.size) / 1e-3)
@@ -50,7 +67,7 @@ def test_bytes_and_operations_are_those_of_the_shape() -> None:
 def test_a_case_that_disagrees_gives_no_figure() -> None:
     wrong = Work(list, list, 1, lambda: (torch.ones(2), torch.tensor([1.0, float("nan")])))
     with pytest.raises(ValueError, match="differs from torch by nan"):
-        gpu_kernels.measure(Case("norm", "x", 1, lambda at: wrong), HERE, PEAKS, 1e9, clock)
+        gpu_kernels.measure(Case("norm", "x", 1, lambda at: wrong), GROUND)
 
 
 def test_parts_are_chosen_and_fp8_only_where_there_is_some() -> None:
@@ -97,18 +114,65 @@ def test_plots_are_of_what_was_measured_at_every_size(results: Path) -> None:
     assert drawn.count("<polyline") == 3
 
 
-def test_attention_is_measured_at_every_place_of_its_plots(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_measured_at_every_place_of_its_plots(results: Path) -> None:
     """Without the measuring: which cases there are, and what a row says of times."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    keys = [key for key, _ in gpu_attention.todo(PEAKS, 1e9)]
-    others = len(gpu_attention.PREFILLS) + len(gpu_attention.CASCADES)
-    assert len(keys) == len(set(keys)) == 3 * len(gpu_attention.DECODES) + others
-    assert len({batch * length for batch, length in gpu_attention.DECODES}) == len(gpu_attention.DECODES)
-    told = gpu_attention.shares(1e-3, 2e-3, {"sdpa": 4e-3})
+    sizes = gpu_attention.SIZES
+    keys = [key for key, _ in gpu_attention.todo(GROUND, sizes)]
+    others = len(sizes.prefills) + len(sizes.cascades)
+    assert len(keys) == len(set(keys)) == 3 * len(sizes.decodes) + others
+    assert len({batch * length for batch, length in sizes.decodes}) == len(sizes.decodes)
+    told = gpu_attention.shares(1e-3, 2e-3, {"sdpa_us": 4e3})
     assert told == {"of_roofline": 0.5, "torch_of_roofline": 0.25, "sdpa_us": 4e3}
     row = {"part": "decode", "group": "int8", "size": 1024, **gpu_attention.shares(1e-3, 2e-3, {})}
     gpu_plots.draw("gpu_attention", {"decode: int8, 1 x 1024": row})
     assert (results / "gpu_attention_decode.svg").read_text().count("<polyline") == 2  # no torch
+
+
+def test_a_peer_that_fails_costs_its_own_figure_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that no graph holds is launched."""
+    calls: list[bool] = []
+
+    def picky(call: object, *, is_recorded: bool = True) -> float:
+        calls.append(is_recorded)
+        if is_recorded:
+            raise RuntimeError("no graph")
+        return 2e-3
+
+    def broken(problem: gpu_peers.Problem, ground: Ground) -> gpu_peers.Call:
+        raise ImportError("not here")
+
+    monkeypatch.setattr(gpu_peers, "PEERS", {"one": lambda *_: list, "two": broken})
+    problem = gpu_peers.Problem(torch.zeros(1, 1, 1), 1, 1, 1, 1, 1)
+    found = gpu_peers.figures(problem, dataclasses.replace(GROUND, clock=picky), 1e-3, 10**9)
+    assert found == {
+        "two_missing": "ImportError: not here",
+        "one_us": 2e3,
+        "one_tflop_s": 0.5,
+        "best": "one",
+        "over_best": 2.0,
+    }
+    assert calls == [True, False]
+
+
+def test_what_there_is_no_time_for_is_left(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = gpu_results.Results("x", "command", {})
+    assert gpu_command.Asked(GROUND, [], kept, 0.0).run([("a", lambda: {"us": 1})]) == 0
+    assert kept.left == ["a"] and not kept.rows and "no time for: a" in capsys.readouterr().err
+
+
+MAINS: dict[str, Callable[[list[str]], int]] = {
+    "gpu_attention": gpu_attention.main,
+    "gpu_kernels": gpu_kernels.main,
+    "gpu_tune": gpu_tune.main,
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MAINS)
+def test_a_dry_run_goes_all_the_way(name: str, tmp_path: Path) -> None:
+    assert MAINS[name](["--dry-run", "--out", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+    assert found["gpu"] == "none: a dry run" and len(found["rows"]) > 2
 
 
 def test_the_roofline_is_the_slower_of_bytes_and_operations() -> None:

@@ -20,6 +20,8 @@ from kernels.kinds import computes_bfloat16
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 EXPERTS = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40), ("norm_topk_prob", True))
+GPT_OSS = (("num_local_experts", 5), ("num_experts_per_tok", 2), ("sliding_window", 10))
+GEMMA2 = (("sliding_window", 10), ("attn_logit_softcapping", 3.0), ("final_logit_softcapping", 8.0))
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied-wide-heads": Shape("llama", vocab=1023, head_dim=24, tied=True),
@@ -28,9 +30,13 @@ SHAPES = {
     "qwen3": Shape("qwen3", head_dim=32, kv_heads=1),
     "qwen3-experts": Shape("qwen3_moe", head_dim=32, options=EXPERTS),
     "mixtral-window": Shape("mixtral", options=(("num_local_experts", 4), ("sliding_window", 10))),
+    "gpt-oss": Shape("gpt_oss", head_dim=32, options=GPT_OSS),
+    "gemma2": Shape("gemma2", tied=True, options=GEMMA2),
+    "gemma3": Shape("gemma3", layers=3, tied=True, options=(("sliding_window", 10), ("sliding_window_pattern", 2))),
 }
-# Mixtral is the window of one and the experts of another: it is run for long tests only.
-NAMES = [pytest.param(name, marks=pytest.mark.long) if name == "mixtral-window" else name for name in SHAPES]
+# Mixtral is the window of one and the experts of another, Gemma 3 mostly Gemma 2.
+LONG = {"mixtral-window", "gpt-oss", "gemma3"}
+NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SHAPES]
 ROOMY = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=4096, threads=1)
 # 14 blocks of 8 hold two of the prompts below at full length: everything else waits, is preempted and comes back.
 # More is let in than will fit, so that preemption is the rule.
@@ -46,8 +52,8 @@ TIGHT = EngineConfig(
 
 
 def tight(shape: Shape) -> EngineConfig:
-    """A pool that forces preemption; behind a sliding window blocks are given back, and it takes a smaller one."""
-    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if "sliding_window" in dict(shape.options) else TIGHT
+    """A pool that forces preemption; where all layers have a window blocks are given back: it takes a smaller one."""
+    return dataclasses.replace(TIGHT, kv_cache_tokens=40) if shape.architecture in ("mistral", "mixtral") else TIGHT
 
 
 def make_engine(directory: Path, config: EngineConfig) -> Engine:
@@ -114,6 +120,8 @@ def test_greedy_equals_transformers_with_everything_on(checkpoint: tuple[Path, S
     assert roomy.scheduler.cache.stats.hit_tokens > 0
 
 
+# Tiers move bytes, whatever the architecture.
+@pytest.mark.parametrize("checkpoint", [name for name in SHAPES if "gemma" not in name], indirect=True)
 def test_greedy_equals_transformers_through_all_tiers(checkpoint: tuple[Path, Shape], tmp_path: Path) -> None:
     """As above, with blocks that go to host memory and on to disk, and come back; then by a process after it."""
     directory, shape = checkpoint
@@ -152,6 +160,7 @@ ALL_KNOBS: dict[str, Any] = {
     [
         *(("llama", one) for one in ({"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.9, "seed": 2**63 + 11})),
         *(("llama", ALL_KNOBS), ("qwen3-experts", ALL_KNOBS)),
+        pytest.param("gpt-oss", ALL_KNOBS, marks=pytest.mark.long),
     ],
 )
 def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name: str, params: dict[str, Any]) -> None:
@@ -174,7 +183,11 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name:
         ("llama-tied-wide-heads", {"quantization": "int8", "kv_cache_dtype": "int8"}),
         ("llama-tied-wide-heads", {"quantization": "int4"}),
         ("qwen3", {"dtype": "bfloat16"}),
+        ("gemma2", {"dtype": "bfloat16"}),
+        pytest.param("gemma2", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
+        pytest.param("gemma2", {"quantization": "int4", "kv_cache_dtype": "bfloat16"}, marks=pytest.mark.long),
         pytest.param("qwen3-experts", {"quantization": "int8"}, marks=pytest.mark.long),
+        pytest.param("gpt-oss", {"quantization": "int8", "kv_cache_dtype": "int8"}, marks=pytest.mark.long),
         pytest.param("qwen3-experts", {"quantization": "int4"}, marks=pytest.mark.long),
         pytest.param("qwen3-experts", {"dtype": "bfloat16"}, marks=pytest.mark.long),
     ],

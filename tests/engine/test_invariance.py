@@ -59,7 +59,7 @@ def test_a_cpu_does_it_anyhow_or_names_what_does_not(monkeypatch: pytest.MonkeyP
         check_invariance(ASKED, BF16, CPU)
     assert no.value.field == "batch_invariant"
     monkeypatch.setattr(native, "is_available", lambda: False)
-    with pytest.raises(ServiceError, match="--batch-invariant: paged_attention in float32 depend on the batch here"):
+    with pytest.raises(ServiceError, match="--batch-invariant: soft_cap, paged_attention in float32 depend on"):
         check_invariance(ASKED, formats, CPU)
 
 

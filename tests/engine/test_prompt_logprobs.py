@@ -9,7 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.plan import TokenLogprob
 from engine.request import EngineRequest, SamplingParams
-from tests.engine.test_engine_oracle import ROOMY, make_engine, some_prompts
+from tests.engine.test_engine_oracle import GEMMA2, ROOMY, make_engine, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 VOCAB = 97
@@ -18,9 +18,12 @@ CHUNKED = dataclasses.replace(ROOMY, max_num_batched_tokens=7, block_size=4)
 TIGHT = dataclasses.replace(CHUNKED, max_num_seqs=6, kv_cache_tokens=100, admission_watermark=-3.0)
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("scored"), Shape("qwen2", vocab=VOCAB, tied=True), seed=2)
+SHAPES = [Shape("qwen2", vocab=VOCAB, tied=True), Shape("gemma2", vocab=VOCAB, tied=True, options=GEMMA2)]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: shape.architecture)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("scored"), request.param, seed=2)
 
 
 def expected(directory: Path, prompts: dict[str, list[int]]) -> dict[str, torch.Tensor]:

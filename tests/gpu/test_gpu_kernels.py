@@ -1,5 +1,7 @@
 """Kernels other than attention in bf16 and fp8 on a GPU: near their float64 twins, reproducible to the bit."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from kernels.gpu_linear import round_groups
 from kernels.layout import new_layers
 from kernels.moe import Stack
 from kernels.sampling import Rows
-from kernels.triton import activation, kv_write, linear4, linear8, moe, norm
+from kernels.triton import activation, kv_write, linear4, linear8, linear16, moe, norm
 from kernels.triton import sampling as sampler
 from tests.kernels.test_native_sampling import TIE, score
 from tests.kernels.triton.harness import assert_close
@@ -107,6 +109,25 @@ def test_linears_over_8_bits_on_both_sides(kind: torch.dtype, outputs: int, inpu
     found = linear8.linear_w8a8(x, packed)
     assert_close(found, wanted, BF16)
     assert torch.equal(found, linear8.linear_w8a8(x, packed))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), WIDTHS)
+def test_linears_of_one_order(outputs: int, inputs: int) -> None:
+    """Near what they stand for; a row has the same bits alone, in a few and in many."""
+    x, weight, bias = numbers(1000, inputs), numbers(outputs, inputs, seed=1), numbers(outputs, seed=2)
+    eight, four = packed_weights.quantise_rows(weight, torch.int8), round_groups(weight)
+    whole = linear16.linear(x, weight, bias)
+    assert_close(whole, x.double() @ weight.double().t() + bias.double(), BF16)
+    applied: dict[str, Callable[[Tensor], Tensor]] = {
+        "16": lambda x: linear16.linear(x, weight, bias),
+        "w8a16": lambda x: linear8.linear_w8a16(x, eight, bias, is_fixed=True),
+        "w8a8": lambda x: linear8.linear_w8a8(x, eight, bias, is_fixed=True),
+        "w4a16": lambda x: linear4.linear_w4a16(x, four, bias, is_fixed=True),
+    }
+    for name, apply in applied.items():
+        whole = apply(x)
+        for rows in (slice(0, 1), slice(999, 1000), slice(60, 77), slice(100, 600)):
+            assert torch.equal(apply(x[rows].contiguous()), whole[rows]), (name, rows)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 33, 222, 1024])

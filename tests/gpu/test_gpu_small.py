@@ -7,8 +7,10 @@ import torch
 
 from benchmarks import gpu_kernels
 from benchmarks.gpu_cases import Case, Place, Sizes, disagreement
+from benchmarks.gpu_command import FP8_SINCE
 from kernels import twins
 from kernels.ragged import AttentionOptions, Ragged
+from kernels.triton import linear16
 from kernels.triton.attention import paged_attention
 from tests.kernels.triton.harness import Pages
 
@@ -18,7 +20,7 @@ CASES = gpu_kernels.all_cases(SMALL, gpu_kernels.PARTS, has_fp8=True)
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
 def test_kernels(case: Case, gpu: torch.device) -> None:
-    if case.needs_fp8 and torch.cuda.get_device_capability() < gpu_kernels.FP8_SINCE:
+    if case.needs_fp8 and torch.cuda.get_device_capability() < FP8_SINCE:
         pytest.skip("this GPU has no fp8")
     torch.manual_seed(0)
     work = case.make(Place(gpu, torch.bfloat16))
@@ -34,3 +36,12 @@ def test_attention(rows: list[tuple[int, int]], gpu: torch.device) -> None:
     options = AttentionOptions(0.125)
     want = twins.ragged_attention(q, cache, batch, options)
     assert torch.allclose(paged_attention(q, cache, batch, options).double(), want, atol=1.5e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 70])
+def test_linears_of_one_order(rows: int, gpu: torch.device) -> None:
+    """Of one part, and of several that are added."""
+    for inputs in (96, 1100):
+        x, weight = (torch.randn(num, inputs, device=gpu).bfloat16() for num in (rows, 130))
+        want = x.double() @ weight.double().t()
+        assert torch.allclose(linear16.linear(x, weight).double(), want, atol=0.3, rtol=2e-2)

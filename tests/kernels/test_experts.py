@@ -1,5 +1,6 @@
 """Experts: who is chosen, that no token's numbers depend on who else chose the same, and both forms alike."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,6 +118,29 @@ def test_stacked_experts_compute_the_same(form: type[OnGpu], is_twin: bool, monk
     assert isinstance(mlp, StackedExperts)
     limit = 1e-4 if form is OnGpu else 0.05
     assert torch.allclose(mlp.add_to(h.clone(), EPS), wanted(mlp.router, mlp.norm, h), atol=limit)
+
+
+@pytest.mark.parametrize("form", [OnGpu, Int8OnGpu])
+@pytest.mark.parametrize("is_twin", [True, False])
+def test_biases_and_another_gate(form: type[OnGpu], is_twin: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacked, as one by one."""
+
+    def each(pack: Callable[..., PackedLinear]) -> list[Dense]:
+        torch.manual_seed(8)
+        biases = [(torch.randn(2 * INNER), torch.randn(HIDDEN)) for _ in range(NUM)]
+        pairs = zip(weights(), biases, strict=True)
+        return [Dense(pack(g, b, gated=True), pack(d, c), None, "clamped") for (g, d), (b, c) in pairs]
+
+    torch.manual_seed(9)
+    weight, bias, h = torch.randn(NUM, HIDDEN), torch.randn(NUM), tokens(5)
+    apart = pack_experts(Router(ops.pack_linear(weight, bias), PER_TOKEN, True), each(ops.pack_linear))
+    found = apart.add_to(h.clone(), EPS)
+    monkeypatch.setattr(gpu, "takes", lambda _: True)
+    if is_twin:
+        monkeypatch.setattr(gpu, "family", twin_family)
+    together = pack_experts(Router(OnGpu(weight, bias), PER_TOKEN, True), each(lambda w, b, gated=False: form(w, b)))
+    assert torch.allclose(together.add_to(h.clone(), EPS), found, atol=1e-4 if form is OnGpu else 0.1)
+    assert float((found - h).abs().mean()) > 0.3
 
 
 def stacked(form: type[OnGpu]) -> Mlp:

@@ -1,14 +1,15 @@
 """A decoder layer as one call against the same layer operation by operation."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from kernels import decoder, native, ops
 from kernels import layer as one_call
-from kernels import native, ops
 from kernels.experts import Router, pack_experts
 from kernels.layer import Layer
 from kernels.linear import PackedLinear
@@ -61,6 +62,13 @@ def make(form: str, *, bias: bool = False, norms: bool = False, window: int | No
     )
 
 
+def replaced(layer: Layer, **changes: Any) -> Layer:  # noqa: ANN401 # of several types
+    """The layer with other values; of its MLP those that are the MLP's."""
+    assert isinstance(layer.mlp, Dense)
+    own = {name: changes.pop(name) for name in ("activation", "down_norm") if name in changes}
+    return dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, **own), **changes)
+
+
 def step(dtype: torch.dtype, trees: dict[int, Tree] | None = None) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata]:
     """Residuals with a row of padding, rotations, a cache and the layout of a step."""
     torch.manual_seed(6)
@@ -89,8 +97,8 @@ def both(
         assert one_call.is_one_call(layer, h, cache)
         with monkeypatch.context() as patched:
             if not is_one:
-                patched.setattr(ops, "is_one_call", lambda *given: False)
-            ops.decoder_layer_(h, layer, cis, cache, meta)
+                patched.setattr(decoder, "is_one_call", lambda *given: False)
+            decoder.decoder_layer_(h, layer, cis, cache, meta)
         found.append((h[: meta.num_tokens], cache))
     return found
 
@@ -112,6 +120,25 @@ def test_norms_of_rows_and_of_heads(form: str, monkeypatch: pytest.MonkeyPatch) 
     assert torch.allclose(one[0], other[0], atol=1e-4) and torch.allclose(one[1], other[1], atol=1e-5)
 
 
+def test_activation_scale_and_cap_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = both(make("float32"), torch.float32, monkeypatch)[0][0]
+    for changes in ({"activation": "gelu_tanh"}, {"query_scalar": 3.0}, {"score_cap": 0.3}):
+        layer = replaced(make("float32"), **changes)
+        one, other = both(layer, torch.float32, monkeypatch)
+        assert torch.equal(one[0], other[0])
+        assert float((one[0] - plain).abs().mean()) > 1e-3
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16"])
+def test_norms_of_what_is_added(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = both(make(form), torch.float32, monkeypatch)[0][0]
+    for names in (["output_norm"], ["down_norm"], ["output_norm", "down_norm"]):
+        layer = replaced(make(form), **{name: torch.rand(HIDDEN) for name in names})
+        one, other = both(layer, torch.float32, monkeypatch)
+        assert torch.allclose(one[0], other[0], atol=1e-4)
+        assert float((one[0] - plain).abs().mean()) > 0.1
+
+
 def test_trees_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     trees = {2: Tree((-1, 0, 0, 1, 1))}
     one, other = both(make("float32"), torch.float32, monkeypatch, trees)
@@ -131,6 +158,7 @@ def test_what_has_no_kernel_is_computed_operation_by_operation() -> None:
             layer, mlp=pack_experts(Router(PackedLinear(torch.randn(2, HIDDEN), None), 1, True), [mlp])
         ),
         dataclasses.replace(layer, dim=24),
+        dataclasses.replace(layer, sinks=torch.zeros(HEADS)),
     ):
         assert not one_call.is_one_call(changed, h, cache)
     assert not one_call.is_one_call(layer, h.bfloat16(), cache)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import native, ops, twins
+from kernels.invariance import is_batch_invariant
 from kernels.metadata import AttentionMetadata
 
 CPU = torch.device("cpu")
@@ -66,6 +67,35 @@ def test_paged_attention_equals_its_twin(
     assert torch.allclose(got, want, atol=2e-5)
 
 
+@pytest.mark.parametrize(("window", "cap"), [(None, 1.5), (6, 4.0)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 256), (5, 1, 80)])
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_scores_are_capped(name: str, heads: int, kv_heads: int, dim: int, window: int | None, cap: float) -> None:
+    """Of scores far beyond the cap, and of small ones."""
+    q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, 16)
+    q[:, ::2] *= 5.0
+    got = ops.paged_attention(q, cache, meta, dim**-0.5, window, cap)
+    assert torch.allclose(got, twins.paged_attention(q, cache, meta, dim**-0.5, window, cap), atol=2e-5)
+    assert not torch.allclose(got, ops.paged_attention(q, cache, meta, dim**-0.5, window), atol=1e-2)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (5, 1, 80)])
+@pytest.mark.parametrize("name", ["decode", "mixed"])
+def test_sinks_take_their_part(name: str, heads: int, kv_heads: int, dim: int, window: int | None) -> None:
+    """Of heads that look at nothing else, at nothing but keys, and at both."""
+    q, cache, meta = make(BATCHES[name], heads, kv_heads, dim, 16)
+    sinks = torch.linspace(-1.0, 3.0, heads)
+    sinks[0], sinks[1] = 200.0, float("-inf")
+    plain = ops.paged_attention(q, cache, meta, dim**-0.5, window)
+    for cap in (0.0, 1.5):
+        got = ops.paged_attention(q, cache, meta, dim**-0.5, window, cap, sinks)
+        want = twins.paged_attention(q, cache, meta, dim**-0.5, window, cap, sinks)
+        assert torch.allclose(got, want, atol=2e-5)
+        assert got[:, :dim].abs().max() < 1e-20
+        assert cap or torch.allclose(got[:, dim : 2 * dim], plain[:, dim : 2 * dim], atol=2e-5)
+
+
 def test_padding_rows_are_zero() -> None:
     q, cache, meta = make(BATCHES["decode"], 4, 2, 64, 16)
     padded = torch.cat([q, torch.full((1, 4, 64), float("nan"))])
@@ -120,6 +150,17 @@ def test_elementwise_ops_equal_their_twins() -> None:
     assert torch.allclose(ops.rms_norm(x, None, 1e-5), twins.rms_norm(x, None, 1e-5), atol=1e-5)
 
 
+@pytest.mark.parametrize("num", [1, 37, 9001])
+def test_soft_caps_equal_their_twin(num: int) -> None:
+    """On both sides of where the approximation changes; infinities come to the cap, and a NaN stays one."""
+    torch.manual_seed(6)
+    x = torch.randn(3, num) * torch.logspace(-6, 4, 3)[:, None]
+    x[2, 0], x[1, -1], x[0, 0] = float("inf"), float("nan"), -18.75  # 0.625 caps
+    want = twins.soft_cap_(x.clone(), 30.0)
+    assert torch.allclose(ops.soft_cap_(x.clone(), 30.0), want, rtol=5e-7, atol=0.0, equal_nan=True)
+    assert want[2, 0] == 30.0 and want[1, -1].isnan()
+
+
 @pytest.mark.parametrize("rows", [1, 3, 6, 7, 33, 100])
 @pytest.mark.parametrize(("features", "inputs"), [(2, 5), (96, 48), (130, 1030)])
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -131,17 +172,22 @@ def test_fused_linears_equal_their_parts(rows: int, features: int, inputs: int, 
         plain = F.linear(twins.rms_norm(x, scale, 1e-5), weight, bias)
         normed = ops.linear_normed(x, scale, 1e-5, ops.pack_linear(weight, bias))
         assert torch.allclose(normed, plain, atol=1e-3)
-        gated = ops.linear_gated(x, scale, 1e-5, ops.pack_linear(weight, bias, gated=True))
-        assert torch.allclose(gated, twins.silu_mul(plain), atol=1e-2)
+        packed = ops.pack_linear(weight, bias, gated=True)
+        assert torch.allclose(ops.linear_gated(x, scale, 1e-5, packed), twins.silu_mul(plain), atol=1e-2)
+        gelu = ops.linear_gated(x, scale, 1e-5, packed, "gelu_tanh")
+        assert torch.allclose(gelu, twins.gelu_tanh_mul(plain), atol=1e-2)
+        clamped = ops.linear_gated(x, scale, 1e-5, packed, "clamped")
+        assert torch.allclose(clamped, twins.clamped_mul(plain), atol=1e-2)
 
 
 def test_large_and_broken_numbers_stay_what_they_are() -> None:
     """Activations far out on both sides, infinities and NaN: as the twin has them, row by row."""
     rows = [[200.0, 1.0], [-200.0, 1.0], [88.0, 3.0], [float("inf"), 1.0], [float("nan"), 1.0]]
     packed = ops.pack_linear(torch.eye(2), gated=True)
-    got = ops.linear_gated(torch.tensor(rows), torch.ones(2), 1e-30, packed)
     normed = twins.rms_norm(torch.tensor(rows), None, 1e-30)
-    assert torch.allclose(got, twins.silu_mul(normed), equal_nan=True)
+    for name, twin in (("silu", twins.silu_mul), ("gelu_tanh", twins.gelu_tanh_mul), ("clamped", twins.clamped_mul)):
+        got = ops.linear_gated(torch.tensor(rows), torch.ones(2), 1e-30, packed, name)
+        assert torch.allclose(got, twin(normed), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -153,6 +199,9 @@ def test_linear_and_its_in_place_form(dtype: torch.dtype) -> None:
     assert torch.allclose(ops.linear(x, ops.pack_linear(weight, bias)).float(), want + bias.float(), atol=error)
     residual = torch.randn(5, 33)
     assert torch.allclose(ops.linear_add_(residual.clone(), x, ops.pack_linear(weight)), residual + want, atol=error)
+    norm = torch.randn(33)
+    normed = ops.linear_add_(residual.clone(), x, ops.pack_linear(weight), norm, 1e-6)
+    assert torch.allclose(normed, residual + twins.rms_norm(want, norm, 1e-6), atol=error)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -167,12 +216,17 @@ def test_row_bits_do_not_depend_on_company(threads: int, kernels: str) -> None:
         "linear": lambda rows: ops.linear(x[:rows], packed),
         "linear_normed": lambda rows: ops.linear_normed(x[:rows], None, 1e-5, packed),
         "linear_gated": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated),
+        "linear_gated, clamped": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated, "clamped"),
+        "linear_gated, GELU": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated, "gelu_tanh"),
         "rms_norm": lambda rows: ops.rms_norm(x[:rows], weight, 1e-5),
         "route": lambda rows: torch.cat(ops.route(x[:rows, :60].round(decimals=1), 8, renormalises=True), dim=1),
+        "soft_cap": lambda rows: ops.soft_cap_(x[:rows].clone(), 2.0),
         "embedding": lambda rows: ops.embedding(ids[:rows], table),
     }
-    claimed = {name for name, claim in ops.is_batch_invariant(torch.float32, CPU).items() if claim}
-    assert {*claims} == claimed - {"rotate_and_write", "paged_attention", "sample"}  # which have tests of their own
+    claimed = {name for name, claim in is_batch_invariant(torch.float32, CPU).items() if claim}
+    claims = {name: op for name, op in claims.items() if name.partition(",")[0] in claimed}
+    # The others have tests of their own.
+    assert {*claims} >= claimed - {"rotate_and_write", "paged_attention", "sample"}
     with threads_of(2):
         whole = {name: op(64) for name, op in claims.items()}
     with threads_of(threads):
@@ -181,24 +235,24 @@ def test_row_bits_do_not_depend_on_company(threads: int, kernels: str) -> None:
                 assert torch.equal(op(rows), whole[name][:rows]), (name, rows)
 
 
-@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(("window", "cap"), [(None, 0.0), (6, 0.0), (None, 1.5), (6, 1.5)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (8, 1), (3, 3)])
 def test_attention_bits_depend_neither_on_chunks_nor_on_company(
-    heads: int, kv_heads: int, window: int | None, kernels: str
+    heads: int, kv_heads: int, window: int | None, cap: float, kernels: str
 ) -> None:
     """A sequence of 70 tokens: at once, in chunks, and token by token beside a stranger."""
-    if not ops.is_batch_invariant(torch.float32, CPU)["paged_attention"]:
+    if not is_batch_invariant(torch.float32, CPU)["paged_attention"]:
         assert kernels == "torch"
         return
     torch.manual_seed(4)
     dim, block, num = 64, 16, 70
-    cache = torch.randn(12, block, 2, kv_heads, dim)
+    cache, sinks = torch.randn(12, block, 2, kv_heads, dim), torch.randn(heads) if cap else None
     q, stranger = torch.randn(num, heads, dim), torch.randn(1, heads, dim)
     tables = np.array([[1, 3, 5, 7, 9], [2, 4, 0, 0, 0]], dtype=np.int32)
 
     def attend(queries: torch.Tensor, lens: list[int], contexts: list[int]) -> torch.Tensor:
         meta = AttentionMetadata.build(lens, contexts, tables[: len(lens)], block, CPU)
-        return ops.paged_attention(queries, cache, meta, 0.125, window)
+        return ops.paged_attention(queries, cache, meta, 0.125, window, cap, sinks)
 
     with threads_of(1):
         whole = attend(q, [num], [num])

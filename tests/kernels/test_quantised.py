@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import native, ops, quantised, slots, twins
+from kernels.invariance import is_batch_invariant
 from kernels.metadata import AttentionMetadata
 from kernels.quantised import Integers, NativeIntegers, Rounded, round_weight
 
@@ -75,6 +76,8 @@ def test_what_is_fused_around_them_equals_its_parts(bits: int) -> None:
     normed = plain.apply(twins.rms_norm(x, None, 1e-5))
     assert torch.allclose(ops.linear_normed(x, None, 1e-5, packed), normed, atol=2e-2)
     assert torch.allclose(ops.linear_gated(x, None, 1e-5, gated), twins.silu_mul(normed), atol=5e-2)
+    gelu = ops.linear_gated(x, None, 1e-5, gated, "gelu_tanh")
+    assert torch.allclose(gelu, twins.gelu_tanh_mul(normed), atol=5e-2)
     residual = torch.randn(9, 96)
     assert torch.allclose(ops.linear_add_(residual.clone(), x, packed), residual + plain.apply(x), atol=1e-3)
 
@@ -108,7 +111,7 @@ def test_a_broken_row_is_nan_and_alone(bits: int) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "bfloat16"])
 def test_row_bits_do_not_depend_on_company(weights: str, kernels: str) -> None:
-    if weights == "bfloat16" and not ops.is_batch_invariant(torch.bfloat16, CPU)["linear"]:
+    if weights == "bfloat16" and not is_batch_invariant(torch.bfloat16, CPU)["linear"]:
         pytest.skip("torch's own bfloat16 makes no such claim")
     torch.manual_seed(5)
     x, weight = torch.randn(33, 300), torch.randn(96, 300)

@@ -8,11 +8,15 @@ import torch
 import transformers
 
 CLASSES = {
+    "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "gemma": (transformers.GemmaConfig, transformers.GemmaForCausalLM),
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
     "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
 }
 
@@ -60,9 +64,10 @@ def make_checkpoint(path: Path, shape: Shape, seed: int = 0, max_shard_size: str
     )
     torch.manual_seed(seed)
     model = model_class(config).float()
+    one = 0.0 if "gemma" in shape.architecture else 1.0  # Gemmas' norms add 1 to their weights
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):
-            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
+            torch.nn.init.normal_(parameter, mean=one if "norm" in name else 0.0, std=0.2)
     model.save_pretrained(path, max_shard_size=max_shard_size, save_original_format=not shape.is_fused)
     return path
 

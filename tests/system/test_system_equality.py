@@ -13,7 +13,9 @@ from tests.system.service import generate, serve, spec
 TIGHT = ("--block-size", "8", "--kv-cache-tokens", "112", "--max-num-batched-tokens", "7", "--max-num-seqs", "5")
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2-tied", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral-window", "qwen2-tied", "qwen3", pytest.param("gemma2", marks=pytest.mark.long)]
+)
 def test_ring_equals_transformers(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     make_checkpoint(tmp_path, shape)

@@ -24,6 +24,21 @@ ROPES = {
 QWEN_WINDOW = (("use_sliding_window", True), ("sliding_window", 9), ("max_window_layers", 1))
 EXPERTS = (("num_experts", 6), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40))
 SPARSE = (*EXPERTS, ("decoder_sparse_step", 2), ("mlp_only_layers", [1]), ("norm_topk_prob", False))
+GPT_OSS = (
+    *(("num_local_experts", 6), ("num_experts_per_tok", 3), ("sliding_window", 9)),
+    ("rope_parameters", {**ROPES["yarn"], "factor": 8.0, "truncate": False}),
+)
+GEMMA2 = (
+    *(("sliding_window", 9), ("query_pre_attn_scalar", 5)),
+    *(("attn_logit_softcapping", 2.0), ("final_logit_softcapping", 6.0)),
+)
+UNCAPPED = (("sliding_window", 9), ("attn_logit_softcapping", None), ("final_logit_softcapping", None))
+FULL, WINDOWED = "full_attention", "sliding_attention"
+GEMMA3 = (
+    *(("sliding_window", 9), ("query_pre_attn_scalar", 20), ("final_logit_softcapping", 9.0)),
+    ("layer_types", [WINDOWED, FULL, WINDOWED]),
+    ("rope_parameters", {FULL: {**ROPES["linear"], "rope_theta": 1e6}, WINDOWED: {"rope_type": "default"}}),
+)
 SHAPES = {
     "llama": Shape("llama"),
     "llama-tied-odd": Shape("llama", tied=True, head_dim=24, vocab=1023),
@@ -39,12 +54,21 @@ SHAPES = {
     "qwen3-few-experts-fused": Shape("qwen3_moe", layers=4, tied=True, is_fused=True, options=SPARSE),
     "mixtral-window": Shape("mixtral", options=(("num_local_experts", 5), ("sliding_window", 10))),
     "mixtral-fused": Shape("mixtral", is_fused=True, options=(("num_local_experts", 4), ("num_experts_per_tok", 3))),
+    "gpt-oss": Shape("gpt_oss", head_dim=32, options=GPT_OSS),
+    "gemma": Shape("gemma", tied=True),
+    # Caps that scores and logits of this size reach; full attention in the second layer.
+    "gemma2": Shape("gemma2", layers=3, tied=True, options=GEMMA2),
+    "gemma2-wide-untied": Shape("gemma2", head_dim=256, kv_heads=1, options=(("sliding_window", 9),)),
+    "gemma2-without-caps": Shape("gemma2", tied=True, options=UNCAPPED),
+    "gemma3": Shape("gemma3", layers=3, tied=True, head_dim=32, options=GEMMA3),
 }
+LONG = {"gemma2-without-caps"}
+NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SHAPES]
 CUTS = {"whole": [50], "sevens": [7] * 7 + [1], "mixed": [7, 7, 1, 1, 20, 14]}
 
 
 @pytest.mark.parametrize(("cut", "ours"), [*((cut, True) for cut in CUTS), ("mixed", False)])
-@pytest.mark.parametrize("name", list(SHAPES))
+@pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_transformers(
     name: str, cut: str, ours: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

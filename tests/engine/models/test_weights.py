@@ -49,7 +49,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is no JSON": (lambda d: (d / "config.json").write_text("{"), r"config\.json: cannot be read as JSON"),
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "does not hold a JSON object"),
     "no architecture": (edit_config(architectures=[]), "architectures is missing"),
-    "other architecture": (edit_config(architectures=["GPT2LMHeadModel"]), "supported are LlamaForCausalLM"),
+    "other architecture": (edit_config(architectures=["GPT2LMHeadModel"]), "supported are Gemma2ForCausalLM"),
     "text for a number": (edit_config(hidden_size="big"), "hidden_size is 'big'; it must be a positive integer"),
     "missing number": (edit_config(num_hidden_layers=None), "num_hidden_layers is None"),
     "quantised": (
@@ -77,6 +77,8 @@ OF_EXPERTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a word for layers": (edit_config(mlp_only_layers=["0"]), r"mlp_only_layers is \['0'\]; it must be a list of"),
     "a word for a switch": (edit_config(norm_topk_prob="yes"), "norm_topk_prob is 'yes'; it must be true or false"),
     "no step": (edit_config(decoder_sparse_step=-1), "decoder_sparse_step is -1; it must be a positive integer"),
+    "another gate": (edit_config(swiglu_limit=5.0), r"swiglu_limit is 5\.0; supported is 7\.0"),
+    "mxfp4": (edit_config(quantization_config={"quant_method": "mxfp4"}), "quant_method is 'mxfp4'; supported are awq"),
     "another width": (edit_config(moe_intermediate_size=32), r"experts\.0\.gate_proj\.weight has shape \[24, 48\]"),
     "dense after all": (edit_config(mlp_only_layers=[0]), r"holds the tensor model\.layers\.0\.mlp\.gate_proj\.weight"),
 }

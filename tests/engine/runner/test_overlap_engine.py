@@ -27,7 +27,8 @@ from engine.scheduler.settings import settings_of
 from engine.speculation.ngram import NgramProposer
 from kernels import gpu
 from tests.engine.runner.host_device import HostDevice, twin_family
-from tests.oracle.checkpoints import Shape, make_checkpoint
+from tests.engine.test_engine_oracle import GEMMA2, some_prompts
+from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 CONFIG = EngineConfig(
     device="cpu",
@@ -161,6 +162,24 @@ class Counted:
         return found
 
 
+def test_the_same_tokens_as_transformers_of_a_model_with_caps(tmp_path: Path) -> None:
+    """Norms on both sides, caps, and windows in some layers; in chunks, recorded steps and drafts."""
+    made = make_checkpoint(tmp_path, Shape("gemma2", tied=True, options=GEMMA2))
+    own = make(made, load(made), is_overlapped=True, drafts=True)
+    oracle, prompts = reference(made), some_prompts(111, 4)
+    prompts = {name: prompt[:30] for name, prompt in prompts.items()}
+    for name, prompt in prompts.items():
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        own.add(EngineRequest(name, tuple(prompt), params))
+    found: dict[str, list[int]] = {name: [] for name in prompts}
+    while own.has_work:
+        events = own.step()
+        assert not events.failed
+        for event in events.sampled:
+            found[event.request_id] += event.token_ids
+    assert found == {name: greedy(oracle, prompt, 12) for name, prompt in prompts.items()}
+
+
 @pytest.mark.parametrize("at", ["launch", "collect"])
 @pytest.mark.parametrize("error", [OutOfDeviceMemory, ValueError])
 def test_a_step_that_fails_is_computed_again_and_with_it_what_rests_on_it(
@@ -191,3 +210,27 @@ def test_a_step_that_fails_is_computed_again_and_with_it_what_rests_on_it(
     )
     assert run(own, 4) == expected
     assert calls[0] >= 3
+
+
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_a_device_that_runs_out_of_memory_takes_smaller_steps_from_then_on(
+    checkpoint: Path, is_overlapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody fails, and what there is no room for is not asked again and again."""
+    model, most, refused = load(checkpoint), 7, list[int]()
+    expected = run(make(checkpoint, model, is_overlapped=False), 5)
+    own = make(checkpoint, model, is_overlapped=is_overlapped)
+    compute = Runner._compute
+
+    def computed(self: Runner, plan: Plan) -> Done:
+        if plan.num_tokens > most:
+            refused.append(plan.num_tokens)
+            raise torch.OutOfMemoryError
+        return compute(self, plan)
+
+    monkeypatch.setattr(Runner, "_compute", computed)
+    assert run(own, 5) == expected
+    assert refused and max(refused) > 2 * most and own.scheduler._planner.budget <= most
+    refused.clear()
+    run(own, 5)
+    assert not refused

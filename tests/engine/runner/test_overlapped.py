@@ -234,6 +234,21 @@ def test_sizes_are_captured_largest_first_and_a_step_takes_the_least_that_holds_
     assert not graphs.grow() and sizes(100)[1] == [96, 80, 48]
 
 
+def test_a_device_without_memory_to_record_more_goes_on_with_what_it_has(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, plain, device = make(checkpoint)
+
+    def full(body: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(device, "capture", full)
+    assert not own.idle() and "2 sizes are computed without" in caplog.text  # 4, 2: of shared prefixes
+    caplog.clear()
+    assert not own.idle() and not caplog.text
+    assert run(own) == run(plain)
+
+
 @pytest.mark.parametrize(
     "params",
     [{"logprobs": 0}, {"min_tokens": 2}, {"bad_token_ids": (1,)}, {"grammar": "g"}, {"presence_penalty": 0.5}],

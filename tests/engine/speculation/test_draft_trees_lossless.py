@@ -93,7 +93,7 @@ def test_in_every_number_format(checkpoint: Path, plain: Outputs, changes: dict[
     assert run(engine, PROMPTS, **SAMPLED) == want
 
 
-@pytest.mark.parametrize("name", ["mistral-window", "qwen3"])
+@pytest.mark.parametrize("name", ["mistral-window", "qwen3", "gemma2", pytest.param("gemma3", marks=pytest.mark.long)])
 def test_other_models(name: str, tmp_path: Path) -> None:
     """A window of keys among them, which goes by positions."""
     made = make_checkpoint(tmp_path, SHAPES[name])

@@ -1,16 +1,15 @@
-"""Changes of logits, log probabilities and acceptance of drafts: equal to their twins, and nothing else touched."""
+"""Changes of logits and log probabilities: equal to their twins, and nothing else touched."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels import adjust as twin
-from kernels import gpu, ops, speculation
+from kernels import gpu, ops
 from kernels import scores as score_twin
 from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
 from kernels.scores import Asked
 from kernels.triton import adjust, scores
-from kernels.triton import speculation as drafts_kernel
 from tests.kernels.triton.harness import Guarded
 
 VOCABS = [40, 111, 4099]
@@ -96,36 +95,6 @@ def test_scores_are_the_twins(vocab: int) -> None:
     assert found.top_logprobs[2, 0] == found.logprobs[2]  # of two equals, one
 
 
-def accepted(sampled: list[int], drafts: list[int]) -> tuple[list[int], int]:
-    """The definition."""
-    num = 0
-    while num < len(drafts) and drafts[num] >= 0 and drafts[num] == sampled[num]:
-        num += 1
-    return sampled[: num + 1] + [-1] * (len(drafts) - num), num
-
-
-@pytest.mark.parametrize("num_drafts", [0, 1, 3, 5, 7])
-@pytest.mark.parametrize("rows", [1, 4, 41])
-def test_drafts_stand_up_to_the_first_that_was_not_sampled(num_drafts: int, rows: int) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    sampled = torch.randint(0, 2, (rows, 1 + num_drafts), generator=generator)
-    drafts = torch.randint(0, 2, (rows, num_drafts), generator=generator)
-    for row in range(rows):  # every length of drafts; behind them, what was sampled may be anything
-        drafts[row, row % (num_drafts + 1) :] = speculation.NOTHING
-    sampled[rows // 2, num_drafts // 2] = -1  # a row of no usable number
-    expected = [accepted(*row) for row in zip(sampled.tolist(), drafts.tolist(), strict=True)]
-    for accept in (speculation.accept, drafts_kernel.accept):
-        tokens, num = accept(sampled, drafts)
-        assert list(zip(tokens.tolist(), num.tolist(), strict=True)) == expected
-
-
-def test_what_is_accepted_is_never_padding() -> None:
-    sampled = torch.full((2, 4), -1)
-    for accept in (speculation.accept, drafts_kernel.accept):
-        assert accept(sampled, sampled[:, 1:])[1].tolist() == [0, 0]
-        assert accept(sampled[:0], sampled[:0, 1:])[1].tolist() == []
-
-
 def test_logits_on_a_gpu_come_here(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, (rows, ids) = logits_of(3, 50).tensor, pairs_of(3, 50, 4)
     expected = logits.clone()
@@ -133,7 +102,7 @@ def test_logits_on_a_gpu_come_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def use(on: Tensor) -> tuple[Tensor, ...]:
         ops.adjust_(on, Changes(bars=Bars(rows, ids), penalties=penalties_of(3, 50, 7)))
         asked = Asked(torch.tensor([1, 2, 3]), torch.tensor([2, 2, 2]), rows[:1], ids[:1] * 0, 2)
-        return *ops.score(on, asked), *ops.accept(ids[None], ids[None, :-1])
+        return ops.score(on, asked)
 
     wanted = use(expected)
     monkeypatch.setattr(gpu, "takes", lambda x: True)

@@ -102,7 +102,8 @@ def test_splits_are_merged(rows: list[tuple[int, int]], sinks: Tensor | None) ->
     check(q, pages.cache, batch, AttentionOptions(0.125, sinks=sinks))
 
 
-def test_trees_of_drafts() -> None:
+@pytest.mark.parametrize("cap", [0.0, 1.5])
+def test_trees_of_drafts(cap: float) -> None:
     """A token sees its ancestors and what was there before the tree."""
     q, pages, batch = step([(1, 20), (6, 26), (8, 8)], 4, 2, 64, 16)
     parents = [[-1], [-1, 0, 0, 1, 2, 2], [-1, 0, 1, 2, 3, 4, 5, 6]]
@@ -112,7 +113,7 @@ def test_trees_of_drafts() -> None:
         for i, parent in enumerate(row):
             own.append(1 << i | (own[parent] if parent >= 0 else 0))
         masks += own
-    check(q, pages.cache, dataclasses.replace(batch, tree=torch.tensor(masks)), AttentionOptions(0.125))
+    check(q, pages.cache, dataclasses.replace(batch, tree=torch.tensor(masks)), AttentionOptions(0.125, cap=cap))
 
 
 def test_trees_of_a_step() -> None:
@@ -155,8 +156,8 @@ def poison_what_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "new_empty", made)
 
 
-@pytest.mark.parametrize("prefix", [16, pytest.param(80, marks=LONG)])
-def test_shared_prefixes_are_looked_at_once(prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("prefix", "cap"), [(16, 0.0), (16, 1.5), pytest.param(80, 0.0, marks=LONG)])
+def test_shared_prefixes_are_looked_at_once(prefix: int, cap: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows 0 to 2 share their first blocks, row 3 is in no group, and of two groups one has no row."""
     poison_what_is_made(monkeypatch)
     q, pages, batch = step([(1, 90), (1, 97), (1, 81), (1, 33)], 4, 2, 64, 16)
@@ -173,7 +174,7 @@ def test_shared_prefixes_are_looked_at_once(prefix: int, monkeypatch: pytest.Mon
         max_rows=3,
         max_length=prefix,
     )
-    check(q, pages.cache, dataclasses.replace(batch, tables=tables, shared=shared), AttentionOptions(0.125))
+    check(q, pages.cache, dataclasses.replace(batch, tables=tables, shared=shared), AttentionOptions(0.125, cap=cap))
 
 
 def test_bits_depend_neither_on_company_nor_on_chunks() -> None:

@@ -77,6 +77,30 @@ def test_silu_mul(rows: int, width: int, dtype: torch.dtype, monkeypatch: pytest
     assert activation.silu_mul(gate_up[:0]).shape == (0, width)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 111), (2, 1500)])
+def test_gelu_tanh_mul(rows: int, width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = caught(monkeypatch, activation)
+    gate_up = numbers(rows, 2 * width, dtype=dtype)
+    gate_up[0, 0], gate_up[-1, width - 1], gate_up[-1, -1] = -6e4, 6e4, 0.5  # whose cube no float16 holds
+    activation.gelu_tanh_mul(gate_up)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    assert_close(made[0].check(), torch.nn.functional.gelu(gate, approximate="tanh") * up, dtype)
+    assert activation.gelu_tanh_mul(gate_up[:0]).shape == (0, width)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 111), (2, 1500)])
+def test_soft_cap(rows: int, width: int) -> None:
+    logits = Guarded.of((rows, width), torch.float32)
+    logits.tensor.copy_(torch.randn(rows, width) * 40)
+    logits.tensor[0, 0], logits.tensor[-1, -1] = 3e38, -3e38
+    want = twins.soft_cap_(logits.tensor.double(), 30.0)
+    assert activation.soft_cap_(logits.tensor, 30.0) is logits.tensor
+    assert_close(logits.check(), want, torch.float32)
+    logits.tensor[0, 0] = float("nan")
+    assert activation.soft_cap_(logits.tensor, 30.0)[0, 0].isnan()
+
+
 @pytest.mark.parametrize("width", [1, 100, 2050])
 def test_embedding(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table, ids = numbers(11, width, dtype=torch.float16), torch.tensor([10, 0, 3, 3])

@@ -55,10 +55,12 @@ EXPERTS = Shape(
     kv_heads=1,
     options=(("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40)),
 )
-SHAPES = [QWEN, pytest.param(WINDOWED, marks=pytest.mark.long)]
+SINKS = Shape("gpt_oss", layers=2, kv_heads=1, options=(("num_local_experts", 4), ("sliding_window", 10)))
+CAPPED = Shape("gemma2", layers=1, tied=True, options=(("attn_logit_softcapping", 3.0), ("sliding_window", 10)))
+SHAPES = [CAPPED, *(pytest.param(shape, marks=pytest.mark.long) for shape in (QWEN, WINDOWED))]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=["qwen3", "mistral"])
+@pytest.mark.parametrize("shape", SHAPES, ids=["gemma2", "qwen3", "mistral"])
 def test_the_same_tokens_as_on_the_cpu(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = make_checkpoint(tmp_path, shape)
     want = tokens(build(directory))
@@ -67,9 +69,11 @@ def test_the_same_tokens_as_on_the_cpu(shape: Shape, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("weights", ["", "int8"])
-def test_experts_are_multiplied_all_at_once(weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = make_checkpoint(tmp_path, EXPERTS)
+@pytest.mark.parametrize(("shape", "weights"), [(EXPERTS, ""), (EXPERTS, "int8"), (SINKS, "")])
+def test_experts_are_multiplied_all_at_once(
+    shape: Shape, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_checkpoint(tmp_path, shape)
     want = tokens(build(directory))
     as_on_a_gpu(monkeypatch, Formats(torch.float32, weights, torch.float32))
     calls = Calls(ops.experts_mlp)
@@ -87,9 +91,9 @@ class Calls:
         self.num = 0
         self.last: tuple[Any, ...] = ()
 
-    def __call__(self, *given: object) -> object:
+    def __call__(self, *given: object, **named: object) -> object:
         self.num, self.last = self.num + 1, given
-        return self._call(*given)
+        return self._call(*given, **named)
 
 
 @pytest.mark.parametrize("weights", ["int4", "w8a8", "fp8"])

@@ -1,0 +1,29 @@
+"""What a config.json leaves unsaid, by architecture: values that published files rely on where a field is missing.
+
+Stdlib only. Fields whose meaning is the same everywhere have their defaults where they are read.
+"""
+
+from collections.abc import Mapping
+
+from engine.models.fields import Json
+
+GEMMA: dict[str, Json] = {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
+LATER: dict[str, Json] = {**GEMMA, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256}
+ASSUMED: Mapping[str, dict[str, Json]] = {
+    "GemmaForCausalLM": GEMMA,
+    "Gemma2ForCausalLM": {
+        **LATER,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+    },
+    "Gemma3ForCausalLM": {
+        **LATER,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+    },
+    "GptOssForCausalLM": {"attention_bias": True, "sliding_window": 128, "sliding_window_pattern": 2},
+}
