@@ -1,0 +1,127 @@
+"""A whole engine through Triton's own binder and compiler, for sm_90 and without a GPU: nothing is launched, and what
+kernels would write is zero. Prints which kernels compile once the engine has started: there should be none.
+
+    TRITON_INTERPRET=0 python -m tests.kernels.triton.jit_watch plain|w8a8|fixed
+"""
+
+import dataclasses
+import functools
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from benchmarks.gpu_rig import QWEN_06B, RandomWeights
+from engine.cache.cache import KVCache
+from engine.engine import Engine
+from engine.models.model import Model
+from engine.request import EngineRequest, Limits, SamplingParams
+from engine.runner.memory import ladder, whole_step
+from engine.runner.overlapped import Drafts, overlap
+from engine.runner.runner import Runner
+from engine.runner.state import Slots
+from engine.runner.store import BlockStore
+from engine.scheduler.scheduler import Scheduler
+from kernels import gpu, kinds, ops
+from tests.engine.runner.host_device import HostDevice
+
+CPU, CUDA, LENGTH = torch.device("cpu"), torch.device("cuda"), 512
+SHAPE = dataclasses.replace(
+    QWEN_06B,
+    vocab_size=1024,
+    hidden_size=128,
+    num_layers=1,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=64,
+    intermediate_size=256,
+    windows=(None,),
+    context_length=LENGTH,
+)
+FORMS: dict[str, tuple[str, torch.dtype | None]] = {
+    "plain": ("", None),
+    "fixed": ("", None),
+    "w8a8": ("w8a8", torch.float8_e4m3fn),
+}
+LOADS = ((8, 0), (8, 1), (3, 2), (5, 90), (1, 0), (2, 33))  # requests at once, and tokens more of each
+
+
+class Hopper:
+    """A driver of a GPU that is not there."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: object = None) -> int:
+        return 0
+
+
+def pretend() -> None:
+    """CPU tensors are a GPU's, kernels are compiled and not run, memory is zero."""
+    driver.set_active(Hopper())
+    run = JITFunction.run
+    JITFunction.run = lambda self, *given, grid=None, warmup=False, **named: run(
+        self, *given, grid=grid, warmup=True, **named
+    )
+    for name in ("empty", "empty_like"):
+        setattr(torch, name, functools.partial(_zero, getattr(torch, name.replace("empty", "zeros"))))
+    setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)  # noqa: B010 # mypy allows no assignment
+    gpu.takes = lambda x: True
+    on_gpu = {name: tuple(one for one in table if one.fits(CUDA)) for name, table in kinds.KINDS.items()}
+    kinds.KINDS = {
+        name: tuple(dataclasses.replace(one, fits=lambda _: True) for one in table) for name, table in on_gpu.items()
+    }
+
+
+def _zero(make: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 # as torch's
+    named.pop("memory_format", None)
+    return make(*given, **named)
+
+
+def started(form: str) -> Engine:
+    """As `engine.build` starts one on a GPU."""
+    weights, cache = FORMS[form]
+    pack = functools.partial(ops.pack_linear, weights=weights)
+    model = Model(SHAPE, RandomWeights(torch.bfloat16, CPU), torch.bfloat16, CPU, LENGTH, pack)
+    if form == "fixed":
+        model.fix()
+    for num in ladder(256):
+        whole_step(model, cache or torch.bfloat16, num, 8, 32)
+    store = BlockStore(model.new_cache(64, 32, cache))
+    slots, drafts = Slots(8, LENGTH, 32), Drafts((1, 3), may_branch=form != "fixed")
+    runner = overlap(Runner(model, store, 32, 8, LENGTH), model, store, HostDevice(), slots, drafts)
+    while runner.idle():
+        continue
+    return Engine(Scheduler(KVCache(64, 32, True), Limits(LENGTH, SHAPE.vocab_size), (), 8, 256), runner)
+
+
+def serve(engine: Engine, num: int, more: int) -> None:
+    """Greedy and drawn, truncated and not."""
+    for i in range(num):
+        params = SamplingParams(
+            max_tokens=6, temperature=float(i % 2), top_k=5 if i % 3 else 0, seed=i, ignore_eos=True
+        )
+        engine.add(EngineRequest(f"{i}", tuple(range(1, 6 + more + 37 * i)), params))
+    while engine.has_work:
+        assert not engine.step().failed
+
+
+def main(form: str) -> list[str]:
+    """The kernels that compiled behind the start."""
+    pretend()
+    engine, late = started(form), list[str]()
+    triton.knobs.runtime.jit_cache_hook = lambda **named: late.append(named["fn"].name)
+    for num, more in LOADS:
+        serve(engine, num, more)
+    return late
+
+
+if __name__ == "__main__":
+    print("late:", *main(sys.argv[1]))
