@@ -14,6 +14,8 @@ import torch
 from engine.errors import Code, OutOfDeviceMemory, ServiceError
 from engine.models.model import Model
 from engine.runner.faults import device_faults
+from engine.runner.prompts import CHUNK
+from engine.sampling.logprobs import score
 from kernels.metadata import AttentionMetadata
 
 
@@ -58,7 +60,8 @@ def ladder(most: int) -> list[int]:
 
 
 def whole_step(model: Model, cache_dtype: torch.dtype, max_tokens: int, max_rows: int, block_size: int) -> None:
-    """Compute one prompt as long as a step may be, and the logits of as many rows as there may be."""
+    """Compute one prompt as long as a step may be, the logits of as many rows as there may be, and what is told of a
+    prompt's tokens where that is asked."""
     num_blocks = -(-max_tokens // block_size)
     cache = model.new_cache(num_blocks, block_size, cache_dtype)
     tables = np.arange(num_blocks, dtype=np.int32)[None]
@@ -66,6 +69,8 @@ def whole_step(model: Model, cache_dtype: torch.dtype, max_tokens: int, max_rows
     ids = torch.zeros(max_tokens, dtype=torch.int64, device=model.device)
     hidden = model.forward(ids, meta.positions, cache, meta)
     model.logits(hidden[:1].expand(max_rows, -1).contiguous())
+    told = hidden[:CHUNK]
+    score(model.logits(told), [0] * len(told), 1)
 
 
 def room(total: int, available: int, peak: int, recorded: int, utilization: float) -> int:

@@ -63,15 +63,27 @@ def prompt_of(i: int) -> tuple[int, ...]:
 
 
 @torch.inference_mode()
-def test_tokens_are_the_likeliest_of_transformers(engine: Engine, checkpoint: Path) -> None:
-    found = run(engine, 6)
+def behind(checkpoint: Path, found: dict[str, list[int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each answer its tokens [L], and the logits [L, V] from which transformers would choose them, in float32."""
     model: torch.nn.Module = reference(checkpoint)
     model.cuda()
     for i, (_, tokens) in enumerate(found.items()):
         whole = torch.tensor([[*prompt_of(i), *tokens]], device="cuda")
-        logits = model(whole).logits[0, len(prompt_of(i)) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(tokens, device="cuda")[:, None])[:, 0]
+        yield torch.tensor(tokens, device="cuda"), model(whole).logits[0, len(prompt_of(i)) - 1 : -1]
+
+
+def test_tokens_are_the_likeliest_of_transformers(engine: Engine, checkpoint: Path) -> None:
+    for tokens, logits in behind(checkpoint, run(engine, 6)):
+        chosen = logits.gather(1, tokens[:, None])[:, 0]
         assert (logits.amax(1) - chosen <= MARGIN * logits.abs().amax(1)).all()
+
+
+def test_greedy_tokens_in_float32_are_those_of_transformers(checkpoint: Path) -> None:
+    config = read_config(checkpoint)
+    asked = dataclasses.replace(CONFIG, dtype="float32")
+    engine = build_engine(asked, config, checkpoint, limits_of(asked, config, 1 << 20)).engine
+    for tokens, logits in behind(checkpoint, run(engine, 6)):
+        assert torch.equal(tokens, logits.argmax(1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

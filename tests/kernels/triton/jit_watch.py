@@ -47,7 +47,7 @@ FORMS: dict[str, tuple[str, torch.dtype | None]] = {
     "fixed": ("", None),
     "w8a8": ("w8a8", torch.float8_e4m3fn),
 }
-LOADS = ((8, 0), (8, 1), (3, 2), (5, 90), (1, 0), (2, 33))  # requests at once, and tokens more of each
+LOADS = ((11, 0), (8, 0), (8, 1), (3, 2), (5, 90), (1, 0), (2, 33))  # requests at once, and tokens more of each
 
 
 class Hopper:
@@ -102,11 +102,26 @@ def started(form: str) -> Engine:
     return Engine(Scheduler(KVCache(64, 32, True), Limits(LENGTH, SHAPE.vocab_size), (), 8, 256), runner)
 
 
+KNOBS: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": 5},
+    {"top_p": 0.9, "min_p": 0.1, "typical_p": 0.9},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    {"logit_bias": ((3, 1.0), (4, -1.0))},
+    {"allowed_token_ids": (3, 4, 5)},
+    {"bad_token_ids": (3, 4)},
+    {"logprobs": 2, "logprob_token_ids": (3,)},
+    {"prompt_logprobs": 2},
+    {"n": 2},
+    {"beam_width": 2},
+)
+
+
 def serve(engine: Engine, num: int, more: int) -> None:
-    """Greedy and drawn, truncated and not."""
+    """Greedy and drawn, with every knob and without."""
     for i in range(num):
         params = SamplingParams(
-            max_tokens=6, temperature=float(i % 2), top_k=5 if i % 3 else 0, seed=i, ignore_eos=True
+            max_tokens=6, temperature=float(i % 2), seed=i, ignore_eos=True, **KNOBS[i % len(KNOBS)]
         )
         engine.add(EngineRequest(f"{i}", tuple(range(1, 6 + more + 37 * i)), params))
     while engine.has_work:
