@@ -182,7 +182,8 @@ def test_a_step_is_computed_without_the_cache_of_the_engine(model: Model) -> Non
     model.forward = lambda *given: seen.append(tuple(given[0].shape)) or forward(*given)  # type: ignore[method-assign, func-returns-value]
     model.logits = lambda hidden: seen.append(tuple(hidden.shape)) or logits(hidden)  # type: ignore[method-assign, func-returns-value]
     memory.whole_step(model, torch.float32, 30, 5, 8)
-    assert seen == [(30,), (5, model.config.hidden_size)]
+    width = model.config.hidden_size
+    assert seen == [(30,), (5, width), (30, width)]  # a step, its rows, and a prompt that tells of its tokens
 
 
 def test_sizes_are_those_of_the_settings() -> None:
