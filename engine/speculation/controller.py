@@ -48,10 +48,13 @@ class Record:
     found: float = 0.0
     asked: float = 0.0
 
-    def fade(self, by: float) -> None:
-        """Nothing was drafted: what there was before says less."""
+    def fade(self, choices: float, steps: float) -> None:
+        """Nothing was drafted in so many of each: what there was before says less; where texts repeat themselves
+        changes with every token."""
+        by = FADE**choices
         self.right *= by
         self.tried *= by
+        by = FADE**steps
         self.found *= by
         self.asked *= by
 
@@ -104,11 +107,12 @@ class Controller:
             unread: of each, tokens that have to be read before it is drafted for, per token still to come.
             is_alone: the step computes no prompts, and so can be measured.
         """
-        span = 1.0  # that this choice stands for, in choices of an impatient one
+        span = steps = 1.0  # that this choice stands for: choices of an impatient one, and steps
         if self._is_idle:
             if self._num_idle >= self._next_probe:
                 return self._probe(records)
-            span = (self._num_idle - self._looked) / PATIENCE
+            steps = float(self._num_idle - self._looked)
+            span = steps / PATIENCE
             self._looked = self._num_idle
             self._reading.fade(span)
             self._next_look = self._num_idle + self._patience
@@ -126,10 +130,9 @@ class Controller:
         form = self._forms[self.floor]
         self.width = form.width
         chosen = [form.lengths[level] for level in levels]
-        fade = FADE**span
         for record, num in zip(records, chosen, strict=True):
             if not num:
-                record.fade(fade)
+                record.fade(span, steps)
         return chosen
 
     def joined(self, num: int, num_rows: int) -> None:
