@@ -5,17 +5,12 @@ import os
 import sys
 from collections.abc import Iterator
 
-from services.slices import take_turns_of, turns_s
-
-MIDDLE_S = 0.0005  # turns between those of a stage and of an engine: see services.slices
-
 
 @contextlib.contextmanager
 def yielding_threads() -> Iterator[None]:
-    """Threads that start in this block, and those that they start, do not push the loop off its processor when they
-    wake: they take one that is free, or wait for their turn; their share of the time stays the same. Their turns are
-    longer than those of the loop and shorter than those of an engine, which they may push. Where the system knows no
-    such thing they push nobody (SCHED_BATCH).
+    """Threads that start in this block, and those that they start, push no other off its processor when they wake:
+    they take one that is free, or wait for their turn (SCHED_BATCH; their share of the time stays the same).
+    Turns of another length, as stages and engines have, would not do: see `services.slices`; they cost a fifth more.
 
     grpc's poller wakes at the end of every write, to say so to the loop, and took the loop's processor for that: 2.5
     switches a message, of the loop in the midst of its writes to other streams. This way it says so of many at once.
@@ -23,13 +18,6 @@ def yielding_threads() -> Iterator[None]:
     """
     if sys.platform != "linux":
         yield
-        return
-    before_s = turns_s()
-    if take_turns_of(MIDDLE_S):
-        try:
-            yield
-        finally:
-            take_turns_of(before_s)
         return
     policy, param = os.sched_getscheduler(0), os.sched_getparam(0)
     with contextlib.suppress(PermissionError):
