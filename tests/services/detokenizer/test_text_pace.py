@@ -64,7 +64,7 @@ def test_much_text_is_gathered_for_an_interval() -> None:
     assert sent == outputs * 2 and not timers.set, "nothing is due"
 
 
-@pytest.mark.parametrize(("num_open", "num_parts"), [(32, 4), (300, MAX_PARTS)])
+@pytest.mark.parametrize(("num_open", "num_parts"), [(32, 2), (300, MAX_PARTS)])
 def test_many_outputs_leave_in_parts_each_once_an_interval(num_open: int, num_parts: int) -> None:
     pace, timers, sent = paced(num_open)
     left_s: dict[int, list[float]] = {output: [] for output in range(num_open)}
