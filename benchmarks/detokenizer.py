@@ -21,9 +21,10 @@ import uvloop
 import zmq
 
 from benchmarks.machine import write
+from services.details import Admitted
 from services.detokenizer.stage import DetokenizerStage
 from services.detokenizer.stream import OutputText
-from services.messages import Admitted, Envelope, Frame, Message, Role, Tokens
+from services.messages import Envelope, Frame, Message, Role, Tokens
 from services.model_source import resolve_model
 from services.ring.loop import RingLoop
 from services.tokenizer.encoding import TextEncoder

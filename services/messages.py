@@ -3,7 +3,7 @@
 Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel, and what a
 client says of a running one: Grant, Append, Update, CloseInput; and Keep, for its trace. For the gateway alone:
 Preempted. For all: Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched),
-Probe, Report.
+Probe, Report, Census. From the detokenizer home: a Grant of credit spent on tokens that nobody is told of.
 A `Frame` is what one ZeroMQ message holds: everything one stage had for one peer at the end of one turn of its loop.
 Knows nothing of sockets, protobuf or tensors.
 
@@ -18,6 +18,7 @@ import msgspec
 from engine.computing import UNKNOWN, Computing
 from engine.errors import ServiceError
 from engine.request import FinishReason, SamplingParams
+from services.details import Admitted, Detokenized, PromptScores, Scored, Timings, Tokenized, TokenLogprobs, TokenRecord
 from services.work import Scheduling, Stops, TextOptions, TextPrompt, TokenPrompt, ToolCall, Work
 
 SCHEMA_VERSION = 1
@@ -76,47 +77,6 @@ class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     resume: Resume = ()
 
 
-class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What the engine found when it took the request; rides on its first Tokens."""
-
-    num_prompt: int
-    num_cached: int  # prompt tokens whose keys and values were in the prefix cache
-    max_tokens: int  # effective
-    stops: Stops
-    text: TextOptions = TextOptions()
-    resumed: bytes = b""  # ids of this output (int32) that came before: their text was emitted, and is not again
-
-
-class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Durations in seconds, filled in by the stage that measured them; ride on the last message of a request."""
-
-    tokenize_s: float = 0.0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    detokenize_s: float = 0.0
-    num_preemptions: int = 0
-
-
-class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Log probability (natural) of one sampled token, before temperature and truncation, and its best rivals."""
-
-    logprob: float
-    rank: int  # 1 is the most likely
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
-    asked_ids: tuple[int, ...] = ()
-    asked_logprobs: tuple[float, ...] = ()
-    asked_ranks: tuple[int, ...] = ()
-
-
-class PromptScores(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """The log probabilities of a prompt's tokens."""
-
-    ids: bytes  # little-endian int32
-    scores: tuple[TokenLogprobs, ...]  # from the second token on
-
-
 class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
     """Engine → detokenizer: tokens of one output, contiguous from `first_index`."""
 
@@ -131,15 +91,6 @@ class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     num_drafted: int = 0  # for these tokens
     num_accepted: int = 0  # of them
     prompt: PromptScores | None = None  # where it is asked for, on a request's first message
-
-
-class TokenRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One token as the client sees it; bytes, because a token can be half a code point."""
-
-    id: int
-    piece: bytes
-    logprobs: TokenLogprobs | None = None
-    top_pieces: tuple[bytes, ...] = ()  # of the rivals, then of the ids asked for
 
 
 class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -239,25 +190,6 @@ class Preempted(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_
     """Engine → gateway: this request lost its place to others, and goes on when it has another one."""
 
     envelope: Envelope
-
-
-class Tokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Answer to Tokenize."""
-
-    ids: bytes
-    pieces: tuple[bytes, ...]
-
-
-class Detokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Answer to Detokenize."""
-
-    text: str
-
-
-class Scored(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """A prompt's tokens with their log probabilities."""
-
-    tokens: tuple[TokenRecord, ...]
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

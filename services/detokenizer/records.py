@@ -3,7 +3,8 @@
 A token's record without log probabilities is the same wherever it appears: it is made once.
 """
 
-from services.messages import PromptScores, TokenLogprobs, TokenRecord, Tokens
+from services.details import PromptScores, TokenLogprobs, TokenRecord
+from services.messages import Tokens
 from services.tokenizer.pieces import Pieces
 from services.work import unpack_ids
 

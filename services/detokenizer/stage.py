@@ -8,23 +8,12 @@ gone round; they are dropped, and the credit they were sampled for goes back. Kn
 import dataclasses
 from collections.abc import Callable
 
+from services.details import Scored, Timings
 from services.detokenizer.joined import joined
 from services.detokenizer.output import Advance, Output
 from services.detokenizer.pace import AT_ONCE, Pace, Timer
 from services.detokenizer.records import Records
-from services.messages import (
-    Cancel,
-    Census,
-    Envelope,
-    Failed,
-    Grant,
-    Message,
-    Result,
-    Scored,
-    Text,
-    Timings,
-    Tokens,
-)
+from services.messages import Cancel, Census, Envelope, Failed, Grant, Message, Result, Text, Tokens
 from services.ring.leases import Leases
 from services.telemetry import names
 from services.telemetry.phases import Phase, Record

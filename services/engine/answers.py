@@ -3,7 +3,8 @@
 from engine.engine import Engine
 from engine.plan import TokenLogprob
 from engine.scheduler.events import Sampled
-from services.messages import Load, Prompt, PromptScores, TokenLogprobs
+from services.details import PromptScores, TokenLogprobs
+from services.messages import Load, Prompt
 
 
 def load_of(engine: Engine) -> Load:

@@ -14,11 +14,11 @@ from engine.engine import Engine
 from engine.errors import ServiceError
 from engine.request import EngineRequest
 from engine.scheduler.events import Sampled, Times
+from services.details import Admitted, Timings
 from services.engine.answers import load_of, logprobs_of, scores_of
 from services.engine.changes import carry_out
 from services.engine.trace import End, EngineTrace, Traced, by_position
 from services.messages import (
-    Admitted,
     Append,
     Cancel,
     Census,
@@ -31,7 +31,6 @@ from services.messages import (
     Prompt,
     Report,
     Result,
-    Timings,
     Tokens,
     Update,
     failed,

@@ -5,7 +5,8 @@ from typing import Protocol
 
 from engine.errors import ServiceError
 from engine.request import SamplingParams
-from services.messages import Envelope, Timings
+from services.details import Timings
+from services.messages import Envelope
 from services.work import ChatPrompt, Generate, Work
 
 

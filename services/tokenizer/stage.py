@@ -15,19 +15,18 @@ import msgspec
 from engine.checks import check_params, check_prompt
 from engine.errors import ServiceError, engine_fault
 from engine.request import Limits, SamplingParams
+from services.details import Detokenized, Tokenized
 from services.messages import (
     Append,
     Cancel,
     Census,
     CloseInput,
-    Detokenized,
     Failed,
     Grant,
     Message,
     Prompt,
     Result,
     Submit,
-    Tokenized,
     Update,
     failed,
 )

@@ -11,9 +11,10 @@ from engine.engine import Engine
 from engine.plan import Plan, StepResult
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
+from services.details import Admitted
 from services.detokenizer.stage import DetokenizerStage
 from services.engine.stage import EngineStage, Place
-from services.messages import Admitted, Cancel, Census, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
+from services.messages import Cancel, Census, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
 from services.ring.leases import Leases
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import Threads, TokenizerStage

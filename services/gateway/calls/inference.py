@@ -13,6 +13,7 @@ import grpc
 from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault
+from services.details import Detokenized, Tokenized
 from services.gateway.access.identity import CALLER
 from services.gateway.access.metadata import Call, Context, read_call, read_trace
 from services.gateway.calls.neighbours import Neighbours
@@ -27,7 +28,6 @@ from services.gateway.requests.desk import Desk
 from services.gateway.requests.followed import Followed
 from services.gateway.requests.open_requests import State
 from services.gateway.requests.parking import Parking
-from services.messages import Detokenized, Tokenized
 from services.telemetry.logs import about, about_trace
 
 log = logging.getLogger(__name__)

@@ -5,13 +5,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from engine.errors import ServiceError
+from services.details import Detokenized, Tokenized
 from services.gateway.access.metadata import Context
 from services.gateway.calls.story import Event, Manner, Story
 from services.gateway.requests.desk import ended_error
 from services.gateway.requests.followed import Followed
 from services.gateway.requests.parking import Parking
 from services.gateway.requests.reader import Reader
-from services.messages import Detokenized, Text, Tokenized
+from services.messages import Text
 
 _T = TypeVar("_T")
 

@@ -7,10 +7,11 @@ from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import ServiceError
 from engine.request import FinishReason
+from services.details import Scored, Timings, Tokenized, TokenRecord
 from services.gateway.contract.errors import to_rpc
 from services.gateway.observer import Used
 from services.gateway.requests.open_requests import OpenRequest
-from services.messages import Scored, Text, Timings, Tokenized, TokenRecord
+from services.messages import Text
 from services.work import Generate, unpack_ids
 
 _REASONS = {

@@ -17,21 +17,11 @@ from engine.errors import ServiceError
 from engine.histogram import Histogram
 from engine.request import FinishReason
 from engine.scheduler.draft_stats import DraftStats
+from services.details import Admitted, Detokenized, Scored, Tokenized
 from services.gateway.contract.translate import Asked
 from services.gateway.requests.history import History, num_bytes
 from services.gateway.requests.reader import Reader, SlotLimits
-from services.messages import (
-    Admitted,
-    Cancel,
-    Change,
-    Detokenized,
-    Envelope,
-    Grant,
-    Resume,
-    Scored,
-    Text,
-    Tokenized,
-)
+from services.messages import Cancel, Change, Envelope, Grant, Resume, Text
 from services.work import Generate, pack_ids, unpack_ids
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation

@@ -6,9 +6,10 @@ Messages of the ring find their request here; what is late, stale, doubled or un
 import collections
 from collections.abc import Callable, Iterator
 
+from services.details import Scored, Tokenized
 from services.gateway.contract.errors import from_failed
 from services.gateway.requests.open_requests import OpenRequest, State
-from services.messages import Failed, Preempted, Result, Scored, Text, Tokenized
+from services.messages import Failed, Preempted, Result, Text
 
 
 class OpenRequests:

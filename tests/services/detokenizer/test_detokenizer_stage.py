@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from engine.request import FinishReason
+from services.details import Admitted
 from services.detokenizer.stage import DetokenizerStage
-from services.messages import Admitted, Cancel, Envelope, Grant, Message, Text, Tokens
+from services.messages import Cancel, Envelope, Grant, Message, Text, Tokens
 from services.tokenizer.encoding import TextEncoder
 from services.work import Stops
 from tests.oracle.tokenizers import byte_level_bpe

@@ -1,8 +1,9 @@
 """Several messages as one: nothing lost, the ends in their places."""
 
 from engine.request import FinishReason
+from services.details import Admitted, Timings, TokenRecord
 from services.detokenizer.joined import joined
-from services.messages import Admitted, Envelope, Text, Timings, TokenRecord
+from services.messages import Envelope, Text
 from services.work import Stops, ToolCall
 
 ENVELOPE = Envelope("r", "g")

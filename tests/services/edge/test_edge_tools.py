@@ -7,7 +7,8 @@ import openai
 import pytest
 
 from engine.request import FinishReason
-from services.messages import Admitted, Submit, Text, TokenRecord
+from services.details import Admitted, TokenRecord
+from services.messages import Submit, Text
 from services.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
 from tests.services.edge.edge_rig import EdgeRig, edge
 

@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from engine.request import SamplingParams
+from services.details import Tokenized
 from services.messages import (
     Blob,
     Cancel,
@@ -28,7 +29,6 @@ from services.messages import (
     Role,
     Submit,
     Text,
-    Tokenized,
 )
 from services.ring.loop import RingLoop
 from services.ring.peers import NextHop

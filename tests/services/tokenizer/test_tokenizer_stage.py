@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.request import Limits, SamplingParams
-from services.messages import Cancel, Envelope, Failed, Message, Prompt, Result, Submit, Tokenized
+from services.details import Tokenized
+from services.messages import Cancel, Envelope, Failed, Message, Prompt, Result, Submit
 from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import Threads, TokenizerStage

@@ -8,9 +8,10 @@ import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import Code
+from services.details import Admitted, TokenRecord
 from services.gateway.access.rate import Rate
 from services.gateway.calls.conversation import MAX_REPLIES
-from services.messages import Admitted, Envelope, Grant, Text, TokenRecord
+from services.messages import Envelope, Grant, Text
 from services.work import Stops
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import public, running, settings, stream_request, text_of

@@ -8,12 +8,8 @@ from grpc_status import rpc_status
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import Code, stage_lost
-from services.messages import (
-    Detokenized,
-    Failed,
-    Result,
-    Tokenized,
-)
+from services.details import Detokenized, Tokenized
+from services.messages import Failed, Result
 from services.work import Tokenize
 from tests.services.gateway.fake_ring import (
     Rig,

@@ -7,9 +7,10 @@ from sluice.v1 import types_pb2
 
 from engine.errors import Code, ServiceError
 from engine.request import FinishReason
+from services.details import Admitted, TokenRecord
 from services.gateway.contract import translate
 from services.gateway.contract.chat import MAX_VARIABLES_BYTES
-from services.messages import Admitted, Text, TokenRecord
+from services.messages import Text
 from services.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
 from tests.services.gateway.fake_ring import SETTINGS, running, stream_request, unary_request
 

@@ -4,10 +4,11 @@ import dataclasses
 
 from engine.errors import cancelled
 from engine.request import FinishReason, SamplingParams
+from services.details import TokenRecord
 from services.gateway.contract.translate import Asked
 from services.gateway.recovery.resend import PATIENCE_S, STRICT_PATIENCE_S, WINDOW, Recovery
 from services.gateway.requests.open_requests import OpenRequest
-from services.messages import Envelope, Text, TokenRecord
+from services.messages import Envelope, Text
 from services.work import Generate, TextPrompt, pack_ids
 
 ALL = frozenset({"t", "e", "d"})

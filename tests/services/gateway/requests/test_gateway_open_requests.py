@@ -3,18 +3,12 @@ from hypothesis import strategies as st
 
 from engine.errors import Code, stage_lost
 from engine.request import FinishReason
+from services.details import TokenRecord
 from services.gateway.contract.translate import Asked
 from services.gateway.requests.open_requests import OpenRequest, State
 from services.gateway.requests.reader import SlotLimits
 from services.gateway.requests.registry import OpenRequests
-from services.messages import (
-    CloseInput,
-    Envelope,
-    Failed,
-    Grant,
-    Text,
-    TokenRecord,
-)
+from services.messages import CloseInput, Envelope, Failed, Grant, Text
 from services.work import Detokenize
 
 ENVELOPE = Envelope(request_id="r", origin="g")

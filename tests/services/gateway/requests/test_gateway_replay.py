@@ -1,10 +1,11 @@
 """What a request asks for by the time it is sent again."""
 
 from engine.request import FinishReason, SamplingParams
+from services.details import TokenRecord
 from services.gateway.contract.translate import Asked
 from services.gateway.requests.open_requests import OpenRequest
 from services.gateway.requests.replay import cancels, work_now
-from services.messages import Append, Cancel, CloseInput, Envelope, Grant, Text, TokenRecord, Update
+from services.messages import Append, Cancel, CloseInput, Envelope, Grant, Text, Update
 from services.work import Generate, Scheduling, TextPrompt, Tokenize, TokenPrompt
 
 ENVELOPE = Envelope("r", "g")
