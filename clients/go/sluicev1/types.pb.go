@@ -2514,7 +2514,8 @@ type Delta struct {
 	Tokens []*Token `protobuf:"bytes,5,rep,name=tokens,proto3" json:"tokens,omitempty"`
 	// Tokens sampled since the previous delta of this output, those held back included: what credit is spent on.
 	Consumed uint32 `protobuf:"varint,6,opt,name=consumed,proto3" json:"consumed,omitempty"`
-	// Messages of the engine that were merged into this one, as the reader or the network was slower than it.
+	// Steps of the engine whose tokens were merged into this delta: its server was busy, or the reader or the network was
+	// slower than the engine.
 	CoalescedSteps uint32 `protobuf:"varint,7,opt,name=coalesced_steps,json=coalescedSteps,proto3" json:"coalesced_steps,omitempty"`
 	// Tokens drafted for these.
 	DraftedTokens uint32 `protobuf:"varint,8,opt,name=drafted_tokens,json=draftedTokens,proto3" json:"drafted_tokens,omitempty"`
