@@ -25,6 +25,7 @@ from sluice.v1 import inference_pb2, types_pb2
 
 MakeAttempts: TypeAlias = Callable[[float | None, Progress | None], Attempts]
 News: TypeAlias = inference_pb2.ConverseResponse | errors.SluiceError
+CLOSE_TIMEOUT_S = 5.0
 PONG_TIMEOUT_S = 10.0
 
 
@@ -35,15 +36,15 @@ class Session:
         self._pool = pool
         self._attempts = attempts
         self._metadata = metadata
-        self._wire: Wire | None = None
+        self._wires: list[Wire] = []  # the last takes what is opened; those before it come to their end
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._wire is not None:
-            self._wire.close()
+        for wire in self._wires:
+            wire.close()
 
     def open(
         self,
@@ -80,9 +81,9 @@ class Session:
 
     def _open_wire(self) -> "Wire":
         with self._lock:
-            if self._wire is None or not self._wire.takes_more:
-                self._wire = Wire(self._pool, self._metadata)
-            return self._wire
+            if not self._wires or not self._wires[-1].takes_more:
+                self._wires = [*(one for one in self._wires if not one.is_lost), Wire(self._pool, self._metadata)]
+            return self._wires[-1]
 
 
 class Generation:
@@ -160,7 +161,8 @@ class Wire:
         self._lock = threading.Lock()
         frames: Iterator[inference_pb2.ConverseRequest] = iter(self._frames.get, None)
         self._call = self.lease.line.inference.Converse(frames, metadata=metadata)
-        threading.Thread(target=self._read, name="sluice-converse", daemon=True).start()
+        self._reading = threading.Thread(target=self._read, name="sluice-converse", daemon=True)
+        self._reading.start()
 
     def next_tag(self) -> int:
         """Above every tag before it."""
@@ -192,9 +194,11 @@ class Wire:
             raise lost
 
     def close(self) -> None:
-        """Cancel the call."""
+        """Cancel the call, and wait for the thread that reads it: one that is still inside grpc when the interpreter
+        ends may keep the process from ending."""
         self._frames.put(None)
         self._call.cancel()
+        self._reading.join(CLOSE_TIMEOUT_S)
 
     def _read(self) -> None:
         lost: errors.SluiceError = errors.Unavailable("the server ended the stream of this session")

@@ -31,7 +31,7 @@ class AsyncSession:
         self._pool = pool
         self._attempts = attempts
         self._metadata = metadata
-        self._wire: AsyncWire | None = None
+        self._wires: list[AsyncWire] = []  # the last takes what is opened; those before it come to their end
 
     async def __aenter__(self) -> Self:
         return self
@@ -39,8 +39,8 @@ class AsyncSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        if self._wire is not None:
-            await self._wire.close()
+        for wire in self._wires:
+            await wire.close()
 
     def open(
         self,
@@ -76,9 +76,9 @@ class AsyncSession:
         await self._open_wire().ping()
 
     def _open_wire(self) -> "AsyncWire":
-        if self._wire is None or not self._wire.takes_more:
-            self._wire = AsyncWire(self._pool, self._metadata)
-        return self._wire
+        if not self._wires or not self._wires[-1].takes_more:
+            self._wires = [*(one for one in self._wires if not one.is_lost), AsyncWire(self._pool, self._metadata)]
+        return self._wires[-1]
 
 
 class AsyncGeneration:
