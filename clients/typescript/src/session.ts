@@ -22,7 +22,7 @@ export interface OpenKnobs extends Knobs {
 }
 
 export class Session {
-  private wire: Wire | undefined;
+  private wires: Wire[] = []; // the last takes what is opened; those before it come to their end
 
   constructor(
     private readonly pool: Pool,
@@ -35,17 +35,25 @@ export class Session {
     const { window = DEFAULT_WINDOW, grants = true, keepInputOpen = false, ...others } = knobs;
     const spec = build(prompt, others);
     spec.creditWindow = window ?? undefined;
-    if (!this.wire?.takesMore) this.wire = new Wire(this.pool, this.metadata());
+    const wire = this.openWire();
     const step = grants && window ? Math.ceil(window / 2) : 0;
-    const generation = new Generation(this.wire, this.streamOf(spec, others.timeoutS), step, keepInputOpen);
+    const generation = new Generation(wire, this.streamOf(spec, others.timeoutS), step, keepInputOpen);
     const deadline = others.timeoutS === undefined ? undefined : durationOf(others.timeoutS);
-    this.wire.start(generation, { spec, keepInputOpen: keepInputOpen || undefined, deadline });
+    wire.start(generation, { spec, keepInputOpen: keepInputOpen || undefined, deadline });
     return generation;
   }
 
   /** Cancel what still runs. */
   close(): void {
-    this.wire?.close();
+    for (const wire of this.wires) wire.close();
+  }
+
+  private openWire(): Wire {
+    const last = this.wires[this.wires.length - 1];
+    if (last?.takesMore) return last;
+    const made = new Wire(this.pool, this.metadata());
+    this.wires = [...this.wires.filter((one) => !one.isLost), made];
+    return made;
   }
 }
 
