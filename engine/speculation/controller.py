@@ -107,6 +107,8 @@ class Controller:
             unread: of each, tokens that have to be read before it is drafted for, per token still to come.
             is_alone: the step computes no prompts, and so can be measured.
         """
+        if not records:
+            return self._put_off()
         span = steps = 1.0  # that this choice stands for: choices of an impatient one, and steps
         if self._is_idle:
             if self._num_idle >= self._next_probe:
@@ -217,6 +219,12 @@ class Controller:
         """Expected seconds of drafting in each form. Alternatives cost no less than the chain that they belong to."""
         by_width = {width: table.seconds(num_rows, longest) for width, table in self._drafting.items()}
         return [max(by_width[1][i], by_width[form.width][i]) for i, form in enumerate(self._forms)]
+
+    def _put_off(self) -> list[int]:
+        """Nobody can be drafted for: ask again in a while, or when others come."""
+        soon = self._num_idle + PATIENCE
+        self._next_look, self._next_probe = max(self._next_look, soon), max(self._next_probe, soon)
+        return []
 
     def _probe(self, records: Sequence[Record]) -> list[int]:
         """Draft a little for one sequence, another each time: soon again if that one cannot be drafted for."""

@@ -386,6 +386,26 @@ def test_newcomers_are_looked_at_before_they_are_read() -> None:
     assert waits[2] == 0
 
 
+def test_where_nobody_can_be_drafted_for_it_rests() -> None:
+    world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
+    controller = Controller(MOST)
+    world.run(controller, 500)
+    assert controller.floor == 0
+
+    def asked(records: list[Record], steps: int) -> list[int]:
+        """Drafts wanted, each time that it did not rest."""
+        found = []
+        for _ in range(steps):
+            if not controller.rests():
+                found.append(sum(controller.choose(records, 8)))
+            controller.stepped(8, 8, world.step(8, 8))
+        return found
+
+    nobody = asked([], 2000)
+    assert not any(nobody) and len(nobody) <= 2000 / 8 + 1
+    assert any(asked(world.records, 64))  # the probe that was due was only put off
+
+
 def test_whose_drafts_are_seldom_found_says_nothing_of_newcomers() -> None:
     """Steps are dear and nothing of one sequence's text comes again: whoever comes next is drafted for all the same."""
     world = World(affine(3e-3, 0.3e-3), free, [0.9])
