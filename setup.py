@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 ROOM = Path("kernels/cpu")
-SOURCES = ("module.cpp", "sampling.cpp")
+SOURCES = ("module.cpp", "automaton.cpp", "sampling.cpp")
 LEVELS = {
     "x86_64": {
         "v4_vnni": ["-march=x86-64-v4", "-mavx512vnni"],

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import memory
+from kernels.automaton import SuffixAutomaton
 from kernels.metadata import AttentionMetadata
 
 NO_NORM = -1.0
@@ -212,6 +213,13 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
         call(states.data_ptr(), num, width, first, stride, slots.data_ptr())
 
     return keep
+
+
+def automaton() -> type[SuffixAutomaton]:
+    """A type that does the same."""
+    assert MODULE is not None
+    found: type[SuffixAutomaton] = MODULE.SuffixAutomaton
+    return found
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:

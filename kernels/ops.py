@@ -27,6 +27,7 @@ from kernels import (
     speculation,
 )
 from kernels.adjust import NO_CHANGES, Changes
+from kernels.automaton import SuffixAutomaton
 from kernels.choice import Chosen, Wanted
 from kernels.inputs import Inputs
 from kernels.linear import PackedLinear
@@ -248,3 +249,8 @@ def score(logits: Tensor, asked: Asked) -> Scores:
     if native_sampling.takes(logits):
         return native_sampling.score(logits, asked)
     return scores.score(logits, asked)
+
+
+def suffix_automaton() -> type[SuffixAutomaton]:
+    """What finds where the end of a growing sequence of ids occurred before."""
+    return native.automaton() if native.is_available() else SuffixAutomaton

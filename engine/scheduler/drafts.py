@@ -66,7 +66,7 @@ class Drafts:
         if not due:
             return asks
         able = [one for one in due if not (grow and _is_too_late(one))]  # who would have to be read first
-        wishes = self._wishes(able, missing) if able else []
+        wishes = self._wishes(able, missing)
         self.num_resting = 0 if any(wishes) else REST_STEPS
         width = self._max_width if self._controller is None else self._controller.width
         spare = self._num_spare() if grow and any(wishes) else 0

@@ -107,6 +107,8 @@ class Controller:
             unread: of each, tokens that have to be read before it is drafted for, per token still to come.
             is_alone: the step computes no prompts, and so can be measured.
         """
+        if not records:
+            return self._put_off()
         span = steps = 1.0  # that this choice stands for: choices of an impatient one, and steps
         if self._is_idle:
             if self._num_idle >= self._next_probe:
@@ -117,14 +119,13 @@ class Controller:
             self._reading.fade(span)
             self._next_look = self._num_idle + self._patience
             self._patience = min(2 * self._patience, PATIENCE_MOST)
-            self._num_new = 0
         elif self.floor and is_alone and not self._steps.is_fresh(num_rows, num_rows):
             return [0] * len(records)  # what a step without drafts takes is the measure of all others
         common = self._common.right / self._common.tried
         levels = [_level(record, common) for record in records]
         self._num_choices += 1
         if self.floor == 0 or self._num_choices >= self._look_every:
-            self._num_choices = 0
+            self._num_choices = self._num_new = 0
             shares = [_share(record, self._common) for record in records]
             self._settle(present(levels, shares, unread), num_rows, len(records))
         form = self._forms[self.floor]
@@ -136,10 +137,13 @@ class Controller:
         return chosen
 
     def joined(self, num: int, num_rows: int) -> None:
-        """So many of `num_rows` sequences are new: where nothing is drafted, that may have been because of others."""
+        """So many of `num_rows` sequences are new: where nothing is drafted, that may have been because of others; and
+        where others were worth drafts, these would be read for them unseen."""
         self._num_new += num
-        if self._is_idle and self._num_new >= NEW_SHARE * num_rows:
-            self._next_look = min(self._next_look, self._num_idle + 1)
+        if self._num_new >= NEW_SHARE * num_rows:
+            self._num_choices = self._look_every
+            if self._is_idle:
+                self._next_look = min(self._next_look, self._num_idle + 1)
 
     def answered(self, record: Record, asked: int, num: int) -> None:
         """Of `asked` drafts so many were made: who looks things up finds nothing now and then."""
@@ -215,6 +219,12 @@ class Controller:
         """Expected seconds of drafting in each form. Alternatives cost no less than the chain that they belong to."""
         by_width = {width: table.seconds(num_rows, longest) for width, table in self._drafting.items()}
         return [max(by_width[1][i], by_width[form.width][i]) for i, form in enumerate(self._forms)]
+
+    def _put_off(self) -> list[int]:
+        """Nobody can be drafted for: ask again in a while, or when others come."""
+        soon = self._num_idle + PATIENCE
+        self._next_look, self._next_probe = max(self._next_look, soon), max(self._next_probe, soon)
+        return []
 
     def _probe(self, records: Sequence[Record]) -> list[int]:
         """Draft a little for one sequence, another each time: soon again if that one cannot be drafted for."""

@@ -6,7 +6,7 @@ Costs no model and no memory on the device. Needs repetition: code that is edite
 from collections.abc import Sequence
 
 from engine.plan import Ask
-from engine.speculation.automaton import SuffixAutomaton
+from kernels import ops
 
 MIN_MATCH = 2  # tokens: a single one has too many sequels
 MAX_CATCH_UP = 4096  # tokens read of one sequence at one time: a long prompt must not hold up a step
@@ -17,21 +17,24 @@ class NgramProposer:
 
     writes_cache = False
 
+    def __init__(self) -> None:
+        self._automaton = ops.suffix_automaton()
+
     def propose(self, asks: Sequence[Ask]) -> list[Sequence[int]]:
         """See `Proposer`."""
-        return [_sequel(ask) for ask in asks]
+        return [self._sequel(ask) for ask in asks]
 
-
-def _sequel(ask: Ask) -> Sequence[int]:
-    automaton = ask.memory.state
-    if not isinstance(automaton, SuffixAutomaton):
-        automaton = ask.memory.state = SuffixAutomaton()
-    first = automaton.num_tokens
-    automaton.extend(ask.tokens[first : first + MAX_CATCH_UP])
-    ask.memory.num_read, ask.memory.num_unread = automaton.num_tokens - first, len(ask.tokens) - automaton.num_tokens
-    if ask.memory.num_unread or automaton.match_len < MIN_MATCH:
-        return ()
-    return _copied(ask.tokens, automaton.match_end, ask.num)
+    def _sequel(self, ask: Ask) -> Sequence[int]:
+        memory, tokens = ask.memory, ask.tokens
+        automaton = memory.state
+        if not isinstance(automaton, self._automaton):
+            automaton = memory.state = self._automaton()
+        first = automaton.num_tokens
+        automaton.extend(tokens, MAX_CATCH_UP)
+        memory.num_read, memory.num_unread = automaton.num_tokens - first, len(tokens) - automaton.num_tokens
+        if memory.num_unread or automaton.match_len < MIN_MATCH:
+            return ()
+        return _copied(tokens, automaton.match_end, ask.num)
 
 
 def _copied(tokens: Sequence[int], first: int, num: int) -> Sequence[int]:

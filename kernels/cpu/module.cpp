@@ -3,6 +3,7 @@
 #include "call.h"
 
 #include "attention.h"
+#include "automaton_type.h"
 #include "layer.h"
 #include "sampling_methods.h"
 #include "slots.h"
@@ -258,8 +259,12 @@ PyModuleDef definition = {
 }  // namespace
 
 PyMODINIT_FUNC INIT(SLUICE_MODULE)() {
-  PyObject* module = PyModule_Create(&definition);
-  if (module != nullptr && PyModule_AddFunctions(module, sluice::sampling_methods()) == 0) return module;
+  PyObject *module = PyModule_Create(&definition), *automaton = sluice::automaton_type();
+  const bool is_whole = module != nullptr && automaton != nullptr &&
+                        PyModule_AddFunctions(module, sluice::sampling_methods()) == 0 &&
+                        PyModule_AddObjectRef(module, "SuffixAutomaton", automaton) == 0;
+  Py_XDECREF(automaton);
+  if (is_whole) return module;
   Py_XDECREF(module);
   return nullptr;
 }

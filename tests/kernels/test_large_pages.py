@@ -1,4 +1,4 @@
-"""Memory for weights: of the size asked for, and with or without large pages the same to its user."""
+"""Memory for weights and cache: of the size asked for, and with or without large pages the same to its user."""
 
 import mmap
 
@@ -22,12 +22,23 @@ def test_large_ones_begin_at_a_large_page() -> None:
     assert memory.empty(memory.HUGE + 1, torch.uint8).data_ptr() % memory.HUGE == 0
 
 
+@pytest.mark.parametrize("num", [100, memory.HUGE + 12])
+def test_zeros_are_zeros_whatever_was_there_before(num: int) -> None:
+    for _ in range(3):
+        vector = memory.zeros(num, torch.float32)
+        assert vector.shape == (num,) and not vector.any()
+        vector.fill_(7)
+    if num > memory.HUGE:
+        assert vector.data_ptr() % memory.HUGE == 0
+
+
 def test_a_system_without_large_pages_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not know the advice, and one that refuses it."""
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 255)
     assert memory.empty(memory.HUGE, torch.float32).fill_(1).sum() == memory.HUGE
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
     assert memory.empty(memory.HUGE, torch.uint8).shape == (memory.HUGE,)
+    assert not memory.zeros(memory.HUGE, torch.uint8).any()
 
 
 def test_small_ones_share_large_pages() -> None:

@@ -10,7 +10,7 @@ from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.events import Sampled
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
-from engine.speculation.controller import Controller
+from engine.speculation.controller import Controller, Record
 
 LIMITS = Limits(context_length=64, vocab_size=50)
 EOS = 7
@@ -205,6 +205,21 @@ def test_a_model_is_not_asked_to_read_a_long_prompt_for_a_few_tokens() -> None:
     begin(scheduler, request(1, num_prompt=40, max_tokens=5), request(2, num_prompt=10, max_tokens=5))
     assert [len(ask.tokens) for ask in scheduler.asks()] == [41, 11]
     assert [len(ask.tokens) for ask in scheduler.asks(grow=True)] == [11]
+
+
+def test_the_controller_is_told_when_nobody_can_be_drafted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it would be asked at every step."""
+    told = []
+
+    def choose(self: Controller, records: list[Record], *_: object, **__: object) -> list[int]:
+        told.append(len(records))
+        return [0] * len(records)
+
+    monkeypatch.setattr(Controller, "choose", choose)
+    settings = SchedulerSettings(max_draft_tokens=4, adapts_drafts=True, watermark=-3.0)
+    scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (EOS,), 8, 64, settings)
+    begin(scheduler, request(num_prompt=50, max_tokens=4))
+    assert scheduler.asks(grow=True) == [] and told == [0]
 
 
 def wide(max_draft_tokens: int = 9, budget: int = 16) -> Scheduler:

@@ -369,6 +369,43 @@ def test_newcomers_are_looked_at_at_once() -> None:
     assert waits[2] == 0
 
 
+def test_newcomers_are_looked_at_before_they_are_read() -> None:
+    """A few were worth drafts; what others would have to be read for is no reason to draft for them unseen."""
+    waits = []
+    for num_new in (0, 1, 4):
+        world = World(affine(10e-3, 0.02e-3), model(0.5e-3), [0.9] * 4)
+        controller = Controller(MOST)
+        world.run(controller, 300)
+        controller.drafted([4] * 4, 2e-3 + 400 * 0.1e-3, num_read=400)
+        for _ in range(8):
+            controller.stepped(8, 8, world.step(8, 8))
+        records, unread = world.records + [Record() for _ in range(4)], [0.0] * 4 + [1000.0] * 4
+        controller.joined(num_new, 8)
+        waits.append(next(i for i in range(64) if not any(controller.choose(records, 8, unread))))
+    assert waits[0] == waits[1] >= 4  # one of eight is too few to look again
+    assert waits[2] == 0
+
+
+def test_where_nobody_can_be_drafted_for_it_rests() -> None:
+    world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
+    controller = Controller(MOST)
+    world.run(controller, 500)
+    assert controller.floor == 0
+
+    def asked(records: list[Record], steps: int) -> list[int]:
+        """Drafts wanted, each time that it did not rest."""
+        found = []
+        for _ in range(steps):
+            if not controller.rests():
+                found.append(sum(controller.choose(records, 8)))
+            controller.stepped(8, 8, world.step(8, 8))
+        return found
+
+    nobody = asked([], 2000)
+    assert not any(nobody) and len(nobody) <= 2000 / 8 + 1
+    assert any(asked(world.records, 64))  # the probe that was due was only put off
+
+
 def test_whose_drafts_are_seldom_found_says_nothing_of_newcomers() -> None:
     """Steps are dear and nothing of one sequence's text comes again: whoever comes next is drafted for all the same."""
     world = World(affine(3e-3, 0.3e-3), free, [0.9])

@@ -1,47 +1,11 @@
-"""Prompt look-up: the automaton against a plain search, and what is drafted."""
-
-import random
+"""Prompt look-up: what is drafted."""
 
 import pytest
 
 from engine.plan import Ask, Memory
 from engine.request import SamplingParams
 from engine.speculation import ngram
-from engine.speculation.automaton import SuffixAutomaton
 from engine.speculation.ngram import NgramProposer
-
-
-def longest_known_suffix(tokens: list[int]) -> int:
-    """Length of the longest suffix that also ends earlier."""
-    return next(
-        (
-            num
-            for num in range(len(tokens) - 1, 0, -1)
-            if any(tokens[end - num : end] == tokens[-num:] for end in range(num, len(tokens)))
-        ),
-        0,
-    )
-
-
-@pytest.mark.parametrize("vocab", [1, 2, 3, 20])
-def test_the_automaton_finds_what_a_plain_search_finds(vocab: int) -> None:
-    rng = random.Random(vocab)
-    automaton = SuffixAutomaton()
-    tokens: list[int] = []
-    for _ in range(120):
-        tokens.append(rng.randrange(vocab))
-        automaton.extend(tokens[-1:])
-        num, end = automaton.match_len, automaton.match_end
-        assert num == longest_known_suffix(tokens)
-        assert end < len(tokens)
-        assert tokens[end - num : end] == tokens[len(tokens) - num :]
-
-
-def test_its_size_grows_with_the_tokens_only() -> None:
-    rng = random.Random(1)
-    automaton = SuffixAutomaton()
-    automaton.extend(rng.choice((1, 1, 1, 2)) for _ in range(20_000))
-    assert len(automaton._length) <= 40_000
 
 
 def ask(tokens: list[int], num: int = 4, memory: Memory | None = None) -> Ask:

@@ -2,11 +2,13 @@
 
 Online construction after Blumer et al. (1985): O(1) amortised a token, at most two states each. A state stands for all
 substrings that end at the same places; `link` leads to the longest suffix of its strings that ends in more of them.
-Nearly all states have one transition: it lies in arrays, the rest in tables of their own. Stdlib only.
+Nearly all states have one transition: it lies in arrays, the rest in tables of their own. kernels/cpu/automaton.h does
+the same where it was built (read at once on a Skylake core: 2.6 µs a token here, 0.06 there). Stdlib only.
 """
 
+import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 NONE = -1
 
@@ -30,9 +32,9 @@ class SuffixAutomaton:
         self._target: array[int] = array("i", [NONE])
         self._more: dict[int, dict[int, int]] = {}  # further transitions of the few states that have them
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        """The sequence goes on."""
-        for token in tokens:
+    def extend(self, tokens: Sequence[int], most: int = sys.maxsize) -> None:
+        """The sequence is `tokens` now, ids of 0 to 2³¹ - 1: read at most so many of those that were not read yet."""
+        for token in tokens[self.num_tokens : self.num_tokens + most]:
             self._append(token)
 
     def _append(self, token: int) -> None:
