@@ -29,6 +29,12 @@ def empty(num: int, dtype: torch.dtype) -> Tensor:
     return whole[first : first + size].view(dtype)
 
 
+def zeros(num_bytes: int) -> Tensor:
+    """uint8 zeros that begin a page; pages are taken only as they are used: torch.zeros touches all of them at once."""
+    memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # lives like the tensor
+    return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]
+
+
 def side_by_side(vectors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of vectors in one memory: those that fill no large page alone fill some together.
 

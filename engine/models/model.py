@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,7 +17,7 @@ from engine.models.mlp import make_mlp
 from engine.models.registry import style_of
 from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint, Plan, WeightSource
-from kernels import gpu, ops
+from kernels import gpu, memory, ops
 from kernels.layout import new_layers
 from kernels.linear import gather
 from kernels.metadata import AttentionMetadata
@@ -152,11 +151,10 @@ def token_bytes(config: ModelConfig, cache: torch.dtype, align: int) -> int:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero tensor whose pages, on CPU, are taken only as they are used: torch.zeros touches all of them at once."""
+    """A zero tensor whose pages, on CPU, are taken only as they are used."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = torch.Size(shape).numel() * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    return memory.zeros(torch.Size(shape).numel() * dtype.itemsize).view(dtype).view(shape)
 
 
 def load_model(
