@@ -13,7 +13,7 @@ constexpr int KEYS = 32;
 constexpr int MAX_DIM = 256;
 constexpr int QUERIES = 16;  // query rows that share a look-up of keys and values
 constexpr int SHARING = 4;   // of these, rows that share a load of values
-constexpr int WIDEST = LANES == 16 ? 8 : 4;  // vectors of values at once that one or two rows share: more rows, half of it
+constexpr int WIDEST = LANES == 16 ? 8 : 4;  // vectors of values that one or two rows share at once; more rows half
 constexpr int PAIR = 2;      // and rows that share a load of keys
 constexpr int TURNING = 6;   // queries from which on it pays to lay keys side by side first
 
@@ -90,11 +90,11 @@ struct KeyBlock {
 // Has the line that numbers begin brought into the cache; what is not the first vector of a line does nothing.
 template <typename Element>
 inline void fetch(const Element* from, int64_t at) {
-  if (at * sizeof(Element) % 64 == 0) __builtin_prefetch(from + at);
+  if (at * sizeof(Element) % LINE == 0) __builtin_prefetch(from + at);
 }
 
-// Scores of ROWS queries, a power of two; fetches the values. Each is a dot product in LANES chains whose ends are added by `sums`, whether
-// the vectors of one call belong to LANES keys of one query or to fewer keys of several.
+// Scores of ROWS queries, a power of two; fetches the values. Each is a dot product in LANES chains whose ends are added
+// by `sums`, whether the vectors of one call belong to LANES keys of one query or to fewer keys of several.
 template <int ROWS, typename Element>
 inline void score_keys(const float* const* q, const KeyBlock<Element>& block, int64_t dim, float scale,
                        float (*scores)[KEYS]) {
