@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import layout
 from kernels import slots as formats
 from kernels.elementwise import soft_cap_
 from kernels.metadata import MAX_SCORES, AttentionMetadata, Chunk
@@ -17,7 +18,7 @@ from kernels.ragged import AttentionOptions
 def write_kv(kv: Tensor, cache: Tensor, write_slots: Tensor) -> None:
     """Put keys and values kv [T, 2, kv_heads, head_dim] into their slots of a cache layer."""
     num_tokens = len(write_slots)
-    cache.view(-1, *cache.shape[2:]).index_copy_(0, write_slots, formats.encode(kv[:num_tokens], cache.dtype))
+    layout.write(cache, write_slots, formats.encode(kv[:num_tokens], cache.dtype))
 
 
 def paged_attention(
@@ -41,22 +42,22 @@ def paged_attention(
     Returns:
         [q's rows, heads * head_dim]; padding rows are zero.
     """
-    slots, options = cache.view(-1, *cache.shape[2:]), AttentionOptions(scale, window, cap, sinks)
+    options = AttentionOptions(scale, window, cap, sinks)
     if len(meta.decodes) == 1 and not meta.chunks and len(q) == meta.num_tokens:  # the common step: no copy
-        return _decode_group(q, slots, meta, 0, options).view(len(q), -1)
+        return _decode_group(q, cache, meta, 0, options).view(len(q), -1)
     out = torch.zeros_like(q) if len(q) > meta.num_tokens else torch.empty_like(q)
     for i, group in enumerate(meta.decodes):
         rows = slice(group.first, group.first + group.num)
-        out[rows] = _decode_group(q[rows], slots, meta, i, options)
+        out[rows] = _decode_group(q[rows], cache, meta, i, options)
     for chunk in meta.chunks:
-        out[chunk.first : chunk.first + chunk.num] = _prefill(q, slots, chunk, options)
+        out[chunk.first : chunk.first + chunk.num] = _prefill(q, cache, chunk, options)
     return out.view(len(q), -1)
 
 
-def _decode_group(q: Tensor, slots: Tensor, meta: AttentionMetadata, index: int, options: AttentionOptions) -> Tensor:
+def _decode_group(q: Tensor, cache: Tensor, meta: AttentionMetadata, index: int, options: AttentionOptions) -> Tensor:
     """Decode group `index`: its queries q [n, heads, D] over their gathered keys → [n, heads, D]."""
     group = meta.decodes[index]
-    kv = formats.decode(slots.index_select(0, group.slots), q.shape[2], q.dtype)
+    kv = formats.decode(layout.read(cache, group.slots), q.shape[2], q.dtype)
     kv = kv.view(group.num, group.length, *kv.shape[1:])
     return _decode(q, kv, meta.decode_mask(index, options.window, q.dtype), options)
 
@@ -70,10 +71,10 @@ def _decode(q: Tensor, kv: Tensor, mask: Tensor | None, options: AttentionOption
     return _attend(folded, key, value, mask, options, sinks).reshape(num, heads, dim)
 
 
-def _prefill(q: Tensor, slots: Tensor, chunk: Chunk, options: AttentionOptions) -> Tensor:
+def _prefill(q: Tensor, cache: Tensor, chunk: Chunk, options: AttentionOptions) -> Tensor:
     """One sequence's queries [num, heads, D], a bounded piece at a time so that no mask is larger than MAX_SCORES; with
     a cap or sinks no scores are."""
-    kv = formats.decode(slots.index_select(0, chunk.slots), q.shape[2], q.dtype)
+    kv = formats.decode(layout.read(cache, chunk.slots), q.shape[2], q.dtype)
     step = max(1, MAX_SCORES // len(chunk.slots) // (1 if _is_plain(options) else q.shape[1]))
     pieces = []
     for done in range(0, chunk.num, step):

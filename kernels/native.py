@@ -179,6 +179,13 @@ def _check(x: Tensor, y: Tensor, inputs: int) -> None:
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not fit a layer of {inputs} inputs in float32")
 
 
+def _places(cache: Tensor) -> tuple[int, ...]:
+    """Of a cache layer, in the order that kernels/cpu/module.cpp reads: address, tokens in a block, strides."""
+    block, token, half, head, one = cache.stride()
+    assert one == 1
+    return (cache.data_ptr(), cache.shape[1], block, token, half, head)
+
+
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
     """Rotate queries and keys of heads [T, heads + 2 kv_heads, D] in place by cis (complex64 [T, 1, D/2]) and put
     keys and values into their slots of a cache layer."""
@@ -196,7 +203,7 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
         heads.shape[1] - 2 * kv_heads,
         kv_heads,
         dim,
-        cache.data_ptr(),
+        *_places(cache),
         meta.write_slots.data_ptr(),
     )
 
@@ -240,7 +247,7 @@ def paged_attention(
 ) -> Tensor:
     """See `kernels.ops.paged_attention`. q [T or more, heads, D] with heads contiguous; padding rows become zero."""
     assert MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1
-    block_size, kv_heads, dim = cache.shape[1], cache.shape[3], q.shape[2]
+    kv_heads, dim = cache.shape[3], q.shape[2]
     make = torch.empty if len(q) == meta.num_tokens else torch.zeros
     out = make(len(q), q.shape[1] * dim)
     calls: dict[torch.dtype, Callable[..., None]] = {
@@ -251,8 +258,7 @@ def paged_attention(
     calls[cache.dtype](
         q.data_ptr(),
         q.stride(0),
-        cache.data_ptr(),
-        block_size,
+        *_places(cache),
         kv_heads,
         q.shape[1],
         dim,
@@ -291,8 +297,7 @@ def layer(
         cis.data_ptr(),
         meta.num_tokens,
         meta.write_slots.data_ptr(),
-        cache.data_ptr(),
-        cache.shape[1],
+        *_places(cache),
         *meta.addresses,
         0 if kept is None else kept.data_ptr(),
         ALL_TOKENS if kept is None else len(kept),

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from kernels.layout import read
 from kernels.metadata import AttentionMetadata
 from kernels.ragged import AttentionOptions, Ragged
 from kernels.slots import decode
@@ -63,17 +64,17 @@ def paged_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention in float64, one query at a time; see `kernels.ops.paged_attention`."""
-    slots, options = cache.view(-1, *cache.shape[2:]), AttentionOptions(scale, window, cap, sinks)
+    options = AttentionOptions(scale, window, cap, sinks)
     out = torch.zeros_like(q)
     for group in meta.decodes:
         table = group.slots.view(group.num, group.length)
         for i in range(group.num):
             keys = table[i, : int(group.contexts[i])]
-            kv = decode(slots[keys], q.shape[2], torch.float32)
+            kv = decode(read(cache, keys), q.shape[2], torch.float32)
             out[group.first + i] = _attend(q[group.first + i], kv, options)
     for chunk in meta.chunks:
         for i in range(chunk.num):
-            keys = decode(slots[chunk.keys_of(i)], q.shape[2], torch.float32)
+            keys = decode(read(cache, chunk.keys_of(i)), q.shape[2], torch.float32)
             out[chunk.first + i] = _attend(q[chunk.first + i], keys, options)
     return out.view(len(q), -1)
 

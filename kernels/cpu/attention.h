@@ -23,16 +23,19 @@ struct Running {
 };
 
 // acc [COUNT, dim] += weights · values, WIDE vectors of it from `d` on. The order of keys is the same for each row,
-// however many there are.
+// however many there are. Fetches the keys that are met next.
 template <int COUNT, int WIDE, typename Element>
-inline void add_values(const KeyBlock<Element>& block, int64_t dim, int64_t d, const float (*weights)[KEYS],
-                       float* acc) {
+inline void add_vectors(const KeyBlock<Element>& block, int64_t dim, int64_t d, const float (*weights)[KEYS],
+                        int64_t stride, float* acc) {
   Vec sums[COUNT][WIDE];
   for (int r = 0; r < COUNT; ++r)
     for (int v = 0; v < WIDE; ++v) sums[r][v] = load(acc + r * dim + d + v * LANES);
   for (int j = 0; j < block.num; ++j) {
     Vec value[WIDE];
-    for (int v = 0; v < WIDE; ++v) value[v] = load(block.values[j] + d + v * LANES);
+    for (int v = 0; v < WIDE; ++v) {
+      value[v] = load(block.values[j] + d + v * LANES);
+      fetch(block.ahead + j * stride, d + v * LANES);
+    }
     for (int r = 0; r < COUNT; ++r) {
       const Vec weight = broadcast(weights[r][j]);
       for (int v = 0; v < WIDE; ++v) sums[r][v] += weight * value[v];
@@ -42,21 +45,24 @@ inline void add_values(const KeyBlock<Element>& block, int64_t dim, int64_t d, c
     for (int v = 0; v < WIDE; ++v) store(acc + r * dim + d + v * LANES, sums[r][v]);
 }
 
-template <int COUNT, typename Element>
-inline void add_values(const KeyBlock<Element>& block, int64_t dim, const float (*weights)[KEYS], float* acc) {
-  int64_t d = 0;
-  for (; d + 2 * LANES <= dim; d += 2 * LANES) add_values<COUNT, 2>(block, dim, d, weights, acc);
-  for (; d < dim; d += LANES) add_values<COUNT, 1>(block, dim, d, weights, acc);
+// The same from `d` on to the end.
+template <int COUNT, int WIDE, typename Element>
+inline void add_values(const KeyBlock<Element>& block, int64_t dim, int64_t d, const float (*weights)[KEYS],
+                       int64_t stride, float* acc) {
+  for (; d + WIDE * LANES <= dim; d += WIDE * LANES)
+    add_vectors<COUNT, WIDE>(block, dim, d, weights, stride, acc);
+  if constexpr (WIDE > 1) add_values<COUNT, WIDE / 2>(block, dim, d, weights, stride, acc);
 }
 
+// Keys lie `stride` apart.
 template <typename Element>
 inline void add_values(int count, const KeyBlock<Element>& block, int64_t dim, const float (*weights)[KEYS],
-                       float* acc) {
+                       int64_t stride, float* acc) {
   for (int r = 0; r < count; r += SHARING) switch (count - r) {
-      case 1: add_values<1>(block, dim, weights + r, acc + r * dim); break;
-      case 2: add_values<2>(block, dim, weights + r, acc + r * dim); break;
-      case 3: add_values<3>(block, dim, weights + r, acc + r * dim); break;
-      default: add_values<SHARING>(block, dim, weights + r, acc + r * dim);
+      case 1: add_values<1, WIDEST>(block, dim, 0, weights + r, stride, acc + r * dim); break;
+      case 2: add_values<2, WIDEST>(block, dim, 0, weights + r, stride, acc + r * dim); break;
+      case 3: add_values<3, WIDEST / 2>(block, dim, 0, weights + r, stride, acc + r * dim); break;
+      default: add_values<SHARING, WIDEST / 2>(block, dim, 0, weights + r, stride, acc + r * dim);
     }
 }
 
@@ -116,7 +122,7 @@ inline void meet(const Attention<Element>& job, const QueryTile& tile, int first
     weigh(tile, r, std::min(LANES, last - r), from, scores + r, running, job.dim);
   if constexpr (IS_SCALED<Element>)
     for (int r = first; r < last; ++r) multiply(scores[r], block.value_scales);
-  add_values(last - first, block, job.dim, scores + first, running.acc + first * job.dim);
+  add_values(last - first, block, job.dim, scores + first, job.cache.token, running.acc + first * job.dim);
 }
 
 // The same where their paths part: each token's queries meet what lies on its own.
@@ -160,7 +166,8 @@ inline void attend(const Attention<Element>& job, const QueryTile& tile, const i
 // Piece `at` of one row: a tile of its query heads that share a head of keys.
 template <typename Element>
 inline void attend(const Attention<Element>& job, int64_t row, int64_t at) {
-  const int64_t group = job.heads / job.kv_heads, kv_head = at % job.kv_heads, first = at / job.kv_heads * QUERIES;
+  const int64_t group = job.heads / job.kv_heads, first = at / job.kv_heads * QUERIES;
+  const int64_t kv_head = job.kv_heads - 1 - at % job.kv_heads;  // pieces descend: memory is read upwards
   const int64_t num = job.counts[row] * group, paths = job.paths == nullptr ? -1 : job.path_begins[row];
   QueryTile tile;
   tile.start = job.contexts[row] - job.counts[row];

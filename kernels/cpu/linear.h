@@ -39,16 +39,24 @@ inline void pack(const Weight* weight, Weight* packed, int64_t rows, int64_t k, 
   });
 }
 
-// rows ROWS × one panel over k in [0, depth), going on from `sums` [rows, PANEL].
-template <int ROWS, typename Weight>
-inline void multiply(const float* x, int64_t x_stride, const Weight* panel, int64_t depth, float* sums) {
+template <typename Weight>
+constexpr int64_t STEP = std::min<int64_t>(LINE, PANEL * sizeof(Weight));  // bytes: a line, or less if one k has less
+
+template <typename Weight>
+constexpr int LINES = PANEL * sizeof(Weight) / STEP<Weight>;  // of one k of a panel
+
+// rows ROWS × one panel over k in [0, depth), going on from `sums` [rows, PANEL]. With each k, FETCHED lines from
+// `ahead` on are brought into the cache.
+template <int ROWS, int FETCHED, typename Weight>
+inline void multiply(const float* x, int64_t x_stride, const Weight* panel, int64_t depth, const char* ahead,
+                     float* sums) {
   Vec acc[ROWS][VECS];
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < VECS; ++v) acc[r][v] = load(sums + r * PANEL + v * LANES);
   for (int64_t i = 0; i < depth; ++i) {
     Vec w[VECS];
     for (int v = 0; v < VECS; ++v) w[v] = load(panel + i * PANEL + v * LANES);
-    for (int64_t at = 0; at < PANEL; at += LINE / sizeof(Weight)) fetch_ahead(panel + i * PANEL + at);
+    for (int64_t line = 0; line < FETCHED; ++line) __builtin_prefetch(ahead + (i * FETCHED + line) * STEP<Weight>);
     for (int r = 0; r < ROWS; ++r) {
       const Vec value = broadcast(x[r * x_stride + i]);
       for (int v = 0; v < VECS; ++v) acc[r][v] += value * w[v];
@@ -58,10 +66,11 @@ inline void multiply(const float* x, int64_t x_stride, const Weight* panel, int6
     for (int v = 0; v < VECS; ++v) store(sums + r * PANEL + v * LANES, acc[r][v]);
 }
 
-template <int ROWS, typename Weight>
-inline void multiply_rows(int rows, const float* x, int64_t x_stride, const Weight* panel, int64_t depth, float* sums) {
-  if (rows == ROWS) return multiply<ROWS>(x, x_stride, panel, depth, sums);
-  if constexpr (ROWS > 1) multiply_rows<ROWS - 1>(rows, x, x_stride, panel, depth, sums);
+template <int ROWS, int FETCHED, typename Weight>
+inline void multiply_rows(int rows, const float* x, int64_t x_stride, const Weight* panel, int64_t depth,
+                          const char* ahead, float* sums) {
+  if (rows == ROWS) return multiply<ROWS, FETCHED>(x, x_stride, panel, depth, ahead, sums);
+  if constexpr (ROWS > 1) multiply_rows<ROWS - 1, FETCHED>(rows, x, x_stride, panel, depth, ahead, sums);
 }
 
 constexpr int64_t TILES_WIDENED = 2;  // above, a part of a panel is widened once rather than by every tile
@@ -91,8 +100,17 @@ inline void compute_piece(const Linear<Weight>& job, int64_t panel, int64_t begi
       const int64_t first = (end - begin) * t / tiles, last = (end - begin) * (t + 1) / tiles;
       const float* x = job.x + (begin + first) * job.x_stride + from;
       const int rows = static_cast<int>(last - first);
-      if (wide != nullptr) multiply_rows<TILE>(rows, x, job.x_stride, wide, depth, sums + first * PANEL);
-      else multiply_rows<TILE>(rows, x, job.x_stride, narrow, depth, sums + first * PANEL);
+      float* to = sums + first * PANEL;
+      if (tiles == 1) {
+        const char* ahead = reinterpret_cast<const char*>(narrow) + AHEAD;
+        multiply_rows<TILE, LINES<Weight>>(rows, x, job.x_stride, narrow, depth, ahead, to);
+        continue;
+      }
+      // What lies behind is met next: the first tiles fetch it, a part each, while this one is in the cache.
+      const char* behind = reinterpret_cast<const char*>(narrow + depth * PANEL);
+      const char* ahead = behind + t % LINES<Weight> * depth * STEP<Weight>;
+      if (wide != nullptr) multiply_rows<TILE, 1>(rows, x, job.x_stride, wide, depth, ahead, to);
+      else multiply_rows<TILE, 1>(rows, x, job.x_stride, narrow, depth, ahead, to);
     }
   }
   for (int64_t row = begin; row < end; ++row)

@@ -12,6 +12,7 @@ namespace {
 
 using sluice::Arguments;
 using sluice::Attention;
+using sluice::Cache;
 using sluice::compute;
 using sluice::Finish;
 using sluice::Format;
@@ -105,6 +106,18 @@ PyObject* integer(PyObject*, PyObject* const* values, Py_ssize_t num) {
 }
 
 template <typename Element>
+Cache<Element> cache(Arguments& arguments) {
+  Cache<Element> found;
+  found.first = arguments.address<Element>();
+  found.block_size = arguments.integer();
+  found.block = arguments.integer();
+  found.token = arguments.integer();
+  found.half = arguments.integer();
+  found.head = arguments.integer();
+  return found;
+}
+
+template <typename Element>
 void rows(Arguments& arguments, Attention<Element>& job) {
   job.tables = arguments.address<const int32_t>();
   job.table_width = arguments.integer();
@@ -123,8 +136,7 @@ PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Attention<Element> job;
   job.q = arguments.address<const float>();
   job.q_stride = arguments.integer();
-  job.cache = arguments.address<const Element>();
-  job.block_size = arguments.integer();
+  job.cache = cache<Element>(arguments);
   job.kv_heads = arguments.integer();
   job.heads = arguments.integer();
   job.dim = arguments.integer();
@@ -147,7 +159,7 @@ PyObject* rotate_and_write(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.num_heads = arguments.integer();
   job.kv_heads = arguments.integer();
   job.dim = arguments.integer();
-  job.cache = arguments.address<Element>();
+  job.cache = cache<Element>(arguments);
   job.slots = arguments.address<const int64_t>();
   return arguments.ok() ? compute(job) : nullptr;
 }
@@ -193,9 +205,7 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   write.cis = arguments.address<const float>();
   write.tokens = arguments.integer();
   write.slots = arguments.address<const int64_t>();
-  write.cache = arguments.address<Element>();
-  attention.cache = write.cache;
-  attention.block_size = arguments.integer();
+  write.cache = attention.cache = cache<Element>(arguments);
   rows(arguments, attention);
   job.kept = arguments.address<const int64_t>();
   job.num_kept = arguments.integer();

@@ -25,7 +25,6 @@ constexpr int ROWS_A_PIECE = 16 * TILE;
 constexpr int64_t RUNS_A_THREAD = 8;  // of neighbouring panels, if rows are few: what is fetched ahead is then used
 
 constexpr int64_t AHEAD = 4096;  // bytes: the processor's own prefetching stops at the end of each page
-constexpr int64_t LINE = 64;     // bytes that one fetch brings
 
 // Has the weights that come AHEAD bytes later brought into the cache; past the end it does nothing.
 template <typename Weight>

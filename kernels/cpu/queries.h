@@ -13,6 +13,7 @@ constexpr int KEYS = 32;
 constexpr int MAX_DIM = 256;
 constexpr int QUERIES = 16;  // query rows that share a look-up of keys and values
 constexpr int SHARING = 4;   // of these, rows that share a load of values
+constexpr int WIDEST = LANES == 16 ? 8 : 4;  // vectors of values that one or two rows share at once; more rows half
 constexpr int PAIR = 2;      // and rows that share a load of keys
 constexpr int TURNING = 6;   // queries from which on it pays to lay keys side by side first
 
@@ -20,8 +21,8 @@ template <typename Element>
 struct Attention {
   const float* q;  // [T, heads, dim], tokens q_stride apart
   int64_t q_stride;
-  const Element* cache;  // [blocks, block_size, 2, kv_heads, width<Element>(dim)]
-  int64_t block_size, kv_heads, heads, dim;
+  Cache<Element> cache;
+  int64_t kv_heads, heads, dim;
   const int32_t* tables;  // [rows, table_width]
   int64_t table_width;
   const int64_t* firsts;  // [rows] first token of each row
@@ -55,6 +56,7 @@ struct KeyBlock {
   const Element* keys[KEYS];
   const Element* values[KEYS];
   float key_scales[KEYS], value_scales[KEYS];  // of formats that have them
+  const Element* ahead;  // the key that is met after these; if there is none, one of these
   int num;
 
   // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
@@ -62,26 +64,37 @@ struct KeyBlock {
   // `start` and behind it lies where the path says, in ascending order too.
   void find(const Attention<Element>& job, const int32_t* table, int64_t kv_head, int64_t from, int64_t begin,
             int64_t end, const int32_t* path, int64_t start) {
-    const int64_t one = width<Element>(job.dim), slot = 2 * job.kv_heads * one;
+    const int64_t size = job.cache.block_size;
     num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
-    int64_t block = -1, within = 0;
+    int64_t first = 0, past = 0;  // positions of the block that `of` is in
+    const Element* of = nullptr;
     for (int j = 0; j < KEYS; ++j) {
       int64_t position = std::min(std::max(from + j, begin), end - 1);
       if (path != nullptr && position >= start) position = start + path[position - start];
-      if (block < 0 || position >= (block + 1) * job.block_size) block = position / job.block_size;
-      within = position - block * job.block_size;
-      keys[j] = job.cache + (table[block] * job.block_size + within) * slot + kv_head * one;
-      values[j] = keys[j] + job.kv_heads * one;
+      if (position < first || position >= past) {
+        first = position / size * size, past = first + size;
+        of = job.cache.key(table[position / size], 0, kv_head);
+      }
+      keys[j] = of + (position - first) * job.cache.token;
+      values[j] = keys[j] + job.cache.half;
       if constexpr (IS_SCALED<Element>) {
         key_scales[j] = scale_of(keys[j], job.dim);
         value_scales[j] = scale_of(values[j], job.dim);
       }
     }
+    const int64_t next = from + KEYS;
+    ahead = next < end ? job.cache.key(table[next / size], next % size, kv_head) : keys[0];
   }
 };
 
-// Scores of ROWS queries, a power of two. Each is a dot product in LANES chains whose ends are added by `sums`, whether
-// the vectors of one call belong to LANES keys of one query or to fewer keys of several.
+// Has the line that numbers begin brought into the cache; what is not the first vector of a line does nothing.
+template <typename Element>
+inline void fetch(const Element* from, int64_t at) {
+  if (at * sizeof(Element) % LINE == 0) __builtin_prefetch(from + at);
+}
+
+// Scores of ROWS queries, a power of two; fetches the values. Each is a dot product in LANES chains whose ends are added
+// by `sums`, whether the vectors of one call belong to LANES keys of one query or to fewer keys of several.
 template <int ROWS, typename Element>
 inline void score_keys(const float* const* q, const KeyBlock<Element>& block, int64_t dim, float scale,
                        float (*scores)[KEYS]) {
@@ -93,6 +106,7 @@ inline void score_keys(const float* const* q, const KeyBlock<Element>& block, in
       for (int r = 0; r < ROWS; ++r) query[r] = load(q[r] + d);
       for (int j = 0; j < WIDTH; ++j) {
         const Vec key = load(block.keys[from + j] + d);
+        fetch(block.values[from + j], d);
         for (int r = 0; r < ROWS; ++r) acc[r * WIDTH + j] += query[r] * key;
       }
     }

@@ -1,4 +1,4 @@
-// The cache's number formats: how one head's key or value lies in its slot, and how a step's keys and values get there.
+// The cache: where keys and values lie, in which number formats, and how those of a step get there.
 //
 // float32; bfloat16, rounded to the nearest; 8 bits, whose scale (float32: the head's greatest number / 127) lies in
 // the four bytes behind the levels, so that whatever moves a slot moves its scale.
@@ -21,6 +21,19 @@ template <typename Element>
 constexpr int64_t width(int64_t dim) {
   return dim + (IS_SCALED<Element> ? sizeof(float) : 0);
 }
+
+// A layer's blocks, in whatever order of bytes kernels/layout.py chose. Strides are of elements.
+template <typename Element>
+struct Cache {
+  Element* first;
+  int64_t block_size;                // tokens
+  int64_t block, token, half, head;  // strides; half: from a key to its value
+
+  // The key of one head; its value lies `half` behind it.
+  Element* key(int64_t block_id, int64_t within, int64_t head_id) const {
+    return first + block_id * block + within * token + head_id * head;
+  }
+};
 
 inline float scale_of(const int8_t* levels, int64_t dim) {
   float scale;
@@ -69,7 +82,7 @@ struct RotateAndWrite {
   float* heads;  // [T, num_heads + kv_heads (keys) + kv_heads (values), dim]: queries and keys rotated in place
   const float* cis;  // [T, dim / 2] complex
   int64_t tokens, num_heads, kv_heads, dim;
-  Element* cache;  // [slots, 2, kv_heads, width<Element>(dim)]
+  Cache<Element> cache;
   const int64_t* slots;  // [T] where each token's keys and values go
   const float* norms = nullptr;  // [num_heads + kv_heads, dim]: queries and keys are normed head by head before; or null
   float eps = 0.0f;
@@ -86,7 +99,6 @@ inline void norm_heads(float* x, const float* norms, int64_t heads, int64_t dim,
 template <typename Element>
 inline void run(const RotateAndWrite<Element>& job) {
   const int64_t rotated = job.num_heads + job.kv_heads, all = (rotated + job.kv_heads) * job.dim;
-  const int64_t one_head = width<Element>(job.dim), kept = 2 * job.kv_heads;
   const auto one = [&](int64_t t) {
     float* x = job.heads + t * all;
     const float* cis = job.cis + t * job.dim;
@@ -98,8 +110,12 @@ inline void run(const RotateAndWrite<Element>& job) {
         pair[0] = a * c - b * s;
         pair[1] = a * s + b * c;
       }
-    Element* to = job.cache + job.slots[t] * kept * one_head;
-    for (int64_t h = 0; h < kept; ++h) put(to + h * one_head, x + (job.num_heads + h) * job.dim, job.dim);
+    const int64_t block = job.slots[t] / job.cache.block_size, within = job.slots[t] % job.cache.block_size;
+    for (int64_t h = 0; h < job.kv_heads; ++h) {
+      Element* to = job.cache.key(block, within, h);
+      put(to, x + (job.num_heads + h) * job.dim, job.dim);
+      put(to + job.cache.half, x + (rotated + h) * job.dim, job.dim);
+    }
   };
   const int64_t pieces = std::min<int64_t>(job.tokens * all <= SMALL ? 1 : 64, job.tokens);
   Pool::instance().run(static_cast<int>(pieces), [&](int64_t piece) {

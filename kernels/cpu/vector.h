@@ -21,6 +21,8 @@ constexpr uint16_t ALL = 0xffff;  // lanes; forms without a mask make GCC 12 war
 constexpr int LANES = 8;
 #endif
 
+constexpr int64_t LINE = 64;  // bytes that one fetch from memory brings
+
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVec __attribute__((vector_size(LANES * 4)));
 

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 
 from kernels import native, ops, twins
 from kernels.invariance import is_batch_invariant
+from kernels.layout import new_layers
 from kernels.metadata import AttentionMetadata
+from kernels.slots import slot_width
 
 CPU = torch.device("cpu")
 BATCHES = {
@@ -32,7 +34,8 @@ def make(
     widths = [-(-context // block) for _, context in batch]
     blocks = rng.sample(range(1, 2 * sum(widths) + 2), sum(widths))
     tables = np.zeros((len(batch), max(widths) + 40 // block + 1), dtype=np.int32)
-    cache = torch.full((2 * sum(widths) + 2, block, 2, kv_heads, dim), float("nan"))
+    sizes = (2 * sum(widths) + 2, 1, block, kv_heads, dim)
+    cache = new_layers(*sizes, lambda shape: torch.full(shape, float("nan")), is_whole=False)[0]
     cache[0] = 0.0  # what a table's empty entries point at: never uninitialised in a runner
     for row, width in enumerate(widths):
         tables[row, :width] = [blocks.pop() for _ in range(width)]
@@ -96,6 +99,24 @@ def test_sinks_take_their_part(name: str, heads: int, kv_heads: int, dim: int, w
         assert cap or torch.allclose(got[:, dim : 2 * dim], plain[:, dim : 2 * dim], atol=2e-5)
 
 
+@pytest.mark.parametrize("name", list(BATCHES))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_the_order_of_the_caches_bytes_changes_no_bit(dtype: torch.dtype, name: str) -> None:
+    """Head by head, as it is kept, and token by token; written and read."""
+    q, shape, meta = make(BATCHES[name], 4, 2, 64, 16)
+    by_head = new_layers(
+        len(shape), 1, 16, 2, slot_width(64, dtype), lambda sizes: torch.zeros(sizes, dtype=dtype), is_whole=False
+    )[0]
+    by_token = torch.zeros(by_head.shape, dtype=dtype)
+    assert by_token.is_contiguous() and not by_head.is_contiguous()
+    heads, cis = torch.randn(meta.num_tokens, 8, 64), torch.randn(meta.num_tokens, 1, 32, dtype=torch.complex64)
+    for cache in (by_head, by_token):
+        ops.rotate_and_write(heads.clone(), cis, cache, meta)
+    assert torch.equal(by_head, by_token) and by_head.any()
+    got, want = (ops.paged_attention(q, cache, meta, 0.125, None) for cache in (by_head, by_token))
+    assert torch.equal(got, want)
+
+
 def test_padding_rows_are_zero() -> None:
     q, cache, meta = make(BATCHES["decode"], 4, 2, 64, 16)
     padded = torch.cat([q, torch.full((1, 4, 64), float("nan"))])
@@ -113,11 +134,11 @@ def test_keys_and_values_go_to_their_slots_only() -> None:
     twins.rope_(want[:, :6], cis)
     ops.rotate_and_write(heads, cis, cache, meta)
     assert torch.allclose(heads[: meta.num_tokens], want[: meta.num_tokens], atol=1e-5)
-    slots = cache.view(-1, 2, 2, 64)
+    slots = cache.flatten(0, 1)
     assert torch.equal(slots[meta.write_slots], heads[: meta.num_tokens, 4:].view(-1, 2, 2, 64))
     others = torch.ones(len(slots), dtype=torch.bool)
     others[meta.write_slots] = False
-    assert torch.equal(slots[others].nan_to_num(7.0), before.view(-1, 2, 2, 64)[others].nan_to_num(7.0))
+    assert torch.equal(slots[others].nan_to_num(7.0), before.flatten(0, 1)[others].nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

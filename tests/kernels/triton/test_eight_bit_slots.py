@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import attention, elementwise, gpu, ops
-from kernels.layout import new_layers
+from kernels.layout import new_layers, write
 from kernels.metadata import AttentionMetadata
 from kernels.slots import GPU_ALIGN, SCALE_BYTES, decode, encode, parts, slot_width
 
@@ -40,8 +40,8 @@ def test_the_same_numbers_as_in_torch(
     cis = torch.polar(torch.ones_like(angles), angles)
     want = heads.clone()
     elementwise.rope_(want[:, :-KEYS], cis)
-    slots = other[1].view(torch.uint8).flatten(0, 1)  # as bytes: float8 has few operators on a CPU
-    slots[meta.write_slots] = encode(want[:, -2 * KEYS :].view(12, 2, KEYS, DIM), kept).view(torch.uint8)
+    slots = encode(want[:, -2 * KEYS :].view(12, 2, KEYS, DIM), kept)
+    write(other[1].view(torch.uint8), meta.write_slots, slots.view(torch.uint8))  # float8 has few operators on a CPU
     monkeypatch.setattr(gpu, "takes", lambda _: True)
     ops.rotate_and_write(heads, cis, own[1], meta)
     levels, scales = parts(own[1], DIM)
