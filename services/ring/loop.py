@@ -81,6 +81,7 @@ class RingLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stage: Stage | None = None
         self._scheduled = False
+        self._is_turning = False
         self._later: list[Message] = []  # came while a stage was computing
         self._apart: dict[type, Callable[[Stage, Any], bool]] = {  # what the loop looks at first; True: it is done with
             Keep: self._pass_keep,
@@ -117,13 +118,15 @@ class RingLoop:
             self._loop.call_soon(self._turn)
 
     def emit(self, message: Message) -> None:
-        """Send onward at the end of this turn. Never blocks."""
+        """Send onward at the end of this turn; a Cancel at once. Never blocks."""
         targets = self._hop.targets(message)
         if not targets and not isinstance(message, Cancel | Keep):
             self.counts["unroutable"] += 1
         for peer in targets:
             if not self.outboxes[peer].put(message):
                 self.counts["dropped"] += 1
+        if isinstance(message, Cancel) and not self._is_turning:
+            self._flush()  # what its request holds is wanted now, and not behind all else that waits for this process
         self.schedule()
 
     def attend(self) -> None:
@@ -146,11 +149,13 @@ class RingLoop:
         came = self.inbox.drain()
         self.counts["messages"] += len(came)
         later, self._later = self._later, []
+        self._is_turning = True
         try:
             for message in (*later, *came):
                 self._take(self._stage, message)
             again = self._work(self._stage)
         finally:
+            self._is_turning = False
             self._scheduled = False  # only now: what was emitted leaves in this turn, and asks for no other
         if self._flush():
             self._loop.call_later(RETRY_S, self.schedule)

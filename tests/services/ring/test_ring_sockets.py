@@ -366,3 +366,15 @@ async def test_work_for_another_model_revision_fails(net: Net, tmp_path: Path) -
     ring.stop()
     assert [one.envelope.revision for one in stage.seen if isinstance(one, Submit)] == ["new"]
     assert isinstance(seen[0], Failed) and seen[0].reason == "REVISION_CHANGED"
+
+
+async def test_a_cancel_leaves_at_once(net: Net, tmp_path: Path) -> None:
+    """Not at the end of the loop's next turn: until then others may do much."""
+    ring = RingLoop(Role.ENGINE, "e", f"ipc://{tmp_path}/e", {"d": f"ipc://{tmp_path}/d"}, LIMIT)
+    answers = net.inbox(f"ipc://{tmp_path}/d")
+    ring.start(Echo(ring))
+    ring.emit(Cancel(ENVELOPE))  # connects, and arrives in some turn
+    assert await drained(answers, 1) == [Cancel(ENVELOPE)]
+    ring.emit(Cancel(ENVELOPE))
+    assert ring.outboxes["d"].backlog == 0
+    ring.stop()
