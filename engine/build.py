@@ -201,11 +201,15 @@ def choose_device(name: str) -> torch.device:
 
 def cache_blocks(config: EngineConfig, size: int, limits: Limits, room_bytes: int | None) -> int:
     """Blocks of the cache, which keeps `size` bytes of a token: as many tokens as asked for, else all sequences at
-    full length as far as memory goes; `room_bytes` is what a GPU has for it, None without one."""
-    room = (int(_free_memory() * CPU_CACHE_SHARE) if room_bytes is None else room_bytes) // size
+    full length as far as memory goes; `room_bytes` is what a GPU has for it, None without one.
+
+    Raises ServiceError INVALID_SETTING for less than a block, and for more than there is memory at all.
+    """
+    room = (int(_memory("SC_AVPHYS_PAGES") * CPU_CACHE_SHARE) if room_bytes is None else room_bytes) // size
+    most = (_memory("SC_PHYS_PAGES") if room_bytes is None else room_bytes) // size
     tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, room)
-    if tokens > room and room_bytes is not None:
-        raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {room} tokens fit")
+    if tokens > most:
+        raise _unusable(f"--kv-cache-tokens: {tokens} tokens need {tokens * size >> 20} MiB; {most} tokens fit")
     if tokens < config.block_size:
         raise _unusable(f"--kv-cache-tokens: {tokens} tokens are less than one block of {config.block_size}")
     return tokens // config.block_size
@@ -256,8 +260,9 @@ def check_trees(config: EngineConfig, model: ModelConfig, device: torch.device) 
         raise _unusable(f"--max-draft-width: {text}; windows of {MAX_TREE} and more, or none, are supported")
 
 
-def _free_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _memory(pages: str) -> int:
+    """Bytes of this machine's memory: SC_PHYS_PAGES of all, SC_AVPHYS_PAGES of what is free."""
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _unusable(message: str) -> ServiceError:
