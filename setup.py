@@ -3,6 +3,7 @@
 They are optional: without a compiler the installation goes on and torch's own operators serve, more slowly.
 """
 
+import os
 import platform
 from pathlib import Path
 
@@ -12,6 +13,8 @@ ROOM = Path("kernels/cpu")
 SOURCES = ("module.cpp", "automaton.cpp", "sampling.cpp")
 LEVELS = {
     "x86_64": {
+        "v4_amx": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
+        "v4_bf16": ["-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"],
         "v4_vnni": ["-march=x86-64-v4", "-mavx512vnni"],
         "v4": ["-march=x86-64-v4"],
         "v3": ["-march=x86-64-v3"],
@@ -36,4 +39,4 @@ def kernels() -> list[Extension]:
     ]
 
 
-setup(ext_modules=kernels())
+setup(ext_modules=kernels(), options={"build_ext": {"parallel": os.cpu_count()}})

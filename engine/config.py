@@ -24,7 +24,9 @@ class EngineConfig:
     quantization: str = option(
         "none", "none, int8 or int4: weights rounded when loaded; on CUDA also w8a8 (int8) or fp8: activations as well"
     )
-    kv_cache_dtype: str = option("auto", "auto, float32, bfloat16, int8, or on CUDA fp8 (e4m3); auto is --dtype")
+    kv_cache_dtype: str = option(
+        "auto", "auto, float32, bfloat16, int8, or on CUDA fp8 (e4m3); auto is --dtype, also beside --quantization"
+    )
     batch_invariant: bool = option(
         False,
         "tokens depend on nothing else that is computed: on CUDA by slower kernels, with one order of summation; "

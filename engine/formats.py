@@ -60,8 +60,9 @@ def choose_formats(config: EngineConfig, device: torch.device) -> Formats:
         raise unusable(
             "quantization", f"{weights} computes in float32 between its integers: leave out --dtype bfloat16"
         )
-    dtype = torch.float32 if weights and on_cpu else choose_dtype(config.dtype, device)
-    cache = dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
+    unrounded = choose_dtype(config.dtype, device)
+    dtype = torch.float32 if weights and on_cpu else unrounded
+    cache = unrounded if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
     if not on_cpu and cache not in (dtype, torch.int8, torch.float8_e4m3fn):
         text = f"{config.kv_cache_dtype} needs --device cpu; take {name_of(dtype)}, int8 or fp8"
         raise unusable("kv_cache_dtype", text)
@@ -114,7 +115,9 @@ def _machine_notes(weights: str) -> Iterator[str]:
         yield f"no CPU kernels for {known} are installed: slower; install a C++ compiler, then install sluice again"
     elif not known.startswith("v4"):
         yield "this CPU has no AVX-512: our kernels for AVX2 serve, with half the numbers an instruction"
-    elif known != native.VNNI:
+    elif native.instruction_set() != known:
+        yield f"the CPU kernels for {known} cannot be used here ({native.why_not(known)}): slower"
+    elif not native.multiplies("avx512_vnni"):
         products = f"products of {weights} weights take" if weights else "with --quantization, products would take"
         yield f"this CPU has no AVX-512 VNNI: {products} four instructions where one would do"
 

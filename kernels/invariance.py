@@ -19,7 +19,7 @@ def is_batch_invariant(
     linear = (
         on_fixed_gpu
         or (bool(weights) and device.type == "cpu")
-        or (on_cpu and (dtype is torch.float32 or not kinds.computes_bfloat16()))
+        or (on_cpu and (dtype is torch.float32 or not kinds.serves_onednn()))
     )
     return {
         "linear": linear,

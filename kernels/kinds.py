@@ -45,12 +45,21 @@ def _own(device: torch.device) -> bool:
     return device.type == "cpu" and native.is_available()
 
 
+def _own_bfloat16(device: torch.device) -> bool:
+    return _own(device) and native.multiplies("avx512_bf16")
+
+
 def _onednn(device: torch.device) -> bool:
     return device.type == "cpu" and not private.fault(private.PACKED_LINEAR)
 
 
 def _on_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
+
+
+def serves_onednn() -> bool:
+    """Whether weights of bfloat16 on a CPU are multiplied by oneDNN rather than by our own kernels."""
+    return computes_bfloat16() and not _own_bfloat16(torch.device("cpu"))
 
 
 def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]) -> tuple[Kind, ...]:
@@ -76,8 +85,15 @@ OWN = Kind(_own, Panels)
 ONEDNN = Kind(_onednn, lambda weight, bias, gated: OneDNN(weight, bias))
 KINDS: Mapping[str, tuple[Kind, ...]] = {
     "float32": (OWN, Kind(_on_cpu, lambda weight, bias, gated: Transposed(weight, bias)), GPU, ANY),
-    # oneDNN's is at the bandwidth where the CPU computes in bfloat16; where it does not, at a tenth of it.
-    "bfloat16": (dataclasses.replace(ONEDNN, fits=lambda d: computes_bfloat16() and _onednn(d)), OWN, ONEDNN, GPU, ANY),
+    # Where the CPU does not compute in bfloat16 oneDNN's is at a tenth of the bandwidth.
+    "bfloat16": (
+        dataclasses.replace(OWN, fits=_own_bfloat16),
+        dataclasses.replace(ONEDNN, fits=lambda device: serves_onednn() and _onednn(device)),
+        OWN,
+        ONEDNN,
+        GPU,
+        ANY,
+    ),
     "int8": _integers(8, Int8OnGpu),
     # For any number of rows: another format at many rows would round otherwise, and a request's tokens would depend on
     # its company. Nor would it pay. Measured on Skylake, without VNNI, N, K = 3072, 1024: int4's time over that of int8

@@ -25,22 +25,40 @@ LANES = 16  # head sizes must be multiples of it
 MAX_HEAD_DIM = 256
 SCALE_BYTES = 4  # behind the levels of one head's key or value in a cache of 8 bits: their scale, float32
 BY_CAPABILITY = {"AVX512": ("v4", "v3"), "AVX2": ("v3",)}  # what torch calls the machine's best → modules, best first
-VNNI = "v4_vnni"  # the best of all, where the machine has AVX-512 VNNI
+# Better ones where the machine has AVX-512 and all that is named, best first; in torch's words.
+BY_EXTENSION = {
+    "v4_amx": ("amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni"),
+    "v4_bf16": ("avx512_bf16", "avx512_vnni"),
+    "v4_vnni": ("avx512_vnni",),
+}
+
+
+KNOWN = (*BY_EXTENSION, *BY_CAPABILITY["AVX512"])  # all instruction sets, best first
 
 
 def load(name: str) -> ModuleType | None:
-    """The kernels built for the instruction set `name`; None if the package was installed without them."""
+    """The kernels built for the instruction set `name`; None if there are none or they cannot be used (`why_not`)."""
     try:
         return importlib.import_module(f"kernels.cpu.{name}")
     except ImportError:
         return None
 
 
+def why_not(name: str) -> str:
+    """Why `load` finds none; empty where it does."""
+    try:
+        importlib.import_module(f"kernels.cpu.{name}")
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
 def runnable() -> tuple[str, ...]:
     """Instruction sets of this machine that there may be kernels for, best first."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    has_vnni = capability == "AVX512" and bool(torch.cpu.get_capabilities().get("avx512_vnni"))
-    return ((VNNI,) if has_vnni else ()) + BY_CAPABILITY.get(capability, ())
+    capability, able = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
+    has_more = capability == "AVX512"
+    extended = (name for name, needed in BY_EXTENSION.items() if has_more and all(map(able.get, needed)))
+    return (*extended, *BY_CAPABILITY.get(capability, ()))
 
 
 MODULE = next(filter(None, map(load, runnable())), None)
@@ -54,6 +72,11 @@ def best_known() -> str:
 def is_available() -> bool:
     """Whether there are kernels for this machine."""
     return MODULE is not None
+
+
+def multiplies(extension: str) -> bool:
+    """Whether the kernels in use have products of their own for an extension of `BY_EXTENSION`."""
+    return extension in BY_EXTENSION.get(instruction_set(), ())
 
 
 def instruction_set() -> str:
@@ -88,8 +111,11 @@ def pack(weight: Tensor, gated: bool) -> Tensor:
     assert MODULE is not None
     weight = weight.contiguous()
     rows, inputs = weight.shape
-    packed = memory.empty(MODULE.packed_size(rows, inputs, int(gated)), weight.dtype)
-    call = MODULE.pack_bfloat16 if weight.dtype is torch.bfloat16 else MODULE.pack_float32
+    size, call = {
+        torch.bfloat16: (MODULE.packed_size_bfloat16, MODULE.pack_bfloat16),
+        torch.float32: (MODULE.packed_size_float32, MODULE.pack_float32),
+    }[weight.dtype]
+    packed = memory.empty(size(rows, inputs, int(gated)), weight.dtype)
     call(weight.data_ptr(), packed.data_ptr(), rows, inputs, int(gated))
     return packed
 

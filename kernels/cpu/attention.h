@@ -9,10 +9,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
-#include "queries.h"
 #include "soften.h"
+#include "tile_attention.h"
 
 namespace sluice {
 
@@ -66,6 +67,22 @@ inline void add_values(int count, const KeyBlock<Element>& block, int64_t dim, c
     }
 }
 
+// Attention's products in float32, by vectors.
+template <typename Element>
+struct ByVectors {
+  const Attention<Element>& job;
+  const QueryTile& tile;
+
+  void score(int first, int last, const KeyBlock<Element>& block, float (*scores)[KEYS]) const {
+    sluice::score(job, tile, first, last, block, scores);
+  }
+
+  void add_values(int first, int last, const KeyBlock<Element>& block, const float (*weights)[KEYS],
+                  float* acc) const {
+    sluice::add_values(last - first, block, job.dim, weights + first, job.cache.token, acc + first * job.dim);
+  }
+};
+
 // Takes from scores of keys [from, from + KEYS) those that are not in [begin, end).
 inline void hide(float* scores, int64_t from, int64_t begin, int64_t end) {
   if (from >= begin && from + KEYS <= end) return;
@@ -109,11 +126,11 @@ inline void multiply(float* scores, const float* by) {
 }
 
 // Queries [first, last) of a tile meet the keys [from, from + KEYS) of a block.
-template <typename Element>
-inline void meet(const Attention<Element>& job, const QueryTile& tile, int first, int last,
+template <typename Element, typename Products>
+inline void meet(const Attention<Element>& job, const QueryTile& tile, Products& products, int first, int last,
                  const KeyBlock<Element>& block, int64_t from, Running& running) {
   alignas(64) float scores[QUERIES][KEYS];
-  score(job, tile, first, last, block, scores);
+  products.score(first, last, block, scores);
   if constexpr (IS_SCALED<Element>)
     for (int r = first; r < last; ++r) multiply(scores[r], block.key_scales);
   if (job.cap > 0.0f)
@@ -122,23 +139,24 @@ inline void meet(const Attention<Element>& job, const QueryTile& tile, int first
     weigh(tile, r, std::min(LANES, last - r), from, scores + r, running, job.dim);
   if constexpr (IS_SCALED<Element>)
     for (int r = first; r < last; ++r) multiply(scores[r], block.value_scales);
-  add_values(last - first, block, job.dim, scores + first, job.cache.token, running.acc + first * job.dim);
+  products.add_values(first, last, block, scores, running.acc);
 }
 
 // The same where their paths part: each token's queries meet what lies on its own.
-template <typename Element>
-inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, const int32_t* table, int64_t kv_head,
-                       KeyBlock<Element>& block, int64_t from, Running& running) {
+template <typename Element, typename Products>
+inline void meet_paths(const Attention<Element>& job, const QueryTile& tile, Products& products, const int32_t* table,
+                       int64_t kv_head, KeyBlock<Element>& block, int64_t from, Running& running) {
   for (int first = 0, last; first < tile.count; first = last) {
     for (last = first + 1; last < tile.count && tile.path[last] == tile.path[first];) ++last;
     if (from >= tile.end[first]) continue;
     block.find(job, table, kv_head, from, tile.begin[first], tile.end[first], tile.path[first], tile.start);
-    meet(job, tile, first, last, block, from, running);
+    meet(job, tile, products, first, last, block, from, running);
   }
 }
 
-template <typename Element>
+template <typename Products, typename Element>
 inline void attend(const Attention<Element>& job, const QueryTile& tile, const int32_t* table, int64_t kv_head) {
+  Products products{job, tile};
   Running running;
   int64_t begin = tile.begin[0], end = tile.end[0];
   std::fill_n(running.acc, tile.count * job.dim, 0.0f);
@@ -151,11 +169,11 @@ inline void attend(const Attention<Element>& job, const QueryTile& tile, const i
   KeyBlock<Element> block;
   for (int64_t from = begin / KEYS * KEYS; from < end; from += KEYS) {
     if (has_tree && from + KEYS > tile.start) {
-      meet_paths(job, tile, table, kv_head, block, from, running);
+      meet_paths(job, tile, products, table, kv_head, block, from, running);
       continue;
     }
     block.find(job, table, kv_head, from, begin, end, nullptr, 0);
-    meet(job, tile, 0, tile.count, block, from, running);
+    meet(job, tile, products, 0, tile.count, block, from, running);
   }
   for (int r = 0; r < tile.count; ++r) {
     const float total = running.total[r] + std::exp(tile.sink[r] - running.peak[r]);
@@ -181,7 +199,12 @@ inline void attend(const Attention<Element>& job, int64_t row, int64_t at) {
     tile.sink[r] = job.sinks == nullptr ? -std::numeric_limits<float>::infinity() : job.sinks[head];
     tile.begin[r] = job.window == 0 ? 0 : std::max<int64_t>(0, tile.end[r] - job.window);
   }
-  attend(job, tile, job.tables + row * job.table_width, kv_head);
+  const int32_t* table = job.tables + row * job.table_width;
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<Element, uint16_t>)
+    if (ByTiles::takes(job.dim)) return attend<ByTiles>(job, tile, table, kv_head);
+#endif
+  attend<ByVectors<Element>>(job, tile, table, kv_head);
 }
 
 template <typename Element>

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "dot.h"
-#include "panels.h"
+#include "tiles.h"
 
 namespace sluice {
 
@@ -35,7 +35,7 @@ struct Integer {
 // Quads of a row: K rounded up; with 4 bits to two quads, which share a byte.
 template <int BITS>
 inline int64_t num_quads(int64_t k) {
-  return BITS == 8 ? (k + 3) / 4 : (k + 7) / 8 * 2;
+  return BITS == 8 ? ((k + 3) / 4 + WORDS_A_STEP - 1) / WORDS_A_STEP * WORDS_A_STEP : (k + 7) / 8 * 2;
 }
 
 template <int BITS>
@@ -83,7 +83,7 @@ struct Activations {
 // Quads from one row to the next: whole vectors.
 template <int BITS>
 inline int64_t quads_stride(int64_t k) {
-  return (num_quads<BITS>(k) * 4 + LANES - 1) / LANES * LANES / 4;
+  return words_stride(num_quads<BITS>(k));
 }
 
 // The nearest integers of numbers below 2^22, halves to even: the sum's last bit is the unit there.
@@ -181,11 +181,10 @@ inline void add_outliers(const Integer<BITS>& job, int64_t row, int64_t panel, f
   }
 }
 
-// Rows [begin, end) of one panel.
+// sums [end - begin, PANEL] of rows [begin, end) by one panel, scaled by its columns.
 template <int BITS>
-inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
-                          int64_t end) {
-  alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
+inline void multiply_panel(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
+                           int64_t end, float* sums) {
   std::fill_n(sums, (end - begin) * PANEL, 0.0f);
   const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k), stride = quads_stride<BITS>(job.k);
   const int64_t each = BITS == 8 ? quads : GROUP_QUADS, tiles = (end - begin + DOT_ROWS - 1) / DOT_ROWS;
@@ -202,6 +201,35 @@ inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, 
             sums + (first - begin) * PANEL + part * PART);
       }
   }
+}
+
+#if defined(__AMX_INT8__)
+
+// The same by tiles, which have the whole of K as their group; the bits are the same.
+template <>
+inline void multiply_panel(const Integer<8>& job, const Activations<8>& x, int64_t panel, int64_t begin, int64_t end,
+                           float* sums) {
+  const int64_t quads = num_quads<8>(job.k), stride = quads_stride<8>(job.k);
+  multiply_tiles<SignedByUnsigned>(reinterpret_cast<const uint8_t*>(x.quads.data() + begin * stride), stride * 4,
+                                   end - begin, job.weight + panel * PITCH * quads, quads / TILE_ROWS,
+                                   reinterpret_cast<uint8_t*>(sums));
+  for (int64_t row = begin; row < end; ++row, sums += PANEL)
+    for (int v = 0; v < PANEL; v += LANES) {
+      IntVec total;
+      std::memcpy(&total, sums + v, sizeof total);
+      const Vec product = __builtin_convertvector(total - x.zeros[row], Vec);
+      store(sums + v, product * load(job.scales + panel * PANEL + v));
+    }
+}
+
+#endif
+
+// Rows [begin, end) of one panel.
+template <int BITS>
+inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
+                          int64_t end) {
+  alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
+  multiply_panel(job, x, panel, begin, end, sums);
   for (int64_t row = begin; row < end; ++row) {
     add_outliers(job, row, panel, x.scales[row], sums + (row - begin) * PANEL);
     finish_row(job.to, row, panel, sums + (row - begin) * PANEL, x.norms[row]);

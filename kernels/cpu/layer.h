@@ -5,7 +5,7 @@
 
 #include "attention.h"
 #include "integer.h"
-#include "linear.h"
+#include "pairs.h"
 
 namespace sluice {
 

@@ -33,12 +33,13 @@ PyObject* set_threads(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Py_RETURN_NONE;
 }
 
+template <typename Weight>
 PyObject* packed_size(PyObject*, PyObject* const* values, Py_ssize_t num) {
   Arguments arguments(values, num);
   const int64_t rows = arguments.integer(), k = arguments.integer();
   const bool gated = arguments.integer() != 0;
   if (!arguments.ok()) return nullptr;
-  return PyLong_FromLongLong(sluice::packed_size(rows, k, gated));
+  return PyLong_FromLongLong(sluice::packed_size<Weight>(rows, k, gated));
 }
 
 template <int BITS>
@@ -236,7 +237,8 @@ PyObject* keep(PyObject*, PyObject* const* values, Py_ssize_t num) {
 // By the element's name in kernels/native.py.
 PyMethodDef methods[] = {
     method<set_threads>("set_threads"),
-    method<packed_size>("packed_size"),
+    method<packed_size<float>>("packed_size_float32"),
+    method<packed_size<uint16_t>>("packed_size_bfloat16"),
     method<integer_size<8>>("integer_size_8"),
     method<integer_size<4>>("integer_size_4"),
     method<pack<float, sluice::pack<float>>>("pack_float32"),
@@ -269,6 +271,10 @@ PyModuleDef definition = {
 }  // namespace
 
 PyMODINIT_FUNC INIT(SLUICE_MODULE)() {
+  if (sluice::HAS_TILES && !sluice::request_tiles()) {
+    PyErr_SetString(PyExc_ImportError, "the operating system does not let this process use AMX");
+    return nullptr;
+  }
   PyObject *module = PyModule_Create(&definition), *automaton = sluice::automaton_type();
   const bool is_whole = module != nullptr && automaton != nullptr &&
                         PyModule_AddFunctions(module, sluice::sampling_methods()) == 0 &&

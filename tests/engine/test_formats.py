@@ -47,7 +47,7 @@ def test_what_does_not_go_together_is_refused(device: torch.device, settings: di
         ({"dtype": "float32"}, torch.float32, torch.float32),
         ({"dtype": "bfloat16"}, torch.bfloat16, torch.bfloat16),
         ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, torch.bfloat16, torch.float32),
-        ({"quantization": "int8"}, torch.float32, torch.float32),
+        ({"quantization": "int8", "dtype": "float32"}, torch.float32, torch.float32),
         ({"quantization": "int4", "kv_cache_dtype": "int8"}, torch.float32, torch.int8),
     ],
 )
@@ -55,6 +55,17 @@ def test_formats_follow_the_settings(settings: dict[str, str], dtype: torch.dtyp
     formats = choose_formats(asked(settings), CPU)
     assert (formats.dtype, formats.cache) == (dtype, cache)
     assert formats.weights == settings.get("quantization", "")
+
+
+@pytest.mark.parametrize(("able", "cache"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_rounding_weights_does_not_change_the_cache(
+    monkeypatch: pytest.MonkeyPatch, able: bool, cache: torch.dtype
+) -> None:
+    """It is that of the same machine without: what is between rounded weights on a CPU is another thing."""
+    monkeypatch.setattr("engine.formats.computes_bfloat16", lambda: able)
+    formats = choose_formats(asked({"quantization": "int8"}), CPU)
+    assert (formats.dtype, formats.cache) == (torch.float32, cache)
+    assert choose_formats(asked({}), CPU).cache is cache
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "w8a8", "fp8"])
@@ -82,7 +93,7 @@ def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch
     assert re.search("no AVX-512 VNNI.*int8", notes(quantization="int8"))
     assert "widened as they are read" in notes(dtype="bfloat16")
     assert re.search("no AVX-512 VNNI.*would take", notes(dtype="float32"))
-    machine(monkeypatch, native.VNNI, "v4", "v3")
+    machine(monkeypatch, "v4_vnni", "v4", "v3")
     assert notes(quantization="int8") == notes(dtype="float32") == ""
     machine(monkeypatch, "v3")
     assert re.search("no AVX-512: our kernels for AVX2", notes(dtype="float32"))
@@ -92,9 +103,20 @@ def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch
     assert "no AVX2" in notes(dtype="float32")
 
 
+def test_an_operating_system_without_tiles_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that refuse to load are left out for the next best, and the log says why."""
+    machine(monkeypatch, "v4_amx", "v4_bf16")
+    monkeypatch.setattr(native, "instruction_set", lambda: "v4_bf16")
+    monkeypatch.setattr(native, "is_available", lambda: True)
+    monkeypatch.setattr(native, "why_not", lambda name: "the operating system does not let this process use AMX")
+    notes = " ".join(choose_formats(asked({"dtype": "float32"}), CPU).notes)
+    assert re.search(r"kernels for v4_amx .* \(the operating system does not let this process use AMX\)", notes)
+
+
 def machine(monkeypatch: pytest.MonkeyPatch, *runnable: str) -> None:
-    """Make this machine one that can run these instruction sets."""
+    """Make this machine one that can run these instruction sets, and has the kernels for the first."""
     monkeypatch.setattr(native, "runnable", lambda: runnable)
+    monkeypatch.setattr(native, "instruction_set", lambda: next(iter(runnable), "none"))
 
 
 @pytest.mark.parametrize("has_own", [True, False])
@@ -131,6 +153,7 @@ def test_a_private_operator_is_used_only_when_it_agrees(monkeypatch: pytest.Monk
     weight, x = torch.randn(16, 32).bfloat16(), torch.randn(5, 32)
     want = x @ weight.float().t()
     monkeypatch.setattr(kinds, "computes_bfloat16", lambda: True)
+    monkeypatch.setattr(native, "instruction_set", lambda: "v4_vnni")  # its kernels have no products of bfloat16
     for lost in (RuntimeError("gone"), torch.zeros(5, 16, dtype=torch.bfloat16)):
 
         def linear(*arguments: object, lost: object = lost) -> torch.Tensor:

@@ -54,7 +54,7 @@ def test_a_cpu_does_it_anyhow_or_names_what_does_not(monkeypatch: pytest.MonkeyP
     formats = Formats(torch.float32, "", torch.float32)
     monkeypatch.setattr(native, "is_available", lambda: True)
     assert check_invariance(ASKED, formats, CPU) == (ON_CPU,)
-    monkeypatch.setattr(kinds, "computes_bfloat16", lambda: True)
+    monkeypatch.setattr(kinds, "serves_onednn", lambda: True)
     with pytest.raises(ServiceError, match=r"--batch-invariant: linear, .* in bfloat16 .*; take --dtype float32") as no:
         check_invariance(ASKED, BF16, CPU)
     assert no.value.field == "batch_invariant"

@@ -21,7 +21,7 @@ HIDDEN, INNER, NUM, PER_TOKEN, EPS = 48, 40, 6, 2, 1e-5
 FORMATS = ["float32", "bfloat16", "int8", "int4"]
 
 
-@pytest.fixture(params=[native.VNNI, "v4", "v3", "torch"])
+@pytest.fixture(params=[*native.KNOWN, "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With our own kernels, of each instruction set that this machine has, and without."""
     name: str = request.param

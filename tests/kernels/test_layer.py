@@ -25,7 +25,7 @@ CACHES = [torch.float32, torch.bfloat16, torch.int8]
 LENS, CONTEXTS = [1, 1, 5, 3], [3, 18, 5, 9]  # of rows in a step
 
 
-@pytest.fixture(params=[native.VNNI, "v4", "v3"], autouse=True)
+@pytest.fixture(params=native.KNOWN, autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test with the kernels of each instruction set that this machine has."""
     module = native.load(request.param) if request.param in native.runnable() else None

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels import native, ops, twins
+from kernels import kinds, native, ops, twins
 from kernels.invariance import is_batch_invariant
 from kernels.layout import new_layers
 from kernels.metadata import AttentionMetadata
@@ -45,7 +45,7 @@ def make(
     return torch.randn(sum(lens), heads, dim), cache, meta
 
 
-@pytest.fixture(params=["v4", "v3", "torch"], autouse=True)
+@pytest.fixture(params=["v4_amx", "v4_bf16", "v4", "v3", "torch"], autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test with our own kernels, of each instruction set that this machine has, and without."""
     name: str = request.param
@@ -232,9 +232,11 @@ def test_row_bits_do_not_depend_on_company(threads: int, kernels: str) -> None:
     inputs = 256 if kernels == "torch" else 2050
     x, weight, table = torch.randn(64, inputs), torch.randn(inputs), torch.randn(100, 256)
     packed, gated = (ops.pack_linear(torch.randn(704, inputs), gated=is_gated) for is_gated in (False, True))
+    narrow = ops.pack_linear(torch.randn(704, inputs).bfloat16())
     ids = torch.arange(64)
     claims: dict[str, Callable[[int], torch.Tensor]] = {
         "linear": lambda rows: ops.linear(x[:rows], packed),
+        **({} if kinds.serves_onednn() else {"linear, bfloat16": lambda rows: ops.linear(x[:rows], narrow)}),
         "linear_normed": lambda rows: ops.linear_normed(x[:rows], None, 1e-5, packed),
         "linear_gated": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated),
         "linear_gated, clamped": lambda rows: ops.linear_gated(x[:rows], None, 1e-5, gated, "clamped"),
@@ -256,10 +258,11 @@ def test_row_bits_do_not_depend_on_company(threads: int, kernels: str) -> None:
                 assert torch.equal(op(rows), whole[name][:rows]), (name, rows)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("window", "cap"), [(None, 0.0), (6, 0.0), (None, 1.5), (6, 1.5)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (8, 1), (3, 3)])
 def test_attention_bits_depend_neither_on_chunks_nor_on_company(
-    heads: int, kv_heads: int, window: int | None, cap: float, kernels: str
+    heads: int, kv_heads: int, window: int | None, cap: float, dtype: torch.dtype, kernels: str
 ) -> None:
     """A sequence of 70 tokens: at once, in chunks, and token by token beside a stranger."""
     if not is_batch_invariant(torch.float32, CPU)["paged_attention"]:
@@ -267,7 +270,8 @@ def test_attention_bits_depend_neither_on_chunks_nor_on_company(
         return
     torch.manual_seed(4)
     dim, block, num = 64, 16, 70
-    cache, sinks = torch.randn(12, block, 2, kv_heads, dim), torch.randn(heads) if cap else None
+    cache = torch.randn(12, block, 2, kv_heads, dim).to(dtype)
+    sinks = torch.randn(heads) if cap else None
     q, stranger = torch.randn(num, heads, dim), torch.randn(1, heads, dim)
     tables = np.array([[1, 3, 5, 7, 9], [2, 4, 0, 0, 0]], dtype=np.int32)
 

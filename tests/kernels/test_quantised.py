@@ -15,7 +15,7 @@ SHAPES = [(2, 5), (96, 48), (130, 1030), (64, 704)]
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
 
 
-@pytest.fixture(params=[native.VNNI, "v4", "v3", "torch"], autouse=True)
+@pytest.fixture(params=[*native.KNOWN, "torch"], autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test with our own kernels, of each instruction set that this machine has, and without."""
     name: str = request.param
@@ -150,7 +150,9 @@ def test_attention_over_a_rounded_cache_equals_its_twin(dtype: torch.dtype, wind
     steps = kept.abs().amax(-1, keepdim=True) / quantised.LEVELS if dtype is torch.int8 else kept.abs() / 128
     assert ((slots.decode(written, 64, torch.float32) - kept).abs() <= 0.51 * steps + 1e-5).all()
     got = ops.paged_attention(heads[:, :4], cache, meta, 0.125, window)
-    assert torch.allclose(got, twins.paged_attention(heads[:, :4], cache, meta, 0.125, window), atol=2e-5)
+    rounds = dtype is torch.bfloat16 and native.multiplies("amx_bf16")  # queries and softmax's weights, too
+    error = 0.01 if rounds else 2e-5
+    assert torch.allclose(got, twins.paged_attention(heads[:, :4], cache, meta, 0.125, window), atol=error)
 
 
 def test_a_broken_key_is_nan_in_eight_bits() -> None:

@@ -126,7 +126,10 @@ def main() -> None:
     silent = lc.llama_log_callback(lambda *_: None)  # must outlive the library's use of it
     lc.llama_log_set(silent, ctypes.c_void_p(0))
     lc.llama_backend_init()
-    model = lc.llama_model_load_from_file(str(path).encode(), lc.llama_model_default_params())
+    params = lc.llama_model_default_params()
+    # With AMX its own layout of rounded weights ends the first decode in a segmentation fault (llama.cpp#20824).
+    params.use_extra_bufts = not (form == "q8_0" and b"AMX_INT8 = 1" in lc.llama_print_system_info())
+    model = lc.llama_model_load_from_file(str(path).encode(), params)
     assert model, path
     print(json.dumps({"ready": True, "about": lc.llama_print_system_info().decode()}), flush=True)
     for line in sys.stdin:

@@ -1,0 +1,118 @@
+// x [M, K] times a packed weight [N, K] of bfloat16, x rounded to bfloat16 as well: for processors that multiply such
+// numbers, two by two (AVX-512 BF16) or by tiles. Elsewhere linear.h widens the weight.
+//
+// Products and sums are exact to float32, and of one order for each output, whatever M: a row's bits depend on nothing but
+// the row. Layout: [panel][pair of k][column][2].
+#pragma once
+
+#include "linear.h"
+#include "tiles.h"
+
+namespace sluice {
+
+#if defined(__AVX512BF16__)
+
+// Pairs of a row, padded with zeros.
+inline int64_t num_pairs(int64_t k) { return ((k + 1) / 2 + WORDS_A_STEP - 1) / WORDS_A_STEP * WORDS_A_STEP; }
+
+template <>
+inline int64_t packed_size<uint16_t>(int64_t rows, int64_t k, bool gated) {
+  return panels_of(rows, gated) * PANEL * num_pairs(k) * 2;
+}
+
+template <>
+inline void pack(const uint16_t* weight, uint16_t* packed, int64_t rows, int64_t k, bool gated) {
+  const int64_t size = PANEL * num_pairs(k) * 2;
+  Pool::instance().run(static_cast<int>(panels_of(rows, gated)), [&](int64_t panel) {
+    uint16_t* to = packed + panel * size;
+    std::fill_n(to, size, uint16_t{0});
+    for (int64_t from = 0; from < k; from += 16)  // a few rows at a time: they stay in the first-level cache
+      for (int64_t column = 0; column < PANEL; ++column) {
+        const int64_t row = source_row(panel * PANEL + column, rows, gated);
+        for (int64_t i = from; row >= 0 && i < std::min(k, from + 16); ++i)
+          to[(i / 2 * PANEL + column) * 2 + i % 2] = weight[row * k + i];
+      }
+  });
+}
+
+inline int64_t pairs_stride(int64_t k) { return words_stride(num_pairs(k)); }
+
+inline void round_row(const Linear<uint16_t>& job, int64_t row, uint16_t* to) {
+  const float* x = job.x + row * job.x_stride;
+  for (int64_t i = 0; i < pairs_stride(job.k) * 2; i += LANES) {
+    const auto mask = static_cast<__mmask16>(job.k - i >= LANES ? 0xffff : (1 << std::max<int64_t>(0, job.k - i)) - 1);
+    Vec value = (Vec)_mm512_maskz_loadu_ps(mask, x + i);
+    if (job.norm != nullptr) value *= (Vec)_mm512_maskz_loadu_ps(mask, job.norm + i);
+    const __m256bh rounded = _mm512_cvtneps_pbh((__m512)value);
+    std::memcpy(to + i, &rounded, sizeof rounded);
+  }
+}
+
+// sums [ROWS, PANEL] of rows of x, `x_stride` words apart.
+template <int ROWS>
+inline void multiply_pairs(const uint32_t* x, int64_t x_stride, const uint8_t* weight, int64_t pairs, float* sums) {
+  Vec acc[ROWS][VECS] = {};
+  for (int64_t i = 0; i < pairs; ++i, weight += PITCH) {
+    __m512bh w[VECS];
+    for (int v = 0; v < VECS; ++v) {
+      std::memcpy(&w[v], weight + v * LINE, LINE);
+      fetch_ahead(weight + v * LINE);
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      const auto pair = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[r * x_stride + i]));
+      for (int v = 0; v < VECS; ++v) acc[r][v] = (Vec)_mm512_dpbf16_ps((__m512)acc[r][v], pair, w[v]);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int v = 0; v < VECS; ++v) store(sums + r * PANEL + v * LANES, acc[r][v]);
+}
+
+template <int ROWS>
+inline void multiply_pairs(int rows, const uint32_t* x, int64_t x_stride, const uint8_t* weight, int64_t pairs,
+                           float* sums) {
+  if (rows == ROWS) return multiply_pairs<ROWS>(x, x_stride, weight, pairs, sums);
+  if constexpr (ROWS > 1) multiply_pairs<ROWS - 1>(rows, x, x_stride, weight, pairs, sums);
+}
+
+// Rows [begin, end) of one panel.
+inline void compute_piece(const Linear<uint16_t>& job, const uint32_t* x, int64_t panel, int64_t begin, int64_t end,
+                          const float* scales) {
+  alignas(64) float sums[ROWS_A_PIECE * PANEL];
+  const int64_t pairs = num_pairs(job.k), stride = pairs_stride(job.k), rows = end - begin;
+  const auto* weight = reinterpret_cast<const uint8_t*>(job.weight) + panel * PITCH * pairs;
+  x += begin * stride;
+  if constexpr (HAS_TILES) {
+    multiply_tiles<BFloat16s>(reinterpret_cast<const uint8_t*>(x), stride * 4, rows, weight, pairs / TILE_ROWS,
+                              reinterpret_cast<uint8_t*>(sums));
+  } else {
+    const int64_t tiles = (rows + TILE - 1) / TILE;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t first = rows * t / tiles, last = rows * (t + 1) / tiles;
+      multiply_pairs<TILE>(static_cast<int>(last - first), x + first * stride, stride, weight, pairs,
+                           sums + first * PANEL);
+    }
+  }
+  for (int64_t row = begin; row < end; ++row)
+    finish_row(job.to, row, panel, sums + (row - begin) * PANEL, scales == nullptr ? 1.0f : scales[row]);
+}
+
+template <>
+inline void run(Linear<uint16_t> job) {
+  static thread_local std::vector<uint32_t> words;  // of the caller, kept from call to call
+  static thread_local std::vector<float> norms;
+  const int64_t stride = pairs_stride(job.k), m = job.to.m;
+  if (static_cast<int64_t>(words.size()) < m * stride) words.resize(m * stride);
+  if (static_cast<int64_t>(norms.size()) < m) norms.resize(m);
+  uint32_t* x = words.data();
+  float* scales = job.norm_eps < 0.0f ? nullptr : norms.data();
+  each_row(m, job.k, [&](int64_t row) {
+    if (scales != nullptr) scales[row] = norm_scale(job.x + row * job.x_stride, job.k, job.norm_eps);
+    round_row(job, row, reinterpret_cast<uint16_t*>(x + row * stride));
+  });
+  each_piece(job.to, job.k,
+             [&](int64_t panel, int64_t begin, int64_t end) { compute_piece(job, x, panel, begin, end, scales); });
+}
+
+#endif
+
+}  // namespace sluice

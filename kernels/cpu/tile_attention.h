@@ -1,0 +1,126 @@
+// Attention's products by tiles, over keys and values in bfloat16: queries and softmax's weights are rounded to it, too.
+//
+// Scores come as keys by queries, since keys lie in the cache as a tile wants its rows; values are laid two by two. What
+// one query computes depends on no other, as rows and columns of tiles do not mix.
+#pragma once
+
+#include "queries.h"
+#include "tiles.h"
+
+namespace sluice {
+
+#if defined(__AMX_BF16__)
+
+constexpr int64_t NUMBERS = LINE / 2;  // of a line: head sizes must be multiples of it
+
+static_assert(KEYS == BLOCK && QUERIES == TILE_ROWS && LANES == TILE_ROWS);
+
+class ByTiles {
+ public:
+  static bool takes(int64_t dim) { return dim % NUMBERS == 0; }
+
+  ByTiles(const Attention<uint16_t>& job, const QueryTile& tile)
+      : dim_(job.dim), scale_(job.scale), token_(job.cache.token), tiles_(shape(tile.count)) {
+    for (int64_t d = 0; d < dim_; d += NUMBERS) {
+      Vec words[LANES] = {};
+      for (int r = 0; r < tile.count; ++r) words[r] = rounded(tile.q[r] + d, tile.q[r] + d + LANES);
+      transpose(words);
+      for (int i = 0; i < LANES; ++i) store(queries_ + (d / 2 + i) * LANES, words[i]);
+    }
+  }
+
+  // Scores of queries [first, last); fetches the values.
+  void score(int first, int last, const KeyBlock<uint16_t>& block, float (*scores)[KEYS]) {
+    const Rows lower = rows(block.keys), upper = rows(block.keys + TILE_ROWS);
+    clear_tile<SCORES>(), clear_tile<SCORES + 1>();
+    for (int64_t d = 0; d < dim_; d += NUMBERS) {
+      for (int j = 0; j < KEYS; ++j) __builtin_prefetch(block.values[j] + d);
+      load_tile<QUERY>(queries_ + d / 2 * LANES, LINE);
+      load_tile<KEY>(lower.first + d, lower.stride), BFloat16s::add<SCORES, KEY, QUERY>();
+      load_tile<KEY>(upper.first + d, upper.stride), BFloat16s::add<SCORES + 1, KEY, QUERY>();
+    }
+    alignas(64) float found[KEYS * LANES];
+    store_tile<SCORES>(found, LINE), store_tile<SCORES + 1>(found + TILE_ROWS * LANES, LINE);
+    for (int from = 0; from < KEYS; from += LANES) {
+      Vec v[LANES];
+      for (int j = 0; j < LANES; ++j) v[j] = load(found + (from + j) * LANES);
+      transpose(v);
+      for (int r = first; r < last; ++r) store(scores[r] + from, v[r] * scale_);
+    }
+  }
+
+  // acc [QUERIES, dim] += weights of queries [first, last) · values. Fetches the keys that are met next.
+  void add_values(int first, int last, const KeyBlock<uint16_t>& block, const float (*weights)[KEYS], float* acc) {
+    alignas(64) float narrow[QUERIES * LANES] = {};
+    for (int r = first; r < last; ++r) store(narrow + r * LANES, rounded(weights[r], weights[r] + LANES));
+    for (int j = 0; j < KEYS; j += 2) lay(block.values[j], block.values[j + 1], values_ + j / 2 * dim_ * 2);
+    load_tile<WEIGHT>(narrow, LINE);
+    for (int64_t d = 0; d < dim_; d += NUMBERS) {
+      for (int j = 0; j < KEYS; ++j) __builtin_prefetch(block.ahead + j * token_ + d);
+      add<0>(acc, d), add<1>(acc, d + LANES);
+    }
+  }
+
+ private:
+  static constexpr int WEIGHT = 2, VALUE = 3, SCORES = 4, KEY = 6, QUERY = 7;  // tiles; 0 and 1 are sums of values
+
+  struct Rows {
+    const uint16_t* first;
+    int64_t stride;  // bytes
+  };
+
+  static std::array<int, 8> shape(int count) {
+    return {count, count, count, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS, TILE_ROWS};
+  }
+
+  // Two vectors as the 32 numbers of a line.
+  static Vec rounded(const float* lower, const float* upper) {
+    return (Vec)_mm512_cvtne2ps_pbh((__m512)load(upper), (__m512)load(lower));
+  }
+
+  // A tile's rows of keys; where they do not lie at even distances, side by side.
+  Rows rows(const uint16_t* const* keys) {
+    bool is_even = true;
+    for (int j = 1; j < TILE_ROWS; ++j) is_even &= keys[j] - keys[j - 1] == token_;
+    if (is_even) return {keys[0], token_ * 2};
+    uint16_t* to = keys_ + (laid_ ^= 1) * TILE_ROWS * dim_;
+    for (int j = 0; j < TILE_ROWS; ++j) std::memcpy(to + j * dim_, keys[j], dim_ * sizeof(uint16_t));
+    return {to, dim_ * 2};
+  }
+
+  // Numbers of two rows in turn.
+  void lay(const uint16_t* one, const uint16_t* other, uint16_t* to) const {
+    alignas(64) static constexpr uint16_t TURNS[2][NUMBERS] = {
+        {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+        {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+         24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+    for (int64_t d = 0; d < dim_; d += NUMBERS) {
+      const __m512i a = _mm512_loadu_si512(one + d), b = _mm512_loadu_si512(other + d);
+      for (int half = 0; half < 2; ++half)
+        _mm512_store_si512(to + d * 2 + half * NUMBERS,
+                           _mm512_permutex2var_epi16(a, _mm512_load_si512(TURNS[half]), b));
+    }
+  }
+
+  // From number `d` of the heads on.
+  template <int SUM>
+  void add(float* acc, int64_t d) const {
+    load_tile<SUM>(acc + d, dim_ * 4), load_tile<VALUE>(values_ + d * 2, dim_ * 4);
+    BFloat16s::add<SUM, WEIGHT, VALUE>();
+    store_tile<SUM>(acc + d, dim_ * 4);
+  }
+
+  int64_t dim_;
+  float scale_;
+  int64_t token_;
+  int laid_ = 0;
+  Tiles tiles_;
+  alignas(64) float queries_[MAX_DIM / 2 * LANES];      // [dim / 2, QUERIES] words
+  alignas(64) uint16_t keys_[2 * TILE_ROWS * MAX_DIM];  // of two tiles, where they had to be laid out
+  alignas(64) uint16_t values_[KEYS * MAX_DIM];         // [KEYS / 2, dim, 2]
+};
+
+#endif
+
+}  // namespace sluice
