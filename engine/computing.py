@@ -12,7 +12,7 @@ class Computing:
     device: "cpu" or "cuda".
     mode: "native" with kernels of our own, built ahead; "eager" with torch's operators alone.
     kernels: what multiplies weights: the instruction set of our own kernels, "oneDNN", or "torch".
-    instruction_set: the widest of the CPU that our kernels know: v4_vnni, v4, v3; empty where it has none or on CUDA.
+    instruction_set: the widest of the CPU that our kernels know, v4_amx to v3; empty where it has none or on CUDA.
     dtype: number format that it computes in.
     quantization: int8 or int4 if weights are rounded, w8a8 or fp8 if activations are, too; awq, gptq or fp8 if they
         came so; else empty.

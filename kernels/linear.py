@@ -129,7 +129,7 @@ class OneDNN(PackedLinear):
 
 
 class Fused(PackedLinear):
-    """On CPU with our own kernels, norm and activation fused in: x and products in float32. Batch-invariant for every M
+    """On CPU with our own kernels, norm and activation fused in: x and results in float32. Batch-invariant for every M
     and K. A subclass says how its weight is multiplied."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
@@ -179,7 +179,12 @@ class Fused(PackedLinear):
 
 
 class Panels(Fused):
-    """A weight of float32, or of bfloat16 and widened as it is read: half the bytes, and no other rounding."""
+    """A weight of float32, or of bfloat16: half the bytes. Activations are rounded to bfloat16, too, where the kernels in
+    use have products of it (AMX, AVX-512 BF16); elsewhere the weight is widened as it is read.
+
+    Measured on one core of a Sapphire Rapids Xeon beside other tenants, three weights of 4096 × 1024 to 1024 × 3072 out
+    of memory, this and oneDNN: 3.4 and 6.8 ms at 1 row, 3.3 and 7.1 at 8, 4.6 and 8.9 at 32, 50 and 58 at 512.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
         super().__init__(weight, bias, gated)

@@ -138,7 +138,7 @@ class Integers(PackedLinear):
 
 
 class NativeIntegers(Fused):
-    """With our own kernels, on VNNI where the machine has it."""
+    """With our own kernels, on AMX or VNNI where the machine has it."""
 
     def __init__(self, weight: Rounded, bias: Tensor | None, gated: bool) -> None:
         super().__init__(weight.levels, bias, gated)

@@ -9,6 +9,7 @@ stopped goes on where it was, --fresh begins again.
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from benchmarks.cpu.servers import Server, start_own, start_vllm
 from benchmarks.cpu.shapes import CACHE
 from benchmarks.machine import end_as_asked, median, write
 
-FORMS = {"6.5M": ("float32", "int8"), "61M": ("bfloat16", "int8"), "474M": ("bfloat16", "int8")}
+FORMS = {"6.5M": ("float32", "bfloat16", "int8"), "61M": ("bfloat16", "int8"), "474M": ("bfloat16", "int8")}
+PEER_FORMS = ("float32", "bfloat16")  # which of them is the faster depends on the machine
 LEAST_REQUESTS = 8
 OWN = "sluice"
 
@@ -27,12 +29,11 @@ Found = dict[Key, dict[str, float]]
 
 def start_all(shape: str, only: Sequence[str], log: Path) -> Iterator[Server]:
     """Those whose names hold one of `only`; all without any."""
-    first = FORMS[shape][0]
     for form in FORMS[shape]:
         if _wanted(f"{OWN} {form}", only):
             yield start_own(shape, form, log)
-    for threads in (1, 2):
-        if _wanted(f"vLLM {first}, {threads} thread", only) and (server := start_vllm(shape, first, threads, log)):
+    for form, threads in itertools.product(PEER_FORMS, (1, 2)):
+        if _wanted(f"vLLM {form}, {threads} thread", only) and (server := start_vllm(shape, form, threads, log)):
             yield server
 
 

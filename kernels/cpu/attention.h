@@ -1,4 +1,5 @@
-// Attention of ragged queries over a paged cache, in float32 over keys and values of any of the cache's number formats.
+// Attention of ragged queries over a paged cache, in float32 over keys and values of any of the cache's number formats;
+// where there are tiles, those in bfloat16 meet queries that are rounded to it (tile_attention.h).
 //
 // A query meets its keys in blocks of KEYS that start at multiples of KEYS, with a running maximum (Milakov &
 // Gimelshein 2018; FlashAttention). What one query computes is the same in decode, in any chunk and in any batch, to

@@ -183,8 +183,8 @@ inline void add_outliers(const Integer<BITS>& job, int64_t row, int64_t panel, f
 
 // sums [end - begin, PANEL] of rows [begin, end) by one panel, scaled by its columns.
 template <int BITS>
-inline void multiply_panel(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
-                           int64_t end, float* sums) {
+inline void multiply_by_dots(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
+                             int64_t end, float* sums) {
   std::fill_n(sums, (end - begin) * PANEL, 0.0f);
   const int64_t quads = num_quads<BITS>(job.k), groups = num_groups<BITS>(job.k), stride = quads_stride<BITS>(job.k);
   const int64_t each = BITS == 8 ? quads : GROUP_QUADS, tiles = (end - begin + DOT_ROWS - 1) / DOT_ROWS;
@@ -203,12 +203,9 @@ inline void multiply_panel(const Integer<BITS>& job, const Activations<BITS>& x,
   }
 }
 
-#if defined(__AMX_INT8__)
-
 // The same by tiles, which have the whole of K as their group; the bits are the same.
-template <>
-inline void multiply_panel(const Integer<8>& job, const Activations<8>& x, int64_t panel, int64_t begin, int64_t end,
-                           float* sums) {
+inline void multiply_by_tiles(const Integer<8>& job, const Activations<8>& x, int64_t panel, int64_t begin, int64_t end,
+                              float* sums) {
   const int64_t quads = num_quads<8>(job.k), stride = quads_stride<8>(job.k);
   multiply_tiles<SignedByUnsigned>(reinterpret_cast<const uint8_t*>(x.quads.data() + begin * stride), stride * 4,
                                    end - begin, job.weight + panel * PITCH * quads, quads / TILE_ROWS,
@@ -222,14 +219,17 @@ inline void multiply_panel(const Integer<8>& job, const Activations<8>& x, int64
     }
 }
 
-#endif
-
 // Rows [begin, end) of one panel.
 template <int BITS>
 inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
                           int64_t end) {
   alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
-  multiply_panel(job, x, panel, begin, end, sums);
+  if constexpr (HAS_TILES && BITS == 8) {
+    const bool is_few = end - begin <= DOT_ROWS;  // not worth a tile
+    (is_few ? multiply_by_dots<8> : multiply_by_tiles)(job, x, panel, begin, end, sums);
+  } else {
+    multiply_by_dots(job, x, panel, begin, end, sums);
+  }
   for (int64_t row = begin; row < end; ++row) {
     add_outliers(job, row, panel, x.scales[row], sums + (row - begin) * PANEL);
     finish_row(job.to, row, panel, sums + (row - begin) * PANEL, x.norms[row]);

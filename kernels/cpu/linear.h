@@ -1,5 +1,5 @@
 // x [M, K] times a packed weight [N, K] transposed, with what surrounds it in a decoder fused in. Weights are float32
-// or bfloat16, which widens to float32 without rounding; everything is computed in float32.
+// or bfloat16, which widens to float32 without rounding (pairs.h has another way); everything is computed in float32.
 //
 // Each output is one chain of fused multiply-adds over k = 0 … K-1, whatever M, the tile it falls into or the thread
 // that computes it: a row's bits depend on nothing but the row. Layout: [panel][k][column].
