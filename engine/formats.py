@@ -127,7 +127,8 @@ def _bfloat16_notes() -> Iterator[str]:
     able, has_own = computes_bfloat16(), native.is_available()
     if not able:
         yield "this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read"
-    if (able or not has_own) and (why := private.fault(private.PACKED_LINEAR)):
+    is_needed = not native.multiplies("avx512_bf16") if able else not has_own
+    if is_needed and (why := private.fault(private.PACKED_LINEAR)):
         instead = "our own" if has_own else "its plain one"
         yield f"torch's packed bfloat16 linear {why}: {instead} is used"
 

@@ -179,8 +179,8 @@ class Fused(PackedLinear):
 
 
 class Panels(Fused):
-    """A weight of float32, or of bfloat16: half the bytes. Activations are rounded to bfloat16, too, where the kernels in
-    use have products of it (AMX, AVX-512 BF16); elsewhere the weight is widened as it is read.
+    """A weight of float32, or of bfloat16: half the bytes. Activations are rounded to bfloat16, too, where the kernels
+    have products of it (AMX, AVX-512 BF16); elsewhere the weight is widened as it is read.
 
     Measured on one core of a Sapphire Rapids Xeon beside other tenants, three weights of 4096 × 1024 to 1024 × 3072 out
     of memory, this and oneDNN: 3.4 and 6.8 ms at 1 row, 3.3 and 7.1 at 8, 4.6 and 8.9 at 32, 50 and 58 at 512.

@@ -31,8 +31,6 @@ BY_EXTENSION = {
     "v4_bf16": ("avx512_bf16", "avx512_vnni"),
     "v4_vnni": ("avx512_vnni",),
 }
-
-
 KNOWN = (*BY_EXTENSION, *BY_CAPABILITY["AVX512"])  # all instruction sets, best first
 
 

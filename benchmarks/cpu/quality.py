@@ -44,6 +44,7 @@ FORMATS = {
     "float32": Format(),
     "bfloat16": Format(torch.bfloat16, cache=torch.bfloat16),
     "int8": Format(weights="int8"),
+    "int8, bfloat16 cache": Format(weights="int8", cache=torch.bfloat16),
     "int4": Format(weights="int4"),
     "float32, int8 cache": Format(cache=torch.int8),
     "int8, int8 cache": Format(weights="int8", cache=torch.int8),

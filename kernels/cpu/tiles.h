@@ -17,10 +17,10 @@ constexpr bool HAS_TILES = true;
 constexpr bool HAS_TILES = false;
 #endif
 
-constexpr int TILE_ROWS = 16;         // of x, and words of a line
-constexpr int PITCH = PANEL * 4;      // bytes from one word of a panel to the next
-constexpr int STEP_BYTES = TILE_ROWS * PITCH;  // of a panel
-constexpr int BLOCK = 2 * TILE_ROWS;  // rows of x that share what is read of a weight
+constexpr int TILE_ROWS = 16;                  // of x, and words of a line
+constexpr int BLOCK = 2 * TILE_ROWS;           // rows of x that share what is read of a weight
+constexpr int PITCH = PANEL * 4;               // bytes from one word of a panel to the next
+constexpr int STEP_BYTES = TILE_ROWS * PITCH;  // of a panel that meet a line of x
 constexpr int64_t WORDS_A_STEP = HAS_TILES ? TILE_ROWS : 1;  // packed weights and rows of x are padded to whole steps
 
 // Words from one row of x to the next, of rows of so many: whole vectors, and for tiles an odd number of lines, as rows at

@@ -141,11 +141,14 @@ def test_a_torch_without_the_private_operator_is_told_of(
 
     monkeypatch.setattr("engine.formats.computes_bfloat16", lambda: True)
     monkeypatch.setattr(native, "is_available", lambda: has_own)
+    monkeypatch.setattr(native, "instruction_set", lambda: "v4_vnni" if has_own else "none")
     assert "packed bfloat16 linear" not in " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", linear)
     notes = " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
     assert re.search(f"packed bfloat16 linear .*{text}", notes)
     assert ("our own is used" if has_own else "its plain one is used") in notes
+    monkeypatch.setattr(native, "instruction_set", lambda: "v4_bf16")  # its kernels have such products
+    assert "packed bfloat16 linear" not in " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
 
 
 def test_a_private_operator_is_used_only_when_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,11 @@ def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         shutil.copy(path, directory)  # the last ones in the place of their namesakes
     built = directory / f"{name}.so"
     flags = ["-std=c++20", "-O3", "-march=x86-64-v4", "-mprefer-vector-width=512", "-shared", "-fPIC", "-pthread"]
-    flags += ["-include", str(directory / "instructions.h"), *(f"-DEMULATED_{one}" for one in EXTENSIONS[request.param])]
+    flags += [
+        "-include",
+        str(directory / "instructions.h"),
+        *(f"-DEMULATED_{one}" for one in EXTENSIONS[request.param]),
+    ]
     flags += [f"-I{sysconfig.get_paths()['include']}", f"-DSLUICE_MODULE={name}"]
     subprocess.run([compiler, *flags, *map(str, directory.glob("*.cpp")), "-o", str(built)], check=True)
     spec = importlib.util.spec_from_file_location(name, built)

@@ -13,6 +13,7 @@ ROUNDS_ACTIVATIONS = native.multiplies("avx512_bf16") or kinds.serves_onednn()
 BOUNDS = {  # perplexity over that of float32, logit error
     "bfloat16": (1.001, 0.005 if ROUNDS_ACTIVATIONS else 0.003),
     "int8": (1.005, 0.03),
+    "int8, bfloat16 cache": (1.005, 0.03),
     "int4": (1.05, 0.18),
     "int8, int8 cache": (1.006, 0.03),
 }
