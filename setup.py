@@ -3,7 +3,6 @@
 They are optional: without a compiler the installation goes on and torch's own operators serve, more slowly.
 """
 
-import os
 import platform
 from pathlib import Path
 
@@ -39,4 +38,4 @@ def kernels() -> list[Extension]:
     ]
 
 
-setup(ext_modules=kernels(), options={"build_ext": {"parallel": os.cpu_count()}})
+setup(ext_modules=kernels())
