@@ -87,15 +87,6 @@ class Layer:
         own = (native.GATES[mlp.activation], _address(output), _address(down), _address(self.head_norms))
         return (*found, *own, self.eps, *sizes, self.scale, self.score_cap)
 
-    @functools.cached_property
-    def scratch_width(self) -> int:
-        """Floats that a token needs between the operations."""
-        assert isinstance(self.mlp, Dense)
-        heads = self.heads + 2 * self.kv_heads
-        is_normed = self.output_norm is not None or self.mlp.down_norm is not None
-        own = self.mlp.gate_up.features // 2 + is_normed * self.output.features
-        return (heads + self.heads) * self.dim + own
-
 
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
     """Whether the layer may be one call, for residuals h [T, hidden] and a cache layer."""
@@ -114,8 +105,7 @@ def forward_(
 ) -> None:
     """See `kernels.decoder.decoder_layer_`; only where `is_one_call` says so."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
-    scratch = torch.empty(meta.num_tokens * layer.scratch_width)
-    native.layer(layer.arguments, h, scratch, cis, cache, meta, kept)
+    native.layer(layer.arguments, h, cis, cache, meta, kept)
 
 
 def _address(values: Tensor | None) -> int:

@@ -299,15 +299,14 @@ def paged_attention(
 def layer(
     arguments: Sequence[float],
     h: Tensor,
-    scratch: Tensor,
     cis: Tensor,
     cache: Tensor,
     meta: AttentionMetadata,
     kept: Tensor | None = None,
 ) -> None:
-    """A decoder layer of `kernels.layer.Layer.arguments` over the first T rows of h, in place; scratch float32 [T *
-    scratch_width]. `kept`, int64 and ascending: tokens whose rows are wanted behind it, which then come first. The rest
-    as of `rotate_and_write` and `paged_attention`."""
+    """A decoder layer of `kernels.layer.Layer.arguments` over the first T rows of h, in place. `kept`, int64 and
+    ascending: tokens whose rows are wanted behind it, which then come first. The rest as of `rotate_and_write` and
+    `paged_attention`."""
     assert MODULE is not None
     calls: dict[torch.dtype, Callable[..., None]] = {
         torch.float32: MODULE.layer_float32,
@@ -317,7 +316,6 @@ def layer(
     calls[cache.dtype](
         *arguments,
         h.data_ptr(),
-        scratch.data_ptr(),
         cis.data_ptr(),
         meta.num_tokens,
         meta.write_slots.data_ptr(),

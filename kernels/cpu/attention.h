@@ -28,7 +28,7 @@ struct Running {
 // however many there are. Fetches the keys that are met next.
 template <int COUNT, int WIDE, typename Element>
 inline void add_vectors(const KeyBlock<Element>& block, int64_t dim, int64_t d, const float (*weights)[KEYS],
-                        int64_t stride, float* acc) {
+                        float* acc) {
   Vec sums[COUNT][WIDE];
   for (int r = 0; r < COUNT; ++r)
     for (int v = 0; v < WIDE; ++v) sums[r][v] = load(acc + r * dim + d + v * LANES);
@@ -36,7 +36,7 @@ inline void add_vectors(const KeyBlock<Element>& block, int64_t dim, int64_t d, 
     Vec value[WIDE];
     for (int v = 0; v < WIDE; ++v) {
       value[v] = load(block.values[j] + d + v * LANES);
-      fetch(block.ahead + j * stride, d + v * LANES);
+      fetch(block.ahead[j], d + v * LANES);
     }
     for (int r = 0; r < COUNT; ++r) {
       const Vec weight = broadcast(weights[r][j]);
@@ -50,21 +50,19 @@ inline void add_vectors(const KeyBlock<Element>& block, int64_t dim, int64_t d, 
 // The same from `d` on to the end.
 template <int COUNT, int WIDE, typename Element>
 inline void add_values(const KeyBlock<Element>& block, int64_t dim, int64_t d, const float (*weights)[KEYS],
-                       int64_t stride, float* acc) {
-  for (; d + WIDE * LANES <= dim; d += WIDE * LANES)
-    add_vectors<COUNT, WIDE>(block, dim, d, weights, stride, acc);
-  if constexpr (WIDE > 1) add_values<COUNT, WIDE / 2>(block, dim, d, weights, stride, acc);
+                       float* acc) {
+  for (; d + WIDE * LANES <= dim; d += WIDE * LANES) add_vectors<COUNT, WIDE>(block, dim, d, weights, acc);
+  if constexpr (WIDE > 1) add_values<COUNT, WIDE / 2>(block, dim, d, weights, acc);
 }
 
-// Keys lie `stride` apart.
 template <typename Element>
 inline void add_values(int count, const KeyBlock<Element>& block, int64_t dim, const float (*weights)[KEYS],
-                       int64_t stride, float* acc) {
+                       float* acc) {
   for (int r = 0; r < count; r += SHARING) switch (count - r) {
-      case 1: add_values<1, WIDEST>(block, dim, 0, weights + r, stride, acc + r * dim); break;
-      case 2: add_values<2, WIDEST>(block, dim, 0, weights + r, stride, acc + r * dim); break;
-      case 3: add_values<3, WIDEST / 2>(block, dim, 0, weights + r, stride, acc + r * dim); break;
-      default: add_values<SHARING, WIDEST / 2>(block, dim, 0, weights + r, stride, acc + r * dim);
+      case 1: add_values<1, WIDEST>(block, dim, 0, weights + r, acc + r * dim); break;
+      case 2: add_values<2, WIDEST>(block, dim, 0, weights + r, acc + r * dim); break;
+      case 3: add_values<3, WIDEST / 2>(block, dim, 0, weights + r, acc + r * dim); break;
+      default: add_values<SHARING, WIDEST / 2>(block, dim, 0, weights + r, acc + r * dim);
     }
 }
 
@@ -80,7 +78,7 @@ struct ByVectors {
 
   void add_values(int first, int last, const KeyBlock<Element>& block, const float (*weights)[KEYS],
                   float* acc) const {
-    sluice::add_values(last - first, block, job.dim, weights + first, job.cache.token, acc + first * job.dim);
+    sluice::add_values(last - first, block, job.dim, weights + first, acc + first * job.dim);
   }
 };
 
@@ -122,8 +120,16 @@ inline void weigh(const QueryTile& tile, int first, int count, int64_t from, flo
 }
 
 
-inline void multiply(float* scores, const float* by) {
-  for (int j = 0; j < KEYS; j += LANES) store(scores + j, load(scores + j) * load(by + j));
+// Multiplies scores of so many queries by the scales of keys or of values, where the format has them. Called when these
+// have been fetched.
+template <typename Element>
+inline void scale(const Element* const* from, int64_t dim, int count, float (*scores)[KEYS]) {
+  if constexpr (IS_SCALED<Element>) {
+    float by[KEYS];
+    for (int j = 0; j < KEYS; ++j) by[j] = scale_of(from[j], dim);
+    for (int r = 0; r < count; ++r)
+      for (int j = 0; j < KEYS; j += LANES) store(scores[r] + j, load(scores[r] + j) * load(by + j));
+  }
 }
 
 // Queries [first, last) of a tile meet the keys [from, from + KEYS) of a block.
@@ -132,14 +138,12 @@ inline void meet(const Attention<Element>& job, const QueryTile& tile, Products&
                  const KeyBlock<Element>& block, int64_t from, Running& running) {
   alignas(64) float scores[QUERIES][KEYS];
   products.score(first, last, block, scores);
-  if constexpr (IS_SCALED<Element>)
-    for (int r = first; r < last; ++r) multiply(scores[r], block.key_scales);
+  scale(block.keys, job.dim, last - first, scores + first);
   if (job.cap > 0.0f)
     for (int r = first; r < last; ++r) soften(scores[r], KEYS, job.cap);
   for (int r = first; r < last; r += LANES)
     weigh(tile, r, std::min(LANES, last - r), from, scores + r, running, job.dim);
-  if constexpr (IS_SCALED<Element>)
-    for (int r = first; r < last; ++r) multiply(scores[r], block.value_scales);
+  scale(block.values, job.dim, last - first, scores + first);
   products.add_values(first, last, block, scores, running.acc);
 }
 
@@ -167,13 +171,22 @@ inline void attend(const Attention<Element>& job, const QueryTile& tile, const i
     begin = std::min(begin, tile.begin[r]), end = std::max(end, tile.end[r]);
   }
   const bool has_tree = tile.path[0] != nullptr;
-  KeyBlock<Element> block;
-  for (int64_t from = begin / KEYS * KEYS; from < end; from += KEYS) {
+  KeyBlock<Element> blocks[2];  // one is met while the other is fetched
+  const auto find = [&](int64_t from) {
+    blocks[from / KEYS % 2].find(job, table, kv_head, from, begin, end, nullptr, 0);
+  };
+  const int64_t first = begin / KEYS * KEYS;
+  find(first);
+  for (int64_t from = first; from < end; from += KEYS) {
+    KeyBlock<Element>& block = blocks[from / KEYS % 2];
     if (has_tree && from + KEYS > tile.start) {
       meet_paths(job, tile, products, table, kv_head, block, from, running);
       continue;
     }
-    block.find(job, table, kv_head, from, begin, end, nullptr, 0);
+    if (from + KEYS < end) {
+      find(from + KEYS);
+      block.ahead = blocks[(from / KEYS + 1) % 2].keys;
+    }
     meet(job, tile, products, 0, tile.count, block, from, running);
   }
   for (int r = 0; r < tile.count; ++r) {
@@ -194,7 +207,7 @@ inline void attend(const Attention<Element>& job, int64_t row, int64_t at) {
   for (int r = 0; r < tile.count; ++r) {
     const int64_t token = (first + r) / group, head = kv_head * group + (first + r) % group;
     tile.q[r] = job.q + (job.firsts[row] + token) * job.q_stride + head * job.dim;
-    tile.out[r] = job.out + ((job.firsts[row] + token) * job.heads + head) * job.dim;
+    tile.out[r] = job.out + (job.firsts[row] + token) * job.out_stride + head * job.dim;
     tile.end[r] = job.positions[job.firsts[row] + token] + 1;
     tile.path[r] = paths < 0 ? nullptr : job.paths + paths + token * job.counts[row];
     tile.sink[r] = job.sinks == nullptr ? -std::numeric_limits<float>::infinity() : job.sinks[head];

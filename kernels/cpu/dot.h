@@ -30,21 +30,7 @@ inline int32_t word(const ByteQuad& x) {
   return four;
 }
 
-#if defined(__AVX512F__)
-
-inline void store_quads(ByteQuad* to, IntVec levels) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(ALL, (__m512i)levels));
-}
-
-#else
-
-inline void store_quads(ByteQuad* to, IntVec levels) {
-  typedef int8_t Levels __attribute__((vector_size(LANES)));
-  const Levels narrow = __builtin_convertvector(levels, Levels);
-  std::memcpy(to, &narrow, sizeof narrow);
-}
-
-#endif
+inline void store_quads(ByteQuad* to, IntVec levels) { store(to->at, levels); }
 
 #if defined(__AVX512VNNI__)
 

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <limits>
-#include <vector>
 
 #include "dot.h"
 #include "tiles.h"
@@ -69,43 +68,38 @@ inline void pack_levels(const uint8_t* levels, uint8_t* packed, int64_t rows, in
 // A step's activations as integers.
 template <int BITS>
 struct Activations {
-  std::vector<typename Dot<BITS>::Quad> quads;  // [M, quads, padded]
-  std::vector<int32_t> zeros;        // [M, groups] sums of the integers times the weights' zero
-  std::vector<float> scales, norms;  // [M]: x = scale · integer; NaN for a row that holds one
-
-  void fit(int64_t m, int64_t num_quads, int64_t groups) {
-    if (static_cast<int64_t>(quads.size()) < m * num_quads) quads.resize(m * num_quads);
-    if (static_cast<int64_t>(zeros.size()) < m * groups) zeros.resize(m * groups);
-    if (static_cast<int64_t>(scales.size()) < m) scales.resize(m), norms.resize(m);
-  }
+  typename Dot<BITS>::Quad* quads;  // [M, quads, padded]
+  int32_t* zeros;                   // [M, groups] sums of the integers times the weights' zero
+  float *scales, *norms;            // [M]: x = scale · integer; NaN for a row that holds one
 };
 
-// Quads from one row to the next: whole vectors.
+// Quads from one row to the next.
 template <int BITS>
 inline int64_t quads_stride(int64_t k) {
-  return words_stride(num_quads<BITS>(k));
-}
-
-// The nearest integers of numbers below 2^22, halves to even: the sum's last bit is the unit there.
-inline IntVec nearest(Vec x) {
-  const Vec unit = broadcast(12582912.0f), shifted = x + unit;
-  IntVec bits, base;
-  std::memcpy(&bits, &shifted, sizeof bits);
-  std::memcpy(&base, &unit, sizeof base);
-  return bits - base;
+  return row_stride(num_quads<BITS>(k));
 }
 
 template <int BITS>
-inline void quantise_row(const Integer<BITS>& job, int64_t row, Activations<BITS>& to) {
+inline Activations<BITS> room_for(const Integer<BITS>& job) {
+  static thread_local Room<typename Dot<BITS>::Quad> quads;
+  static thread_local Room<int32_t> zeros;
+  static thread_local Room<float> scales, norms;
+  const int64_t m = job.to.m;
+  return {quads.fit(m * quads_stride<BITS>(job.k)), zeros.fit(m * num_groups<BITS>(job.k)), scales.fit(m), norms.fit(m)};
+}
+
+template <int BITS>
+inline void quantise_row(const Integer<BITS>& job, int64_t row, const Activations<BITS>& to) {
   const int64_t width = quads_stride<BITS>(job.k) * 4, groups = num_groups<BITS>(job.k);
-  static thread_local std::vector<float> x;
-  x.assign(width, 0.0f);
-  std::copy_n(job.x + row * job.x_stride, job.k, x.data());
-  to.norms[row] = job.norm_eps < 0.0f ? 1.0f : norm_scale(x.data(), job.k, job.norm_eps);
+  static thread_local Room<float> room;
+  float* x = room.fit(width);
+  std::copy_n(job.x + row * job.x_stride, job.k, x);
+  std::fill(x + job.k, x + width, 0.0f);
+  to.norms[row] = job.norm_eps < 0.0f ? 1.0f : norm_scale(x, job.k, job.norm_eps);
   for (int64_t i = 0; i < job.num_outliers; ++i) x[job.outliers[i]] = 0.0f;
   Vec most{}, odd{};
   for (int64_t i = 0; i < width; i += LANES) {
-    const Vec v = load(x.data() + i);
+    const Vec v = load(x + i);
     most = greater(most, absolute(v));
     odd += v * 0.0f;  // not 0 if there is an infinity or a NaN
   }
@@ -113,12 +107,12 @@ inline void quantise_row(const Integer<BITS>& job, int64_t row, Activations<BITS
   const bool broken = sum(odd) != 0.0f;
   const float by = peak > std::numeric_limits<float>::min() * LEVELS && !broken ? LEVELS / peak : 0.0f;
   to.scales[row] = broken ? std::numeric_limits<float>::quiet_NaN() : peak / LEVELS;
-  typename Dot<BITS>::Quad* quads = to.quads.data() + row * width / 4;
+  typename Dot<BITS>::Quad* quads = to.quads + row * width / 4;
   const int64_t each = BITS == 8 ? width : GROUP_QUADS * 4;
   for (int64_t group = 0; group < groups; ++group) {
     IntVec total{};
     for (int64_t i = group * each; i < std::min(width, (group + 1) * each); i += LANES) {
-      const IntVec levels = nearest(load(x.data() + i) * by);
+      const IntVec levels = nearest(load(x + i) * by);
       total += levels;
       store_quads(quads + i / 4, levels);
     }
@@ -194,9 +188,9 @@ inline void multiply_by_dots(const Integer<BITS>& job, const Activations<BITS>& 
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t first = begin + (end - begin) * t / tiles, last = begin + (end - begin) * (t + 1) / tiles;
         multiply_integers<BITS, DOT_ROWS>(
-            static_cast<int>(last - first), x.quads.data() + first * stride + group * each, stride,
+            static_cast<int>(last - first), x.quads + first * stride + group * each, stride,
             weight + group * each * PART * BITS / 2, std::min(each, quads - group * each),
-            x.zeros.data() + first * groups + group, groups,
+            x.zeros + first * groups + group, groups,
             job.scales + (panel * groups + group) * PANEL + part * PART,
             sums + (first - begin) * PANEL + part * PART);
       }
@@ -207,7 +201,7 @@ inline void multiply_by_dots(const Integer<BITS>& job, const Activations<BITS>& 
 inline void multiply_by_tiles(const Integer<8>& job, const Activations<8>& x, int64_t panel, int64_t begin, int64_t end,
                               float* sums) {
   const int64_t quads = num_quads<8>(job.k), stride = quads_stride<8>(job.k);
-  multiply_tiles<SignedByUnsigned>(reinterpret_cast<const uint8_t*>(x.quads.data() + begin * stride), stride * 4,
+  multiply_tiles<SignedByUnsigned>(reinterpret_cast<const uint8_t*>(x.quads + begin * stride), stride * 4,
                                    end - begin, job.weight + panel * PITCH * quads, quads / TILE_ROWS,
                                    reinterpret_cast<uint8_t*>(sums));
   for (int64_t row = begin; row < end; ++row, sums += PANEL)
@@ -239,9 +233,7 @@ inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, 
 template <int BITS>
 inline void run(const Integer<BITS>& job) {
   const int64_t m = job.to.m;
-  static thread_local Activations<BITS> memory;  // of the caller, kept from call to call
-  Activations<BITS>& x = memory;
-  x.fit(m, quads_stride<BITS>(job.k), num_groups<BITS>(job.k));
+  const Activations<BITS> x = room_for(job);
   each_row(m, job.k, [&](int64_t row) { quantise_row<BITS>(job, row, x); });
   each_piece(job.to, job.k,
              [&](int64_t panel, int64_t begin, int64_t end) { compute_piece<BITS>(job, x, panel, begin, end); });

@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "integer.h"
 #include "pairs.h"
+#include "room.h"
 
 namespace sluice {
 
@@ -24,20 +25,28 @@ struct Packed {
   const float* outlier_weights;
 };
 
+// Numbers of each token, rows `stride` apart.
+struct Rows {
+  float* first;
+  int64_t stride;
+
+  float* operator[](int64_t token) const { return first + token * stride; }
+};
+
 template <typename Weight>
-inline void apply_floats(const Packed& layer, const float* x, float eps, const Output& to) {
-  run(Linear<Weight>{x, layer.inputs, layer.inputs, static_cast<const Weight*>(layer.weight), eps, layer.norm, to});
+inline void apply_floats(const Packed& layer, Rows x, float eps, const Output& to) {
+  run(Linear<Weight>{x.first, x.stride, layer.inputs, static_cast<const Weight*>(layer.weight), eps, layer.norm, to});
 }
 
 template <int BITS>
-inline void apply_integers(const Packed& layer, const float* x, float eps, const Output& to) {
-  run(Integer<BITS>{x, layer.inputs, layer.inputs, static_cast<const uint8_t*>(layer.weight), layer.scales,
+inline void apply_integers(const Packed& layer, Rows x, float eps, const Output& to) {
+  run(Integer<BITS>{x.first, x.stride, layer.inputs, static_cast<const uint8_t*>(layer.weight), layer.scales,
                     layer.outliers, layer.num_outliers, layer.outlier_weights, eps, to});
 }
 
 // y [m, ..] = or += what `finish` makes of x [m, inputs]; x is normed before if eps is not negative.
-inline void apply(const Packed& layer, const float* x, int64_t m, float eps, Finish finish, float* y) {
-  const Output to{layer.bias, y, m, is_gate(finish) ? layer.outputs / 2 : layer.outputs, finish};
+inline void apply(const Packed& layer, Rows x, int64_t m, float eps, Finish finish, Rows y) {
+  const Output to{layer.bias, y.first, y.stride, m, is_gate(finish) ? layer.outputs / 2 : layer.outputs, finish};
   switch (layer.format) {
     case Format::FLOAT32: return apply_floats<float>(layer, x, eps, to);
     case Format::BFLOAT16: return apply_floats<uint16_t>(layer, x, eps, to);
@@ -64,7 +73,6 @@ struct Layer {
   RotateAndWrite<Element> write;  // its heads are filled in here
   Attention<Element> attention;   // its queries and result likewise
   float* h;                       // [T, hidden], advanced in place
-  float* scratch;                 // [T, qkv.outputs + output.inputs + down.inputs], and hidden more with such norms
   const int64_t* kept;            // [num_kept], ascending: tokens that are wanted behind the layer; their rows move up
   int64_t num_kept;               // ALL_TOKENS: nothing moves
 };
@@ -72,47 +80,58 @@ struct Layer {
 constexpr int64_t ALL_TOKENS = -1;  // as in kernels/native.py
 
 // h += layer(x) of so many tokens, through a norm if there is one; `between` [T, hidden] is used then.
-template <typename Element>
-inline void add(const Layer<Element>& job, const Packed& layer, const float* norm, const float* x, float* between,
-                int64_t tokens) {
+inline void add(const Packed& layer, const float* norm, float eps, Rows x, Rows between, Rows h, int64_t tokens) {
   constexpr float no_norm = -1.0f;
-  const int64_t hidden = layer.outputs;
-  if (norm == nullptr) return apply(layer, x, tokens, no_norm, Finish::ADD, job.h);
+  if (norm == nullptr) return apply(layer, x, tokens, no_norm, Finish::ADD, h);
   apply(layer, x, tokens, no_norm, Finish::STORE, between);
-  each_row(tokens, hidden, [&](int64_t row) {
-    add_normed(between + row * hidden, norm, hidden, job.eps, job.h + row * hidden);
-  });
+  each_row(tokens, layer.outputs, [&](int64_t t) { add_normed(between[t], norm, layer.outputs, eps, h[t]); });
 }
 
 // Moves the rows of wanted tokens to the front: who asks no more than keys and values of the others gets no more.
 template <typename Element>
-inline int64_t keep_wanted(const Layer<Element>& job, float* seen) {
+inline int64_t keep_wanted(const Layer<Element>& job, Rows seen, Rows h) {
   if (job.num_kept == ALL_TOKENS) return job.write.tokens;
-  const auto move = [&](float* rows, int64_t width) {
+  const auto move = [&](Rows rows, int64_t width) {
     for (int64_t i = 0; i < job.num_kept; ++i)
-      if (job.kept[i] != i) std::memcpy(rows + i * width, rows + job.kept[i] * width, width * sizeof(float));
+      if (job.kept[i] != i) std::memcpy(rows[i], rows[job.kept[i]], width * sizeof(float));
   };
   move(seen, job.output.inputs);
-  move(job.h, job.output.outputs);
+  move(h, job.output.outputs);
   return job.num_kept;
+}
+
+// Room for rows of several kinds of so many tokens, and where each kind lies in it.
+template <int KINDS>
+inline std::array<Rows, KINDS> rows_of(int64_t tokens, const std::array<int64_t, KINDS>& widths) {
+  static thread_local Room<float> room;
+  int64_t all = 0;
+  for (const int64_t width : widths) all += tokens * row_stride(width);
+  float* first = room.fit(all);
+  std::array<Rows, KINDS> found;
+  for (int kind = 0; kind < KINDS; ++kind) {
+    found[kind] = {first, row_stride(widths[kind])};
+    first += tokens * found[kind].stride;
+  }
+  return found;
 }
 
 template <typename Element>
 inline void run(Layer<Element>& job) {
-  const int64_t tokens = job.write.tokens;
-  float* heads = job.scratch;
-  float* seen = heads + tokens * job.qkv.outputs;
-  float* gated = seen + tokens * job.output.inputs;
-  float* between = gated + tokens * job.down.inputs;
-  apply(job.qkv, job.h, tokens, job.eps, Finish::STORE, heads);
-  job.write.heads = heads;
+  const int64_t tokens = job.write.tokens, hidden = job.output.outputs;
+  const bool is_normed = job.output_norm != nullptr || job.down_norm != nullptr;
+  const auto [heads, seen, gated, between] =
+      rows_of<4>(tokens, {job.qkv.outputs, job.output.inputs, job.down.inputs, is_normed ? hidden : 0});
+  const Rows h{job.h, hidden};
+  apply(job.qkv, h, tokens, job.eps, Finish::STORE, heads);
+  job.write.heads = heads.first, job.write.stride = heads.stride;
   run(job.write);
-  job.attention.q = heads, job.attention.q_stride = job.qkv.outputs, job.attention.out = seen;
+  job.attention.q = heads.first, job.attention.q_stride = heads.stride;
+  job.attention.out = seen.first, job.attention.out_stride = seen.stride;
   run(job.attention);
-  const int64_t wanted = keep_wanted(job, seen);
-  add(job, job.output, job.output_norm, seen, between, wanted);
-  apply(job.gate_up, job.h, wanted, job.eps, job.gate, gated);
-  add(job, job.down, job.down_norm, gated, between, wanted);
+  const int64_t wanted = keep_wanted(job, seen, h);
+  add(job.output, job.output_norm, job.eps, seen, between, h, wanted);
+  apply(job.gate_up, h, wanted, job.eps, job.gate, gated);
+  add(job.down, job.down_norm, job.eps, gated, between, h, wanted);
 }
 
 }  // namespace sluice

@@ -70,7 +70,7 @@ Output output(Arguments& arguments) {
   to.bias = arguments.address<const float>();
   to.y = arguments.address<float>();
   to.m = arguments.integer();
-  to.n = arguments.integer();
+  to.n = to.y_stride = arguments.integer();
   to.finish = static_cast<Finish>(arguments.integer());
   return to;
 }
@@ -147,6 +147,7 @@ PyObject* attention(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.cap = arguments.real();
   job.sinks = arguments.address<const float>();
   job.out = arguments.address<float>();
+  job.out_stride = job.heads * job.dim;
   return arguments.ok() ? compute(job) : nullptr;
 }
 
@@ -162,6 +163,7 @@ PyObject* rotate_and_write(PyObject*, PyObject* const* values, Py_ssize_t num) {
   job.dim = arguments.integer();
   job.cache = cache<Element>(arguments);
   job.slots = arguments.address<const int64_t>();
+  job.stride = (job.num_heads + 2 * job.kv_heads) * job.dim;
   return arguments.ok() ? compute(job) : nullptr;
 }
 
@@ -202,7 +204,6 @@ PyObject* layer(PyObject*, PyObject* const* values, Py_ssize_t num) {
   attention.scale = arguments.real();
   attention.cap = arguments.real();
   job.h = arguments.address<float>();
-  job.scratch = arguments.address<float>();
   write.cis = arguments.address<const float>();
   write.tokens = arguments.integer();
   write.slots = arguments.address<const int64_t>();

@@ -35,7 +35,7 @@ inline void pack(const uint16_t* weight, uint16_t* packed, int64_t rows, int64_t
   });
 }
 
-inline int64_t pairs_stride(int64_t k) { return words_stride(num_pairs(k)); }
+inline int64_t pairs_stride(int64_t k) { return row_stride(num_pairs(k)); }
 
 inline void round_row(const Linear<uint16_t>& job, int64_t row, uint16_t* to) {
   const float* x = job.x + row * job.x_stride;
@@ -98,13 +98,11 @@ inline void compute_piece(const Linear<uint16_t>& job, const uint32_t* x, int64_
 
 template <>
 inline void run(Linear<uint16_t> job) {
-  static thread_local std::vector<uint32_t> words;  // of the caller, kept from call to call
-  static thread_local std::vector<float> norms;
+  static thread_local Room<uint32_t> words;
+  static thread_local Room<float> norms;
   const int64_t stride = pairs_stride(job.k), m = job.to.m;
-  if (static_cast<int64_t>(words.size()) < m * stride) words.resize(m * stride);
-  if (static_cast<int64_t>(norms.size()) < m) norms.resize(m);
-  uint32_t* x = words.data();
-  float* scales = job.norm_eps < 0.0f ? nullptr : norms.data();
+  uint32_t* x = words.fit(m * stride);
+  float* scales = job.norm_eps < 0.0f ? nullptr : norms.fit(m);
   each_row(m, job.k, [&](int64_t row) {
     if (scales != nullptr) scales[row] = norm_scale(job.x + row * job.x_stride, job.k, job.norm_eps);
     round_row(job, row, reinterpret_cast<uint16_t*>(x + row * stride));

@@ -41,7 +41,8 @@ inline bool is_gate(Finish finish) { return finish >= Finish::SILU; }
 // Where products go.
 struct Output {
   const float* bias;  // [N] or null; with a gate [2 N], the gates' first
-  float* y;           // [M, N], contiguous; with ADD it is added to
+  float* y;           // [M, N], rows y_stride apart; with ADD it is added to
+  int64_t y_stride;
   int64_t m, n;       // with a gate, n counts outputs: the packed weight has 2 n columns
   Finish finish;
 };
@@ -94,11 +95,11 @@ inline void finish_row(const Output& to, int64_t row, int64_t panel, const float
       const Vec power = prepare(to.finish, gate, up);
       store(out + i, gate / (1.0f + exp(-power)) * up);
     }
-    std::memcpy(to.y + row * to.n + first, out, count * sizeof(float));
+    std::memcpy(to.y + row * to.y_stride + first, out, count * sizeof(float));
     return;
   }
   const int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, to.n - first);
-  float* y = to.y + row * to.n + first;
+  float* y = to.y + row * to.y_stride + first;
   if (count == PANEL && to.bias == nullptr) {
     for (int i = 0; i < PANEL; i += LANES) {
       const Vec value = load(sums + i) * scale;

@@ -36,7 +36,8 @@ struct Attention {
   float scale;
   float cap;  // scores become cap · tanh(score / cap); 0: as they are
   const float* sinks = nullptr;  // [heads] scores of a key that each query sees and that has no value; or null
-  float* out;  // [T, heads, dim] contiguous
+  float* out;  // [T, heads, dim], tokens out_stride apart
+  int64_t out_stride;
 };
 
 // Up to QUERIES query heads of one sequence that use one head of keys: consecutive in (token, head of the group).
@@ -55,8 +56,7 @@ template <typename Element>
 struct KeyBlock {
   const Element* keys[KEYS];
   const Element* values[KEYS];
-  float key_scales[KEYS], value_scales[KEYS];  // of formats that have them
-  const Element* ahead;  // the key that is met after these; if there is none, one of these
+  const Element* const* ahead;  // the keys that are met after these; if there are none, these
   int num;
 
   // Positions [from, from + KEYS) of a sequence, of which [begin, end) exist. The others repeat a neighbour: keys
@@ -66,6 +66,7 @@ struct KeyBlock {
             int64_t end, const int32_t* path, int64_t start) {
     const int64_t size = job.cache.block_size;
     num = static_cast<int>(std::min<int64_t>(KEYS, end - from));
+    ahead = keys;
     int64_t first = 0, past = 0;  // positions of the block that `of` is in
     const Element* of = nullptr;
     for (int j = 0; j < KEYS; ++j) {
@@ -77,13 +78,7 @@ struct KeyBlock {
       }
       keys[j] = of + (position - first) * job.cache.token;
       values[j] = keys[j] + job.cache.half;
-      if constexpr (IS_SCALED<Element>) {
-        key_scales[j] = scale_of(keys[j], job.dim);
-        value_scales[j] = scale_of(values[j], job.dim);
-      }
     }
-    const int64_t next = from + KEYS;
-    ahead = next < end ? job.cache.key(table[next / size], next % size, kv_head) : keys[0];
   }
 };
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "pool.h"
@@ -43,23 +42,41 @@ inline float scale_of(const int8_t* levels, int64_t dim) {
 
 inline void put(float* to, const float* from, int64_t dim) { std::memcpy(to, from, dim * sizeof(float)); }
 
+// Calls work(vector, at) for each vector of `num` numbers; what is missing of the last is zeros.
+template <typename Work>
+inline void each_vector(const float* from, int64_t num, const Work& work) {
+  int64_t at = 0;
+  for (; at + LANES <= num; at += LANES) work(load(from + at), at);
+  if (at == num) return;
+  float rest[LANES] = {};
+  std::copy(from + at, from + num, rest);
+  work(load(rest), at);
+}
+
+// Vectors of Element, the last of which may have lanes too many.
+template <typename Element, typename Lanes>
+inline void store_first(Element* to, Lanes v, int64_t num) {
+  if (num >= LANES) return store(to, v);
+  Element rest[LANES];
+  store(rest, v);
+  std::copy(rest, rest + num, to);
+}
+
 inline void put(uint16_t* to, const float* from, int64_t dim) {
-  for (int64_t d = 0; d < dim; ++d) {
-    uint32_t bits;
-    std::memcpy(&bits, from + d, sizeof bits);
-    const bool is_nan = from[d] != from[d];
-    to[d] = static_cast<uint16_t>(is_nan ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-  }
+  each_vector(from, dim, [&](Vec v, int64_t d) { store_first(to + d, v, dim - d); });
 }
 
 // A NaN or an infinity makes the scale NaN: whoever attends to it learns that something is broken.
 inline void put(int8_t* to, const float* from, int64_t dim) {
-  float peak = 0.0f, broken = 0.0f;
-  for (int64_t d = 0; d < dim; ++d) peak = std::max(peak, std::fabs(from[d])), broken += from[d] * 0.0f;
-  const float scale = broken == 0.0f ? peak / 127.0f : std::numeric_limits<float>::quiet_NaN();
-  const float by = broken == 0.0f && peak > 1e-30f ? 127.0f / peak : 0.0f;
-  for (int64_t d = 0; d < dim; ++d)
-    to[d] = broken == 0.0f ? static_cast<int8_t>(std::nearbyint(from[d] * by)) : int8_t{0};
+  Vec most{}, odd{};
+  each_vector(from, dim, [&](Vec v, int64_t) { most = greater(most, absolute(v)), odd += v * 0.0f; });
+  const float peak = greatest(most);
+  const bool is_broken = sum(odd) != 0.0f;
+  const float scale = is_broken ? std::numeric_limits<float>::quiet_NaN() : peak / 127.0f;
+  const float by = !is_broken && peak > 1e-30f ? 127.0f / peak : 0.0f;
+  each_vector(from, dim, [&](Vec v, int64_t d) {
+    store_first(to + d, is_broken ? IntVec{} : nearest(v * by), dim - d);
+  });
   std::memcpy(to + dim, &scale, sizeof scale);
 }
 
@@ -80,6 +97,7 @@ inline void run(const Keep& job) {
 template <typename Element>
 struct RotateAndWrite {
   float* heads;  // [T, num_heads + kv_heads (keys) + kv_heads (values), dim]: queries and keys rotated in place
+  int64_t stride;  // of tokens
   const float* cis;  // [T, dim / 2] complex
   int64_t tokens, num_heads, kv_heads, dim;
   Cache<Element> cache;
@@ -96,20 +114,47 @@ inline void norm_heads(float* x, const float* norms, int64_t heads, int64_t dim,
   }
 }
 
+// Every second lane, the first or the second of its pair, twice; or pairs the other way round.
+template <int... LANE>
+inline Vec doubled(Vec v, int which, std::integer_sequence<int, LANE...>) {
+  return which == 0 ? __builtin_shufflevector(v, v, (LANE & ~1)...) : __builtin_shufflevector(v, v, (LANE | 1)...);
+}
+
+template <int... LANE>
+inline Vec turned_round(Vec v, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(v, v, (LANE ^ 1)...);
+}
+
+template <int... LANE>
+inline Vec signs(std::integer_sequence<int, LANE...>) {
+  return Vec{(LANE % 2 == 0 ? -1.0f : 1.0f)...};
+}
+
+// Heads [heads, dim], whose pairs are complex numbers, times cis [dim / 2].
+inline void rotate(float* x, const float* cis, int64_t heads, int64_t dim) {
+  constexpr auto lanes = std::make_integer_sequence<int, LANES>();
+  int64_t d = 0;
+  for (; d + LANES <= dim; d += LANES) {
+    const Vec turns = load(cis + d), cosines = doubled(turns, 0, lanes), sines = doubled(turns, 1, lanes) * signs(lanes);
+    for (float* at = x + d; at < x + heads * dim; at += dim)
+      store(at, load(at) * cosines + turned_round(load(at), lanes) * sines);
+  }
+  for (; d < dim; d += 2)
+    for (float* pair = x + d; pair < x + heads * dim; pair += dim) {
+      const float a = pair[0], b = pair[1], c = cis[d], s = cis[d + 1];
+      pair[0] = a * c - b * s;
+      pair[1] = a * s + b * c;
+    }
+}
+
 template <typename Element>
 inline void run(const RotateAndWrite<Element>& job) {
   const int64_t rotated = job.num_heads + job.kv_heads, all = (rotated + job.kv_heads) * job.dim;
   const auto one = [&](int64_t t) {
-    float* x = job.heads + t * all;
+    float* x = job.heads + t * job.stride;
     const float* cis = job.cis + t * job.dim;
     if (job.norms != nullptr) norm_heads(x, job.norms, rotated, job.dim, job.eps);
-    for (int64_t h = 0; h < rotated; ++h)
-      for (int64_t d = 0; d < job.dim; d += 2) {
-        float* pair = x + h * job.dim + d;
-        const float a = pair[0], b = pair[1], c = cis[d], s = cis[d + 1];
-        pair[0] = a * c - b * s;
-        pair[1] = a * s + b * c;
-      }
+    rotate(x, cis, rotated, job.dim);
     const int64_t block = job.slots[t] / job.cache.block_size, within = job.slots[t] % job.cache.block_size;
     for (int64_t h = 0; h < job.kv_heads; ++h) {
       Element* to = job.cache.key(block, within, h);

@@ -31,7 +31,7 @@ class ByTiles {
 
   // Scores of queries [first, last); fetches the values.
   void score(int first, int last, const KeyBlock<uint16_t>& block, float (*scores)[KEYS]) {
-    const Rows lower = rows(block.keys), upper = rows(block.keys + TILE_ROWS);
+    const KeyRows lower = rows(block.keys), upper = rows(block.keys + TILE_ROWS);
     clear_tile<SCORES>(), clear_tile<SCORES + 1>();
     for (int64_t d = 0; d < dim_; d += NUMBERS) {
       for (int j = 0; j < KEYS; ++j) __builtin_prefetch(block.values[j] + d);
@@ -56,7 +56,7 @@ class ByTiles {
     for (int j = 0; j < KEYS; j += 2) lay(block.values[j], block.values[j + 1], values_ + j / 2 * dim_ * 2);
     load_tile<WEIGHT>(narrow, LINE);
     for (int64_t d = 0; d < dim_; d += NUMBERS) {
-      for (int j = 0; j < KEYS; ++j) __builtin_prefetch(block.ahead + j * token_ + d);
+      for (int j = 0; j < KEYS; ++j) __builtin_prefetch(block.ahead[j] + d);
       add<0>(acc, d), add<1>(acc, d + LANES);
     }
   }
@@ -64,7 +64,7 @@ class ByTiles {
  private:
   static constexpr int WEIGHT = 2, VALUE = 3, SCORES = 4, KEY = 6, QUERY = 7;  // tiles; 0 and 1 are sums of values
 
-  struct Rows {
+  struct KeyRows {
     const uint16_t* first;
     int64_t stride;  // bytes
   };
@@ -79,7 +79,7 @@ class ByTiles {
   }
 
   // A tile's rows of keys; where they do not lie at even distances, side by side.
-  Rows rows(const uint16_t* const* keys) {
+  KeyRows rows(const uint16_t* const* keys) {
     bool is_even = true;
     for (int j = 1; j < TILE_ROWS; ++j) is_even &= keys[j] - keys[j - 1] == token_;
     if (is_even) return {keys[0], token_ * 2};

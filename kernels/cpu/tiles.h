@@ -8,6 +8,7 @@
 
 #include "amx.h"
 #include "panels.h"
+#include "room.h"
 
 namespace sluice {
 
@@ -23,12 +24,6 @@ constexpr int PITCH = PANEL * 4;               // bytes from one word of a panel
 constexpr int STEP_BYTES = TILE_ROWS * PITCH;  // of a panel that meet a line of x
 constexpr int64_t WORDS_A_STEP = HAS_TILES ? TILE_ROWS : 1;  // packed weights and rows of x are padded to whole steps
 
-// Words from one row of x to the next, of rows of so many: whole vectors, and for tiles an odd number of lines, as rows at
-// a power of two would share a few sets of the first-level cache.
-inline int64_t words_stride(int64_t words) {
-  const int64_t lines = (words + LANES - 1) / LANES;
-  return (HAS_TILES ? lines | 1 : lines) * LANES;
-}
 
 // The eight tiles of a thread, of so many rows each and a line wide. Given back when this ends: what a thread holds is
 // saved whenever it is taken off its core.
@@ -62,6 +57,14 @@ inline void fetch_words(const uint8_t* weight) {
     for (int line = 0; line < LINES; ++line) __builtin_prefetch(weight + 2 * STEP_BYTES + word * PITCH + line * LINE);
 }
 
+// The same of rows of x, which lie in the second-level cache where one panel's part of them and of the weight are more
+// than the first holds (512 rows; 31 ns a product without, 26 so, of 7 that it takes alone).
+template <int QUARTER>
+inline void fetch_rows(const uint8_t* x, int64_t x_stride) {
+  for (int row = QUARTER * BLOCK / 4; row < (QUARTER + 1) * BLOCK / 4; ++row)
+    __builtin_prefetch(x + row * x_stride + 2 * LINE);
+}
+
 // 16 rows at most by the four tiles of a panel.
 template <typename Product>
 inline void multiply_low(const uint8_t* x, int64_t x_stride, const uint8_t* weight, int64_t steps, void* sums) {
@@ -85,15 +88,15 @@ inline void multiply_high(const uint8_t* x, int64_t x_stride, const uint8_t* wei
   clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
   for (int64_t step = 0; step < steps; ++step, x += LINE, weight += STEP_BYTES) {
     load_tile<6>(weight, PITCH), load_tile<4>(x, x_stride);
-    fetch_words<0, 2>(weight);
+    fetch_rows<0>(x, x_stride), fetch_words<0, 2>(weight);
     Product::template add<0, 4, 6>();
     load_tile<7>(weight + LINE, PITCH);
-    fetch_words<1, 2>(weight);
+    fetch_rows<1>(x, x_stride), fetch_words<1, 2>(weight);
     Product::template add<1, 4, 7>();
     load_tile<5>(x + TILE_ROWS * x_stride, x_stride);
-    fetch_words<2, 2>(weight);
+    fetch_rows<2>(x, x_stride), fetch_words<2, 2>(weight);
     Product::template add<2, 5, 6>();
-    fetch_words<3, 2>(weight);
+    fetch_rows<3>(x, x_stride), fetch_words<3, 2>(weight);
     Product::template add<3, 5, 7>();
   }
   store_tile<0>(to, PITCH), store_tile<1>(to + LINE, PITCH);

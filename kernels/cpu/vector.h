@@ -57,6 +57,39 @@ inline Vec load(const int8_t* from) {
 
 inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof v); }
 
+// Rounded to bfloat16, halves to even. NaN stays NaN.
+inline void store(uint16_t* to, Vec v) {
+  IntVec bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  const IntVec rounded = bits + 0x7fff + ((bits >> 16) & 1), words = (v == v ? rounded : IntVec{} + 0x7fc00000) >> 16;
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtepi32_epi16(ALL, (__m512i)words));
+#else
+  const __m256i pairs = _mm256_packs_epi32((__m256i)words, (__m256i)words);  // exact: words have 16 bits and a sign
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08)));
+#endif
+}
+
+// The lower bytes.
+inline void store(int8_t* to, IntVec v) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(ALL, (__m512i)v));
+#else
+  typedef int8_t Bytes8 __attribute__((vector_size(LANES)));
+  const Bytes8 narrow = __builtin_convertvector(v, Bytes8);
+  std::memcpy(to, &narrow, sizeof narrow);
+#endif
+}
+
+// The nearest integers of numbers below 2^22, halves to even: the sum's last bit is the unit there.
+inline IntVec nearest(Vec x) {
+  const Vec unit = Vec{} + 12582912.0f, shifted = x + unit;
+  IntVec bits, base;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  std::memcpy(&base, &unit, sizeof base);
+  return bits - base;
+}
+
 // A load from memory does it all. `Vec{} + x` would be a sum, for the sake of -0, and a shuffle besides: both in the ports
 // that products need.
 inline Vec broadcast(float x) {
