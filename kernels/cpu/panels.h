@@ -132,7 +132,7 @@ inline void each_piece(const Output& to, int64_t k, const Work& work) {
   const auto piece = [&](int64_t at) {
     const int64_t group = at % groups, run = at / groups;
     for (int64_t panel = panels * run / runs; panel < panels * (run + 1) / runs; ++panel)
-      work(panel, to.m * group / groups, to.m * (group + 1) / groups);
+      work(panel, group * ROWS_A_PIECE, std::min(to.m, (group + 1) * ROWS_A_PIECE));
   };
   if (to.m * k * panels * PANEL <= SMALL) {
     for (int64_t at = 0; at < runs * groups; ++at) piece(at);
