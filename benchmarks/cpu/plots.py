@@ -1,4 +1,4 @@
-"""Draws what the CPU benchmarks have written: benchmarks/results/cpu_*.json in, one SVG beside each out.
+"""Draws what the CPU benchmarks have written: cpu_*.json in benchmarks/results and its folders in, one SVG beside each.
 
     python -m benchmarks.cpu.plots
 
@@ -68,7 +68,7 @@ KINDS: Mapping[str, Callable[[Found], str]] = {
 
 def main() -> None:
     """Draw all that there is."""
-    for path in sorted(RESULTS.glob("cpu_*.json")):
+    for path in sorted(RESULTS.rglob("cpu_*.json")):
         draw = next((draw for prefix, draw in KINDS.items() if path.name.startswith(prefix)), None)
         if draw is not None:
             path.with_suffix(".svg").write_text(draw(json.loads(path.read_text())))

@@ -119,7 +119,6 @@ inline void weigh(const QueryTile& tile, int first, int count, int64_t from, flo
   store(running.total + first, load(running.total + first) * shrink + sums(added));
 }
 
-
 // Multiplies scores of so many queries by the scales of keys or of values, where the format has them. Called when these
 // have been fetched.
 template <typename Element>

@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-constexpr int64_t HUGE = 2 << 20;  // bytes
+constexpr int64_t LARGE_PAGE = 2 << 20;  // bytes
 
 // Floats, or what is as wide, from one row to the next: an odd number of lines, as rows at a power of two would share a
 // few sets of the caches.
@@ -35,11 +35,11 @@ class Room {
     if (num <= num_) return items_;
     std::free(items_);
     items_ = nullptr, num_ = 0;
-    const int64_t bytes = num * static_cast<int64_t>(sizeof(Item)), page = bytes < HUGE ? LINE : HUGE;
+    const int64_t bytes = num * static_cast<int64_t>(sizeof(Item)), page = bytes < LARGE_PAGE ? LINE : LARGE_PAGE;
     const int64_t size = (bytes + page - 1) / page * page;
     void* found = std::aligned_alloc(page, size);
     if (found == nullptr) throw std::bad_alloc();
-    if (page == HUGE) madvise(found, size, MADV_HUGEPAGE);  // if the system has none, small ones serve
+    if (page == LARGE_PAGE) madvise(found, size, MADV_HUGEPAGE);  // if the system has none, small ones serve
     items_ = static_cast<Item*>(found), num_ = num;
     return items_;
   }
