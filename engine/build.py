@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.allocator import allocator
+from engine.allocator import allocator, give_back
 from engine.cache.cache import KVCache, Window
 from engine.cache.tiers import Tiers
 from engine.computing import Computing
@@ -83,6 +83,7 @@ def build_engine(
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
         model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
         drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
+    give_back()
     if config.batch_invariant:
         model.fix()
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
