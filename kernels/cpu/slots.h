@@ -114,10 +114,15 @@ inline void norm_heads(float* x, const float* norms, int64_t heads, int64_t dim,
   }
 }
 
-// Every second lane, the first or the second of its pair, twice; or pairs the other way round.
+// The first or the second lane of each pair, twice; pairs the other way round.
 template <int... LANE>
-inline Vec doubled(Vec v, int which, std::integer_sequence<int, LANE...>) {
-  return which == 0 ? __builtin_shufflevector(v, v, (LANE & ~1)...) : __builtin_shufflevector(v, v, (LANE | 1)...);
+inline Vec firsts(Vec v, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(v, v, (LANE & ~1)...);
+}
+
+template <int... LANE>
+inline Vec seconds(Vec v, std::integer_sequence<int, LANE...>) {
+  return __builtin_shufflevector(v, v, (LANE | 1)...);
 }
 
 template <int... LANE>
@@ -135,7 +140,7 @@ inline void rotate(float* x, const float* cis, int64_t heads, int64_t dim) {
   constexpr auto lanes = std::make_integer_sequence<int, LANES>();
   int64_t d = 0;
   for (; d + LANES <= dim; d += LANES) {
-    const Vec turns = load(cis + d), cosines = doubled(turns, 0, lanes), sines = doubled(turns, 1, lanes) * signs(lanes);
+    const Vec turns = load(cis + d), cosines = firsts(turns, lanes), sines = seconds(turns, lanes) * signs(lanes);
     for (float* at = x + d; at < x + heads * dim; at += dim)
       store(at, load(at) * cosines + turned_round(load(at), lanes) * sines);
   }

@@ -24,7 +24,6 @@ constexpr int PITCH = PANEL * 4;               // bytes from one word of a panel
 constexpr int STEP_BYTES = TILE_ROWS * PITCH;  // of a panel that meet a line of x
 constexpr int64_t WORDS_A_STEP = HAS_TILES ? TILE_ROWS : 1;  // packed weights and rows of x are padded to whole steps
 
-
 // The eight tiles of a thread, of so many rows each and a line wide. Given back when this ends: what a thread holds is
 // saved whenever it is taken off its core.
 class Tiles {
@@ -110,9 +109,10 @@ inline void multiply_high(const uint8_t* x, int64_t x_stride, const uint8_t* wei
 template <typename Product>
 inline void multiply_tiles(const uint8_t* x, int64_t x_stride, int64_t rows, const uint8_t* panel, int64_t steps,
                            uint8_t* sums) {
-  Tiles tiles(shape_of(static_cast<int>(std::min<int64_t>(rows, BLOCK))));
-  for (bool is_first = true; rows > 0; rows -= BLOCK, x += BLOCK * x_stride, sums += BLOCK * PITCH, is_first = false) {
-    if (!is_first && rows < BLOCK) tiles.shape(shape_of(static_cast<int>(rows)));
+  const int height = static_cast<int>(std::min<int64_t>(rows, BLOCK));  // of all blocks but the last
+  Tiles tiles(shape_of(height));
+  for (; rows > 0; rows -= BLOCK, x += BLOCK * x_stride, sums += BLOCK * PITCH) {
+    if (rows < height) tiles.shape(shape_of(static_cast<int>(rows)));
     if (rows <= TILE_ROWS) return multiply_low<Product>(x, x_stride, panel, steps, sums);
     for (int half = 0; half < PITCH; half += 2 * LINE)
       multiply_high<Product>(x, x_stride, panel + half, steps, sums + half);
