@@ -163,16 +163,19 @@ inline void multiply_integers(int rows, const typename Dot<BITS>::Quad* x, int64
     multiply_integers<BITS, ROWS - 1>(rows, x, x_stride, weight, quads, zeros, zeros_stride, scales, sums);
 }
 
-// Scales one row's integers' sums of a panel and adds its outliers.
+// What becomes of one row's integers' sums of a panel, scaled by its columns: they are scaled by the row, and its outliers
+// are added.
 template <int BITS>
-inline void add_outliers(const Integer<BITS>& job, int64_t row, int64_t panel, float scale, float* sums) {
-  const float* x = job.x + row * job.x_stride;
+inline void finish_integers(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t row,
+                            Sums sums) {
+  const float* values = job.x + row * job.x_stride;
   const float* weight = job.outlier_weights + panel * job.num_outliers * PANEL;
-  for (int v = 0; v < PANEL; v += LANES) {
-    Vec total = load(sums + v) * scale;
-    for (int64_t i = 0; i < job.num_outliers; ++i) total += x[job.outliers[i]] * load(weight + i * PANEL + v);
-    store(sums + v, total);
+  for (int v = 0; v < VECS; ++v) {
+    sums.at[v] *= x.scales[row];
+    for (int64_t i = 0; i < job.num_outliers; ++i)
+      sums.at[v] += values[job.outliers[i]] * load(weight + i * PANEL + v * LANES);
   }
+  finish_row(job.to, row, panel, sums, x.norms[row]);
 }
 
 // sums [end - begin, PANEL] of rows [begin, end) by one panel, scaled by its columns.
@@ -197,37 +200,45 @@ inline void multiply_by_dots(const Integer<BITS>& job, const Activations<BITS>& 
   }
 }
 
-// The same by tiles, which have the whole of K as their group; the bits are the same.
-inline void multiply_by_tiles(const Integer<8>& job, const Activations<8>& x, int64_t panel, int64_t begin, int64_t end,
-                              float* sums) {
-  const int64_t quads = num_quads<8>(job.k), stride = quads_stride<8>(job.k);
-  multiply_tiles<SignedByUnsigned>(reinterpret_cast<const uint8_t*>(x.quads + begin * stride), stride * 4,
-                                   end - begin, job.weight + panel * PITCH * quads, quads / TILE_ROWS,
-                                   reinterpret_cast<uint8_t*>(sums));
-  for (int64_t row = begin; row < end; ++row, sums += PANEL)
-    for (int v = 0; v < PANEL; v += LANES) {
-      IntVec total;
-      std::memcpy(&total, sums + v, sizeof total);
-      const Vec product = __builtin_convertvector(total - x.zeros[row], Vec);
-      store(sums + v, product * load(job.scales + panel * PANEL + v));
-    }
+template <int BITS>
+inline void compute_by_dots(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
+                            int64_t end) {
+  alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
+  multiply_by_dots(job, x, panel, begin, end, sums);
+  for (int64_t row = begin; row < end; ++row)
+    finish_integers(job, x, panel, row, load_sums(sums + (row - begin) * PANEL));
+}
+
+// Integers of one row and panel, of which the zeros' share is taken, times what the columns are worth.
+inline Sums scaled(const float* words, int32_t zeros, const float* scales) {
+  Sums sums;
+  for (int v = 0; v < VECS; ++v) {
+    IntVec total;
+    std::memcpy(&total, words + v * LANES, sizeof total);
+    sums.at[v] = __builtin_convertvector(total - zeros, Vec) * load(scales + v * LANES);
+  }
+  return sums;
+}
+
+// By tiles, which have the whole of K as their group; the bits are those of dots.
+inline void compute_by_tiles(const Integer<8>& job, const Activations<8>& x, int64_t panel, int64_t begin,
+                             int64_t end) {
+  const int64_t quads = num_quads<8>(job.k);
+  const auto fetch = [&](int64_t row) { fetch_results(job.to, row, panel); };
+  const auto finish = [&](int64_t row, const float* words) {
+    finish_integers(job, x, panel, row, scaled(words, x.zeros[row], job.scales + panel * PANEL));
+  };
+  multiply_tiles<SignedByUnsigned>(x.quads, quads_stride<8>(job.k) * 4, begin, end,
+                                   job.weight + panel * PITCH * quads, quads / TILE_ROWS, fetch, finish);
 }
 
 // Rows [begin, end) of one panel.
 template <int BITS>
 inline void compute_piece(const Integer<BITS>& job, const Activations<BITS>& x, int64_t panel, int64_t begin,
                           int64_t end) {
-  alignas(64) float sums[ROWS_A_PIECE * PANEL];  // of which few rows use little
-  if constexpr (HAS_TILES && BITS == 8) {
-    const bool is_few = end - begin <= DOT_ROWS;  // not worth a tile
-    (is_few ? multiply_by_dots<8> : multiply_by_tiles)(job, x, panel, begin, end, sums);
-  } else {
-    multiply_by_dots(job, x, panel, begin, end, sums);
-  }
-  for (int64_t row = begin; row < end; ++row) {
-    add_outliers(job, row, panel, x.scales[row], sums + (row - begin) * PANEL);
-    finish_row(job.to, row, panel, sums + (row - begin) * PANEL, x.norms[row]);
-  }
+  if constexpr (HAS_TILES && BITS == 8)
+    if (end - begin > DOT_ROWS) return compute_by_tiles(job, x, panel, begin, end);  // fewer are not worth a tile
+  compute_by_dots(job, x, panel, begin, end);
 }
 
 template <int BITS>

@@ -115,7 +115,7 @@ inline void compute_piece(const Linear<Weight>& job, int64_t panel, int64_t begi
     }
   }
   for (int64_t row = begin; row < end; ++row)
-    finish_row(job.to, row, panel, sums + (row - begin) * PANEL, scales == nullptr ? 1.0f : scales[row]);
+    finish_row(job.to, row, panel, load_sums(sums + (row - begin) * PANEL), scales == nullptr ? 1.0f : scales[row]);
 }
 
 // Rows of x times the norm's weights, for those that were not folded into the matrix.

@@ -77,23 +77,23 @@ inline void multiply_pairs(int rows, const uint32_t* x, int64_t x_stride, const 
 // Rows [begin, end) of one panel.
 inline void compute_piece(const Linear<uint16_t>& job, const uint32_t* x, int64_t panel, int64_t begin, int64_t end,
                           const float* scales) {
-  alignas(64) float sums[ROWS_A_PIECE * PANEL];
-  const int64_t pairs = num_pairs(job.k), stride = pairs_stride(job.k), rows = end - begin;
+  const int64_t pairs = num_pairs(job.k), stride = pairs_stride(job.k);
   const auto* weight = reinterpret_cast<const uint8_t*>(job.weight) + panel * PITCH * pairs;
-  x += begin * stride;
+  const auto finish = [&](int64_t row, const float* sums) {
+    finish_row(job.to, row, panel, load_sums(sums), scales == nullptr ? 1.0f : scales[row]);
+  };
   if constexpr (HAS_TILES) {
-    multiply_tiles<BFloat16s>(reinterpret_cast<const uint8_t*>(x), stride * 4, rows, weight, pairs / TILE_ROWS,
-                              reinterpret_cast<uint8_t*>(sums));
+    const auto fetch = [&](int64_t row) { fetch_results(job.to, row, panel); };
+    multiply_tiles<BFloat16s>(x, stride * 4, begin, end, weight, pairs / TILE_ROWS, fetch, finish);
   } else {
-    const int64_t tiles = (rows + TILE - 1) / TILE;
+    alignas(64) float sums[TILE * PANEL];
+    const int64_t rows = end - begin, tiles = (rows + TILE - 1) / TILE;
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t first = rows * t / tiles, last = rows * (t + 1) / tiles;
-      multiply_pairs<TILE>(static_cast<int>(last - first), x + first * stride, stride, weight, pairs,
-                           sums + first * PANEL);
+      const int64_t first = begin + rows * t / tiles, last = begin + rows * (t + 1) / tiles;
+      multiply_pairs<TILE>(static_cast<int>(last - first), x + first * stride, stride, weight, pairs, sums);
+      for (int64_t row = first; row < last; ++row) finish(row, sums + (row - first) * PANEL);
     }
   }
-  for (int64_t row = begin; row < end; ++row)
-    finish_row(job.to, row, panel, sums + (row - begin) * PANEL, scales == nullptr ? 1.0f : scales[row]);
 }
 
 template <>

@@ -67,9 +67,10 @@ inline void fetch_rows(const uint8_t* x, int64_t x_stride) {
     __builtin_prefetch(x + row * x_stride + 2 * LINE);
 }
 
-// 16 rows at most by the four tiles of a panel.
-template <typename Product>
-inline void multiply_low(const uint8_t* x, int64_t x_stride, const uint8_t* weight, int64_t steps, void* sums) {
+// 16 rows at most by the four tiles of a panel. `between` is called in every step.
+template <typename Product, typename Between>
+inline void multiply_low(const uint8_t* x, int64_t x_stride, const uint8_t* weight, int64_t steps, void* sums,
+                         const Between& between) {
   auto* to = static_cast<uint8_t*>(sums);
   clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
   for (int64_t step = 0; step < steps; ++step, x += LINE, weight += STEP_BYTES) {
@@ -78,14 +79,16 @@ inline void multiply_low(const uint8_t* x, int64_t x_stride, const uint8_t* weig
     load_tile<6>(weight + LINE, PITCH), fetch_words<1, 4>(weight), Product::template add<1, 4, 6>();
     load_tile<7>(weight + 2 * LINE, PITCH), fetch_words<2, 4>(weight), Product::template add<2, 4, 7>();
     load_tile<5>(weight + 3 * LINE, PITCH), fetch_words<3, 4>(weight), Product::template add<3, 4, 5>();
+    between();
   }
   store_tile<0>(to, PITCH), store_tile<1>(to + LINE, PITCH);
   store_tile<2>(to + 2 * LINE, PITCH), store_tile<3>(to + 3 * LINE, PITCH);
 }
 
 // 17 rows at least by two tiles of a panel: half as many reads for a product.
-template <typename Product>
-inline void multiply_high(const uint8_t* x, int64_t x_stride, const uint8_t* weight, int64_t steps, void* sums) {
+template <typename Product, typename Between>
+inline void multiply_high(const uint8_t* x, int64_t x_stride, const uint8_t* weight, int64_t steps, void* sums,
+                          const Between& between) {
   auto* to = static_cast<uint8_t*>(sums);
   clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
   for (int64_t step = 0; step < steps; ++step, x += LINE, weight += STEP_BYTES) {
@@ -100,22 +103,35 @@ inline void multiply_high(const uint8_t* x, int64_t x_stride, const uint8_t* wei
     Product::template add<2, 5, 6>();
     fetch_rows<3>(x, x_stride), fetch_words<3, 2>(weight);
     Product::template add<3, 5, 7>();
+    between();
   }
   store_tile<0>(to, PITCH), store_tile<1>(to + LINE, PITCH);
   store_tile<2>(to + TILE_ROWS * PITCH, PITCH), store_tile<3>(to + TILE_ROWS * PITCH + LINE, PITCH);
 }
 
-// sums [rows, PANEL] = rows of x by a panel of `steps` lines; x_stride in bytes.
-template <typename Product>
-inline void multiply_tiles(const uint8_t* x, int64_t x_stride, int64_t rows, const uint8_t* panel, int64_t steps,
-                           uint8_t* sums) {
-  const int height = static_cast<int>(std::min<int64_t>(rows, BLOCK));  // of all blocks but the last
+// Rows [begin, end) of x, `x_stride` bytes apart, by one panel of so many steps. `finish(row, sums)` is called for each
+// row with PANEL words of 32 bits, and `fetch(row)` before it, while there are products to be computed.
+template <typename Product, typename Fetch, typename FinishRow>
+inline void multiply_tiles(const void* x, int64_t x_stride, int64_t begin, int64_t end, const uint8_t* panel,
+                           int64_t steps, const Fetch& fetch, const FinishRow& finish) {
+  alignas(64) float sums[BLOCK * PANEL];
+  const int height = static_cast<int>(std::min<int64_t>(end - begin, BLOCK));  // of all blocks but the last
   Tiles tiles(shape_of(height));
-  for (; rows > 0; rows -= BLOCK, x += BLOCK * x_stride, sums += BLOCK * PITCH) {
-    if (rows < height) tiles.shape(shape_of(static_cast<int>(rows)));
-    if (rows <= TILE_ROWS) return multiply_low<Product>(x, x_stride, panel, steps, sums);
-    for (int half = 0; half < PITCH; half += 2 * LINE)
-      multiply_high<Product>(x, x_stride, panel + half, steps, sums + half);
+  for (int64_t row = begin; row < end; row += BLOCK) {
+    const int rows = static_cast<int>(std::min<int64_t>(end - row, BLOCK));
+    if (rows < height) tiles.shape(shape_of(rows));
+    const uint8_t* first = static_cast<const uint8_t*>(x) + row * x_stride;
+    int64_t coming = row;
+    const auto between = [&] {
+      if (coming < row + rows) fetch(coming++);
+    };
+    if (rows <= TILE_ROWS) {
+      multiply_low<Product>(first, x_stride, panel, steps, sums, between);
+    } else {
+      multiply_high<Product>(first, x_stride, panel, steps, sums, between);
+      multiply_high<Product>(first, x_stride, panel + 2 * LINE, steps, sums + PANEL / 2, between);
+    }
+    for (int64_t r = 0; r < rows; ++r) finish(row + r, sums + r * PANEL);
   }
 }
 
