@@ -22,7 +22,7 @@ from engine.request import EngineRequest, Limits, SamplingParams
 from engine.runner.runner import Runner
 from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
-from kernels import native
+from kernels import builds
 
 PROMPT = 128
 BLOCK = 8
@@ -117,7 +117,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    native.set_threads(torch.get_num_threads())
+    builds.set_threads(torch.get_num_threads())
     rows: dict[str, object] = {}
     for num in (1, 8, 32):
         runs = [measure(num, options.steps, seed) for seed in range(options.runs)]

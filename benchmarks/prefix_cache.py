@@ -23,7 +23,7 @@ from engine.request import EngineRequest, Limits, SamplingParams
 from engine.runner.runner import Runner
 from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
-from kernels import native
+from kernels import builds
 
 CONTEXT, BLOCK, BLOCKS = 16384, 32, 700
 LONG = 10_000
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    native.set_threads(torch.get_num_threads())
+    builds.set_threads(torch.get_num_threads())
     bench, rng = Bench(), random.Random(0)
     costs, cold, warm = [], [], []
     for _ in range(options.runs):

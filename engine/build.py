@@ -43,7 +43,7 @@ from engine.speculation.draft import DraftProposer
 from engine.speculation.drafters import Drafter, load_drafter
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import Proposer
-from kernels import native, ops
+from kernels import builds, ops
 from kernels.ragged import MAX_TREE
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
@@ -123,9 +123,9 @@ def computing_of(
     on_cpu = device.type == "cpu"
     return Computing(
         device=str(device),
-        mode="eager" if on_cpu and not native.is_available() else "native",
+        mode="eager" if on_cpu and not builds.is_available() else "native",
         kernels=model.kernel,
-        instruction_set=native.best_known() if on_cpu else "",
+        instruction_set=builds.best_known() if on_cpu else "",
         dtype=name_of(formats.dtype),
         quantization=model.config.stored.method if model.config.stored is not None else formats.weights,
         cache_dtype=name_of(formats.cache),
@@ -148,7 +148,7 @@ def set_threads(config: EngineConfig) -> tuple[int, str]:
 def use_threads(num: int) -> None:
     """Compute with so many."""
     torch.set_num_threads(num)
-    native.set_threads(num)
+    builds.set_threads(num)
 
 
 def best_threads(config: EngineConfig, step: Callable[[], object]) -> tuple[int, str]:

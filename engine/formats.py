@@ -11,7 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
 from engine.models.config import ModelConfig
-from kernels import native, private
+from kernels import builds, private
 from kernels.kinds import computes_bfloat16
 
 DTYPES = {
@@ -108,26 +108,26 @@ def notes_of(dtype: torch.dtype, weights: str) -> tuple[str, ...]:
 
 def _machine_notes(weights: str) -> Iterator[str]:
     """What this machine lacks."""
-    known = native.best_known()
+    known = builds.best_known()
     if not known:
         yield "this CPU has no AVX2, which the least of our kernels needs: torch's operators serve, slower"
-    elif not native.is_available():
+    elif not builds.is_available():
         yield f"no CPU kernels for {known} are installed: slower; install a C++ compiler, then install sluice again"
     elif not known.startswith("v4"):
         yield "this CPU has no AVX-512: our kernels for AVX2 serve, with half the numbers an instruction"
-    elif native.instruction_set() != known:
-        yield f"the CPU kernels for {known} cannot be used here ({native.why_not(known)}): slower"
-    elif not native.multiplies("avx512_vnni"):
+    elif builds.instruction_set() != known:
+        yield f"the CPU kernels for {known} cannot be used here ({builds.why_not(known)}): slower"
+    elif not builds.multiplies("avx512_vnni"):
         products = f"products of {weights} weights take" if weights else "with --quantization, products would take"
         yield f"this CPU has no AVX-512 VNNI: {products} four instructions where one would do"
 
 
 def _bfloat16_notes() -> Iterator[str]:
     """What this machine or this torch lacks for weights in bfloat16."""
-    able, has_own = computes_bfloat16(), native.is_available()
+    able, has_own = computes_bfloat16(), builds.is_available()
     if not able:
         yield "this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read"
-    is_needed = not native.multiplies("avx512_bf16") if able else not has_own
+    is_needed = not builds.multiplies("avx512_bf16") if able else not has_own
     if is_needed and (why := private.fault(private.PACKED_LINEAR)):
         instead = "our own" if has_own else "its plain one"
         yield f"torch's packed bfloat16 linear {why}: {instead} is used"

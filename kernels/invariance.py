@@ -5,7 +5,7 @@ nothing else.
 
 import torch
 
-from kernels import kinds, native
+from kernels import builds, kinds
 
 
 def is_batch_invariant(
@@ -14,7 +14,7 @@ def is_batch_invariant(
     """Of each op on `device` with weights and cache of `dtype`, weights of the format `weights` if it is given;
     `is_fixed`: where a GPU takes the slower schedules that do not follow the batch (see `Layer.fixed`)."""
     on_fixed_gpu = is_fixed and device.type == "cuda"
-    on_cpu = device.type == "cpu" and (dtype is torch.float32 or native.is_available())
+    on_cpu = device.type == "cpu" and (dtype is torch.float32 or builds.is_available())
     # With the weight's `min_rows`. Without our own kernels, in float32 for K up to about 700.
     linear = (
         on_fixed_gpu
@@ -26,11 +26,11 @@ def is_batch_invariant(
         "linear_normed": linear,
         "linear_gated": linear,
         "rms_norm": True,
-        "soft_cap": device.type != "cpu" or native.is_available(),  # torch computes the end of a row otherwise
+        "soft_cap": device.type != "cpu" or builds.is_available(),  # torch computes the end of a row otherwise
         "route": True,
         "embedding": True,
         "rotate_and_write": True,
         "sample": True,
         "paged_attention": on_fixed_gpu
-        or (on_cpu and native.is_available()),  # torch's decode and prefill sum in different orders
+        or (on_cpu and builds.is_available()),  # torch's decode and prefill sum in different orders
     }

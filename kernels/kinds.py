@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from kernels import native, private
+from kernels import builds, private
 from kernels.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
 from kernels.linear import OneDNN, OnGpu, PackedLinear, Panels, Transposed
 from kernels.packed_weights import Int4Weight, Int8Weight, Packed, dequantise, quantise_rows
@@ -42,11 +42,11 @@ def _on_cpu(device: torch.device) -> bool:
 
 
 def _own(device: torch.device) -> bool:
-    return device.type == "cpu" and native.is_available()
+    return device.type == "cpu" and builds.is_available()
 
 
 def _own_bfloat16(device: torch.device) -> bool:
-    return _own(device) and native.multiplies("avx512_bf16")
+    return _own(device) and builds.multiplies("avx512_bf16")
 
 
 def _onednn(device: torch.device) -> bool:
@@ -148,7 +148,7 @@ def _multiplies_fp8(device: torch.device) -> bool:
 def _as_ours(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:
     assert isinstance(packed, Int4Weight)
     weight = rounded_of(packed)
-    return NativeIntegers(weight, bias, gated) if native.is_available() else Integers(weight, bias)
+    return NativeIntegers(weight, bias, gated) if builds.is_available() else Integers(weight, bias)
 
 
 def _int4_on_gpu(packed: Packed, bias: Tensor | None, dtype: torch.dtype, gated: bool) -> PackedLinear:

@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from kernels import gpu, native
+from kernels import builds, gpu, native
 from kernels.linear import Fused, PackedLinear
 from kernels.metadata import AttentionMetadata
 from kernels.mlp import Dense, Mlp
@@ -91,7 +91,7 @@ class Layer:
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
     """Whether the layer may be one call, for residuals h [T, hidden] and a cache layer."""
     return (
-        native.MODULE is not None
+        builds.MODULE is not None
         and not gpu.takes(cache)
         and h.dtype is torch.float32
         and h.is_cpu

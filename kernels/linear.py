@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import gpu, memory, native, private
+from kernels import builds, gpu, memory, native, private
 from kernels.elementwise import GATES, rms_norm
 
 
@@ -134,7 +134,7 @@ class Fused(PackedLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
         super().__init__(weight, None if bias is None else bias.float())
-        self.kernel = native.instruction_set()
+        self.kernel = builds.instruction_set()
         self._gated = gated
         self._inputs = weight.shape[1]
 

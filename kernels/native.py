@@ -1,18 +1,13 @@
 """Our own CPU kernels (kernels/cpu, C++), as functions of tensors: activations in float32, contiguous where it is said;
-weights and cache in the formats that a function names.
-
-Built with the package, once for each instruction set; the best that this machine can run is taken. Without a compiler
-at installation, or on another machine, there are none: `is_available` says so and torch's operators serve instead.
+weights and cache in the formats that a function names. Which kernels these are says `kernels.builds`.
 """
 
-import importlib
 from collections.abc import Callable, Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from kernels import memory
+from kernels import builds, memory
 from kernels.automaton import SuffixAutomaton
 from kernels.metadata import AttentionMetadata
 
@@ -24,73 +19,11 @@ FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3  # formats of a weight; as in kernels
 LANES = 16  # head sizes must be multiples of it
 MAX_HEAD_DIM = 256
 SCALE_BYTES = 4  # behind the levels of one head's key or value in a cache of 8 bits: their scale, float32
-BY_CAPABILITY = {"AVX512": ("v4", "v3"), "AVX2": ("v3",)}  # what torch calls the machine's best → modules, best first
-# Better ones where the machine has AVX-512 and all that is named, best first; in torch's words.
-BY_EXTENSION = {
-    "v4_amx": ("amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni"),
-    "v4_bf16": ("avx512_bf16", "avx512_vnni"),
-    "v4_vnni": ("avx512_vnni",),
-}
-KNOWN = (*BY_EXTENSION, *BY_CAPABILITY["AVX512"])  # all instruction sets, best first
-
-
-def load(name: str) -> ModuleType | None:
-    """The kernels built for the instruction set `name`; None if there are none or they cannot be used (`why_not`)."""
-    try:
-        return importlib.import_module(f"kernels.cpu.{name}")
-    except ImportError:
-        return None
-
-
-def why_not(name: str) -> str:
-    """Why `load` finds none; empty where it does."""
-    try:
-        importlib.import_module(f"kernels.cpu.{name}")
-    except ImportError as error:
-        return str(error)
-    return ""
-
-
-def runnable() -> tuple[str, ...]:
-    """Instruction sets of this machine that there may be kernels for, best first."""
-    capability, able = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
-    has_more = capability == "AVX512"
-    extended = (name for name, needed in BY_EXTENSION.items() if has_more and all(map(able.get, needed)))
-    return (*extended, *BY_CAPABILITY.get(capability, ()))
-
-
-MODULE = next(filter(None, map(load, runnable())), None)
-
-
-def best_known() -> str:
-    """The best instruction set of this machine that there may be kernels for, built or not; empty without any."""
-    return next(iter(runnable()), "")
-
-
-def is_available() -> bool:
-    """Whether there are kernels for this machine."""
-    return MODULE is not None
-
-
-def multiplies(extension: str) -> bool:
-    """Whether the kernels in use have products of their own for an extension of `BY_EXTENSION`."""
-    return extension in BY_EXTENSION.get(instruction_set(), ())
-
-
-def instruction_set() -> str:
-    """What the kernels in use were built for, or "none"."""
-    return MODULE.__name__.rpartition(".")[2] if MODULE else "none"
-
-
-def set_threads(num: int) -> None:
-    """Threads that compute, the caller's among them."""
-    if MODULE is not None:
-        MODULE.set_threads(num)
 
 
 def takes(q: Tensor, cache: Tensor) -> bool:
     """Whether attention of q [.., D] over a cache layer may run here: float32, over what `attends` names."""
-    return MODULE is not None and q.dtype is torch.float32 and attends(q.shape[-1], cache)
+    return builds.MODULE is not None and q.dtype is torch.float32 and attends(q.shape[-1], cache)
 
 
 def attends(dim: int, cache: Tensor) -> bool:
@@ -106,12 +39,12 @@ def attends(dim: int, cache: Tensor) -> bool:
 def pack(weight: Tensor, gated: bool) -> Tensor:
     """weight [N, K], float32 or bfloat16, in panels: [packed size]. Gated: row i of the first half beside row i of the
     second."""
-    assert MODULE is not None
+    assert builds.MODULE is not None
     weight = weight.contiguous()
     rows, inputs = weight.shape
     size, call = {
-        torch.bfloat16: (MODULE.packed_size_bfloat16, MODULE.pack_bfloat16),
-        torch.float32: (MODULE.packed_size_float32, MODULE.pack_float32),
+        torch.bfloat16: (builds.MODULE.packed_size_bfloat16, builds.MODULE.pack_bfloat16),
+        torch.float32: (builds.MODULE.packed_size_float32, builds.MODULE.pack_float32),
     }[weight.dtype]
     packed = memory.empty(size(rows, inputs, int(gated)), weight.dtype)
     call(weight.data_ptr(), packed.data_ptr(), rows, inputs, int(gated))
@@ -120,12 +53,13 @@ def pack(weight: Tensor, gated: bool) -> Tensor:
 
 def pack_levels(levels: Tensor, bits: int, gated: bool) -> Tensor:
     """levels uint8 [N, K] below 2^bits in panels: uint8 [packed size]."""
-    assert MODULE is not None
+    assert builds.MODULE is not None
     levels = levels.contiguous()
     rows, inputs = levels.shape
-    size, call = {8: (MODULE.integer_size_8, MODULE.pack_levels_8), 4: (MODULE.integer_size_4, MODULE.pack_levels_4)}[
-        bits
-    ]
+    size, call = {
+        8: (builds.MODULE.integer_size_8, builds.MODULE.pack_levels_8),
+        4: (builds.MODULE.integer_size_4, builds.MODULE.pack_levels_4),
+    }[bits]
     packed = memory.empty(size(rows, inputs, int(gated)), torch.uint8)
     call(levels.data_ptr(), packed.data_ptr(), rows, inputs, int(gated))
     return packed
@@ -144,9 +78,9 @@ def linear(
     """y [M, N] = or += x [M, inputs] · packed weight + bias, x's rows first divided by their root mean square, and
     multiplied by `norm` [inputs] float32, if `eps` is not NO_NORM; with one of GATES y [M, N / 2] = activation(first
     half) · second half."""
-    assert MODULE is not None
+    assert builds.MODULE is not None
     _check(x, y, inputs)
-    call = MODULE.linear_bfloat16 if weight.dtype is torch.bfloat16 else MODULE.linear_float32
+    call = builds.MODULE.linear_bfloat16 if weight.dtype is torch.bfloat16 else builds.MODULE.linear_float32
     call(
         x.data_ptr(),
         x.stride(0),
@@ -177,9 +111,9 @@ def integer_linear(
 ) -> None:
     """The same with a weight of `pack_levels`, scales [N, groups] packed by `pack`, outliers int64 and their weights
     [N, outliers] packed by `pack`; see `kernels.quantised`."""
-    assert MODULE is not None
+    assert builds.MODULE is not None
     _check(x, y, inputs)
-    call = MODULE.integer_4 if bits == 4 else MODULE.integer_8
+    call = builds.MODULE.integer_4 if bits == 4 else builds.MODULE.integer_8
     call(
         x.data_ptr(),
         x.stride(0),
@@ -213,12 +147,12 @@ def _places(cache: Tensor) -> tuple[int, ...]:
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
     """Rotate queries and keys of heads [T, heads + 2 kv_heads, D] in place by cis (complex64 [T, 1, D/2]) and put
     keys and values into their slots of a cache layer."""
-    assert MODULE is not None and heads.is_contiguous() and cis.is_contiguous()
+    assert builds.MODULE is not None and heads.is_contiguous() and cis.is_contiguous()
     kv_heads, dim = cache.shape[3], heads.shape[2]
     calls: dict[torch.dtype, Callable[..., None]] = {
-        torch.float32: MODULE.rotate_and_write_float32,
-        torch.bfloat16: MODULE.rotate_and_write_bfloat16,
-        torch.int8: MODULE.rotate_and_write_int8,
+        torch.float32: builds.MODULE.rotate_and_write_float32,
+        torch.bfloat16: builds.MODULE.rotate_and_write_bfloat16,
+        torch.int8: builds.MODULE.rotate_and_write_int8,
     }
     calls[cache.dtype](
         heads.data_ptr(),
@@ -236,8 +170,8 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
     """See `kernels.ops.keeper`: float32 rows into a bfloat16 table. All that stays is looked up here, once: behind a
     layer's weights every look-up more is one that the processor has forgotten (a Skylake core: 69 µs in all at first,
     5 µs at once again)."""
-    assert MODULE is not None and table.is_contiguous()
-    call, stride = MODULE.keep, table.shape[1]
+    assert builds.MODULE is not None and table.is_contiguous()
+    call, stride = builds.MODULE.keep, table.shape[1]
     first = table.data_ptr() + column * table.itemsize
 
     def keep(states: Tensor, slots: Tensor, num: int, _alive: Tensor = table) -> None:
@@ -248,15 +182,15 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
 
 def automaton() -> type[SuffixAutomaton]:
     """A type that does the same."""
-    assert MODULE is not None
-    found: type[SuffixAutomaton] = MODULE.SuffixAutomaton
+    assert builds.MODULE is not None
+    found: type[SuffixAutomaton] = builds.MODULE.SuffixAutomaton
     return found
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:
     """x, contiguous float32, becomes cap · tanh(x / cap) in place."""
-    assert MODULE is not None and x.is_contiguous() and x.dtype is torch.float32
-    MODULE.soft_cap(x.data_ptr(), x.numel(), cap)
+    assert builds.MODULE is not None and x.is_contiguous() and x.dtype is torch.float32
+    builds.MODULE.soft_cap(x.data_ptr(), x.numel(), cap)
     return x
 
 
@@ -270,14 +204,14 @@ def paged_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.ops.paged_attention`. q [T or more, heads, D] with heads contiguous; padding rows become zero."""
-    assert MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1
+    assert builds.MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1
     kv_heads, dim = cache.shape[3], q.shape[2]
     make = torch.empty if len(q) == meta.num_tokens else torch.zeros
     out = make(len(q), q.shape[1] * dim)
     calls: dict[torch.dtype, Callable[..., None]] = {
-        torch.float32: MODULE.attention_float32,
-        torch.bfloat16: MODULE.attention_bfloat16,
-        torch.int8: MODULE.attention_int8,
+        torch.float32: builds.MODULE.attention_float32,
+        torch.bfloat16: builds.MODULE.attention_bfloat16,
+        torch.int8: builds.MODULE.attention_int8,
     }
     calls[cache.dtype](
         q.data_ptr(),
@@ -307,11 +241,11 @@ def layer(
     """A decoder layer of `kernels.layer.Layer.arguments` over the first T rows of h, in place. `kept`, int64 and
     ascending: tokens whose rows are wanted behind it, which then come first. The rest as of `rotate_and_write` and
     `paged_attention`."""
-    assert MODULE is not None
+    assert builds.MODULE is not None
     calls: dict[torch.dtype, Callable[..., None]] = {
-        torch.float32: MODULE.layer_float32,
-        torch.bfloat16: MODULE.layer_bfloat16,
-        torch.int8: MODULE.layer_int8,
+        torch.float32: builds.MODULE.layer_float32,
+        torch.bfloat16: builds.MODULE.layer_bfloat16,
+        torch.int8: builds.MODULE.layer_int8,
     }
     calls[cache.dtype](
         *arguments,

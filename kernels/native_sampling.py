@@ -1,19 +1,19 @@
 """Our own sampler for CPUs (kernels/cpu/sampling.cpp), as functions of tensors: float32 logits, row by row,
 rows shared out to the threads of the other kernels.
 
-Built with these, see `kernels.native`; where there is none the torch twins serve.
+Built with these, see `kernels.builds`; where there is none the torch twins serve.
 """
 
 import torch
 from torch import Tensor
 
-from kernels import native
+from kernels import builds
 from kernels.adjust import NO_CHANGES, Changes
 from kernels.choice import Chosen, Wanted
 from kernels.sampling import Rows
 from kernels.scores import Asked, Scores, addresses, room
 
-MODULE = native.MODULE
+MODULE = builds.MODULE
 NOT_WANTED = (0,) * 13
 
 

@@ -14,6 +14,7 @@ from kernels import (
     adjust,
     attention,
     blocks,
+    builds,
     elementwise,
     gpu,
     inputs,
@@ -91,7 +92,7 @@ def soft_cap_(x: Tensor, cap: float) -> Tensor:
     if gpu.takes(x):
         capped: Tensor = gpu.family("activation").soft_cap_(x, cap)
         return capped
-    if native.is_available() and x.dtype is torch.float32:
+    if builds.is_available() and x.dtype is torch.float32:
         return native.soft_cap_(x, cap)
     return elementwise.soft_cap_(x, cap)
 
@@ -121,7 +122,7 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
 def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, int], None]:
     """What puts `num` of contiguous states [T or more, width] into the rows `slots`, int64 [num], of a table [rows, W],
     rounded to its dtype: `width` columns from `column` on. A slot of -1, on a GPU only, is none."""
-    if native.is_available() and not gpu.takes(table) and table.dtype is torch.bfloat16:
+    if builds.is_available() and not gpu.takes(table) and table.dtype is torch.bfloat16:
         return native.keeper(table, column, width)
 
     def keep(states: Tensor, slots: Tensor, num: int) -> None:
@@ -253,4 +254,4 @@ def score(logits: Tensor, asked: Asked) -> Scores:
 
 def suffix_automaton() -> type[SuffixAutomaton]:
     """What finds where the end of a growing sequence of ids occurred before."""
-    return native.automaton() if native.is_available() else SuffixAutomaton
+    return native.automaton() if builds.is_available() else SuffixAutomaton

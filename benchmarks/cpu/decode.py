@@ -124,6 +124,9 @@ def main() -> None:
     os.environ.update(BENCH_THREADS=options.threads, BENCH_CLOCK=options.clock)
     batches = tuple(int(batch) for batch in options.batches.split(","))
     names = options.only.split(",") if options.only else CONTESTANTS[options.shape]
+    known = sorted({name for names in CONTESTANTS.values() for name in names})
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"--only {unknown[0]!r}: there is {', '.join(known)}")
     log = CACHE / f"{options.shape}.log"
     found = [start(name, options.shape, log) for name in names]
     contestants = [one for one in found if one is not None]

@@ -23,7 +23,7 @@ from benchmarks.machine import write
 from demo import bpe, corpus
 from engine.models.config import read_config
 from engine.models.model import Model, load_model
-from kernels import native, ops
+from kernels import builds, ops
 from kernels.metadata import AttentionMetadata
 
 DIRECTORY = Path(demo.__file__).parent / "target"
@@ -105,14 +105,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=64)
     options = parser.parse_args()
-    native.set_threads(torch.get_num_threads())
+    builds.set_threads(torch.get_num_threads())
     windows = held_out(options.windows)
     table: dict[str, object] = {}
     for name, form in FORMATS.items():
         quality = compare(form, windows)
         table[name] = {key: round(value, 5) for key, value in dataclasses.asdict(quality).items()}
         print(name, table[name], flush=True)
-    about = {"windows": len(windows), "tokens_each": WINDOW, "kernels": native.instruction_set()}
+    about = {"windows": len(windows), "tokens_each": WINDOW, "kernels": builds.instruction_set()}
     write("cpu_quality", f"python -m benchmarks.cpu.quality --windows {options.windows}", {**about, "by_format": table})
 
 

@@ -15,7 +15,7 @@ from engine.engine import Engine
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.request import EngineRequest, SamplingParams
-from kernels import native
+from kernels import builds
 from kernels.kinds import serves_onednn
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
@@ -176,7 +176,7 @@ def test_same_tokens_alone_in_a_batch_and_after_preemption(tmp_path: Path, name:
         assert run(make_engine(tmp_path, ROOMY), {name: prompts[name]}, **params)[name] == together[name]
 
 
-@pytest.mark.skipif(not native.is_available(), reason="installed without a C++ compiler")
+@pytest.mark.skipif(not builds.is_available(), reason="installed without a C++ compiler")
 @pytest.mark.parametrize(
     ("name", "formats"),
     [

@@ -10,7 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ServiceError
 from engine.formats import choose_formats, name_of
-from kernels import kinds, native
+from kernels import builds, kinds
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -84,7 +84,7 @@ def test_a_cache_in_fp8_is_e4m3() -> None:
 def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine with own kernels but neither VNNI nor bfloat16, and of one without any."""
     monkeypatch.setattr("engine.formats.computes_bfloat16", lambda: False)
-    monkeypatch.setattr(native, "is_available", lambda: True)
+    monkeypatch.setattr(builds, "is_available", lambda: True)
     machine(monkeypatch, "v4")
 
     def notes(**settings: str) -> str:
@@ -97,7 +97,7 @@ def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch
     assert notes(quantization="int8") == notes(dtype="float32") == ""
     machine(monkeypatch, "v3")
     assert re.search("no AVX-512: our kernels for AVX2", notes(dtype="float32"))
-    monkeypatch.setattr(native, "is_available", lambda: False)
+    monkeypatch.setattr(builds, "is_available", lambda: False)
     assert "install a C++ compiler" in notes(dtype="float32")
     machine(monkeypatch)
     assert "no AVX2" in notes(dtype="float32")
@@ -106,17 +106,17 @@ def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch
 def test_an_operating_system_without_tiles_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that refuse to load are left out for the next best, and the log says why."""
     machine(monkeypatch, "v4_amx", "v4_bf16")
-    monkeypatch.setattr(native, "instruction_set", lambda: "v4_bf16")
-    monkeypatch.setattr(native, "is_available", lambda: True)
-    monkeypatch.setattr(native, "why_not", lambda name: "the operating system does not let this process use AMX")
+    monkeypatch.setattr(builds, "instruction_set", lambda: "v4_bf16")
+    monkeypatch.setattr(builds, "is_available", lambda: True)
+    monkeypatch.setattr(builds, "why_not", lambda name: "the operating system does not let this process use AMX")
     notes = " ".join(choose_formats(asked({"dtype": "float32"}), CPU).notes)
     assert re.search(r"kernels for v4_amx .* \(the operating system does not let this process use AMX\)", notes)
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *runnable: str) -> None:
     """Make this machine one that can run these instruction sets, and has the kernels for the first."""
-    monkeypatch.setattr(native, "runnable", lambda: runnable)
-    monkeypatch.setattr(native, "instruction_set", lambda: next(iter(runnable), "none"))
+    monkeypatch.setattr(builds, "runnable", lambda: runnable)
+    monkeypatch.setattr(builds, "instruction_set", lambda: next(iter(runnable), "none"))
 
 
 @pytest.mark.parametrize("has_own", [True, False])
@@ -140,14 +140,14 @@ def test_a_torch_without_the_private_operator_is_told_of(
         raise lost
 
     monkeypatch.setattr("engine.formats.computes_bfloat16", lambda: True)
-    monkeypatch.setattr(native, "is_available", lambda: has_own)
-    monkeypatch.setattr(native, "instruction_set", lambda: "v4_vnni" if has_own else "none")
+    monkeypatch.setattr(builds, "is_available", lambda: has_own)
+    monkeypatch.setattr(builds, "instruction_set", lambda: "v4_vnni" if has_own else "none")
     assert "packed bfloat16 linear" not in " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", linear)
     notes = " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
     assert re.search(f"packed bfloat16 linear .*{text}", notes)
     assert ("our own is used" if has_own else "its plain one is used") in notes
-    monkeypatch.setattr(native, "instruction_set", lambda: "v4_bf16")  # its kernels have such products
+    monkeypatch.setattr(builds, "instruction_set", lambda: "v4_bf16")  # its kernels have such products
     assert "packed bfloat16 linear" not in " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
 
 
@@ -156,7 +156,7 @@ def test_a_private_operator_is_used_only_when_it_agrees(monkeypatch: pytest.Monk
     weight, x = torch.randn(16, 32).bfloat16(), torch.randn(5, 32)
     want = x @ weight.float().t()
     monkeypatch.setattr(kinds, "computes_bfloat16", lambda: True)
-    monkeypatch.setattr(native, "instruction_set", lambda: "v4_vnni")  # its kernels have no products of bfloat16
+    monkeypatch.setattr(builds, "instruction_set", lambda: "v4_vnni")  # its kernels have no products of bfloat16
     for lost in (RuntimeError("gone"), torch.zeros(5, 16, dtype=torch.bfloat16)):
 
         def linear(*arguments: object, lost: object = lost) -> torch.Tensor:

@@ -26,7 +26,7 @@ from engine.runner.state import Slots
 from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
-from kernels import gpu, kinds, native
+from kernels import builds, gpu, kinds
 from kernels.ragged import AttentionOptions, Ragged
 from tests.engine.runner import host_device
 from tests.engine.runner.host_device import HostDevice, twin_family
@@ -52,13 +52,13 @@ def test_a_gpu_does_it_by_other_schedules_but_not_for_trees() -> None:
 
 def test_a_cpu_does_it_anyhow_or_names_what_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     formats = Formats(torch.float32, "", torch.float32)
-    monkeypatch.setattr(native, "is_available", lambda: True)
+    monkeypatch.setattr(builds, "is_available", lambda: True)
     assert check_invariance(ASKED, formats, CPU) == (ON_CPU,)
     monkeypatch.setattr(kinds, "serves_onednn", lambda: True)
     with pytest.raises(ServiceError, match=r"--batch-invariant: linear, .* in bfloat16 .*; take --dtype float32") as no:
         check_invariance(ASKED, BF16, CPU)
     assert no.value.field == "batch_invariant"
-    monkeypatch.setattr(native, "is_available", lambda: False)
+    monkeypatch.setattr(builds, "is_available", lambda: False)
     with pytest.raises(ServiceError, match="--batch-invariant: soft_cap, paged_attention in float32 depend on"):
         check_invariance(ASKED, formats, CPU)
 
@@ -68,7 +68,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), Shape(kv_heads=1))
 
 
-@pytest.mark.skipif(not native.is_available(), reason="without our kernels it is refused")
+@pytest.mark.skipif(not builds.is_available(), reason="without our kernels it is refused")
 def test_an_operator_is_told(checkpoint: Path) -> None:
     config = read_config(checkpoint)
     for asked in (ASKED, dataclasses.replace(ASKED, batch_invariant=False)):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from kernels import native, native_sampling, ops
+from kernels import builds, native_sampling, ops
 from kernels.adjust import Bars, Biases, Changes, Mask, Penalties, adjust_
 from tests.kernels.test_sampling import rows_of
 
@@ -16,7 +16,7 @@ VOCAB = 40
 
 @pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = native.load(request.param) if request.param in native.runnable() else None
+    module = builds.load(request.param) if request.param in builds.runnable() else None
     if module is None and request.param != "twin":
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from kernels import native
+from kernels import builds
 from kernels.automaton import SuffixAutomaton
 
-BUILT = [module for module in map(native.load, native.runnable()) if module is not None]
+BUILT = [module for module in map(builds.load, builds.runnable()) if module is not None]
 KINDS: dict[str, type[SuffixAutomaton]] = {"python": SuffixAutomaton}
 KINDS |= {module.__name__.rpartition(".")[2]: module.SuffixAutomaton for module in BUILT}
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))

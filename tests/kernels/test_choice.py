@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import native, native_sampling, ops, sampling
+from kernels import builds, native_sampling, ops, sampling
 from kernels.adjust import NO_CHANGES, Bars, Changes, adjust_
 from kernels.choice import Chosen, Wanted
 from kernels.sampling import Rows
@@ -19,7 +19,7 @@ ROWS, VOCAB = 20, 4096  # worth several threads
 
 @pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = native.load(request.param) if request.param in native.runnable() else None
+    module = builds.load(request.param) if request.param in builds.runnable() else None
     if module is None and request.param != "twin":
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)

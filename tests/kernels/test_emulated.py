@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import kinds, native, ops, twins
+from kernels import builds, kinds, native, ops, twins
 from kernels.metadata import AttentionMetadata
 
 pytestmark = pytest.mark.long  # compiles for half a minute each
@@ -31,7 +31,7 @@ EXTENSIONS = {
 def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The module that machines with an extension load, with its instructions emulated."""
     compiler = shutil.which("g++")
-    if compiler is None or "v4" not in native.runnable():
+    if compiler is None or "v4" not in builds.runnable():
         pytest.skip("needs a C++ compiler and AVX-512")
     directory, name = tmp_path_factory.mktemp("cpu"), f"emulated_{request.param}"
     for path in (*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *EMULATED.glob("*.h")):
@@ -62,8 +62,8 @@ def test_products_of_integers_have_the_same_bits(
     weight[:, 3] *= 50.0
     for rows in (1, 7, 20, 40):
         x, found = torch.randn(rows, inputs), []
-        for module in (native.load("v4"), emulated):
-            monkeypatch.setattr(native, "MODULE", module)
+        for module in (builds.load("v4"), emulated):
+            monkeypatch.setattr(builds, "MODULE", module)
             packed, gated = (ops.pack_linear(weight, bias, gated=g, weights=weights) for g in (False, True))
             found.append((ops.linear_normed(x, None, 1e-5, packed), ops.linear_gated(x, None, 1e-5, gated)))
         for one, other in zip(*found, strict=True):
@@ -75,7 +75,7 @@ def test_products_of_bfloat16_are_those_of_rounded_activations(
     features: int, inputs: int, emulated: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(1)
-    monkeypatch.setattr(native, "MODULE", emulated)
+    monkeypatch.setattr(builds, "MODULE", emulated)
     monkeypatch.setattr(kinds, "computes_bfloat16", lambda: False)
     rounds = "vnni" not in emulated.__name__
     weight, x = torch.randn(features, inputs).bfloat16(), torch.randn(40, inputs)
@@ -91,7 +91,7 @@ def test_products_of_bfloat16_are_those_of_rounded_activations(
 def test_attention_over_bfloat16_is_that_of_its_twin(emulated: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and its last tokens alone."""
     torch.manual_seed(4)
-    monkeypatch.setattr(native, "MODULE", emulated)
+    monkeypatch.setattr(builds, "MODULE", emulated)
     cache, q = torch.randn(12, 16, 2, 2, 64).bfloat16(), torch.randn(70, 4, 64)
     tables = np.array([[1, 3, 5, 7, 9]], dtype=np.int32)
     meta = AttentionMetadata.build([70], [70], tables, 16, torch.device("cpu"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import gpu, moe, native, ops
+from kernels import builds, gpu, moe, ops
 from kernels.experts import Router, SeparateExperts, StackedExperts, pack_experts
 from kernels.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
 from kernels.linear import OnGpu, PackedLinear
@@ -21,14 +21,14 @@ HIDDEN, INNER, NUM, PER_TOKEN, EPS = 48, 40, 6, 2, 1e-5
 FORMATS = ["float32", "bfloat16", "int8", "int4"]
 
 
-@pytest.fixture(params=[*native.KNOWN, "torch"])
+@pytest.fixture(params=[*builds.KNOWN, "torch"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With our own kernels, of each instruction set that this machine has, and without."""
     name: str = request.param
-    module = native.load(name) if name in native.runnable() else None
+    module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
         pytest.skip(f"no {name}: not an instruction set of this machine, or installed without a C++ compiler")
-    monkeypatch.setattr(native, "MODULE", module)
+    monkeypatch.setattr(builds, "MODULE", module)
     monkeypatch.setattr("kernels.kinds.computes_bfloat16", lambda: False)
     return name
 

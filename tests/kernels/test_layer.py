@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import decoder, native, ops
+from kernels import builds, decoder, ops
 from kernels import layer as one_call
 from kernels.experts import Router, pack_experts
 from kernels.layer import Layer
@@ -25,13 +25,13 @@ CACHES = [torch.float32, torch.bfloat16, torch.int8]
 LENS, CONTEXTS = [1, 1, 5, 3], [3, 18, 5, 9]  # of rows in a step
 
 
-@pytest.fixture(params=native.KNOWN, autouse=True)
+@pytest.fixture(params=builds.KNOWN, autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test with the kernels of each instruction set that this machine has."""
-    module = native.load(request.param) if request.param in native.runnable() else None
+    module = builds.load(request.param) if request.param in builds.runnable() else None
     if module is None:
         pytest.skip(f"no {request.param}: not an instruction set of this machine, or installed without a C++ compiler")
-    monkeypatch.setattr(native, "MODULE", module)
+    monkeypatch.setattr(builds, "MODULE", module)
     monkeypatch.setattr("kernels.kinds.computes_bfloat16", lambda: False)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import native, native_sampling, ops
+from kernels import builds, native_sampling, ops
 from kernels.philox import gumbel, uniforms
 from kernels.sampling import Rows, sample
 from tests.kernels.test_sampling import ALL, Params, mixed_rows, random_logits, rows_of
@@ -16,7 +16,7 @@ TIE = 1e-5
 
 @pytest.fixture(params=["v3", "v4", "v4_vnni"], autouse=True)
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = native.load(request.param) if request.param in native.runnable() else None
+    module = builds.load(request.param) if request.param in builds.runnable() else None
     if module is None:
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(native_sampling, "MODULE", module)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels import kinds, native, ops, twins
+from kernels import builds, kinds, ops, twins
 from kernels.invariance import is_batch_invariant
 from kernels.layout import new_layers
 from kernels.metadata import AttentionMetadata
@@ -49,10 +49,10 @@ def make(
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test with our own kernels, of each instruction set that this machine has, and without."""
     name: str = request.param
-    module = native.load(name) if name in native.runnable() else None
+    module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
         pytest.skip(f"no {name}: not an instruction set of this machine, or installed without a C++ compiler")
-    monkeypatch.setattr(native, "MODULE", module)
+    monkeypatch.setattr(builds, "MODULE", module)
     return name
 
 
@@ -297,9 +297,9 @@ def threads_of(num: int) -> Iterator[None]:
     """Compute with `num` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
-    native.set_threads(num)
+    builds.set_threads(num)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        native.set_threads(before)
+        builds.set_threads(before)

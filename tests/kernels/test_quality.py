@@ -6,10 +6,10 @@
 import pytest
 
 from benchmarks.cpu.quality import FORMATS, compare, held_out
-from kernels import kinds, native
+from kernels import builds, kinds
 
 # Weights are widened where there are no products of bfloat16; where there are, activations are rounded as well.
-ROUNDS_ACTIVATIONS = native.multiplies("avx512_bf16") or kinds.serves_onednn()
+ROUNDS_ACTIVATIONS = builds.multiplies("avx512_bf16") or kinds.serves_onednn()
 BOUNDS = {  # perplexity over that of float32, logit error
     "bfloat16": (1.001, 0.005 if ROUNDS_ACTIVATIONS else 0.003),
     "int8": (1.005, 0.03),

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import native, ops, quantised, slots, twins
+from kernels import builds, ops, quantised, slots, twins
 from kernels.invariance import is_batch_invariant
 from kernels.metadata import AttentionMetadata
 from kernels.quantised import Integers, NativeIntegers, Rounded, round_weight
@@ -15,14 +15,14 @@ SHAPES = [(2, 5), (96, 48), (130, 1030), (64, 704)]
 CACHES = [torch.float32, torch.bfloat16, torch.int8]
 
 
-@pytest.fixture(params=[*native.KNOWN, "torch"], autouse=True)
+@pytest.fixture(params=[*builds.KNOWN, "torch"], autouse=True)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test with our own kernels, of each instruction set that this machine has, and without."""
     name: str = request.param
-    module = native.load(name) if name in native.runnable() else None
+    module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
         pytest.skip(f"no {name}: not an instruction set of this machine, or installed without a C++ compiler")
-    monkeypatch.setattr(native, "MODULE", module)
+    monkeypatch.setattr(builds, "MODULE", module)
     return name
 
 
@@ -57,7 +57,7 @@ def test_the_greatest_sums_do_not_saturate(bits: int, sign: float) -> None:
     levels = torch.full((64, inputs), (1 << bits) - 1, dtype=torch.uint8)
     weight = Rounded(bits, levels, torch.ones(64, -(-inputs // 128) if bits == 4 else 1), *no_outliers(64))
     x = torch.full((9, inputs), sign * quantised.LEVELS)
-    packed = NativeIntegers(weight, None, False) if native.is_available() else Integers(weight, None)
+    packed = NativeIntegers(weight, None, False) if builds.is_available() else Integers(weight, None)
     want = sign * quantised.LEVELS * inputs * ((1 << bits - 1) - 1)
     assert torch.equal(packed.apply(x), torch.full((9, 64), want))
 
@@ -150,7 +150,7 @@ def test_attention_over_a_rounded_cache_equals_its_twin(dtype: torch.dtype, wind
     steps = kept.abs().amax(-1, keepdim=True) / quantised.LEVELS if dtype is torch.int8 else kept.abs() / 128
     assert ((slots.decode(written, 64, torch.float32) - kept).abs() <= 0.51 * steps + 1e-5).all()
     got = ops.paged_attention(heads[:, :4], cache, meta, 0.125, window)
-    rounds = dtype is torch.bfloat16 and native.multiplies("amx_bf16")  # queries and softmax's weights, too
+    rounds = dtype is torch.bfloat16 and builds.multiplies("amx_bf16")  # queries and softmax's weights, too
     error = 0.01 if rounds else 2e-5
     assert torch.allclose(got, twins.paged_attention(heads[:, :4], cache, meta, 0.125, window), atol=error)
 

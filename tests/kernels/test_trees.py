@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import native, ops, twins
+from kernels import builds, ops, twins
 from kernels.metadata import AttentionMetadata
 from kernels.ragged import MAX_TREE, AttentionOptions
 from kernels.slots import slot_width
@@ -23,10 +23,10 @@ FORMATS = [torch.float32, torch.bfloat16, torch.int8]
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Our own kernels, of each instruction set that this machine has, and none."""
     name: str = request.param
-    module = native.load(name) if name in native.runnable() else None
+    module = builds.load(name) if name in builds.runnable() else None
     if module is None and name != "torch":
         pytest.skip(f"no {name}: not an instruction set of this machine, or installed without a C++ compiler")
-    monkeypatch.setattr(native, "MODULE", module)
+    monkeypatch.setattr(builds, "MODULE", module)
     return name
 
 
@@ -126,7 +126,7 @@ def test_a_chain_is_no_other_than_rows_without_a_tree(window: int | None, kernel
 
 
 def test_nothing_of_a_sibling_is_looked_at() -> None:
-    if not native.is_available():
+    if not builds.is_available():
         pytest.skip("without our own kernels a masked NaN is a NaN")
     torch.manual_seed(4)
     tables = tables_of([20], random.Random(4))

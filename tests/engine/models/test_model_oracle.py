@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.models.config import read_config
 from engine.models.model import load_model, plan_model
-from kernels import native
+from kernels import builds
 from kernels.metadata import AttentionMetadata
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
@@ -74,7 +74,7 @@ def test_logits_equal_transformers(
 ) -> None:
     """With our own kernels where there are some, and with torch's operators alone."""
     if not ours:
-        monkeypatch.setattr(native, "MODULE", None)
+        monkeypatch.setattr(builds, "MODULE", None)
     shape, rng = SHAPES[name], random.Random(name)
     make_checkpoint(tmp_path, shape)
     model = load_model(tmp_path, read_config(tmp_path), torch.float32, CPU)

@@ -25,7 +25,7 @@ from engine.models.model import Model, load_model, plan_model
 from engine.models.stored_form import StoredForm
 from engine.models.weights import Checkpoint
 from engine.request import EngineRequest, SamplingParams
-from kernels import kinds, native
+from kernels import builds, kinds
 from kernels.gpu_linear import EightBitsOnGpu, Int4OnGpu
 from kernels.linear import PackedLinear
 from kernels.metadata import AttentionMetadata
@@ -131,10 +131,10 @@ def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
     """By our own kernel, and by torch's operators where there is none: alike but for the order of sums."""
     found = publish(tmp_path, *FORMS["gptq"][:2])
     if not ours:
-        monkeypatch.setattr(native, "MODULE", None)
+        monkeypatch.setattr(builds, "MODULE", None)
     kept = watch(monkeypatch)
     logits = logits_of(load(found.directory))
-    assert {type(layer) for layer, _ in kept} == {NativeIntegers if ours and native.is_available() else Integers}
+    assert {type(layer) for layer, _ in kept} == {NativeIntegers if ours and builds.is_available() else Integers}
     x = torch.randn(5, 128)
     heads, weight = next(one for one in kept if one[1].shape == (256, 128))
     assert_near(heads.apply(x), x @ weight.t(), 0.01)

@@ -18,7 +18,7 @@ from engine.runner import runner as runner_module
 from engine.runner import spots as spots_module
 from engine.runner.runner import Runner
 from engine.runner.store import BlockStore
-from kernels import native
+from kernels import builds
 from kernels.trees import Tree, tree_of
 from tests.engine.speculation.test_verification import SAMPLED, Outputs, Prophet, run
 from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, some_prompts
@@ -77,7 +77,7 @@ def test_accepted_drafts_come_from_all_over_the_tree(
 
 
 def test_without_our_own_kernels(checkpoint: Path, plain: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "MODULE", None)
+    monkeypatch.setattr(builds, "MODULE", None)
     want = run(make_engine(checkpoint, ROOMY), PROMPTS, **SAMPLED)
     assert run(guessed(checkpoint, plain), PROMPTS, **SAMPLED) == want
 
