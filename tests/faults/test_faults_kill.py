@@ -112,7 +112,8 @@ def test_streams_survive_a_restart_of_everything_behind_the_gateway(
 
 def all_replaced(service: Service, before: Mapping[str, object]) -> bool:
     now = service.children()
-    return len(now) == len(before) and all(now[f"{role}-0"] != before[f"{role}-0"] for role in INNER)
+    # A child that has only just begun has no title yet.
+    return now.keys() == before.keys() and all(now[f"{role}-0"] != before[f"{role}-0"] for role in INNER)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +153,8 @@ def test_a_process_that_dies_too_often_ends_the_service_with_a_status() -> None:
     own = Path(tempfile.mkdtemp(dir="/tmp"))
     with serve("--max-restarts", "0", environment={"TMPDIR": str(own)}) as fragile:
         children = fragile.children()
-        answers = stream_all(
-            fragile.address, SPECS[:2], at_phase("decode", 4, kill(fragile, "detokenizer")), persists=False
-        )
+        long = varied(2, 400)  # a busy machine may take as long to find the process as for a short answer
+        answers = stream_all(fragile.address, long, at_phase("decode", 4, kill(fragile, "detokenizer")), persists=False)
         assert [answer.error.split(":")[0] for answer in answers] == ["UNAVAILABLE"] * 2
         assert fragile.process.wait(30) == 1
         assert not any(child.is_running() for child in children.values())
