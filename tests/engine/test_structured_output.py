@@ -248,8 +248,9 @@ def test_log_probabilities_are_the_models_own(model: Model) -> None:
 
 
 def test_penalties_and_biases_go_with_it(model: Model) -> None:
-    asked = params(
-        seed=1, presence_penalty=2.0, repetition_penalty=1.5, logit_bias=((40, 9.0),), grammar=schema_grammar(PERSON)
-    )
-    ((ids, _),) = run(model.engine(), {"r": asked}).values()
-    jsonschema.validate(json.loads(model.text(ids)), PERSON)
+    constraint = schema_grammar(PERSON)
+    asked = params(seed=1, presence_penalty=2.0, repetition_penalty=1.5, logit_bias=((40, 9.0),), grammar=constraint)
+    found = run(model.engine(), {"adjusted": asked, "plain": params(seed=1, grammar=constraint)})
+    (adjusted, _), (plain, _) = found["adjusted", 0], found["plain", 0]
+    assert adjusted != plain
+    jsonschema.validate(json.loads(model.text(adjusted)), PERSON)
