@@ -8,7 +8,6 @@ import typer
 from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption
 
 GRACE_S = 30
-MAX_CONNECTIONS = 4096
 
 
 def edge(  # noqa: PLR0913 # a command line lists its options
@@ -42,34 +41,24 @@ def edge(  # noqa: PLR0913 # a command line lists its options
 async def _serve(address: str, listen: str, access: Access, files: tuple[Path | None, Path | None]) -> None:
     import socket
 
-    import uvicorn
-
     from services.cli.client import aio_channel
     from services.config import bad_setting
     from services.edge.app import build
+    from services.edge.connections import Bounds
+    from services.edge.server import server_of
     from services.listening import bound, split
 
     host, port = split("listen", listen)
     async with aio_channel(address, access) as channel:
-        config = uvicorn.Config(
-            build(channel),
-            ssl_certfile=files[0],
-            ssl_keyfile=files[1],
-            access_log=False,
-            lifespan="off",
-            limit_concurrency=MAX_CONNECTIONS,
-            log_level="warning",
-            timeout_graceful_shutdown=GRACE_S,
-        )
+        try:
+            server = server_of(build(channel), Bounds(), grace_s=GRACE_S, files=files)
+        except OSError as error:
+            raise bad_setting("https_cert", f"{files[0]} and {files[1]} cannot be used: {error.strerror}") from None
         try:
             opened = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             raise bad_setting("listen", f"cannot listen on {listen}: {error.strerror}") from None
-        try:
-            config.load()
-        except OSError as error:
-            raise bad_setting("https_cert", f"{files[0]} and {files[1]} cannot be used: {error.strerror}") from None
         with opened:
             scheme = "https" if files[0] else "http"
             print(f"sluice: edge on {scheme}://{bound(listen, opened.getsockname()[1])} for {address}", flush=True)
-            await uvicorn.Server(config).serve(sockets=[opened])
+            await server.serve(sockets=[opened])

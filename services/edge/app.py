@@ -31,6 +31,9 @@ MAX_BODY_BYTES = 16 << 20  # what the gRPC server takes in one message
 HEALTH_TIMEOUT_S = 2.0
 PASSED_ON = ("authorization", "traceparent", "tracestate", "x-sluice-priority")
 
+GONE = EdgeError(499, "cancelled", "the client closed its connection before it was answered")
+BROKEN = EdgeError(500, "server_error", "the edge failed at this request; its log has the reason")
+
 _T = TypeVar("_T")
 Metadata = tuple[tuple[str, str], ...]
 
@@ -50,6 +53,8 @@ def build(channel: grpc.aio.Channel, clock: Callable[[], float] = time.time) -> 
         EdgeError: lambda request, error: refusal(error),
         grpc.aio.AioRpcError: lambda request, error: refusal(from_rpc(error)),
         HTTPException: lambda request, error: refusal(unroutable(request, error)),
+        ClientDisconnect: lambda request, error: refusal(GONE),  # for whoever counts statuses: its client is gone
+        Exception: lambda request, error: refusal(BROKEN),
     }
     return Starlette(routes=routes, exception_handlers=handlers)
 

@@ -4,7 +4,6 @@ import base64
 import binascii
 from collections.abc import Iterator
 
-import msgspec
 from sluice.v1 import types_pb2
 
 from services.edge.errors import bad_request, unsupported
@@ -18,6 +17,7 @@ from services.edge.wire import (
     Message,
     ResponseFormat,
     TextPart,
+    encode,
 )
 
 COMPLETION_MAX_TOKENS = 16  # of OpenAI's reference, where a completion asks for none
@@ -58,7 +58,7 @@ def chat_spec(request: ChatRequest) -> types_pb2.GenerationSpec:
             messages=messages,
             tools=[_tool(at, one.function) for at, one in enumerate(request.tools or ())],
             tool_choice=_tool_choice(request.tool_choice),
-            template_variables=None if variables is None else msgspec.json.encode(variables).decode(),
+            template_variables=None if variables is None else encode("chat_template_kwargs", variables),
         )
     )
     return spec
@@ -132,7 +132,7 @@ def _constraint(asked: ResponseFormat | None) -> types_pb2.Constraint | None:
         return types_pb2.Constraint(json_object=types_pb2.JsonObject())
     if asked.json_schema is None:
         raise bad_request("response_format.json_schema", "is missing")
-    return types_pb2.Constraint(json_schema=msgspec.json.encode(asked.json_schema.schema).decode())
+    return types_pb2.Constraint(json_schema=encode("response_format", asked.json_schema.schema))
 
 
 def _message(at: int, message: Message) -> types_pb2.ChatMessage:
@@ -162,7 +162,7 @@ def _tool(at: int, function: Function) -> types_pb2.Tool:
     if function.strict:
         raise unsupported(f"tools[{at}].function.strict", "this server cannot hold arguments to their schema")
     schema = function.parameters
-    parameters = None if schema is None else msgspec.json.encode(schema).decode()
+    parameters = None if schema is None else encode(f"tools[{at}].function.parameters", schema)
     return types_pb2.Tool(name=function.name, description=function.description, parameters=parameters)
 
 

@@ -177,6 +177,16 @@ def decode(body: bytes, kind: type[_T]) -> _T:
         raise bad_request(path.strip("`.") or _unknown(text), text) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise bad_request("", "the body is not valid JSON in UTF-8") from None
+    except RecursionError:
+        raise bad_request("", "the body's JSON is nested too deeply") from None
+
+
+def encode(field: str, value: dict[str, Any]) -> str:
+    """JSON of what a `field` of the request holds. Raises EdgeError where it is nested too deeply."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise bad_request(field, "is nested too deeply") from None
 
 
 def _unknown(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import grpc
 import psutil
-from sluice.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
+from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
 START_TIMEOUT_S = 60.0
 
@@ -44,6 +44,11 @@ class Service:
         """A blocking control client."""
         with grpc.insecure_channel(self.address) as channel:
             yield control_pb2_grpc.ControlServiceStub(channel)
+
+    def num_running(self) -> int:
+        """Requests that its engines work on, as they last reported."""
+        with self.control() as control:
+            return sum(one.running_requests for one in control.GetLoad(control_pb2.GetLoadRequest()).load.engines)
 
 
 @contextlib.contextmanager

@@ -6,18 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from sluice.v1 import control_pb2
 
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.tokenizers import byte_level_bpe
-from tests.system.service import Service, serve, wait_until
+from tests.system.service import serve, wait_until
 
 pytestmark = pytest.mark.long
-
-
-def num_running(service: Service) -> int:
-    with service.control() as control:
-        return sum(one.running_requests for one in control.GetLoad(control_pb2.GetLoadRequest()).load.engines)
 
 
 def test_a_conversation(tmp_path: Path) -> None:
@@ -37,9 +31,9 @@ def test_a_conversation(tmp_path: Path) -> None:
         try:
             type_in("/set max_tokens 2000")
             type_in("hello")
-            wait_until(lambda: num_running(service) == 1, 30, "the answer does not begin")
+            wait_until(lambda: service.num_running() == 1, 30, "the answer does not begin")
             chat.send_signal(signal.SIGINT)
-            wait_until(lambda: num_running(service) == 0, 30, "the engine works on for an answer that was cancelled")
+            wait_until(lambda: service.num_running() == 0, 30, "the engine works on for an answer that was cancelled")
             type_in("/set max_tokens 3")
             type_in("again")
             type_in("/nonsense")

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from sluice.v1 import control_pb2
 
-from tests.system.service import Service, serve, wait_until
+from tests.system.service import serve, wait_until
 
 SLUICE = (sys.executable, "-m", "services.cli.main")
 
@@ -23,12 +22,6 @@ def sluice(
     return subprocess.run(
         [*SLUICE, *arguments], capture_output=True, text=True, input=stdin, timeout=60, check=False, env=env
     )
-
-
-def num_running(service: Service) -> int:
-    """Requests that the engine works on, as it last reported."""
-    with service.control() as control:
-        return sum(one.running_requests for one in control.GetLoad(control_pb2.GetLoadRequest()).load.engines)
 
 
 def test_commands_against_a_service(tmp_path: Path) -> None:
@@ -71,7 +64,7 @@ def test_commands_against_a_service(tmp_path: Path) -> None:
         writer.send_signal(signal.SIGINT)
         assert writer.wait(10) == 130
         writer.stdout.close()
-        wait_until(lambda: num_running(service) == 0, 10, "the engine works on for a client that went away")
+        wait_until(lambda: service.num_running() == 0, 10, "the engine works on for a client that went away")
 
 
 @pytest.mark.parametrize(

@@ -1,37 +1,41 @@
 import contextlib
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import openai
 import pytest
 
 from services.gateway.access.identity import digest_of
 from tests.services.certificates import Authority, written
-from tests.system.service import generate, serve, spec
+from tests.system.service import generate, serve, spec, wait_until
 
 PROMPT = "def add(a, b):\n"
 
 
 @contextlib.contextmanager
-def edge(*options: str) -> Iterator[str]:
-    """A real `sluice edge`; gives its base URL. It must leave at SIGTERM."""
+def edge(*options: str, said: list[str] | None = None) -> Iterator[str]:
+    """A real `sluice edge`; gives its base URL. It must leave at SIGTERM; what it wrote to stderr goes to `said`."""
     command = [sys.executable, "-m", "services.cli.main", "edge", "--listen", "127.0.0.1:0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("sluice: edge on http"), line
-        yield line.split(" on ")[1].split()[0] + "/v1"
-    finally:
-        process.terminate()
-        assert process.wait(30) in (0, -15)
-        if process.stdout:
-            process.stdout.close()
+    errors = None if said is None else subprocess.PIPE
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("sluice: edge on http"), line
+            yield line.split(" on ")[1].split()[0] + "/v1"
+        finally:
+            process.terminate()
+            written = process.communicate(timeout=30)[1]
+            assert process.returncode in (0, -15)
+            if said is not None:
+                said.append(written)
 
 
 def test_openais_client_gets_what_grpc_gives() -> None:
@@ -118,3 +122,15 @@ def test_an_edge_that_is_not_safe_is_refused_with_what_to_do(options: tuple[str,
     refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert refused.returncode == 2
     assert what in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_client_that_goes_away_leaves_no_traceback() -> None:
+    said: list[str] = []
+    with serve("--model", "demo") as service, edge("--address", service.address, said=said) as url:
+        at = urlsplit(url)
+        body = json.dumps({"model": "demo", "prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True}).encode()
+        with socket.create_connection((at.hostname or "", at.port or 0)) as gone:
+            gone.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: service.num_running() == 1, 30, "the request does not begin")
+        wait_until(lambda: service.num_running() == 0, 30, "the engine works on for a client that went away")
+    assert said == [""]

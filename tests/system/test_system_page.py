@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from sluice.v1 import control_pb2
 
 from tests.system.browser import Page, browser, chromium
-from tests.system.service import Service, generate, serve, spec, wait_until
+from tests.system.service import generate, serve, spec, wait_until
 from tests.system.test_system_edge import edge
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(chromium() is None, reason="chromium is not installed")]
@@ -26,21 +25,16 @@ def shown(page: Page, name: str) -> str:
     return str(page.run(f"document.getElementById({name!r}).textContent"))
 
 
-def num_running(service: Service) -> int:
-    with service.control() as control:
-        return sum(one.running_requests for one in control.GetLoad(control_pb2.GetLoadRequest()).load.engines)
-
-
 def test_a_page_streams_stops_and_says_what_went_wrong(tmp_path: Path) -> None:
     with serve("--model", "demo") as service, edge("--address", service.address) as url, browser() as page:
         page.open(url.removesuffix("/v1"))
         ask(page, 1900)
         wait_until(lambda: len(shown(page, "text")) > 200, 60, "no text appears")
-        assert num_running(service) == 1 and "first token after" in shown(page, "figures")
+        assert service.num_running() == 1 and "first token after" in shown(page, "figures")
         assert "tokens/s" in shown(page, "figures")
         page.run("document.getElementById('stop').click()")
         wait_until(lambda: "stopped" in shown(page, "figures"), 30, "it does not stop")
-        wait_until(lambda: num_running(service) == 0, 30, "the engine works on for a page that stopped")
+        wait_until(lambda: service.num_running() == 0, 30, "the engine works on for a page that stopped")
         with service.stub() as stub:
             wanted = spec(PROMPT, 1900)
             assert generate(stub, wanted).text.startswith(shown(page, "text")[:200])

@@ -7,11 +7,14 @@ import socket
 from collections.abc import AsyncIterator
 
 import openai
-import uvicorn
 
 from services.edge.app import build
+from services.edge.connections import Bounds
+from services.edge.server import server_of
 from services.gateway.settings import GatewaySettings
 from tests.services.gateway.fake_ring import SETTINGS, Rig, running
+
+DEFAULT = Bounds()
 
 
 @dataclasses.dataclass
@@ -23,12 +26,11 @@ class EdgeRig(Rig):
 
 
 @contextlib.asynccontextmanager
-async def edge(chosen: GatewaySettings = SETTINGS, api_key: str = "any") -> AsyncIterator[EdgeRig]:
+async def edge(
+    chosen: GatewaySettings = SETTINGS, api_key: str = "any", bounds: Bounds = DEFAULT
+) -> AsyncIterator[EdgeRig]:
     async with running(chosen) as rig:
-        config = uvicorn.Config(
-            build(rig.channel, lambda: 123.0), log_level="error", lifespan="off", timeout_graceful_shutdown=1
-        )
-        server = uvicorn.Server(config)
+        server = server_of(build(rig.channel, lambda: 123.0), bounds, grace_s=1)
         with socket.create_server(("127.0.0.1", 0)) as opened:
             url = f"http://127.0.0.1:{opened.getsockname()[1]}"
             task = asyncio.create_task(server.serve(sockets=[opened]))

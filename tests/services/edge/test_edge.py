@@ -181,6 +181,29 @@ async def test_what_is_no_request() -> None:
             assert (found, b'"error"' in answer) == (status, True), head
 
 
+def nested(depth: int) -> bytes:
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+@pytest.mark.parametrize("depth", [2_000, 100_000])
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": %s}}',
+        b'"tools": [{"type": "function", "function": {"name": "x", "parameters": %s}}]',
+        b'"chat_template_kwargs": %s',
+        b'"unknown": %s',
+    ],
+    ids=["schema", "tool", "template", "unknown"],
+)
+async def test_json_that_is_nested_too_deeply_is_refused_in_openais_shape(field: bytes, depth: int) -> None:
+    body = b'{"model": "toy", "messages": [{"role": "user", "content": "x"}], ' + field % nested(depth) + b"}"
+    async with edge() as rig:
+        answering(rig, "x")
+        status, answer = await asyncio.to_thread(raw, rig.url, "POST /v1/chat/completions", body)
+        assert (status, b'"error"' in answer, b"text/plain" in answer) == (400, True, False), answer
+
+
 async def test_a_full_server_says_when_to_come_back() -> None:
     async with edge(settings(max_open_requests=1)) as rig:
         first = await until_open(rig)

@@ -1,0 +1,118 @@
+"""The HTTP server: uvicorn's HTTP/1.1 with bounds on connections, and deadlines for what clients send and take."""
+
+import asyncio
+import functools
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from services.edge.connections import Bounds, Connections, group_of
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection.
+
+    Of uvicorn's own timers there is one for a connection at rest after a response, and none for a request that does not
+    come, nor for a response that is not taken.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        bounds: Bounds,
+        held: Connections,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._bounds = bounds
+        self._held = held
+        self._coming: asyncio.TimerHandle | None = None  # for the request that is being read
+        self._taken: asyncio.TimerHandle | None = None  # for the response that is not being read
+        self._read: RequestResponseCycle | None = None  # the request that the first of these has seen the head of
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        """Take it, or close it where nothing can be cut for it."""
+        super().connection_made(transport)
+        if not self._held.opened(self, group_of(self.client[0] if self.client else "")):
+            transport.abort()
+            return
+        self._expect(self._bounds.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it and its timers."""
+        self._held.closed(self)
+        self._expect(None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """More of a request."""
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """The connection is at rest, or its next request is here already."""
+        self._held.rests(self)
+        super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        """The client does not read: from now on it has `write_s`."""
+        super().pause_writing()
+        self._taken = self.loop.call_later(self._bounds.write_s, self.close)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        if self._taken is not None:
+            self._taken.cancel()
+            self._taken = None
+        super().resume_writing()
+
+    def close(self) -> None:
+        """End it at once, whatever is still to be sent."""
+        self.transport.abort()
+
+    def _look(self) -> None:
+        """Set the deadline for what is awaited: a head, a body, or nothing while a request is answered."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            if self._coming is None and self.conn.trailing_data[0]:
+                self._expect(self._bounds.head_s)  # uvicorn's own timer ends with the first byte
+            return
+        self._held.works(self)
+        if not cycle.more_body:
+            self._expect(None)
+        elif self._read is not cycle:
+            self._expect(self._bounds.body_s)
+        self._read = cycle
+
+    def _expect(self, seconds: float | None) -> None:
+        if self._coming is not None:
+            self._coming.cancel()
+        self._coming = None if seconds is None else self.loop.call_later(seconds, self.close)
+
+
+def server_of(
+    app: Starlette, bounds: Bounds, *, grace_s: int, files: tuple[Path | None, Path | None] = (None, None)
+) -> uvicorn.Server:
+    """A server of `app`, with TLS where there are `files`: certificate and key. Raises OSError for unusable files."""
+    protocol = functools.partial(BoundedProtocol, bounds=bounds, held=Connections(bounds))
+    config = uvicorn.Config(
+        app,
+        http=protocol,  # type: ignore[arg-type] # a factory serves as well as a class
+        ssl_certfile=files[0],
+        ssl_keyfile=files[1],
+        access_log=False,
+        lifespan="off",
+        log_level="warning",
+        timeout_graceful_shutdown=grace_s,
+    )
+    config.load()
+    return uvicorn.Server(config)
