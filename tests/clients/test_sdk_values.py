@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -18,6 +19,8 @@ from sluice.knobs import build
 from sluice.settings import Settings, channel_options
 from sluice.tracing import current_trace
 from sluice.v1 import inference_pb2, types_pb2
+
+from tests.services.certificates import Authority
 
 
 def test_knobs_go_where_the_contract_has_them() -> None:
@@ -112,6 +115,14 @@ def test_a_key_may_be_sent_where_nobody_else_reads(target: str) -> None:
 def test_half_a_certificate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="together"):
         sluice.Tls(certificate=tmp_path / "c").credentials()
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_files_of_tls_are_named_by_a_text_or_a_path(tmp_path: Path, kind: Callable[[Path], str | Path]) -> None:
+    certificate, key = Authority().issue("client").write(tmp_path, "client")
+    sluice.Tls(kind(certificate), kind(certificate), kind(key)).credentials()
+    with pytest.raises(FileNotFoundError, match="none"):
+        sluice.Tls(ca=kind(tmp_path / "none")).credentials()
 
 
 def test_the_trace_of_the_application_goes_on() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import ipaddress
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,15 +23,15 @@ _READS = {
 class Tls:
     """Files of TLS, PEM. Absent `ca`: the host's authorities. `certificate` and `key` together: mTLS."""
 
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
+    ca: str | os.PathLike[str] | None = None
+    certificate: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Raises OSError for a file that cannot be read, ValueError for half a pair."""
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key are needed together")
-        files = [None if path is None else path.read_bytes() for path in (self.ca, self.key, self.certificate)]
+        files = [None if path is None else Path(path).read_bytes() for path in (self.ca, self.key, self.certificate)]
         return grpc.ssl_channel_credentials(*files)
 
 
