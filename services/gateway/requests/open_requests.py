@@ -24,6 +24,10 @@ from services.gateway.requests.reader import Reader, SlotLimits
 from services.messages import Cancel, Change, Envelope, Grant, Resume, Text
 from services.work import Generate, pack_ids, unpack_ids
 
+# Of what `num_bytes` counts: characters may take four bytes and tokens have candidates, and a client that was told
+# nothing else receives messages of 4 MiB at most.
+MAX_DELTA_BYTES = 256 << 10
+
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
 
 
@@ -227,21 +231,21 @@ class OpenRequest:
         self.attach(on_news, _ignore, Reader())
 
     def take(self) -> list[Text]:
-        """Messages of one output for the next delta: the first of all alone, later ones together. Empty when nothing
-        waits. The last of an output may hold nothing but its end: then there is no delta."""
+        """Messages of one output for the next delta: the first of all alone, later ones together up to
+        `MAX_DELTA_BYTES`. Empty when nothing waits. The last of an output may hold nothing but its end: then there is
+        no delta."""
         waiting = self._waiting
         if not waiting:
             return waiting
         if self.last_seq == 0:
             taken, self._waiting = waiting[:1], waiting[1:]
+        elif self._waiting_bytes > MAX_DELTA_BYTES:
+            taken, self._waiting = _within(waiting, MAX_DELTA_BYTES)
         elif len(self.outputs) == 1:
             taken, self._waiting = waiting, []
         else:
-            index = waiting[0].output_index
-            taken = [one for one in waiting if one.output_index == index]
-            self._waiting = [one for one in waiting if one.output_index != index]
-        if not self._waiting:
-            self._waiting_bytes = 0
+            taken, self._waiting = _within(waiting)
+        self._waiting_bytes = self._waiting_bytes - sum([num_bytes(one) for one in taken]) if self._waiting else 0
         if has_content(taken):
             self.last_seq += 1
         if self.history is not None:
@@ -268,6 +272,21 @@ class OpenRequest:
             return False
         too_long = self.reader.stalled_s >= limits.stall_timeout_s
         return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
+
+
+def _within(waiting: list[Text], max_bytes: int | None = None) -> tuple[list[Text], list[Text]]:
+    """Messages of the first one's output, up to so many bytes but at least one; and the rest."""
+    index, size = waiting[0].output_index, 0
+    taken: list[Text] = []
+    for one in waiting:
+        if one.output_index != index:
+            continue
+        size += num_bytes(one)
+        if taken and max_bytes is not None and size > max_bytes:
+            break
+        taken.append(one)
+    chosen = set(map(id, taken))
+    return taken, [one for one in waiting if id(one) not in chosen]
 
 
 def has_content(texts: Sequence[Text]) -> bool:

@@ -1,3 +1,5 @@
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -5,7 +7,8 @@ from engine.errors import Code, stage_lost
 from engine.request import FinishReason
 from services.details import TokenRecord
 from services.gateway.contract.translate import Asked
-from services.gateway.requests.open_requests import OpenRequest, State
+from services.gateway.requests.history import num_bytes
+from services.gateway.requests.open_requests import MAX_DELTA_BYTES, OpenRequest, State
 from services.gateway.requests.reader import SlotLimits
 from services.gateway.requests.registry import OpenRequests
 from services.messages import CloseInput, Envelope, Failed, Grant, Text
@@ -36,6 +39,23 @@ def test_the_first_leaves_alone_and_the_rest_together() -> None:
     taken = [[one.text for one in request.take()] for _ in range(3)]
     assert taken == [["0"], ["1", "2", "3"], []]
     assert request.last_seq == 2
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2])
+def test_what_waits_leaves_in_deltas_that_any_client_receives(num_outputs: int) -> None:
+    request = OpenRequest(ENVELOPE, Asked(Detokenize(b""), num_outputs=num_outputs), 0.0, streams=True)
+    words = [str(at % 10) * 100_000 for at in range(12)]
+    for at, word in enumerate(words):
+        for index in range(num_outputs):
+            request.receive(msgspec.structs.replace(text(at, word), output_index=index), 1.0)
+    got: dict[int, str] = {}
+    while taken := request.take():
+        assert len({one.output_index for one in taken}) == 1
+        assert sum(map(num_bytes, taken)) <= MAX_DELTA_BYTES
+        index = taken[0].output_index
+        got[index] = got.get(index, "") + "".join(one.text for one in taken)
+    assert got == dict.fromkeys(range(num_outputs), "".join(words))
+    assert not request.is_stuck(SLOT) and request.last_seq >= 5 * num_outputs
 
 
 def test_what_does_not_belong_is_dropped_and_counted() -> None:
