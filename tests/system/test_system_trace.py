@@ -52,10 +52,12 @@ def rig() -> Iterator[Rig]:
         yield Rig(collector, stack.enter_context(service.stub()), port)
 
 
-def ask(rig: Rig, prompt: str, num: int, flags: str, awaited: set[str], timeout_s: float = 60.0) -> Trace:
+def ask(  # noqa: PLR0913 # of a request
+    rig: Rig, prompt: str, num: int, flags: str, awaited: set[str], timeout_s: float = 60.0, n: int = 1
+) -> Trace:
     """Stream, and wait for the spans."""
     trace_id, caller = secrets.token_hex(16), secrets.token_hex(8)
-    request = inference_pb2.StreamGenerateRequest(spec=spec(prompt, num))
+    request = inference_pb2.StreamGenerateRequest(spec=spec(prompt, num, n=n))
     metadata = (("traceparent", f"00-{trace_id}-{caller}-{flags}"),)
     call = rig.stub.StreamGenerate(request, metadata=metadata, timeout=timeout_s)
     with contextlib.suppress(grpc.RpcError):
@@ -136,8 +138,8 @@ def test_what_fails_is_kept_though_it_was_not_sampled(rig: Rig) -> None:
     assert wrong.spans["admission"].is_error and wrong.spans["admission"].parent_id == wrong.spans[RPC].span_id
     assert wrong.spans[RPC].parent_id == wrong.caller
     assert wrong.trailers["x-sluice-trace-id"] == wrong.spans[RPC].trace_id
-    for timeout_s in (0.3, 1.0, 2.0):  # long enough to be decoding then, on a machine that others use too
-        late = ask(rig, "import os", 1900, "00", WHOLE, timeout_s=timeout_s)
+    for timeout_s in (0.3, 1.0, 2.0):  # long enough to be decoding then, and too short for all of it, on any machine
+        late = ask(rig, "import os", 1900, "00", WHOLE, timeout_s=timeout_s, n=16)
         if set(late.spans) == WHOLE:
             break
     assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED and set(late.spans) == WHOLE
