@@ -6,6 +6,7 @@ Prints what it saw, line by line; exit status 1 at the first thing that is not a
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -14,25 +15,23 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
-from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 from services.telemetry.collector import Collector
+from tools.generations import Check, Interrupted, channel, say, stream
 
 ROOT = Path(__file__).parents[1]
 PROJECT = "sluice-check"
 PORT = "50951"
+ADDRESS = f"127.0.0.1:{PORT}"
 ROLES = ("gateway", "tokenizer", "engine", "detokenizer")
 COMMAND_S = 1800.0  # of one command: a build takes longest
 MAX_TEXT_MB = 120.0  # above the base image
 MAX_FIRST_TOKEN_S = 20.0
-MAX_REFUSED_S = 15.0  # after a process of the ring was replaced
-NUM_TOKENS = 1900  # two seconds: Docker takes half of one to kill
+NUM_TOKENS = 1900
 SPANS = {"tokenize", "queue", "prefill", "decode", "detokenize", "text_completion demo"}
 METRICS_OF = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9464/metrics').read().decode())"
 
@@ -40,10 +39,6 @@ METRICS_OF = "import urllib.request; print(urllib.request.urlopen('http://127.0.
 PACKAGES = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
 OURS = ("sluice", "sluice-client")
 TORCH = ("torch", "triton", "numpy", "safetensors")  # and what goes with it: in the engine's image alone
-
-
-class Check(Exception):
-    """Something is not as it should be."""
 
 
 def run(*command: str, **environment: str) -> str:
@@ -57,11 +52,6 @@ def run(*command: str, **environment: str) -> str:
     if done.returncode:
         raise Check(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-2000:]}")
     return done.stdout
-
-
-def say(text: str) -> None:
-    """A line for people."""
-    print(text, flush=True)
 
 
 class Stack:
@@ -116,6 +106,10 @@ class Stack:
         """Its Prometheus page."""
         return run("docker", "exec", self.container(role), "python3", "-c", METRICS_OF)
 
+    def kill(self, role: str) -> None:
+        """Kill a role's container and start it again."""
+        run("docker", "restart", "--time", "0", self.container(role))
+
     def down(self) -> None:
         """Nothing stays, volumes included."""
         self.compose("down", "-v", "-t", "15")
@@ -126,69 +120,15 @@ def size_of(image: str) -> int:
     return int(run("docker", "image", "inspect", "--format", "{{.Size}}", image))
 
 
-@contextlib.contextmanager
-def channel() -> Iterator[grpc.Channel]:
-    """To the published port; a channel of its own, so that no back-off of an earlier one is felt."""
-    options = (("grpc.use_local_subchannel_pool", 1),)
-    with grpc.insecure_channel(f"127.0.0.1:{PORT}", options=options) as opened:
-        yield opened
-
-
-def admitted(num: int, after: int, then: str, stack: Stack) -> str:
-    """`stream`, asked for again while it is not let in: a gateway that has just found a process of the ring replaced
-    refuses for a moment, and says so."""
-    end = time.monotonic() + MAX_REFUSED_S
-    while True:
-        try:
-            return stream(num, after=after, then=then, stack=stack)
-        except grpc.RpcError as error:
-            assert isinstance(error, grpc.Call)
-            was_let_in = any(key == "x-sluice-generation-id" for key, _ in error.trailing_metadata() or ())
-            # A connection that broke has no details: that is the gateway's end, and no refusal.
-            is_refusal = rpc_status.from_call(error) is not None and not was_let_in
-            if not is_refusal or error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > end:
-                raise
-            say("not let in yet: asking again")
-            time.sleep(1.0)
-
-
-def stream(num: int, trace_id: str = "", after: int = 0, then: str = "", stack: Stack | None = None) -> str:
-    """The text of a greedy generation; after so many tokens the container of the role `then` is killed."""
-    sampling = types_pb2.SamplingParams(max_tokens=num, temperature=0.0)
-    spec = types_pb2.GenerationSpec(
-        text="def mean(values):", sampling=sampling, stop=types_pb2.StopConditions(ignore_eos=True)
-    )
-    metadata = (("traceparent", f"00-{trace_id}-{secrets.token_hex(8)}-01"),) if trace_id else ()
-    text, num_tokens, longest_s, last_s = "", 0, 0.0, time.monotonic()
-    with channel() as opened:
-        stub = inference_pb2_grpc.InferenceServiceStub(opened)
-        for event in stub.StreamGenerate(
-            inference_pb2.StreamGenerateRequest(spec=spec), metadata=metadata, timeout=120
-        ):
-            if not event.HasField("delta"):
-                continue
-            now_s = time.monotonic()
-            longest_s, last_s = max(longest_s, now_s - last_s if num_tokens else 0.0), now_s
-            text += event.delta.text
-            num_tokens += event.delta.consumed
-            if then and stack is not None and num_tokens >= after:
-                run("docker", "restart", "--time", "0", stack.container(then))
-                then = ""
-    if num_tokens != num:
-        raise Check(f"{num_tokens} tokens came instead of {num}")
-    say(f"streamed {num_tokens} tokens; the longest pause was {longest_s:.2f} s")
-    return text
-
-
 def wait_until_served(timeout_s: float) -> float:
     """Seconds until the first token comes."""
     start = time.monotonic()
     while time.monotonic() - start < timeout_s:
-        with channel() as opened:
+        with channel(ADDRESS) as opened:
             try:
                 stub = health_pb2_grpc.HealthStub(opened)
                 if stub.Check(health_pb2.HealthCheckRequest(), timeout=2).status == 1:
-                    stream(1)
+                    stream(ADDRESS, 1)
                     return time.monotonic() - start
             except grpc.RpcError:
                 pass
@@ -235,12 +175,12 @@ def check_kills(stack: Stack, whole: str) -> None:
     """Streams outlive every process behind the gateway; the gateway's own end breaks the connection."""
     for role in ("detokenizer", "tokenizer", "engine"):
         say(f"killing the {role} in mid-stream")
-        if admitted(NUM_TOKENS, 50, role, stack) != whole:
+        if Interrupted(ADDRESS, NUM_TOKENS, functools.partial(stack.kill, role)).text() != whole:
             raise Check(f"the text changed when the {role} was killed")
         wait_until_served(60)
     say("killing the gateway in mid-stream")
     try:
-        stream(NUM_TOKENS, after=50, then="gateway", stack=stack)
+        Interrupted(ADDRESS, NUM_TOKENS, functools.partial(stack.kill, "gateway")).text()
     except grpc.RpcError as error:
         assert isinstance(error, grpc.Call)
         if error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -278,7 +218,7 @@ def check(stack: Stack, collector: Collector) -> None:
     say(f"first token {took_s:.1f} s after up began")
     check_locks(stack)
     trace_id = secrets.token_hex(16)
-    whole = stream(NUM_TOKENS, trace_id)
+    whole = stream(ADDRESS, NUM_TOKENS, trace_id)
     check_telemetry(stack, collector, trace_id)
     check_kills(stack, whole)
     if took_s > MAX_FIRST_TOKEN_S:
