@@ -1,13 +1,19 @@
 """`sluice edge`: OpenAI's HTTP API and a page on an address of their own, in front of a running service."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption
 
+if TYPE_CHECKING:
+    from services.edge.connections import Bounds
+
 GRACE_S = 30
+MAX_CONNECTIONS = 4096
+OTHER_FILES = 64  # that the process has open beside its clients' connections
+SHARE_OF_ADDRESS = 4  # one address may take a quarter
 
 
 def edge(  # noqa: PLR0913 # a command line lists its options
@@ -44,14 +50,13 @@ async def _serve(address: str, listen: str, access: Access, files: tuple[Path | 
     from services.cli.client import aio_channel
     from services.config import bad_setting
     from services.edge.app import build
-    from services.edge.connections import Bounds
     from services.edge.server import server_of
     from services.listening import bound, split
 
     host, port = split("listen", listen)
     async with aio_channel(address, access) as channel:
         try:
-            server = server_of(build(channel), Bounds(), grace_s=GRACE_S, files=files)
+            server = server_of(build(channel), _bounds(), grace_s=GRACE_S, files=files)
         except OSError as error:
             raise bad_setting("https_cert", f"{files[0]} and {files[1]} cannot be used: {error.strerror}") from None
         try:
@@ -62,3 +67,15 @@ async def _serve(address: str, listen: str, access: Access, files: tuple[Path | 
             scheme = "https" if files[0] else "http"
             print(f"sluice: edge on {scheme}://{bound(listen, opened.getsockname()[1])} for {address}", flush=True)
             await server.serve(sockets=[opened])
+
+
+def _bounds() -> "Bounds":
+    """As many connections as there may be files, which the system's hard limit decides."""
+    import resource
+
+    from services.edge.connections import Bounds
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(1, hard - OTHER_FILES))
+    return Bounds(most, max(1, most // SHARE_OF_ADDRESS))

@@ -22,8 +22,8 @@ class Bounds:
         write_s: seconds that a response may wait for a client which does not read.
     """
 
-    most: int = 4096
-    most_of_address: int = 1024
+    most: int
+    most_of_address: int
     head_s: float = 10.0
     body_s: float = 60.0
     write_s: float = 60.0

@@ -1,9 +1,10 @@
 """Processes killed under load: every stream goes on where it was, as if nothing had happened."""
 
+import itertools
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
@@ -15,11 +16,16 @@ from benchmarks.streams import Received, at_phase, stream_all, varied
 from tests.faults.faulty import faults
 from tests.system.service import Service, serve, spec, wait_until
 
-NUM_STREAMS = 12
+NUM_STREAMS = 16
 NUM_TOKENS = 48
 SPECS = varied(NUM_STREAMS, NUM_TOKENS)
 INNER = ("tokenizer", "engine", "detokenizer")
 PHASES = ("prefill", "decode", "last")
+PAIRS = (
+    *((*pair, phase) for pair in itertools.combinations(INNER, 2) for phase in PHASES),
+    *(("gateway", role, "decode") for role in INNER),
+    *(("gateway", "engine", phase) for phase in ("prefill", "last")),
+)
 BACK_WITHIN_S = 60.0
 # Small steps, so that prompts are still being computed when the first tokens come.
 OPTIONS = ("--dtype", "float32", "--max-restarts", "1000", "--max-num-batched-tokens", "64")
@@ -39,8 +45,13 @@ def undisturbed(service: Service) -> list[Received]:
     return answers
 
 
-def kill(service: Service, role: str) -> Callable[[], None]:
-    return lambda: service.children()[f"{role}-0"].kill()
+def kill(service: Service, *roles: str) -> Callable[[], None]:
+    def at_once() -> None:
+        children = service.children()
+        for role in roles:
+            children[f"{role}-0"].kill()
+
+    return at_once
 
 
 def is_serving(service: Service) -> bool:
@@ -68,8 +79,9 @@ def check_undisturbed(answers: list[Received], undisturbed: list[Received]) -> N
         assert answer.seqs == list(range(1, len(answer.seqs) + 1))
 
 
-def killing(service: Service, role: str, phase: str, seed: int, undisturbed: list[Received]) -> None:
-    answers = stream_all(service.address, SPECS, at_phase(phase, seed, kill(service, role)))
+def killing(service: Service, roles: str | Sequence[str], phase: str, seed: int, undisturbed: list[Received]) -> None:
+    names = (roles,) if isinstance(roles, str) else roles
+    answers = stream_all(service.address, SPECS, at_phase(phase, seed, kill(service, *names)))
     check_undisturbed(answers, undisturbed)
     wait_until(lambda: is_serving(service) and nothing_is_left(service), BACK_WITHIN_S, "the service did not recover")
     assert len(service.children()) == 4
@@ -91,6 +103,21 @@ def test_streams_survive_every_death(
     service: Service, undisturbed: list[Received], role: str, phase: str, seed: int
 ) -> None:
     killing(service, role, phase, seed, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "phase"),
+    [
+        pytest.param(
+            *pair, marks=() if pair[::2] in {("engine", "decode"), ("gateway", "prefill")} else pytest.mark.long
+        )
+        for pair in PAIRS
+    ],
+)
+def test_streams_survive_the_death_of_two_processes_at_once(
+    service: Service, undisturbed: list[Received], one: str, other: str, phase: str
+) -> None:
+    killing(service, (one, other), phase, 5, undisturbed)
 
 
 def test_streams_survive_a_process_that_hangs(service: Service, undisturbed: list[Received]) -> None:

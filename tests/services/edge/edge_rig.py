@@ -14,7 +14,7 @@ from services.edge.server import server_of
 from services.gateway.settings import GatewaySettings
 from tests.services.gateway.fake_ring import SETTINGS, Rig, running
 
-DEFAULT = Bounds()
+BOUNDS = Bounds(most=100, most_of_address=100)
 
 
 @dataclasses.dataclass
@@ -27,7 +27,7 @@ class EdgeRig(Rig):
 
 @contextlib.asynccontextmanager
 async def edge(
-    chosen: GatewaySettings = SETTINGS, api_key: str = "any", bounds: Bounds = DEFAULT
+    chosen: GatewaySettings = SETTINGS, api_key: str = "any", bounds: Bounds = BOUNDS
 ) -> AsyncIterator[EdgeRig]:
     async with running(chosen) as rig:
         server = server_of(build(rig.channel, lambda: 123.0), bounds, grace_s=1)

@@ -2,14 +2,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
 
 from services.edge.connections import Bounds, Connections, group_of
-from tests.services.edge.edge_rig import EdgeRig, edge
-
-WIDE = Bounds()
+from tests.services.edge.edge_rig import BOUNDS, EdgeRig, edge
 
 
 class Held:
@@ -97,10 +96,10 @@ async def test_idle_connections_of_one_byte_close_the_door_to_nobody() -> None:
 @pytest.mark.parametrize(
     ("sent", "bounds"),
     [
-        (b"", Bounds(head_s=0.05)),
-        (b"GET /healthz HTTP/1.1\r\nhost:", Bounds(head_s=0.05)),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", Bounds(body_s=0.05)),
-        (b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\nGET", Bounds(head_s=0.05)),
+        (b"", replace(BOUNDS, head_s=0.05)),
+        (b"GET /healthz HTTP/1.1\r\nhost:", replace(BOUNDS, head_s=0.05)),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", replace(BOUNDS, body_s=0.05)),
+        (b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\nGET", replace(BOUNDS, head_s=0.05)),
     ],
     ids=["nothing", "half a head", "half a body", "half of a second head"],
 )
@@ -113,7 +112,7 @@ async def test_a_request_that_does_not_come_is_not_waited_for(sent: bytes, bound
 
 
 async def test_a_reader_that_stops_loses_its_connection() -> None:
-    async with edge(bounds=Bounds(write_s=0.05)) as rig:
+    async with edge(bounds=replace(BOUNDS, write_s=0.05)) as rig:
         at = urlsplit(rig.url)
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
