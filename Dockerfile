@@ -3,10 +3,11 @@
 #   docker build --target text   -t sluice-text .
 #   docker build --target engine -t sluice-engine .
 #
-# Where pip finds torch, and so whether for CPU or CUDA, is the base image's own configuration (/etc/pip.conf): wheels
-# for CPU alone make the engine's image much smaller.
+# torch comes for CUDA, gigabytes of it, unless pip is told where there are wheels for CPU alone: by --build-arg
+# PIP_EXTRA_INDEX_URL=…, PyTorch's index for CPU as pytorch.org's page about installing gives it, or by the base image's
+# own configuration (/etc/pip.conf).
 #
-# Without a network: put wheels of everything in deploy/wheels, give a BASE_IMAGE that has Python 3.11 and pip, and
+# Without a network: put wheels of everything in deploy/wheels, give a BASE_IMAGE that has Python 3.11 to 3.14, pip, and
 # --build-arg PIP_NO_INDEX=1; COMPILER= (empty) goes without our own CPU kernels. Every version is pinned by
 # constraints.txt; what pip installed stays listed in the images (*.dist-info), for SBOM tools.
 ARG BASE_IMAGE=python:3.11.14-slim-bookworm
@@ -18,6 +19,7 @@ RUN if [ -n "$COMPILER" ] && ! command -v c++ >/dev/null; then \
       apt-get update -qq && apt-get install -y -qq --no-install-recommends "$COMPILER" python3-dev libc6-dev; fi
 WORKDIR /src
 ARG PIP_NO_INDEX=""
+ARG PIP_EXTRA_INDEX_URL=""
 COPY deploy/requirements-text.txt deploy/requirements-engine.txt deploy/wheel[s] deploy/wheels/
 COPY constraints.txt ./
 RUN python3 -m venv /opt/build && /opt/build/bin/pip install -q -c constraints.txt "setuptools>=77" wheel \
@@ -35,11 +37,11 @@ COPY demo demo
 RUN mkdir /dist && /opt/build/bin/pip wheel -q --no-deps --no-build-isolation -w /dist ./clients/python . \
  && for one in text engine; do \
       /opt/build/bin/pip --python /opt/$one/bin/python install -q --no-deps --no-index /dist/*.whl; done \
- && rm -rf /opt/text/lib/python3.11/site-packages/kernels/cpu /opt/text/lib/python3.11/site-packages/demo/draft
+ && rm -rf /opt/text/lib/python3*/site-packages/kernels/cpu /opt/text/lib/python3*/site-packages/demo/draft
 # The text roles fetch no weights in bulk (hf_xet is for that, and optional) and need no symbols of others' C code.
 RUN /opt/build/bin/pip --python /opt/text/bin/python uninstall -q -y hf_xet \
  && if command -v strip >/dev/null; then find /opt/text -name '*.so' -exec strip --strip-debug {} +; fi \
- && rm -rf /opt/text/lib/python3.11/site-packages/*/tests
+ && rm -rf /opt/text/lib/python3*/site-packages/*/tests
 
 FROM ${BASE_IMAGE} AS base
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin sluice \

@@ -1,5 +1,7 @@
 # Everything a person types. `make help` lists the targets.
-PYTHON ?= python3
+# The Python that the environment is made with is the first of these that fits; PYTHON=/path/to/python names one instead.
+PYTHON ?= python3 python3.14 python3.13 python3.12 python3.11
+PYTHON_FITS = import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
@@ -13,9 +15,11 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | column -t -s '	'
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
-		|| { echo "sluice needs Python 3.11 or 3.12; set PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@for python in $(PYTHON); do \
+		if "$$python" -c '$(PYTHON_FITS)' 2>/dev/null; then "$$python" -m venv $(VENV); exit; fi; \
+	done; \
+	echo "sluice needs Python 3.11 to 3.14 with its venv module (Debian: package python3-venv); looked for: $(PYTHON)." \
+		"Install one of them, or set PYTHON=/path/to/python" >&2; exit 1
 
 $(VENV)/.run: constraints.txt pyproject.toml setup.py clients/python/pyproject.toml $(wildcard kernels/cpu/*.h kernels/cpu/*.cpp) | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e clients/python -e .
@@ -151,6 +155,10 @@ dashboards: $(VENV)/.run ## write Grafana's dashboards from their table
 .PHONY: kernel-resources
 kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and accept what they take (no GPU needed)
 	$(BIN)/python -m tools.kernel_resources --update --jobs 2
+
+.PHONY: check-install
+check-install: $(VENV)/.dev ## ask the index whether everything installs, with torch for CUDA, on every Python: UPDATE=--update
+	$(BIN)/python -m tools.check_install $(UPDATE)
 
 .PHONY: test-compose
 test-compose: $(VENV)/.dev ## the compose stack on this machine's Docker: built, streamed through, a container killed

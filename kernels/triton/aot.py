@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 SHARED_BYTES = {80: 166_912, 90: 232_448}  # of one block, by compute capability: A100 and H100/H200
 WARP = 32
+SPILLED_BYTES = 32  # of a thread: what some versions of the assembler put aside once; tiles too large spill hundreds
 DUMPER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 PATTERNS = {
     "vector_loads": r"ld\.global[^;\n]*\.v[248]",
@@ -101,8 +102,8 @@ def compile_case(case: Case, capability: int) -> Resources:
 def faults(case: Case, capability: int, found: Resources) -> list[str]:
     """What must not be so, on any version of the compiler."""
     wrong = []
-    if found.stack:
-        wrong.append(f"spills: {found.stack} bytes of stack")
+    if found.stack > SPILLED_BYTES:
+        wrong.append(f"spills: {found.stack} bytes of stack; at most {SPILLED_BYTES} are let pass")
     if found.shared > SHARED_BYTES[capability]:
         wrong.append(f"{found.shared} bytes of shared memory; a block has {SHARED_BYTES[capability]}")
     if "loads" in case.vectors and not found.vector_loads:
