@@ -65,3 +65,6 @@ class EngineConfig:
     max_draft_width: int = option(
         1, "speculation draft or eagle: drafts that may follow the same token, 1 to 8; 1 is a chain"
     )
+
+
+DEFAULTS = EngineConfig()  # the one source of them: what else has a default of the same meaning takes it from here

@@ -45,9 +45,9 @@ def _line(error: BaseException) -> str:
     """In one line; "" for an end that is no error."""
     if isinstance(error, SystemExit):
         return _line(error.__cause__) if error.__cause__ is not None else ""
-    if isinstance(error, ServiceError):
-        return error.message
     text = " ".join(str(error).split())
+    if isinstance(error, ServiceError):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

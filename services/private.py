@@ -4,6 +4,7 @@ In a shared temporary directory anybody can plant a symbolic link, a FIFO or a d
 guessed. Nothing is opened through a link, waited for, or emptied before it is seen to be ours.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -13,8 +14,8 @@ _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor of the regular file of this user at `path`, made with mode 0600 where `flags` have O_CREAT. They must
-    not have O_TRUNC. Raises OSError, also for a link, a FIFO, another user's file, or one that has a second name."""
+    """A descriptor of the regular file of this user at `path`, made with mode 0600 where `flags` have O_CREAT; they
+    must not have O_TRUNC. Raises OSError, also for a link, a FIFO, another user's file, or one of two names."""
     assert not flags & os.O_TRUNC  # it would empty the file before anything is known of it
     fd = os.open(path, flags | _SAFE, 0o600)
     try:
@@ -28,8 +29,8 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def open_directory(path: Path) -> int:
-    """A descriptor of the directory of this user alone at `path`. Raises OSError for a link, and for one that belongs to,
-    or can be read or written by, another user."""
+    """A descriptor of the directory of this user alone at `path`. Raises OSError for a link, and for one that
+    belongs to, or can be read or written by, another user."""
     fd = os.open(path, _SAFE | os.O_DIRECTORY)
     try:
         status = os.fstat(fd)
@@ -43,10 +44,8 @@ def open_directory(path: Path) -> int:
 
 def make_directory(path: Path) -> int:
     """A descriptor of the directory at `path`, which is made if it is not there. Raises OSError as `open_directory`."""
-    try:
+    with contextlib.suppress(FileExistsError):  # ours, or `open_directory` says that it is not
         path.mkdir(mode=0o700)
-    except FileExistsError:
-        pass  # ours, or `open_directory` says whose
     return open_directory(path)
 
 

@@ -1,7 +1,7 @@
 """The file of a Unix socket that a server listens on: claimed for one server at a time, and removed by that one only.
 
-gRPC takes a path from whoever listens there and removes, at its end, whatever lies there then. So it binds a name beside
-the path, which is then moved to the path: it knows nothing of that, and the file is ours to remove.
+gRPC takes a path from whoever listens there and removes, at its end, whatever lies there then. So it binds a name
+beside the path, which is then moved to the path: it knows nothing of that, and the file is ours to remove.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from engine.errors import Code, ServiceError
 from services import private
+from services.listening import UNIX
 
 ANSWER_S = 1.0
 MAX_SOCKET_PATH = 107  # bytes, as the kernel has it
@@ -41,14 +42,14 @@ class SocketFile:
         if self._lock >= 0 and private.is_at(self._lock, self._lock_path):
             return
         if len(os.fsencode(self.unbound)) > MAX_SOCKET_PATH:
-            raise _failed(f"{self.path}: the path of a socket has {MAX_SOCKET_PATH - len(UNBOUND)} bytes at most")
+            raise self._failed(f"the path of a socket has {MAX_SOCKET_PATH - len(UNBOUND)} bytes at most: shorten it")
         self.release()
         try:
             self._lock = self._locked()
             self._check()
         except OSError as error:
             self.release()
-            raise _failed(f"{self.path} ({error.strerror} at {error.filename or self.path})") from error
+            raise self._failed(f"{error.strerror}: {error.filename or self.path}: make it usable") from error
         except ServiceError:
             self.release()
             raise
@@ -59,7 +60,7 @@ class SocketFile:
             self.unbound.rename(self.path)
             self._published = _identity(self.path.lstat())
         except OSError as error:
-            raise _failed(f"{self.path} ({error.strerror})") from error
+            raise self._failed(f"{error.strerror}: make the directory usable") from error
 
     def release(self) -> None:
         """Remove the socket if it is still ours, and give up the claim."""
@@ -82,7 +83,7 @@ class SocketFile:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock)
-                raise _failed(f"another server is on {self.path} (it holds {self._lock_path})") from None
+                raise self._failed(f"another server is there (it holds {self._lock_path}): stop it") from None
             if private.is_at(lock, self._lock_path):
                 return lock
             os.close(lock)  # of a server that has just released it
@@ -94,19 +95,18 @@ class SocketFile:
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
-            raise _failed(f"{self.path} is no socket, and is left as it is")
+            raise self._failed("what is there is no socket: move it away")
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(ANSWER_S)
             found = caller.connect_ex(str(self.path))
         if found not in (errno.ECONNREFUSED, errno.ENOENT):  # a full queue is a server too, if a slow one
             why = "answers" if not found else os.strerror(found)
-            raise _failed(f"another server is on {self.path} ({why})")
+            raise self._failed(f"another server is there ({why}): stop it")
+
+    def _failed(self, why: str) -> ServiceError:
+        text = f"cannot listen on {UNIX}{self.path}: {why}, or choose another path"
+        return ServiceError(Code.FAILED_PRECONDITION, "LISTEN_FAILED", text, field="listen")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_ino, status.st_dev
-
-
-def _failed(message: str) -> ServiceError:
-    text = f"cannot listen on {message}: stop that server, or choose another path"
-    return ServiceError(Code.FAILED_PRECONDITION, "LISTEN_FAILED", text, field="listen")

@@ -1,5 +1,6 @@
 """`sluice`: the commands, and the one place where a ServiceError becomes a line on stderr and an exit status."""
 
+import os
 import sys
 from importlib import metadata
 
@@ -12,6 +13,7 @@ from services.cli.bench import bench
 from services.cli.chat import chat
 from services.cli.demo import demo
 from services.cli.edge import edge
+from services.cli.environment import complaints
 from services.cli.generate import generate
 from services.cli.healthcheck import healthcheck
 from services.cli.keys import keys
@@ -67,6 +69,8 @@ app.add_typer(token, name="token")
 
 def main() -> None:
     """Run the command line."""
+    for complaint in complaints(os.environ, app):
+        print(complaint, file=sys.stderr)
     try:
         app()
     except ServiceError as error:

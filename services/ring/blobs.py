@@ -58,7 +58,7 @@ class Blobs:
     """What has come for one inbox. Holds at most one unfinished blob of each sender, of `max_bytes` at most."""
 
     def __init__(self, address: str, max_bytes: int) -> None:
-        """Raises OSError when the directory for `address` is not of this user alone, or another process listens there."""
+        """Raises OSError when its directory is not this user's alone, or another process listens at `address`."""
         self._directory = directory_of(address)
         self._max_bytes = max_bytes
         self._parts: dict[str, tuple[str, bytearray]] = {}  # sender → digest, bytes so far

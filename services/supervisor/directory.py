@@ -137,8 +137,8 @@ def _hold(path: Path) -> int:
 
 def _lost(path: Path, error: OSError) -> str:
     return (
-        f"the run directory {path} was removed by something else and cannot be made again ({error.strerror}): what runs "
-        "goes on, but a process that ends cannot come back; stop the service and start it again"
+        f"the run directory {path} was removed by something else and cannot be made again ({error.strerror}): what "
+        "runs goes on, but a process that ends cannot come back; stop the service and start it again"
     )
 
 

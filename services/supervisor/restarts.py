@@ -43,7 +43,7 @@ class Restarts:
     def wait_s(self, process_id: str, now_s: float) -> float | None:
         """A process ended: seconds until it may start again, or None if it ends too often."""
         ended = self._ended.setdefault(process_id, collections.deque())
-        # Without a word of service in between, a process that takes a minute to load and then ends would do so for ever.
+        # Were it the time alone, a process that takes a minute to load and then ends would be started for ever.
         while ended and now_s - ended[0] > WINDOW_S and self._served_s > ended[0]:
             ended.popleft()
         if len(ended) >= self._max:

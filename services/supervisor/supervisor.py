@@ -37,8 +37,8 @@ class Supervisor:
         say: Callable[[str], None],
         way_back: tuple[str, str] = ("what was changed before it", "start the service again"),
     ) -> None:
-        """`directory` is the run's own; `say` takes lines for people. `way_back`: what to put back and what to do when a
-        process does not come back from a restart that was asked for."""
+        """`directory` is the run's own; `say` takes lines for people. `way_back`: what to put back, and what to do
+        then, when a process does not come back from a restart that was asked for."""
         self._ready_read, self._ready_write = os.pipe()
         self._children = [Running(child, command, directory.path, self._ready_write) for child in children]
         self._directory = directory
@@ -58,8 +58,8 @@ class Supervisor:
         self._returning: Running | None = None  # exited as asked, and the service does not serve yet with the new one
 
     def run(self, on_ready: Callable[[str], None], grace_s: float, signals: list[int] | None = None) -> int:
-        """Start all, wait for the end; the exit status. `on_ready` gets the address once every gateway serves. `signals`:
-        what has come already."""
+        """Start all, wait for the end; the exit status. `on_ready` gets the address once every gateway serves.
+        `signals` has what came before."""
         self._signals = self._signals if signals is None else signals
         with (
             wakeups(self._signals) as wake,
@@ -171,8 +171,8 @@ class Supervisor:
             return f"sluice: {how}, too often; the service ends. To go back: put back {what} and {then}"
         num_left = self._restarts.left(child.name)
         return (
-            f"sluice: {how} and is not back from the restart that was asked for; starting it again{soon}. To go back: put "
-            f"back {what}; the next start takes it. Starts left: {1 + num_left}, then the service ends"
+            f"sluice: {how} and is not back from the restart that was asked for; starting it again{soon}. To go back: "
+            f"put back {what}; the next start takes it. Starts left: {1 + num_left}, then the service ends"
         )
 
     def _kill_what_does_not_serve(self) -> None:
@@ -180,10 +180,10 @@ class Supervisor:
         if self._lost_at_s is None or not self._was_ready:
             return
         newest = max(self._children, key=lambda child: child.started_s)
-        since_s = max(newest.started_s, self._awake_since_s)
-        if newest.is_running and newest is not self._leaving and newest.started_s >= self._lost_at_s:
-            if time.monotonic() - since_s > self._restarts.return_s:
-                newest.kill_for(f"did not bring the service back within {self._restarts.return_s:.1f} s of its start")
+        if newest.started_s < self._lost_at_s:
+            return  # none was started since
+        if time.monotonic() - max(newest.started_s, self._awake_since_s) > self._restarts.return_s:
+            newest.kill_for(f"did not bring the service back within {self._restarts.return_s:.1f} s of its start")
 
     def _roll(self) -> None:
         """Ask the next one that is to be restarted to leave, when the last one serves again."""

@@ -12,6 +12,9 @@ from services.messages import Role
 BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"block_size": 0}, {}, "--block-size: 0 is below 1"),
     ({"threads": -1}, {}, "--threads: -1 is below 0"),
+    ({"threads": 100_000}, {}, r"--threads: 100000 is above \d+, 4 for each core that can be used here \("),
+    ({}, {"encoding_threads": 100_000}, "--encoding-threads: 100000 is above"),
+    ({}, {"gateways": 100_000}, "--gateways: 100000 is above"),
     ({"device": "tpu"}, {}, "--device: 'tpu' is not one of auto, cpu, cuda"),
     (
         {"scheduling_policy": "lottery"},

@@ -122,5 +122,5 @@ def test_no_place_is_said(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServiceError, match="is too long for the path of a socket: 67 bytes at most; set TMPDIR"):
         run_directory().__enter__()
     monkeypatch.setattr(tempfile, "tempdir", "/proc")
-    with pytest.raises(ServiceError, match="no directory for the sockets .* can be made"):
+    with pytest.raises(ServiceError, match=r"no directory for the sockets .* can be made"):
         run_directory().__enter__()

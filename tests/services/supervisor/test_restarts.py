@@ -1,4 +1,4 @@
-"""Restarts that are asked for, with children of a few lines: those that succeed, and all the ways in which they do not."""
+"""Restarts that are asked for, with children of a few lines: those that succeed, and all the ways not to."""
 
 import re
 import sys
@@ -89,8 +89,8 @@ def test_one_that_does_not_come_back_is_told_and_ends_the_service(tmp_path: Path
     how = "sluice: engine-0 ended with exit status 2 (no checkpoint here)"
     assert said[:2] == ["ready", "sluice: restarting engine-0"]
     assert said[2] == (
-        f"{how} and is not back from the restart that was asked for; starting it again. To go back: put back the model; "
-        "the next start takes it. Starts left: 2, then the service ends"
+        f"{how} and is not back from the restart that was asked for; starting it again. To go back: put back the "
+        "model; the next start takes it. Starts left: 2, then the service ends"
     )
     assert "starting it again in 0.5 s" in said[3] and "Starts left: 1," in said[3]
     assert said[4:] == [f"{how}, too often; the service ends. To go back: put back the model and start again"]

@@ -113,7 +113,6 @@ def test_a_restart_that_is_asked_for_is_told_as_such(tmp_path: Path) -> None:
     assert status == 0
     assert said[0] == "sluice: restarting engine-0"
     assert (tmp_path / "told").read_text() == "planned "
-    assert (tmp_path / "engine").read_text().startswith("x")
 
 
 def test_restarts_wait_longer_each_time_and_are_forgiven_in_time() -> None:
