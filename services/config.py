@@ -93,7 +93,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     """Raise ServiceError naming the first setting that is out of range, before any process starts."""
     for name in ("gateways", "tokenizers", "detokenizers", "encoding_threads", "max_open_requests", "max_prompt_bytes"):
         _at_least(name, getattr(service, name), 1)
-    _check_threads(engine, service)
+    check_threads(engine, service)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_queued_requests", "max_queued_tokens"):
         _at_least(name, getattr(engine, name), 1)
     _at_least("max_restarts", service.max_restarts, 0)
@@ -133,10 +133,15 @@ def _check_telemetry(service: ServiceConfig) -> None:
         raise bad_setting("metrics_port", f"{service.metrics_port} is not in [0, 65000]")
 
 
-def _check_threads(engine: EngineConfig, service: ServiceConfig) -> None:
-    """Raise ServiceError for more threads, or processes of a role, than this machine can use."""
-    wanted = {"threads": engine.threads, "encoding_threads": service.encoding_threads}
-    if not service.role:  # else others start them, on other machines perhaps
+def check_threads(engine: EngineConfig, service: ServiceConfig) -> None:
+    """Raise ServiceError for more threads, or processes of a role, than this machine can use. With a role only what
+    that role has: the others have machines, or quotas, of their own."""
+    wanted: dict[str, int] = {}
+    if service.role in ("", Role.ENGINE):
+        wanted["threads"] = engine.threads
+    if service.role in ("", Role.TOKENIZER):
+        wanted["encoding_threads"] = service.encoding_threads
+    if not service.role:
         wanted |= {name: getattr(service, name) for name in ("gateways", "tokenizers", "detokenizers")}
     cores = find_cores()
     for name, value in wanted.items():

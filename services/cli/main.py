@@ -8,7 +8,7 @@ import typer
 
 from engine.config import EngineConfig
 from engine.errors import ServiceError
-from services import last_words
+from services import exit_reason
 from services.cli.bench import bench
 from services.cli.chat import chat
 from services.cli.demo import demo
@@ -20,7 +20,7 @@ from services.cli.keys import keys
 from services.cli.options import takes_settings
 from services.cli.token import token
 from services.cli.top import top
-from services.config import ServiceConfig, check
+from services.config import ServiceConfig, check_threads
 
 EXIT_USAGE = 2
 
@@ -41,8 +41,8 @@ def serve(engine: EngineConfig, service: ServiceConfig) -> None:
         # Imported here: a supervisor needs nothing of what a role does.
         from services.roles import run_role
 
-        with last_words.left_in(service.heartbeat_dir, service.process_id or f"{service.role}-0"):
-            check(engine, service)
+        with exit_reason.recorded_in(service.heartbeat_dir, service.process_id or f"{service.role}-0"):
+            check_threads(engine, service)
             status = run_role(engine, service)
         raise typer.Exit(status)
     from services.supervisor.serve import supervise

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from services import heartbeat, last_words
+from services import exit_reason, heartbeat
 from services.messages import Role
 
 
@@ -55,7 +55,7 @@ class Running:
         """Start it, for the first time or again. Raises OSError when the system makes no process."""
         self.start_at_s = None
         self._killed_for = ""
-        for left in (heartbeat.path_of(self._directory, self.name), last_words.path_of(self._directory, self.name)):
+        for left in (heartbeat.path_of(self._directory, self.name), exit_reason.path_of(self._directory, self.name)):
             left.unlink(missing_ok=True)
         own = {"SLUICE_SUPERVISOR_PID": str(os.getpid()), "SLUICE_READY_FD": str(self._ready_fd)}
         self.started_s = time.monotonic()
@@ -86,8 +86,8 @@ class Running:
             return f"{self.name} {self._killed_for}"
         if process.returncode < 0:
             return f"{self.name} was killed by {signal.Signals(-process.returncode).name}"
-        words = last_words.read(self._directory, self.name)
-        return f"{self.name} ended with exit status {process.returncode}" + (f" ({words})" if words else "")
+        reason = exit_reason.read(self._directory, self.name)
+        return f"{self.name} ended with exit status {process.returncode}" + (f" ({reason})" if reason else "")
 
     def kill_for(self, reason: str) -> None:
         """SIGKILL; `ended` tells the end with this reason, once the system has brought it about."""

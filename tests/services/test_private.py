@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services import heartbeat, last_words, private
+from services import exit_reason, heartbeat, private
 from services.config import bad_setting
 from services.heartbeat import Heartbeat
 
@@ -70,15 +70,15 @@ def test_a_heartbeat_whose_file_was_removed_goes_on_in_another(tmp_path: Path) -
         (SystemExit(0), ""),
     ],
 )
-def test_last_words(tmp_path: Path, error: BaseException, line: str) -> None:
-    with pytest.raises(type(error)), last_words.left_in(str(tmp_path), "engine-0"):
+def test_exit_reason(tmp_path: Path, error: BaseException, line: str) -> None:
+    with pytest.raises(type(error)), exit_reason.recorded_in(str(tmp_path), "engine-0"):
         raise error
-    assert last_words.read(tmp_path, "engine-0") == line
+    assert exit_reason.read(tmp_path, "engine-0") == line
 
 
-def test_last_words_name_what_broke_a_process(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit), last_words.left_in(str(tmp_path), "engine-0"):
+def test_exit_reason_name_what_broke_a_process(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit), exit_reason.recorded_in(str(tmp_path), "engine-0"):
         raise SystemExit(70) from KeyError("block")
-    assert last_words.read(tmp_path, "engine-0") == "KeyError: 'block'"
-    with pytest.raises(OSError, match="x"), last_words.left_in(str(tmp_path / "gone"), "engine-0"):
+    assert exit_reason.read(tmp_path, "engine-0") == "KeyError: 'block'"
+    with pytest.raises(OSError, match="x"), exit_reason.recorded_in(str(tmp_path / "gone"), "engine-0"):
         raise OSError("x")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services import heartbeat, last_words
+from services import exit_reason, heartbeat
 from services.messages import Role
 from services.supervisor.children import Child, Running
 
@@ -31,8 +31,8 @@ def test_silence_while_the_supervisor_was_stopped_is_not_counted(tmp_path: Path)
     assert how.startswith("engine-0 was stuck for 1")
 
 
-def test_last_words_are_of_this_life(tmp_path: Path) -> None:
-    leave = f"open({str(last_words.path_of(tmp_path, 'engine-0'))!r}, 'w').write('no model'); raise SystemExit(2)"
+def test_exit_reason_are_of_this_life(tmp_path: Path) -> None:
+    leave = f"open({str(exit_reason.path_of(tmp_path, 'engine-0'))!r}, 'w').write('no model'); raise SystemExit(2)"
     assert end_of(running(tmp_path, leave)) == "engine-0 ended with exit status 2 (no model)"
     assert end_of(running(tmp_path, "raise SystemExit(3)")) == "engine-0 ended with exit status 3"
 

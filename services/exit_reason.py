@@ -15,7 +15,7 @@ MAX_BYTES = 500
 
 
 @contextlib.contextmanager
-def left_in(directory: str, process_id: str) -> Iterator[None]:
+def recorded_in(directory: str, process_id: str) -> Iterator[None]:
     """Write down the error that ends the block, if one does and there is a directory. It is raised on."""
     try:
         yield
@@ -32,7 +32,7 @@ def path_of(directory: str | Path, process_id: str) -> Path:
 
 
 def read(directory: str | Path, process_id: str) -> str:
-    """What a process left; "" if it left nothing."""
+    """The reason that a process recorded; "" for none."""
     try:
         file = private.open_file(path_of(directory, process_id), os.O_RDONLY)
     except OSError:
