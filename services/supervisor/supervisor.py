@@ -80,8 +80,8 @@ class Supervisor:
             self._look(selector, on_ready)
             if self._num_stops():
                 return self._drain(selector, grace_s)
-            if RESTART in self._signals:
-                self._signals[:] = [number for number in self._signals if number != RESTART]
+            while RESTART in self._signals:
+                self._signals.remove(RESTART)  # in one piece: a handler may append meanwhile
                 self._asked_s = time.monotonic()
         return self._give_up()
 
