@@ -55,7 +55,9 @@ class ServiceConfig:
     recovery_timeout_s: float = option(60.0, "seconds that open requests wait for a lost process to come back")
     grace_s: float = option(30.0, "seconds that running generations get to finish after SIGTERM")
     heartbeat_dir: str = option("", "where processes leave their signs of life, for `sluice healthcheck`; empty is off")
-    max_restarts: int = option(8, "restarts of one process within a minute, or until all serve again; at one more the service ends")
+    max_restarts: int = option(
+        8, "restarts of one process in a minute, or until all serve again; at one more the service ends"
+    )
     metrics_port: int = option(0, "first port of the Prometheus endpoints, one for each process; 0 is off")
     metrics_host: str = option("127.0.0.1", "where the Prometheus endpoints listen; they ask for no key")
     otlp_endpoint: str = option("", "OTLP/gRPC collector for traces and metrics, http://host:port; empty is off")
