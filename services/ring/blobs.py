@@ -14,6 +14,7 @@ from pathlib import Path
 
 from services import private
 from services.messages import Blob, Chunk, Envelope
+from services.telemetry.logs import about
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ def put(directory: Path | None, envelope: Envelope, data: bytes) -> list[Chunk |
             _write(directory, f"{envelope.request_id}-{digest}", data)
             return [Blob(envelope, digest, len(data))]
         except OSError as error:
-            logger.warning("a message of %d bytes goes in pieces: %s cannot take it (%s)", len(data), directory, error)
+            what = (len(data), directory, error)
+            logger.warning("a message of %d bytes goes in pieces: %s cannot take it (%s)", *what, extra=about(envelope))
     chunks = [Chunk(digest, at, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
     return [*chunks, Blob(envelope, digest, len(data))]
 
