@@ -42,7 +42,7 @@ class EngineConfig:
     host_cache_bytes: int = option(0, "host memory for cache blocks that were evicted or preempted; 0 is off")
     disk_cache_dir: str = option("", "directory for cache blocks that host memory evicts; needs --host-cache-bytes")
     disk_cache_bytes: int = option(0, "bytes in --disk-cache-dir at most")
-    threads: int = option(0, "compute threads; 0 takes the cores that the process may use")
+    threads: int = option(0, "compute threads, 4 a core at most; 0 takes the cores that the process may use")
     scheduling_policy: str = option("priority", "who goes first: priority (with ageing), fcfs, sjf, fair or deadline")
     priority_ageing_s: float = option(5.0, "policy priority: seconds of waiting that outweigh one level of priority")
     starvation_bound_s: float = option(30.0, "policy sjf: nobody is overtaken by what arrives so many seconds later")
@@ -65,3 +65,6 @@ class EngineConfig:
     max_draft_width: int = option(
         1, "speculation draft or eagle: drafts that may follow the same token, 1 to 8; 1 is a chain"
     )
+
+
+DEFAULTS = EngineConfig()  # the one source of them: what else has a default of the same meaning takes it from here

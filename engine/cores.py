@@ -12,6 +12,7 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
+THREADS_A_CORE = 4  # at most: more only wait for each other, and a mistyped number makes so many that nothing else runs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,6 +29,11 @@ class Cores:
     def usable(self) -> int:
         """Threads that may compute at once."""
         return self.affinity if self.quota is None else max(1, min(self.affinity, int(self.quota)))
+
+    @property
+    def max_threads(self) -> int:
+        """As many threads, or processes of a kind, as a setting may ask for."""
+        return THREADS_A_CORE * self.usable
 
     def __str__(self) -> str:
         limit = "no CPU quota" if self.quota is None else f"a CPU quota of {self.quota:.4g}"

@@ -11,8 +11,14 @@ def check_directory(directory: Path) -> None:
     """Raise OSError unless files can be made in `directory`, which is made if it is not there."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     probe = directory / f"probe-{os.getpid()}{UNFINISHED}"
-    probe.write_bytes(b"")
+    create(probe, b"")
     probe.unlink()
+
+
+def create(path: Path, data: bytes) -> None:
+    """Write a file that is not there yet. Raises OSError for one that is, or a link: it may lead anywhere."""
+    with path.open("xb") as file:
+        file.write(data)
 
 
 def names_on_disk(directory: Path) -> tuple[bytes, ...]:

@@ -9,6 +9,7 @@ import math
 
 from engine.trail import Trail
 
+MAX_PROMPT_BYTES = 1 << 20  # by default
 MAX_DRAFT_TOKENS = 64  # of one sequence in one step
 MAX_DRAFT_WIDTH = 8  # of these, that may follow the same token
 
@@ -35,7 +36,7 @@ class Limits:
 
     context_length: int
     vocab_size: int
-    max_prompt_bytes: int = 1 << 20
+    max_prompt_bytes: int = MAX_PROMPT_BYTES
     max_logprobs: int = 20
     max_stop_strings: int = 32
     max_stop_bytes: int = 256

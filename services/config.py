@@ -9,9 +9,10 @@ import math
 from pathlib import Path
 
 from engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig, option
+from engine.cores import THREADS_A_CORE, find_cores
 from engine.disk import check_directory
 from engine.errors import Code, ServiceError
-from engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH
+from engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH, MAX_PROMPT_BYTES
 from engine.scheduler.policies import POLICIES
 from engine.scheduler.settings import parse_weights
 from services.messages import Role
@@ -47,14 +48,16 @@ class ServiceConfig:
     peer_secret: str = option("", "what gateways of one host show each other to hand on calls; made anew at each start")
     encoding_threads: int = option(1, "threads of a tokenizer process that encode prompts")
     max_open_requests: int = option(256, "requests admitted at once; more are refused with RESOURCE_EXHAUSTED")
-    max_prompt_bytes: int = option(1 << 20, "bytes of a prompt at most")
+    max_prompt_bytes: int = option(MAX_PROMPT_BYTES, "bytes of a prompt at most")
     probe_interval_s: float = option(0.25, "seconds between health probes round the ring")
     probe_timeout_s: float = option(5.0, "seconds without a probe's return after which the ring counts as stuck")
     max_connection_age_s: float = option(1800.0, "seconds after which clients are told to connect anew: load spreads")
     recovery_timeout_s: float = option(60.0, "seconds that open requests wait for a lost process to come back")
     grace_s: float = option(30.0, "seconds that running generations get to finish after SIGTERM")
     heartbeat_dir: str = option("", "where processes leave their signs of life, for `sluice healthcheck`; empty is off")
-    max_restarts: int = option(8, "restarts of one process within a minute; at one more the service ends")
+    max_restarts: int = option(
+        8, "restarts of one process in a minute, or until all serve again; at one more the service ends"
+    )
     metrics_port: int = option(0, "first port of the Prometheus endpoints, one for each process; 0 is off")
     metrics_host: str = option("127.0.0.1", "where the Prometheus endpoints listen; they ask for no key")
     otlp_endpoint: str = option("", "OTLP/gRPC collector for traces and metrics, http://host:port; empty is off")
@@ -64,6 +67,9 @@ class ServiceConfig:
     log_format: str = option("console", "console or json")
     log_requests: bool = option(False, "one log line, at info, for each request that ends")
     log_prompts: bool = option(False, "with its prompt, which may be private; needs --log-requests")
+
+
+DEFAULTS = ServiceConfig()  # the one source of them: what else has a default of the same meaning takes it from here
 
 
 def to_environment(engine: EngineConfig, service: ServiceConfig) -> dict[str, str]:
@@ -89,6 +95,7 @@ def check(engine: EngineConfig, service: ServiceConfig) -> None:
     """Raise ServiceError naming the first setting that is out of range, before any process starts."""
     for name in ("gateways", "tokenizers", "detokenizers", "encoding_threads", "max_open_requests", "max_prompt_bytes"):
         _at_least(name, getattr(service, name), 1)
+    check_threads(engine, service)
     for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_queued_requests", "max_queued_tokens"):
         _at_least(name, getattr(engine, name), 1)
     _at_least("max_restarts", service.max_restarts, 0)
@@ -126,6 +133,23 @@ def _check_telemetry(service: ServiceConfig) -> None:
     _one_of("log_format", service.log_format, ("console", "json"))
     if not 0 <= service.metrics_port <= 65000:
         raise bad_setting("metrics_port", f"{service.metrics_port} is not in [0, 65000]")
+
+
+def check_threads(engine: EngineConfig, service: ServiceConfig) -> None:
+    """Raise ServiceError for more threads, or processes of a role, than this machine can use. With a role only what
+    that role has: the others have machines, or quotas, of their own."""
+    wanted: dict[str, int] = {}
+    if service.role in ("", Role.ENGINE):
+        wanted["threads"] = engine.threads
+    if service.role in ("", Role.TOKENIZER):
+        wanted["encoding_threads"] = service.encoding_threads
+    if not service.role:
+        wanted |= {name: getattr(service, name) for name in ("gateways", "tokenizers", "detokenizers")}
+    cores = find_cores()
+    for name, value in wanted.items():
+        if value > cores.max_threads:
+            limit = f"{cores.max_threads}, {THREADS_A_CORE} for each core that can be used here ({cores})"
+            raise bad_setting(name, f"{value} is above {limit}; leave it out, or give a number of cores")
 
 
 def _check_gpu_memory(engine: EngineConfig) -> None:

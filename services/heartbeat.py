@@ -4,11 +4,14 @@ A process beats whenever its loop turns, and the engine after each layer of its 
 dead, stuck is silence. Times are of the monotonic clock, which all processes of a host share.
 """
 
+import contextlib
 import dataclasses
 import os
 import struct
 import time
 from pathlib import Path
+
+from services import private
 
 BEAT_S = 0.5
 PATIENCE_S = 5.0  # silence that means stuck
@@ -36,16 +39,21 @@ class Heartbeat:
     """Writes one process's signs. Without a directory nothing is written."""
 
     def __init__(self, directory: str, process_id: str) -> None:
-        """Raises OSError when the file cannot be written."""
+        """Raises OSError when the file cannot be written, or is not ours."""
         self._file = -1
+        self._path = path_of(directory, process_id)
         if directory:
             Path(directory).mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = os.open(path_of(directory, process_id), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+            self._open()
 
     def beat(self, step_s: float = 0.0) -> None:
         """Alive now; `step_s` is how long a step of the engine takes."""
-        if self._file >= 0:
-            patience_s = max(PATIENCE_S, STEPS_OF_PATIENCE * step_s)
+        if self._file < 0:
+            return
+        patience_s = max(PATIENCE_S, STEPS_OF_PATIENCE * step_s)
+        with contextlib.suppress(OSError):  # a full disk, or no directory now: a later beat may be written
+            if not os.fstat(self._file).st_nlink:  # something removed it
+                self._open()
             os.pwrite(self._file, _RECORD.pack(time.monotonic(), patience_s), 0)
 
     def close(self) -> None:
@@ -53,6 +61,12 @@ class Heartbeat:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _open(self) -> None:
+        file = private.open_file(self._path, os.O_CREAT | os.O_WRONLY)
+        os.ftruncate(file, 0)
+        self.close()
+        self._file = file
 
 
 def path_of(directory: str | Path, process_id: str) -> Path:
@@ -63,7 +77,13 @@ def path_of(directory: str | Path, process_id: str) -> Path:
 def read(directory: str | Path, process_id: str) -> Sign | None:
     """The last sign; None while the process has given none since it started."""
     try:
-        data = path_of(directory, process_id).read_bytes()
-    except FileNotFoundError:
+        file = os.open(path_of(directory, process_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
         return None
+    try:
+        data = os.read(file, _RECORD.size)
+    except OSError:  # of a directory, say
+        return None
+    finally:
+        os.close(file)
     return Sign(*_RECORD.unpack(data)) if len(data) == _RECORD.size else None

@@ -4,6 +4,7 @@ Pure text; opens no socket. `host:port`, `[ipv6]:port` or `unix:/path`.
 """
 
 import ipaddress
+from pathlib import Path
 
 from services.config import bad_setting
 
@@ -16,6 +17,12 @@ def split(setting: str, listen: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise bad_setting(setting, f"{listen!r} is not host:port")
     return host.strip("[]"), int(port)
+
+
+def socket_path(listen: str) -> Path | None:
+    """The path of a Unix socket; None for a host and port. gRPC takes `unix:path` and `unix:///path`."""
+    path = listen.removeprefix(UNIX)
+    return None if path == listen else Path(path.removeprefix("//"))
 
 
 def bound(listen: str, port: int) -> str:

@@ -56,6 +56,7 @@ class Process:
         """Say that the loop turns, and let go of what gateways that are gone have left behind."""
         now_s = time.monotonic()
         self.heart.beat()
+        self.ring.mend()
         self.ring.leases.pass_time(min(now_s - last_s, 2 * BEAT_S))  # our own pause is nobody's fault
         stage.reap()
         asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)

@@ -134,7 +134,7 @@ def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
     max_message_bytes = MIN_MESSAGE_BYTES + 4 * config.max_prompt_bytes
     try:
         return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, OSError) as error:
         raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
 
 

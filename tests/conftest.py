@@ -11,5 +11,7 @@ import signal
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+os.environ.pop("XDG_RUNTIME_DIR", None)  # what services keep in a test's TMPDIR is looked for there
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

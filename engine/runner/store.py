@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.tiers import Kind, Move
-from engine.disk import SUFFIX, UNFINISHED
+from engine.disk import SUFFIX, UNFINISHED, create
 from kernels import ops
 from kernels.layout import blocks_of, slots_of
 
@@ -110,7 +110,7 @@ class BlockStore:
         elif job.move.kind is Kind.WRITE:
             part = path.with_suffix(UNFINISHED)
             try:
-                part.write_bytes(self._checksum(job.data) + job.data)
+                create(part, self._checksum(job.data) + job.data)
                 part.rename(path)
             finally:
                 part.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from engine.config import EngineConfig
+from engine.config import DEFAULTS, EngineConfig
 from engine.errors import Code, ServiceError
 from engine.scheduler.costs import PreemptionCosts
 
@@ -32,19 +32,19 @@ class SchedulerSettings:
         costs: of moving blocks and of computing tokens; None where there is nowhere to move blocks to.
     """
 
-    policy: str = "priority"
-    ageing_s: float = 5.0
-    starvation_s: float = 30.0
+    policy: str = DEFAULTS.scheduling_policy
+    ageing_s: float = DEFAULTS.priority_ageing_s
+    starvation_s: float = DEFAULTS.starvation_bound_s
     tenant_weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    max_queued_requests: int = 4096
-    max_queued_tokens: int = 1 << 24
-    watermark: float = 0.01
+    max_queued_requests: int = DEFAULTS.max_queued_requests
+    max_queued_tokens: int = DEFAULTS.max_queued_tokens
+    watermark: float = DEFAULTS.admission_watermark
     max_overtakes: int = 64
     max_preemptions: int = 2
     max_long_prefills: int = 4
-    pause_hold_s: float = 5.0
+    pause_hold_s: float = DEFAULTS.pause_hold_s
     max_draft_tokens: int = 0
-    max_draft_width: int = 1
+    max_draft_width: int = DEFAULTS.max_draft_width
     adapts_drafts: bool = True
     costs: PreemptionCosts | None = None
 

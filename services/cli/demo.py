@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from services.cli.environment import CHECKED
+
 PROMPT = 'def fibonacci(n):\n    """Return'
 SEED = 7
 START_TIMEOUT_S = 30.0
@@ -29,7 +31,7 @@ def demo(
     collector = Collector()
     command = [sys.executable, "-m", "services.cli.main", "serve", "--model", "demo", "--listen", "127.0.0.1:0"]
     options = ["--otlp-endpoint", collector.endpoint, "--log-level", "warning"]
-    environment = {"OTEL_BSP_SCHEDULE_DELAY": "100", **os.environ}  # ms: somebody waits for the spans
+    environment = {"OTEL_BSP_SCHEDULE_DELAY": "100", **os.environ, CHECKED: "1"}  # ms: somebody waits for the spans
     service = subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )

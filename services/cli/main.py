@@ -1,5 +1,6 @@
 """`sluice`: the commands, and the one place where a ServiceError becomes a line on stderr and an exit status."""
 
+import os
 import sys
 from importlib import metadata
 
@@ -7,17 +8,19 @@ import typer
 
 from engine.config import EngineConfig
 from engine.errors import ServiceError
+from services import exit_reason
 from services.cli.bench import bench
 from services.cli.chat import chat
 from services.cli.demo import demo
 from services.cli.edge import edge
+from services.cli.environment import complaints
 from services.cli.generate import generate
 from services.cli.healthcheck import healthcheck
 from services.cli.keys import keys
 from services.cli.options import takes_settings
 from services.cli.token import token
 from services.cli.top import top
-from services.config import ServiceConfig
+from services.config import ServiceConfig, check_threads
 
 EXIT_USAGE = 2
 
@@ -38,7 +41,10 @@ def serve(engine: EngineConfig, service: ServiceConfig) -> None:
         # Imported here: a supervisor needs nothing of what a role does.
         from services.roles import run_role
 
-        raise typer.Exit(run_role(engine, service))
+        with exit_reason.recorded_in(service.heartbeat_dir, service.process_id or f"{service.role}-0"):
+            check_threads(engine, service)
+            status = run_role(engine, service)
+        raise typer.Exit(status)
     from services.supervisor.serve import supervise
 
     raise typer.Exit(supervise(engine, service))
@@ -63,6 +69,8 @@ app.add_typer(token, name="token")
 
 def main() -> None:
     """Run the command line."""
+    for complaint in complaints(os.environ, app):
+        print(complaint, file=sys.stderr)
     try:
         app()
     except ServiceError as error:

@@ -1,4 +1,4 @@
-"""`sluice token new`: a key for a client and the lines for the server's access file, which holds only its hash."""
+"""`sluice token new`: a key for a client, and the block for the server's access file, which holds only its hash."""
 
 from typing import Annotated
 
@@ -17,7 +17,8 @@ def new(
     tenant: Annotated[str, typer.Option(help="whose key it is")],
     scopes: Annotated[str, typer.Option(help="generate, control, admin; comma-separated")] = "generate",
 ) -> None:
-    """Make a key. It is shown once; append the lines below it to the file of `sluice serve --access-file`."""
+    """Make a key, shown once, on standard error. Its block goes to standard output, to be appended (`>>`) to the file
+    of `sluice serve --access-file`."""
     # Imported here, so that the other commands start without it.
     import msgspec
 
@@ -31,6 +32,7 @@ def new(
     key = new_key()
     # A JSON string or list of them is TOML as well.
     lines = {"sha256": digest_of(key).hex(), "tenant": tenant, "scopes": wanted}
-    typer.echo(f"{key}\n\n[[keys]]")
+    typer.echo(key, err=True)
+    typer.echo("\n[[keys]]")  # after an empty line: the file may end without a line break
     for name, value in lines.items():
         typer.echo(f"{name} = {msgspec.json.encode(value).decode()}")

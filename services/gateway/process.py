@@ -7,6 +7,7 @@ import signal
 from importlib import metadata
 from pathlib import Path
 
+from engine.errors import stage_lost
 from engine.request import SamplingParams
 from services.config import ServiceConfig, parse_peers
 from services.gateway.access.tls import files_of
@@ -37,14 +38,24 @@ async def run(process: Process) -> int:
     observer = GatewayObserver(process.tracer, process.metrics, lambda envelope: ring.emit(Keep(envelope)), log)
     gateway = Gateway(settings_of(process), ring.emit, observer, lost_frames=lambda: ring.inbox.counts["lost"])
     gateway.on_serving = lambda port: say_ready(ring.process_id, bound(config.listen, port))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, gateway.stage_lost)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: gateway.stage_lost(planned=True))
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, gateway.stage_lost)
+    loop.add_signal_handler(signal.SIGUSR2, lambda: gateway.stage_lost(planned=True))
+    loop.add_signal_handler(signal.SIGQUIT, lambda: end_at_once(gateway, process.stopping))
     process.start(GatewayStage(gateway))
     process.metrics.collect_from(lambda: figures(gateway))
     await gateway.start()
     await process.stopping.wait()
     await gateway.stop(config.grace_s)
     return 0
+
+
+def end_at_once(gateway: Gateway, stopping: asyncio.Event) -> None:
+    """The service ends and cannot finish anything (SIGQUIT): open requests end as UNAVAILABLE, in words, not by a
+    connection that breaks."""
+    gateway.desk.drain()
+    gateway.desk.fail_all(stage_lost("serving"))
+    stopping.set()
 
 
 def figures(gateway: Gateway) -> list[Sample]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.request import Limits, SamplingParams
+from services.config import DEFAULTS
 from services.gateway.access.tls import TlsFiles
 
 
@@ -31,7 +32,7 @@ class ModelInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """All numbers of a gateway.
+    """All numbers of a gateway. What is also a setting of the command line has its default there.
 
     Attributes:
         gateway_id: key of the peer table; the `origin` of every request.
@@ -58,24 +59,24 @@ class GatewaySettings:
     gateway_id: str
     model: ModelInfo
     limits: Limits
-    listen: str = "127.0.0.1:50051"
+    listen: str = DEFAULTS.listen
     tls: TlsFiles | None = None
-    insecure: bool = False
+    insecure: bool = DEFAULTS.insecure
     access_file: Path | None = None
-    num_gateways: int = 1
+    num_gateways: int = DEFAULTS.gateways
     neighbours: Mapping[str, str] = dataclasses.field(default_factory=dict)
     peer_socket: str = ""
-    peer_secret: str = ""
+    peer_secret: str = DEFAULTS.peer_secret
     epoch: int = 0
     stages: tuple[tuple[str, ...], ...] = ((), (), ())
-    recovery_timeout_s: float = 30.0
+    recovery_timeout_s: float = DEFAULTS.recovery_timeout_s
     version: str = "0.1.0"
-    max_open_requests: int = 1024
+    max_open_requests: int = DEFAULTS.max_open_requests
     max_reserved_tokens: int = 1 << 22
     max_chat_messages: int = 4096
     max_token_ids: int = 1 << 18
-    probe_interval_s: float = 0.25
-    probe_timeout_s: float = 5.0
+    probe_interval_s: float = DEFAULTS.probe_interval_s
+    probe_timeout_s: float = DEFAULTS.probe_timeout_s
     stall_timeout_s: float = 10.0
     max_slot_deltas: int = 256
     max_slot_bytes: int = 64 << 10
@@ -83,10 +84,10 @@ class GatewaySettings:
     max_history_bytes: int = 256 << 10
     max_stream_generations: int = 256
     max_stream_frames_per_s: int = 2000
-    grace_s: float = 30.0
-    max_connection_age_s: float = 1800.0
+    grace_s: float = DEFAULTS.grace_s
+    max_connection_age_s: float = DEFAULTS.max_connection_age_s
     reuse_port: bool = False
-    reflection: bool = True
+    reflection: bool = DEFAULTS.reflection
     max_receive_bytes: int = 16 << 20
     max_send_bytes: int = 64 << 20
     max_metadata_bytes: int = 16 << 10

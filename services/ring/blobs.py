@@ -1,13 +1,22 @@
 """Messages too large for a frame: files named by request and SHA-256 on one host, chunks over TCP.
 
 A very long prompt must not hold up the small messages behind it, nor does ZeroMQ need buffers for it. Each blob belongs
-to one request and is taken once. What is missing or does not have its hash is lost, and the reader is told so.
+to one request and is taken once. What is missing or does not have its hash is lost, and the reader is told so. Where a
+file cannot be written (the disk is full, the directory is gone or another user's) chunks go on one host too.
 """
 
+import errno
+import fcntl
 import hashlib
+import logging
+import os
 from pathlib import Path
 
+from services import private
 from services.messages import Blob, Chunk, Envelope
+from services.telemetry.logs import about
+
+logger = logging.getLogger(__name__)
 
 BLOB_BYTES = 256 << 10  # of one encoded message; smaller ones travel in frames
 CHUNK_BYTES = 256 << 10
@@ -19,29 +28,60 @@ def directory_of(address: str) -> Path | None:
 
 
 def put(directory: Path | None, envelope: Envelope, data: bytes) -> list[Chunk | Blob]:
-    """What to send for `data`: the blob, after its chunks where there is no directory. Raises OSError (disk full …)."""
+    """What to send for `data`: the blob, after its chunks where there is no directory to write to."""
     digest = hashlib.sha256(data).hexdigest()
     if directory is not None:
-        path = directory / f"{envelope.request_id}-{digest}"
-        part = path.with_suffix(".part")
-        part.write_bytes(data)
-        part.rename(path)
-        return [Blob(envelope, digest, len(data))]
+        try:
+            _write(directory, f"{envelope.request_id}-{digest}", data)
+            return [Blob(envelope, digest, len(data))]
+        except OSError as error:
+            what = (len(data), directory, error)
+            logger.warning("a message of %d bytes goes in pieces: %s cannot take it (%s)", *what, extra=about(envelope))
     chunks = [Chunk(digest, at, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
     return [*chunks, Blob(envelope, digest, len(data))]
+
+
+def _write(directory: Path, name: str, data: bytes) -> None:
+    """Write a file that has its name only once it is whole."""
+    os.close(private.open_directory(directory))
+    part = directory / f"{name}.part"
+    try:
+        with os.fdopen(private.open_file(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(data)
+        part.rename(directory / name)
+    except FileExistsError:  # that of a sender which ended in the middle
+        raise
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 class Blobs:
     """What has come for one inbox. Holds at most one unfinished blob of each sender, of `max_bytes` at most."""
 
     def __init__(self, address: str, max_bytes: int) -> None:
+        """Raises OSError when its directory is not this user's alone, or another process listens at `address`."""
         self._directory = directory_of(address)
         self._max_bytes = max_bytes
         self._parts: dict[str, tuple[str, bytearray]] = {}  # sender → digest, bytes so far
+        self._held = -1
         if self._directory is not None:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self._held = _hold(self._directory)
             for left_over in self._directory.iterdir():  # of whoever had this inbox before
                 left_over.unlink(missing_ok=True)
+
+    def mend(self) -> None:
+        """Make the directory again if it is gone. Raises OSError when that cannot be."""
+        if self._directory is not None and not private.is_at(self._held, self._directory):
+            held = _hold(self._directory)
+            os.close(self._held)
+            self._held = held
+
+    def close(self) -> None:
+        """Let go of the inbox."""
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     def add(self, sender: str, chunk: Chunk) -> None:
         """Take a chunk; one that does not follow what came before is dropped, and its blob will be found missing."""
@@ -53,7 +93,8 @@ class Blobs:
 
     def take(self, sender: str, blob: Blob) -> bytes | None:
         """The blob's bytes, forgotten here from now on; None if they are lost."""
-        data = self._read(blob) if self._directory is not None else bytes(self._parts.pop(sender, ("", b""))[1])
+        digest, parts = self._parts.pop(sender, ("", bytearray()))
+        data = bytes(parts) if digest == blob.digest or self._directory is None else self._read(blob)
         return data if hashlib.sha256(data).hexdigest() == blob.digest else None
 
     def _read(self, blob: Blob) -> bytes:
@@ -68,3 +109,14 @@ class Blobs:
         except OSError:
             return b""
         return data
+
+
+def _hold(directory: Path) -> int:
+    """The directory's descriptor, locked: one process has an inbox."""
+    held = private.make_directory(directory)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(held)
+        raise OSError(errno.EADDRINUSE, "another process listens there", str(directory)) from error
+    return held

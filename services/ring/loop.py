@@ -62,7 +62,7 @@ class RingLoop:
         keys: RingKeys | None = None,
     ) -> None:
         """`peers` is the table {id: address} of the next role; `keys` are needed for tcp only. Binds `inbox`; raises
-        zmq.ZMQError if it cannot."""
+        zmq.ZMQError or OSError if it cannot."""
         self.process_id = process_id
         self.epoch = time.time_ns()
         self.counts: Counter[str] = Counter()
@@ -128,6 +128,11 @@ class RingLoop:
         if isinstance(message, Cancel) and not self._is_turning:
             self._flush()  # what its request holds is wanted now, and not behind all else that waits for this process
         self.schedule()
+
+    def mend(self) -> None:
+        """Listen again if something removed the inbox's file; called now and then."""
+        if self.inbox.mend():
+            logger.warning("%s listens again: the file of its socket was gone", self.process_id)
 
     def attend(self) -> None:
         """Answer probes now: for a stage that computes for long, between two pieces of its work. What else has come

@@ -51,6 +51,8 @@ class Inbox:
         max_message_bytes: int,
         keys: RingKeys | None = None,
     ) -> None:
+        self._blobs = Blobs(address, max_message_bytes)  # before the socket: binding takes a path from whoever has it
+        self._address = address
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * FRAME_BYTES)
@@ -58,7 +60,6 @@ class Inbox:
         if keys is not None:
             keys.secure_inbox(self._socket)
         self._socket.bind(address)
-        self._blobs = Blobs(address, max_message_bytes)
         self._decoder = msgspec.msgpack.Decoder(Frame)
         self._blob_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
         self._receipts = Receipts()
@@ -94,9 +95,21 @@ class Inbox:
                 came.extend(self._joined(frame))
         return came
 
+    def mend(self) -> bool:
+        """Listen again if the socket's file is gone; whether it was so, and is mended. Connections there are go on."""
+        if not self._address.startswith("ipc://") or Path(self._address.removeprefix("ipc://")).exists():
+            return False
+        try:
+            self._blobs.mend()
+            self._socket.bind(self._address)
+        except (OSError, zmq.ZMQError):
+            return False  # the directory is gone too: once it is there again
+        return True
+
     def close(self) -> None:
         """Close at once."""
         self._socket.close(linger=0)
+        self._blobs.close()
 
     def _open(self, data: bytes) -> Frame | None:
         try:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from services import heartbeat
+from services import exit_reason, heartbeat
 from services.messages import Role
 
 
@@ -29,10 +29,12 @@ class Running:
         """`directory` has the signs of life; a gateway says on `ready_fd` that it lets requests in."""
         self.child = child
         self.start_at_s: float | None = None  # ended; to be started again then
+        self.started_s = 0.0  # when the present incarnation was
         self._command = command
         self._directory = directory
         self._ready_fd = ready_fd
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed_for = ""  # why we killed it
 
     @property
     def name(self) -> str:
@@ -50,10 +52,13 @@ class Running:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, for the first time or again."""
+        """Start it, for the first time or again. Raises OSError when the system makes no process."""
         self.start_at_s = None
-        heartbeat.path_of(self._directory, self.name).unlink(missing_ok=True)
+        self._killed_for = ""
+        for left in (heartbeat.path_of(self._directory, self.name), exit_reason.path_of(self._directory, self.name)):
+            left.unlink(missing_ok=True)
         own = {"SLUICE_SUPERVISOR_PID": str(os.getpid()), "SLUICE_READY_FD": str(self._ready_fd)}
+        self.started_s = time.monotonic()
         self._process = subprocess.Popen(
             self._command,
             env={**os.environ, **self.child.environment, **own},
@@ -61,25 +66,34 @@ class Running:
             pass_fds=[self._ready_fd] if self.is_gateway else [],
         )
 
-    def ended(self) -> str:
-        """How it ended, told once; "" while it runs. One that is stuck is killed first."""
+    def ended(self, awake_since_s: float = 0.0) -> str:
+        """How it ended, told once; "" while it runs. One that is stuck is killed first; silence before `awake_since_s`,
+        when we ourselves did not run, is not counted."""
         process = self._process
         if process is None:
             return ""
         sign = heartbeat.read(self._directory, self.name)
-        is_stuck = sign is not None and sign.is_stuck(time.monotonic()) and process.poll() is None
-        if is_stuck:
-            process.kill()
-            process.wait()
+        if sign is not None and process.poll() is None:
+            now_s = time.monotonic()
+            heard = dataclasses.replace(sign, at_s=max(sign.at_s, awake_since_s))
+            if heard.is_stuck(now_s):
+                self.kill_for(f"was stuck for {heard.silence(now_s):.1f} s")
         if process.poll() is None:
             return ""
         self._sweep(process)
         self._process = None
-        if is_stuck and sign is not None:
-            return f"{self.name} was stuck for {sign.silence(time.monotonic()):.1f} s"
+        if self._killed_for:
+            return f"{self.name} {self._killed_for}"
         if process.returncode < 0:
             return f"{self.name} was killed by {signal.Signals(-process.returncode).name}"
-        return f"{self.name} ended with exit status {process.returncode}"
+        reason = exit_reason.read(self._directory, self.name)
+        return f"{self.name} ended with exit status {process.returncode}" + (f" ({reason})" if reason else "")
+
+    def kill_for(self, reason: str) -> None:
+        """SIGKILL; `ended` tells the end with this reason, once the system has brought it about."""
+        if self._process is not None and self._process.poll() is None:
+            self._killed_for = self._killed_for or reason
+            self._process.kill()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if there is anybody to take it."""

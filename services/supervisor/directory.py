@@ -1,41 +1,147 @@
-"""The private directory of a running service: its sockets and signs of life. Gone with it, however it ends."""
+"""The private directory of a running service: its sockets, large messages and signs of life. Gone with it, however it
+ends; made again when something else removes it.
+
+The directory itself is locked while its service lives: other supervisors leave it alone then, and so does systemd's
+cleaner of temporary files.
+"""
 
 import contextlib
 import fcntl
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.errors import Code, ServiceError
+from services import private
+from services.socket_file import MAX_SOCKET_PATH
+
 RUN_DIRECTORY_PREFIX = "sluice-run-"
-LOCK = "lock"
+LOCK = "lock"  # a file in the directory, which services of version 0.1.0 lock instead
 JUST_MADE_S = 60.0
+LONGEST_NAME = 40  # of a socket in it, with the prefix before it and what is random between them
+
+
+class RunDirectory:
+    """A directory that this process holds by a lock."""
+
+    def __init__(self, path: Path) -> None:
+        """Take hold of `path`. Raises OSError when it is not of this user alone, or held already."""
+        self.path = path
+        self._held = _hold(path)
+        self._is_lost = False  # and that was said
+
+    def mend(self) -> str:
+        """Make the directory again if it is gone. What there is to say of it, once; "" while all is well."""
+        if private.is_at(self._held, self.path):
+            return ""
+        try:
+            os.close(private.make_directory(self.path))
+            held = _hold(self.path)
+        except OSError as error:
+            was_lost, self._is_lost = self._is_lost, True
+            return "" if was_lost else _lost(self.path, error)
+        os.close(self._held)
+        self._held, self._is_lost = held, False
+        return f"the run directory {self.path} was removed by something else; it was made again, and its sockets follow"
+
+    def remove(self) -> None:
+        """Remove it, unless what is there now is not it, and let go of it."""
+        if private.is_at(self._held, self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._held)
 
 
 @contextlib.contextmanager
-def run_directory() -> Iterator[Path]:
-    """A private directory for the ring's sockets, removed at the end; those of killed supervisors are removed first."""
-    base = Path(tempfile.gettempdir())
-    for stale in base.glob(f"{RUN_DIRECTORY_PREFIX}*"):
-        if _is_stale(stale):
-            shutil.rmtree(stale, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix=RUN_DIRECTORY_PREFIX, dir=base))  # mode 0700
-    with (directory / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+def run_directory() -> Iterator[RunDirectory]:
+    """A private directory for the ring's sockets, removed at the end; those of killed supervisors are removed first.
 
-
-def _is_stale(directory: Path) -> bool:
-    """Whether its owner is gone: only a living supervisor holds the lock, which it takes right after the directory."""
-    if not (directory / LOCK).exists():
-        return time.time() - directory.stat().st_mtime > JUST_MADE_S
+    Raises ServiceError when there is no place for one.
+    """
     try:
-        with (directory / LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        bases = _bases()
+        for stale in (path for base in bases for path in base.glob(f"{RUN_DIRECTORY_PREFIX}*")):
+            if _is_stale(stale):
+                shutil.rmtree(stale, ignore_errors=True)
+        # of mode 0700
+        directory = RunDirectory(Path(tempfile.mkdtemp(prefix=RUN_DIRECTORY_PREFIX, dir=_short_enough(bases))))
+    except OSError as error:
+        raise _no_place(f"no directory for the sockets of this service can be made ({error})") from error
+    try:
+        yield directory
+    finally:
+        directory.remove()
+
+
+def _bases() -> list[Path]:
+    """The user's own runtime directory if there is one, and the temporary directory. Raises OSError for none."""
+    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    bases = [Path(own)] if own.startswith("/") and _can_be_used(Path(own)) else []
+    try:
+        return [*bases, Path(tempfile.gettempdir())]
+    except FileNotFoundError:  # there is none that can be written to
+        if bases:
+            return bases
+        raise
+
+
+def _short_enough(bases: list[Path]) -> Path:
+    """The first that leaves room for the names of sockets."""
+    for base in bases:
+        if len(os.fsencode(base)) + LONGEST_NAME <= MAX_SOCKET_PATH:
+            return base
+    raise _no_place(f"{bases[-1]} is too long for the path of a socket: {MAX_SOCKET_PATH - LONGEST_NAME} bytes at most")
+
+
+def _can_be_used(base: Path) -> bool:
+    """Whether it is this user's alone, and there is room for a file: `tempfile` asks the same of its candidates."""
+    try:
+        os.close(private.open_directory(base))
+        with tempfile.TemporaryFile(dir=base) as file:
+            file.write(b"x")
     except OSError:
         return False
     return True
+
+
+def _is_stale(directory: Path) -> bool:
+    """Whether it is ours and its supervisor is gone: a living one holds the lock, which it takes right after making the
+    directory and before there is anything in it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = private.open_directory(directory)
+            stack.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.listdir(fd):
+                return time.time() - os.fstat(fd).st_mtime > JUST_MADE_S
+            with contextlib.suppress(FileNotFoundError):
+                lock = private.open_file(directory / LOCK, os.O_RDONLY)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def _hold(path: Path) -> int:
+    fd = private.open_directory(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _lost(path: Path, error: OSError) -> str:
+    return (
+        f"the run directory {path} was removed by something else and cannot be made again ({error.strerror}): what "
+        "runs goes on, but a process that ends cannot come back; stop the service and start it again"
+    )
+
+
+def _no_place(message: str) -> ServiceError:
+    text = f"{message}; set TMPDIR to a short path of a directory that can be written to and has room"
+    return ServiceError(Code.FAILED_PRECONDITION, "NO_RUN_DIRECTORY", text)

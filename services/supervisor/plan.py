@@ -7,8 +7,9 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
 from services.config import ServiceConfig, to_environment
-from services.listening import UNIX, bound, split
+from services.listening import bound, socket_path, split
 from services.messages import Role
+from services.socket_file import SocketFile
 from services.supervisor.children import Child
 
 
@@ -44,7 +45,11 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
 
 def free_address(listen: str) -> str:
     """The address to listen on, port 0 replaced by a free one. Raises ServiceError when it is taken."""
-    if listen.startswith(UNIX):
+    path = socket_path(listen)
+    if path is not None:
+        file = SocketFile(path)
+        file.claim()  # the gateway does, too: this is to say it before anything starts
+        file.release()
         return listen
     host, port = split("listen", listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -2,8 +2,10 @@
 
 import dataclasses
 import secrets
+import shlex
 import sys
 import time
+from pathlib import Path
 
 from engine.config import EngineConfig
 from services.config import ServiceConfig, bad_setting, check
@@ -13,6 +15,7 @@ from services.supervisor.directory import run_directory
 from services.supervisor.plan import free_address, plan_children
 from services.supervisor.restarts import Restarts
 from services.supervisor.supervisor import Supervisor
+from services.supervisor.wakeups import STOP, wakeups
 
 COMMAND = (sys.executable, "-m", "services.cli.main", "serve")
 
@@ -42,7 +45,19 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    with run_directory() as directory:
-        children = plan_children(engine, service, directory)
+    signals: list[int] = []
+    with wakeups(signals), run_directory() as directory:
+        if any(number in STOP for number in signals):
+            return 0
+        children = plan_children(engine, service, directory.path)
         restarts = Restarts(service.max_restarts)
-        return Supervisor(children, COMMAND, directory, restarts, complain).run(on_ready, service.grace_s)
+        supervisor = Supervisor(children, COMMAND, directory, restarts, complain, way_back(source.directory))
+        return supervisor.run(on_ready, service.grace_s, signals)
+
+
+def way_back(model: Path) -> tuple[str, str]:
+    """What to put back and what to type when a restart that was asked for does not succeed."""
+    words = ["sluice", *sys.argv[1:]]
+    if any(word.startswith("--peer-secret") for word in words):
+        return f"what was changed (the model is in {model})", "start the service again"
+    return f"what was changed (the model is in {model})", f"type: {shlex.join(words)}"

@@ -2,25 +2,27 @@
 
 A child that dies or sticks breaks the ring: gateways are told (SIGUSR1) so that they close their doors, it is started
 again, and they replay what was open. SIGHUP restarts tokenizers, engine and detokenizers one after another (SIGUSR2
-tells gateways that it was meant). Knows processes and signals; nothing of what the processes do.
+tells gateways that it was meant): only the one exit that was asked for is free, whatever ends after it counts. Knows
+processes and signals; nothing of what the processes do.
 """
 
-import collections
 import contextlib
 import os
 import selectors
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from services.supervisor.children import Child, Running
+from services.supervisor.directory import RunDirectory
 from services.supervisor.restarts import Restarts
 from services.supervisor.wakeups import RESTART, STOP, wakeups
 
 TERMINATE_S = 2.0  # what inner processes get to leave after SIGTERM
 POLL_S = 0.25  # a child's end wakes us by SIGCHLD; this is for signs of life, and for what could be missed
-LAST_WORDS_S = 0.7  # what gateways get to tell their clients that the service ends
+PAUSED_S = 2.0  # between two looks: we were stopped ourselves, and perhaps the children too
+LAST_WORDS_S = 2.0  # what gateways get to tell their clients that the service ends
+NEVER_S = float("-inf")
 
 
 class Supervisor:
@@ -30,123 +32,214 @@ class Supervisor:
         self,
         children: list[Child],
         command: tuple[str, ...],
-        directory: Path,
+        directory: RunDirectory,
         restarts: Restarts,
         say: Callable[[str], None],
+        way_back: tuple[str, str] = ("what was changed before it", "start the service again"),
     ) -> None:
-        """`directory` is the run's own; `say` takes lines for people."""
+        """`directory` is the run's own; `say` takes lines for people. `way_back`: what to put back, and what to do
+        then, when a process does not come back from a restart that was asked for."""
         self._ready_read, self._ready_write = os.pipe()
-        self._children = [Running(child, command, directory, self._ready_write) for child in children]
+        self._children = [Running(child, command, directory.path, self._ready_write) for child in children]
+        self._directory = directory
         self._restarts = restarts
         self._say = say
+        self._way_back = way_back
         self._signals: list[int] = []
         self._serving: set[str] = set()  # gateways that let requests in
         self._lost_at_s: float | None = None
         self._was_ready = False
-        self._to_restart: collections.deque[Running] = collections.deque()
-        self._restarting: Running | None = None
+        self._started_s = time.monotonic()
+        self._looked_s = self._started_s
+        self._awake_since_s = NEVER_S
+        self._asked_s = NEVER_S  # what was started before then is to be restarted
+        self._leaving: Running | None = None  # asked to exit
+        self._leave_by_s = 0.0
+        self._returning: Running | None = None  # exited as asked, and the service does not serve yet with the new one
 
-    def run(self, on_ready: Callable[[str], None], grace_s: float) -> int:
-        """Start all, wait for the end; the exit status. `on_ready` gets the address once every gateway serves."""
-        with wakeups(self._signals) as wake, contextlib.ExitStack() as cleanup:
+    def run(self, on_ready: Callable[[str], None], grace_s: float, signals: list[int] | None = None) -> int:
+        """Start all, wait for the end; the exit status. `on_ready` gets the address once every gateway serves.
+        `signals` has what came before."""
+        self._signals = self._signals if signals is None else signals
+        with (
+            wakeups(self._signals) as wake,
+            contextlib.ExitStack() as cleanup,
+            selectors.DefaultSelector() as selector,
+        ):
             cleanup.callback(self._close_pipe)
             cleanup.callback(self._kill_all)
-            for child in self._children:
-                child.start()
-            return self._watch(wake, on_ready, grace_s)
-
-    def _watch(self, wake: int, on_ready: Callable[[str], None], grace_s: float) -> int:
-        with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
             selector.register(self._ready_read, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select(POLL_S):
-                    data = os.read(key.fd, 4096)
-                    if key.fd == self._ready_read:
-                        self._heard(data.decode(), on_ready)
-                if any(number in STOP for number in self._signals):
-                    return self._drain(grace_s)
-                if RESTART in self._signals:
-                    self._signals.remove(RESTART)
-                    self._to_restart.extend(child for child in self._children if not child.is_gateway)
-                if not self._mend(time.monotonic()):
-                    return self._give_up()
-                self._roll()
+            for child in self._children:
+                child.start_at_s = self._started_s
+            return self._watch(selector, on_ready, grace_s)
+
+    def _watch(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None], grace_s: float) -> int:
+        while self._mend(self._children):
+            self._roll()
+            self._look(selector, on_ready)
+            if self._num_stops():
+                return self._drain(selector, grace_s)
+            while RESTART in self._signals:
+                self._signals.remove(RESTART)  # in one piece: a handler may append meanwhile
+                self._asked_s = time.monotonic()
+        return self._give_up()
+
+    def _look(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None]) -> None:
+        """Wait until something happens, or for a moment, and hear what gateways say."""
+        for key, _ in selector.select(POLL_S):
+            data = os.read(key.fd, 4096)
+            if key.fd == self._ready_read:
+                self._heard(data.decode(), on_ready)
+        now_s = time.monotonic()
+        if now_s - self._looked_s > PAUSED_S:
+            self._awake_since_s = now_s
+        self._looked_s = now_s
+        told = self._directory.mend()
+        if told:
+            self._say(f"sluice: {told}")
 
     def _heard(self, lines: str, on_ready: Callable[[str], None]) -> None:
         """Gateways say that they let requests in, at first and after every loss."""
+        now_s = time.monotonic()
         for line in lines.splitlines():
             _, name, address = line.split()
             self._serving.add(name)
-            if len(self._serving) < sum(child.is_gateway for child in self._children):
+            if len(self._serving) < len(self._of(is_gateway=True)):
                 continue
             if not self._was_ready:
                 self._was_ready = True
+                self._restarts.began(now_s - self._started_s)
                 on_ready(address)
             elif self._lost_at_s is not None:
-                self._say(f"sluice: serving again after {time.monotonic() - self._lost_at_s:.1f} s")
+                self._say(f"sluice: serving again after {now_s - self._lost_at_s:.1f} s")
+            self._restarts.served(now_s)
             self._lost_at_s = None
-            self._restarting = None
+            self._returning = None
 
-    def _mend(self, now_s: float) -> bool:
+    def _mend(self, children: list[Running]) -> bool:
         """Find who ended, and start again who may; False if the service cannot go on."""
-        for child in self._children:
-            how = child.ended()
+        self._kill_what_does_not_serve()
+        now_s = time.monotonic()
+        for child in children:
+            how = child.ended(self._awake_since_s)
             if how and not self._lost(child, how, now_s):
                 return False
-            if child.start_at_s is not None and now_s >= child.start_at_s:
-                child.start()
+            if child.start_at_s is not None and now_s >= child.start_at_s and not self._start(child, now_s):
+                return False
+        return True
+
+    def _start(self, child: Running, now_s: float) -> bool:
+        """Start it, or count that as an end; False if the service cannot go on."""
+        try:
+            child.start()
+        except OSError as error:
+            return self._lost(child, f"{child.name} could not be started ({error.strerror})", now_s)
         return True
 
     def _lost(self, child: Running, how: str, now_s: float) -> bool:
         """A child ended: have it started again; False if it must not be."""
-        planned = child is self._restarting
-        wait_s = 0.0 if planned else self._restarts.wait_s(child.name, now_s)
-        if not self._was_ready or wait_s is None:
-            why = "too often" if self._was_ready else "before the service was ready"
-            self._say(f"sluice: {how}, {why}; the service ends")
+        is_planned = child is self._leaving
+        if is_planned:
+            self._leaving, self._returning = None, child
+            child.start_at_s = now_s
+        elif not self._was_ready:
+            self._say(f"sluice: {how}, before the service was ready; the service ends")
             return False
-        if not planned:
-            self._say(f"sluice: {how}; starting it again" + (f" in {wait_s:.1f} s" if wait_s else ""))
-        child.start_at_s = now_s + wait_s
+        else:
+            wait_s = self._restarts.wait_s(child.name, now_s)
+            self._say(self._told(child, how, wait_s))
+            if wait_s is None:
+                return False
+            child.start_at_s = now_s + wait_s
         self._lost_at_s = now_s if self._lost_at_s is None else self._lost_at_s
         if child.is_gateway:
             self._serving.discard(child.name)
         else:
             self._serving.clear()
             for gateway in self._of(is_gateway=True):
-                gateway.signal(signal.SIGUSR2 if planned else signal.SIGUSR1)
+                gateway.signal(signal.SIGUSR2 if is_planned else signal.SIGUSR1)
         return True
 
+    def _told(self, child: Running, how: str, wait_s: float | None) -> str:
+        """What people are told of an end that was not asked for."""
+        soon = f" in {wait_s:.1f} s" if wait_s else ""
+        if child is not self._returning:
+            return f"sluice: {how}{', too often; the service ends' if wait_s is None else f'; starting it again{soon}'}"
+        what, then = self._way_back
+        if wait_s is None:
+            return f"sluice: {how}, too often; the service ends. To go back: put back {what} and {then}"
+        num_left = self._restarts.left(child.name)
+        return (
+            f"sluice: {how} and is not back from the restart that was asked for; starting it again{soon}. To go back: "
+            f"put back {what}; the next start takes it. Starts left: {1 + num_left}, then the service ends"
+        )
+
+    def _kill_what_does_not_serve(self) -> None:
+        """A process that was started again, runs, and does not bring the service back counts as ended too."""
+        if self._lost_at_s is None or not self._was_ready:
+            return
+        newest = max(self._children, key=lambda child: child.started_s)
+        if newest.started_s < self._lost_at_s:
+            return  # none was started since
+        if time.monotonic() - max(newest.started_s, self._awake_since_s) > self._restarts.return_s:
+            newest.kill_for(f"did not bring the service back within {self._restarts.return_s:.1f} s of its start")
+
     def _roll(self) -> None:
-        """Restart the next one, when the last one serves again."""
-        if self._restarting is None and self._to_restart and self._was_ready and self._lost_at_s is None:
-            self._restarting = self._to_restart.popleft()
-            self._say(f"sluice: restarting {self._restarting.name}")
-            self._restarting.signal(signal.SIGTERM)
+        """Ask the next one that is to be restarted to leave, when the last one serves again."""
+        now_s = time.monotonic()
+        if self._leaving is not None:
+            if now_s > self._leave_by_s:
+                self._say(f"sluice: {self._leaving.name} did not leave within {self._restarts.leave_s:g} s; killing it")
+                self._leaving.kill_for("did not leave")
+            return
+        if not self._was_ready or self._lost_at_s is not None:
+            return
+        for child in self._of(is_gateway=False):
+            if child.started_s < self._asked_s and child.is_running:
+                self._say(f"sluice: restarting {child.name}")
+                self._leaving, self._leave_by_s = child, now_s + self._restarts.leave_s
+                child.signal(signal.SIGTERM)
+                return
 
     def _give_up(self) -> int:
-        """Let gateways tell their clients, then end everything."""
-        self._end(self._of(is_gateway=True), LAST_WORDS_S)
+        """Have gateways end what is open as UNAVAILABLE, then end everything."""
+        self._end(self._of(is_gateway=True), LAST_WORDS_S, signal.SIGQUIT)
         return 1
 
-    def _drain(self, grace_s: float) -> int:
-        """Asked to stop: gateways finish what runs, then the rest leaves. A second signal is fast."""
-        num_signals = len(self._signals)
-        self._end(self._of(is_gateway=True), grace_s + TERMINATE_S, num_signals)
-        self._end(self._of(is_gateway=False), TERMINATE_S, num_signals)
+    def _drain(self, selector: selectors.BaseSelector, grace_s: float) -> int:
+        """Asked to stop: gateways finish what runs, on a ring that is kept whole, then the rest leaves. A second signal
+        is fast."""
+        gateways, others = self._of(is_gateway=True), self._of(is_gateway=False)
+        num_signals = self._num_stops()
+        self._asked_s = NEVER_S
+        end_s = time.monotonic() + grace_s + TERMINATE_S
+        for gateway in gateways:
+            gateway.start_at_s = None
+            gateway.signal(signal.SIGTERM)
+        while any(gateway.is_running for gateway in gateways) and time.monotonic() < end_s:
+            self._look(selector, lambda address: None)
+            if self._num_stops() > num_signals:
+                return 0
+            if self._was_ready:
+                if not self._mend(others):
+                    return self._give_up()
+                self._roll()
+        self._end(others, TERMINATE_S, signal.SIGTERM)
         return 0
 
-    def _end(self, children: list[Running], seconds: float, num_signals: int | None = None) -> None:
-        """SIGTERM, and so long for them to leave; a further signal to us is the end of patience."""
+    def _end(self, children: list[Running], seconds: float, number: signal.Signals) -> None:
+        """A signal, and so long for them to leave; a signal to us that asks to stop is the end of patience."""
+        num_stops = self._num_stops()
         for child in children:
-            child.signal(signal.SIGTERM)
+            child.signal(number)
         end_s = time.monotonic() + seconds
         for child in children:
-            while child.is_running and time.monotonic() < end_s:
-                if num_signals is not None and any(number in STOP for number in self._signals[num_signals:]):
-                    return
+            while child.is_running and time.monotonic() < end_s and self._num_stops() == num_stops:
                 child.wait(0.02)
+
+    def _num_stops(self) -> int:
+        return sum(number in STOP for number in self._signals)
 
     def _of(self, *, is_gateway: bool) -> list[Running]:
         return [child for child in self._children if child.is_gateway is is_gateway]

@@ -6,12 +6,15 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ServiceError
-from services.config import ServiceConfig, check, parse_peers, to_environment
+from services.config import ServiceConfig, check, check_threads, parse_peers, to_environment
 from services.messages import Role
 
 BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"block_size": 0}, {}, "--block-size: 0 is below 1"),
     ({"threads": -1}, {}, "--threads: -1 is below 0"),
+    ({"threads": 100_000}, {}, r"--threads: 100000 is above \d+, 4 for each core that can be used here \("),
+    ({}, {"encoding_threads": 100_000}, "--encoding-threads: 100000 is above"),
+    ({}, {"gateways": 100_000}, "--gateways: 100000 is above"),
     ({"device": "tpu"}, {}, "--device: 'tpu' is not one of auto, cpu, cuda"),
     (
         {"scheduling_policy": "lottery"},
@@ -50,6 +53,14 @@ BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
 def test_bad_settings_name_their_flag(engine: dict[str, object], service: dict[str, object], message: str) -> None:
     with pytest.raises(ServiceError, match=message):
         check(EngineConfig(**engine), ServiceConfig(**service))  # type: ignore[arg-type] # bad on purpose
+
+
+def test_threads_are_limited_where_they_are_used() -> None:
+    engine, service = EngineConfig(threads=100_000), ServiceConfig(encoding_threads=100_000, gateways=100_000)
+    for role, flag in ((Role.ENGINE, "--threads"), (Role.TOKENIZER, "--encoding-threads"), ("", "--threads")):
+        with pytest.raises(ServiceError, match=f"^{flag}: 100000 is above"):
+            check_threads(engine, dataclasses.replace(service, role=role))
+    check_threads(engine, dataclasses.replace(service, role=Role.GATEWAY))
 
 
 def test_defaults_are_good() -> None:

@@ -138,3 +138,12 @@ def test_a_slot_is_read_and_filled_only_when_copies_begun_before_have_ended(
     assert not under_way
     store.move([Move(Kind.RESTORE, 1, 3)])
     assert all(torch.equal(layer[3], want) for layer, want in zip(store.cache, before, strict=True))
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / f"probe-{os.getpid()}.part").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        check_directory(tmp_path)
+    assert victim.read_text() == "precious"

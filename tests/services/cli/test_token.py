@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,13 +10,36 @@ from engine.errors import ServiceError
 from services.cli.token import token
 from services.gateway.access.identity import Identity, Scope, read_access
 
+NEW = (sys.executable, "-m", "services.cli.main", "token", "new", "--tenant")
+FULL = """[tenants.acme]
 
-def test_a_new_key_and_its_lines_fit_together(tmp_path: Path) -> None:
-    made = CliRunner().invoke(token, ["new", "--tenant", 'a"b', "--scopes", "generate, admin"])
-    key, _, lines = made.output.partition("\n")
+[[certificates]]
+name = "a"
+tenant = "acme"
+scopes = ["generate"]"""  # without a line break at its end
+
+
+@pytest.mark.parametrize("before", ["", FULL])
+def test_keys_that_are_appended_are_known(tmp_path: Path, before: str) -> None:
     file = tmp_path / "access.toml"
-    file.write_text(lines)
-    assert read_access(file).by_key(key) == Identity('a"b', frozenset({Scope.GENERATE, Scope.ADMIN}))
+    file.write_text(before)
+    keys = []
+    for tenant in ('a"b', "acme"):
+        with file.open("ab") as appended:
+            made = subprocess.run(
+                [*NEW, tenant, "--scopes", "generate, admin"],
+                stdout=appended,
+                stderr=subprocess.PIPE,
+                env={name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")},
+                text=True,
+                timeout=60,
+                check=True,
+            )
+        keys.append(made.stderr.strip())
+    access = read_access(file)
+    scopes = frozenset({Scope.GENERATE, Scope.ADMIN})
+    assert [access.by_key(key) for key in keys] == [Identity('a"b', scopes), Identity("acme", scopes)]
+    assert not any(key in file.read_text() for key in keys)
 
 
 def test_an_unknown_scope_is_refused() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -56,8 +57,8 @@ class Net:
         self._closers.append(inbox.close)
         return inbox
 
-    def outbox(self, address: str) -> Outbox:
-        outbox = Outbox(self._context, Peer("x", address), "y", 1, LIMIT)
+    def outbox(self, address: str, sender: str = "y") -> Outbox:
+        outbox = Outbox(self._context, Peer("x", address), sender, 1, LIMIT)
         self._closers.append(outbox.close)
         return outbox
 
@@ -205,13 +206,49 @@ async def test_a_lost_blob_ends_its_request(net: Net, tmp_path: Path, damage: st
     assert inbox.counts["lost_blobs"] == 1
 
 
-async def test_a_disk_that_takes_no_blob_costs_that_message_only(net: Net, tmp_path: Path) -> None:
+async def test_a_disk_that_takes_no_blob_has_it_go_in_pieces(net: Net, tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/in"
     inbox, outbox = net.inbox(address), net.outbox(address)
     (tmp_path / "in.blobs").rmdir()
     large, small = result(1_000_000), result(10)
-    assert await sent(outbox, [large, small]) == [large]
-    assert await drained(inbox, 1) == [small]
+    assert await sent(outbox, [large, small]) == []
+    assert await drained(inbox, outbox.counts["frames"]) == [large, small]
+
+
+async def test_an_inbox_whose_files_were_removed_listens_again_and_connections_go_on(net: Net, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    place.mkdir(mode=0o700)
+    address = f"ipc://{place}/in"
+    inbox, before = net.inbox(address), net.outbox(address, "before")
+    assert not inbox.mend()
+    small, large = result(1), result(1_000_000)
+    assert await sent(before, [small]) == [] and await drained(inbox, 1) == [small]
+    shutil.rmtree(place)
+    assert not inbox.mend()  # there is nowhere to listen
+    place.mkdir(mode=0o700)
+    assert inbox.mend() and not inbox.mend()
+    after = net.outbox(address, "after")
+    for num_frames, outbox in ((2, before), (3, after)):
+        assert await sent(outbox, [large]) == [] and await drained(inbox, num_frames) == [large]
+    assert (before.counts["blobs"], after.counts["blobs"]) == (1, 1)
+
+
+def test_an_inbox_is_not_taken_from_a_process_that_lives(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/in"
+    first = net.inbox(address)
+    with pytest.raises(OSError, match="another process listens there"):
+        net.inbox(address)
+    first.close()
+    net.inbox(address)
+
+
+def test_blobs_are_kept_in_no_directory_that_another_planted(net: Net, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").touch()
+    (tmp_path / "in.blobs").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match=r"in\.blobs"):
+        net.inbox(f"ipc://{tmp_path}/in")
+    assert (tmp_path / "victim" / "file").exists()
 
 
 async def test_chunks_out_of_order_or_over_the_limit_are_a_loss(net: Net, unused_tcp_port: int) -> None:
@@ -228,7 +265,7 @@ async def test_chunks_out_of_order_or_over_the_limit_are_a_loss(net: Net, unused
 
 
 async def test_left_over_blobs_are_cleared_by_the_next_owner(net: Net, tmp_path: Path) -> None:
-    (tmp_path / "in.blobs").mkdir()
+    (tmp_path / "in.blobs").mkdir(mode=0o700)
     (tmp_path / "in.blobs" / "left").write_bytes(b"over")
     net.inbox(f"ipc://{tmp_path}/in")
     assert list(tmp_path.glob("in.blobs/*")) == []

@@ -24,7 +24,7 @@ PARENT = (("traceparent", f"00-{TRACE}-{'cd' * 8}-01"),)
 # About a process, a file, a connection to others: no request has a part in them.
 OF_NO_REQUEST = {
     ("gateway/process.py", "serving on %s"),
-    ("gateway/listener.py", "the gRPC server stopped taking calls (%s); another one takes its place"),
+    ("gateway/listener.py", "the gRPC server %s; another one takes its place"),
     ("gateway/listener.py", "a gRPC server that had stopped by itself says so again"),
     ("telemetry/queue.py", "spans do not reach the collector: until they do they are dropped and counted"),
     ("telemetry/queue.py", "%d spans cannot be sent"),
@@ -34,6 +34,7 @@ OF_NO_REQUEST = {
     ("engine/process.py", "computing %s on %d threads (%s) with %s"),
     ("engine/process.py", "<note>"),
     ("ring/loop.py", "%s cannot go on"),
+    ("ring/loop.py", "%s listens again: the file of its socket was gone"),
 }
 
 

@@ -1,0 +1,53 @@
+"""One child: how its end is told, and whose silence counts."""
+
+import struct
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from services import exit_reason, heartbeat
+from services.messages import Role
+from services.supervisor.children import Child, Running
+
+
+def running(directory: Path, script: str) -> Running:
+    child = Running(Child("engine-0", Role.ENGINE, {}), (sys.executable, "-c", script), directory, -1)
+    child.start()
+    return child
+
+
+def end_of(child: Running) -> str:
+    child.wait(20)
+    return child.ended()
+
+
+def test_silence_while_the_supervisor_was_stopped_is_not_counted(tmp_path: Path) -> None:
+    child = running(tmp_path, "import signal; signal.pause()")
+    heartbeat.path_of(tmp_path, "engine-0").write_bytes(struct.pack("<dd", time.monotonic() - 100.0, 5.0))
+    assert child.ended(awake_since_s=time.monotonic()) == "" and child.is_running
+    how = child.ended() or end_of(child)  # the system may take a moment to end it
+    assert how.startswith("engine-0 was stuck for 1")
+
+
+def test_exit_reason_are_of_this_life(tmp_path: Path) -> None:
+    leave = f"open({str(exit_reason.path_of(tmp_path, 'engine-0'))!r}, 'w').write('no model'); raise SystemExit(2)"
+    assert end_of(running(tmp_path, leave)) == "engine-0 ended with exit status 2 (no model)"
+    assert end_of(running(tmp_path, "raise SystemExit(3)")) == "engine-0 ended with exit status 3"
+
+
+def test_why_it_was_killed_is_told(tmp_path: Path) -> None:
+    child = running(tmp_path, "import signal; signal.pause()")
+    child.kill_for("took too long")
+    child.kill_for("anything else")
+    assert end_of(child) == "engine-0 took too long"
+    child = running(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    assert end_of(child) == "engine-0 was killed by SIGTERM"
+
+
+def test_a_process_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    child = Running(Child("engine-0", Role.ENGINE, {}), (str(tmp_path / "none"),), tmp_path, -1)
+    with pytest.raises(FileNotFoundError):
+        child.start()
+    assert not child.is_running and child.ended() == ""
