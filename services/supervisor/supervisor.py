@@ -47,7 +47,8 @@ class Supervisor:
         self._restarting: Running | None = None
 
     def run(self, on_ready: Callable[[str], None], grace_s: float) -> int:
-        """Start all, wait for the end; the exit status. `on_ready` gets the address once every gateway serves."""
+        """Start all, wait for the end; the exit status. `on_ready` gets what the last gateway says of
+        itself, its address and its model's revision, once every one serves."""
         with wakeups(self._signals) as wake, contextlib.ExitStack() as cleanup:
             cleanup.callback(self._close_pipe)
             cleanup.callback(self._kill_all)
@@ -76,13 +77,13 @@ class Supervisor:
     def _heard(self, lines: str, on_ready: Callable[[str], None]) -> None:
         """Gateways say that they let requests in, at first and after every loss."""
         for line in lines.splitlines():
-            _, name, address = line.split()
+            _, name, told = line.split(maxsplit=2)
             self._serving.add(name)
             if len(self._serving) < sum(child.is_gateway for child in self._children):
                 continue
             if not self._was_ready:
                 self._was_ready = True
-                on_ready(address)
+                on_ready(told)
             elif self._lost_at_s is not None:
                 self._say(f"sluice: serving again after {time.monotonic() - self._lost_at_s:.1f} s")
             self._lost_at_s = None
