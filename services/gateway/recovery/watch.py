@@ -141,7 +141,7 @@ class RingWatch:
             self._adopt(*found)
         self._is_mixed = revision != self._desk.settings.model.revision
         if self._is_mixed and not was_mixed:
-            text = "different revisions are served by %s, and read here: no request is let in until they are one"
+            text = "the processes serve or read here different revisions (%s): no request is let in until they are one"
             logger.warning(text, self._liveness.revisions)
         return not self._is_mixed
 

@@ -64,6 +64,7 @@ class FakeRing:
         self.script: Callable[[Submit], None] = lambda submit: None
         self.answers_probes = True
         self.epoch = 1
+        self.revision = MODEL.revision
         self.changed = asyncio.Event()
 
     def emit(self, message: Message) -> None:
@@ -98,7 +99,8 @@ class FakeRing:
         assert self.gateway is not None
         if isinstance(message, Probe) and self.answers_probes:
             roles = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)
-            visits = tuple(Visit(role, one, self.epoch, 1) for role, one in zip(roles, message.route, strict=True))
+            ways = zip(roles, message.route, strict=True)
+            visits = tuple(Visit(role, one, self.epoch, 1, revision=self.revision) for role, one in ways)
             self.gateway.deliver(msgspec.structs.replace(message, visits=visits))
         elif isinstance(message, Submit) and is_warm_up(message):
             self.play(text_of(message, 0, "w", first=True, last=True))
