@@ -11,6 +11,8 @@ import pytest
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 from services.gateway.contract.errors import DETAILS_KEY
+from services.roles import EXIT_OUTDATED
+from tests.system.roles import four_roles
 from tests.system.service import Service, serve, spec, wait_until
 from tests.system.weights import WEIGHTS, copied, fine_tuned, replace
 
@@ -159,3 +161,24 @@ def test_a_cache_on_disk_is_of_one_content(tmp_path: Path) -> None:
         again = whole(service)
         assert again.usage.cached_tokens == 224 and again.revision == first.revision
         assert ids_of(again) == ids_of(first)
+
+
+@pytest.mark.long
+def test_roles_that_run_alone_end_when_they_are_outdated(tmp_path: Path) -> None:
+    """A role that has read other files than the engine leaves with a status of its own, to be started again."""
+    model, other = copied(tmp_path / "model"), fine_tuned(tmp_path / "other")
+    with (other / "tokenizer.json").open("a") as tokenizer:
+        tokenizer.write("\n")
+    with four_roles(tmp_path / "keys", str(model)) as roles:
+        wait_until(roles.is_serving, BACK_WITHIN_S, "the roles do not serve")
+        before = whole(roles.service)
+        read = Stream(roles.service, long_stream(types_pb2.DISCONNECT_ACTION_CANCEL)).begun()
+        replace(model, other, (WEIGHTS, "tokenizer.json"))
+        roles.replace("engine")
+        for role in ("tokenizer", "detokenizer"):
+            assert roles.processes[role].wait(BACK_WITHIN_S) == EXIT_OUTDATED
+            roles.start(role)
+        read.join(60)
+        assert read.end == "FAILED_PRECONDITION REVISION_CHANGED"
+        after = whole(roles.service)
+        assert after.revision == served(roles.service) != before.revision
