@@ -2,7 +2,7 @@
 or leave its machine."""
 
 import hashlib
-from importlib.metadata import version
+import importlib
 from pathlib import Path
 
 import torch
@@ -17,7 +17,8 @@ def computes_as(device: torch.device) -> str:
     common = f"contract {CONTRACT}, torch {torch.__version__}"
     if device.type == "cpu":
         return f"{common}, {torch.backends.cpu.get_cpu_capability()} {builds.best_known()}, {_build()}"
-    return f"{common}, {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, Triton {version('triton')}"
+    triton = importlib.import_module("triton").__version__
+    return f"{common}, {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, Triton {triton}"
 
 
 def _build() -> str:
