@@ -53,7 +53,11 @@ class Place:
         self.ring.revision = served
         self.stage = Quiet()
         self.sent: list[Message] = []
-        self.ring.emit = self.sent.append  # type: ignore[method-assign] # there is no next one here
+
+        def emit(message: Message) -> None:
+            self.sent.append(message)
+
+        self.ring.emit = emit  # type: ignore[method-assign] # there is no next one here
 
     def take(self, message: Message) -> None:
         self.ring._take(self.stage, message)
