@@ -150,7 +150,8 @@ def leave_if_changed(contents: Contents) -> None:
     """The ring's processes serve different revisions: one whose files have been replaced since it read them ends, and
     its supervisor starts it again, on those that are there now."""
     if contents.is_changed():
-        logger.warning("%s was replaced since this process read it, and others serve another revision: ending", contents.path)
+        path = contents.path
+        logger.warning("%s was replaced since this process read it, and others serve another revision: ending", path)
         raise SystemExit(EXIT_OUTDATED)
 
 
