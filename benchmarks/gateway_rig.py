@@ -73,8 +73,7 @@ def service(
     engine = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, kv_cache_tokens=CACHE_TOKENS)
     source = resolve_model("demo", "")
     config = ServiceConfig(
-        model=str(source.directory),
-        revision=source.revision,
+        model=str(source.path),
         served_model_name="demo",
         listen=free_address("127.0.0.1:0"),
         log_level="warning",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.allocator import allocator, give_back
 from engine.cache.cache import KVCache, Window
+from engine.cache.identity import CacheIdentity
 from engine.cache.tiers import Tiers
 from engine.computing import Computing
 from engine.config import EngineConfig
@@ -24,6 +25,7 @@ from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
 from engine.formats import Formats, check_stored, choose_formats, name_of
 from engine.gpu import check_gpu
+from engine.identity import Digests, identity_of
 from engine.invariance import check_invariance
 from engine.models.config import ModelConfig
 from engine.models.model import Model, load_model
@@ -66,9 +68,15 @@ class Built:
 
 
 def build_engine(
-    config: EngineConfig, model_config: ModelConfig, directory: Path, limits: Limits, draft: Path | None = None
+    config: EngineConfig,
+    model_config: ModelConfig,
+    directory: Path,
+    limits: Limits,
+    draft: Path | None = None,
+    digests: Callable[[], Digests] = Digests,
 ) -> Built:
-    """Load the checkpoint, and that of a draft where one drafts, and put an engine around it.
+    """Load the checkpoint, and that of a draft where one drafts, and put an engine around it. `digests`, asked once the
+    weights are loaded, gives the names of their contents, without which nothing can be kept on disk.
 
     Raises ServiceError naming what is wrong and what to do.
     """
@@ -92,7 +100,8 @@ def build_engine(
     with at_start("--gpu-memory-utilization", what):
         beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
         cache = model.new_cache(num_blocks, config.block_size, formats.cache)
-    store, tiers = make_store(config, cache, beside)
+    identity = identity_of(config, formats, model, digests())
+    store, tiers = make_store(config, cache, beside, identity)
     if threads is not None:
         threads = best_threads(config, one_token(model, store, config.block_size))
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
@@ -109,7 +118,7 @@ def build_engine(
     plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
     runner = runner_for(config, plain, model, store, limits)
     return Built(
-        engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside)),
+        engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside), identity=identity),
         computing=computing_of(device, formats, model, threads, notes),
         num_blocks=num_blocks,
         grammars=grammars,
@@ -168,9 +177,10 @@ def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Ten
 
 
 def make_store(
-    config: EngineConfig, cache: list[Tensor], beside: Sequence[Tensor] = ()
+    config: EngineConfig, cache: list[Tensor], beside: Sequence[Tensor], identity: CacheIdentity
 ) -> tuple[BlockStore, Tiers | None]:
     """The cache's memory, with that of a draft beside it, and the books of the tiers below it if there are any."""
+    assert identity.weights or not config.disk_cache_dir, "blocks on disk are named by the content of the weights"
     bare = BlockStore(cache, beside=beside)
     if not config.host_cache_bytes:
         return bare, None
@@ -180,7 +190,7 @@ def make_store(
         raise _unusable(f"{flag}: less than one cache block, which takes {bare.block_bytes} bytes")
     directory = Path(config.disk_cache_dir) if config.disk_cache_dir else None
     on_disk = names_on_disk(directory) if directory is not None else ()
-    return BlockStore(cache, num_host, directory, beside), Tiers(num_host, num_disk, on_disk)
+    return BlockStore(cache, num_host, directory, beside, identity), Tiers(num_host, num_disk, on_disk)
 
 
 def sliding_window(model: ModelConfig, max_chunk: int) -> Window | None:

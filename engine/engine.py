@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.attempt import Attempt, Launcher
+from engine.cache.identity import UNNAMED, CacheIdentity
 from engine.cache.tiers import Move
 from engine.errors import ServiceError
 from engine.plan import Plan
@@ -88,7 +89,10 @@ class Engine:
         runner: StepRunner,
         clock: Callable[[], float] = time.monotonic,
         proposer: Proposer | None = None,
+        identity: CacheIdentity = UNNAMED,
     ) -> None:
+        """`identity`: of the cache's blocks, for the salt of requests."""
+        self.identity = identity
         self.scheduler = scheduler
         self.runner = runner
         self.proposer = proposer

@@ -157,7 +157,7 @@ class EngineRequest:
         priority: higher is sooner.
         arrival_s: engine clock at arrival.
         deadline_s: engine clock after which nobody waits for it; infinity when there is none.
-        cache_salt: keeps tenants' prefixes apart (and model revisions and adapters): part of the first block's hash.
+        cache_salt: keeps apart the prefixes of tenants, adapters and cache identities: part of the first block's hash.
         bypasses_cache: neither uses what others computed nor leaves anything behind.
         tenant: who pays; fair share and length prediction go by it.
         ttft_target_s: seconds to the first token that the client hopes for; infinity when it does not say.

@@ -25,7 +25,7 @@ class ServiceConfig:
     """How the processes of one service find each other, what they admit and what they tell."""
 
     model: str = option("demo", "a checkpoint directory, a Hugging Face hub id, or demo, the embedded model")
-    revision: str = option("", "branch, tag or commit of a hub model; for a directory, what to call its revision")
+    revision: str = option("", "branch, tag or commit of a hub model; of a directory a label before its content's name")
     served_model_name: str = option("", "the name clients ask for; default: as in --model")
     listen: str = option("127.0.0.1:50051", "host:port of the gRPC server, or unix:/path; port 0 takes a free one")
     tls_cert: str = option("", "PEM certificate chain of the gRPC server; read again when it changes")

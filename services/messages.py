@@ -208,6 +208,7 @@ class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     epoch: int
     progress: int  # engine: layers computed since start; others: messages handled
     lost: int = 0  # frames that never came, of all that were sent to it
+    revision: str = ""  # that it serves; of other stages than engines the configuration's (see `services.revisions`)
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -218,6 +219,7 @@ class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
     route: tuple[str, ...]  # ids of the tokenizer, engine and detokenizer to visit
     visits: tuple[Visit, ...] = ()
     epoch: int = 0  # boot of the origin
+    is_mixed: bool = False  # the processes serve different revisions: who reads other files by now must start again
 
 
 class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

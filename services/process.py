@@ -11,7 +11,7 @@ from engine.request import Limits
 from services.config import ServiceConfig
 from services.heartbeat import BEAT_S, Heartbeat
 from services.messages import Envelope, Role
-from services.model_source import ModelSource
+from services.model_source import Contents, ModelSource
 from services.ring.loop import RingLoop, Stage
 from services.telemetry.metrics import Metrics
 from services.telemetry.phases import Phase
@@ -24,6 +24,7 @@ GC_THRESHOLD = 20_000  # objects made and not yet gone between two collections o
 @dataclasses.dataclass(frozen=True, slots=True)
 class Process:
     """Attributes:
+    contents: the model's files that this process reads, as they were before it read them.
     heart: beats while the loop turns.
     stopping: SIGTERM or SIGINT came.
     """
@@ -32,6 +33,7 @@ class Process:
     config: ServiceConfig
     role: Role
     source: ModelSource
+    contents: Contents
     model: ModelConfig
     limits: Limits
     ring: RingLoop
@@ -45,8 +47,10 @@ class Process:
         self.tracer.record(envelope.request_id, Parent(envelope.traceparent, envelope.tracestate), phase)
 
     def start(self, stage: Stage) -> None:
-        """Begin to turn `stage` in the ring. What exists now stays, and requests leave few cycles behind: the collector
+        """Begin to turn `stage` in the ring, if all that was read is of one revision: raises ServiceError MODEL_CHANGED
+        where files were replaced meanwhile. What exists now stays, and requests leave few cycles behind: the collector
         need not look at the former, and at the latter seldom (it took a tenth of a gateway's time)."""
+        self.contents.check()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 50, 100)
         self.ring.start(stage)

@@ -5,6 +5,7 @@ What `sluice serve --role …` runs, under a supervisor or alone in a container.
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 from typing import assert_never
@@ -17,9 +18,10 @@ from engine.config import EngineConfig
 from engine.limits import limits_of
 from engine.models.config import read_config
 from services.config import ServiceConfig, bad_setting, parse_peers
+from services.digests import remembered
 from services.heartbeat import Heartbeat
 from services.messages import Role
-from services.model_source import resolve_model
+from services.model_source import Contents, resolve_model
 from services.process import Process
 from services.ring.figures import figures as ring_figures
 from services.ring.keys import load_keys
@@ -32,9 +34,12 @@ from services.telemetry.prometheus import serve as serve_metrics
 from services.telemetry.push import pushing
 from services.telemetry.tracing import Sampling, Tracer
 
+logger = logging.getLogger(__name__)
+
 SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor: its death must be this process's too
 PR_SET_PDEATHSIG = 1
 LOSSES = (signal.SIGUSR1, signal.SIGUSR2)  # a supervisor tells gateways that a process died, or restarts as planned
+EXIT_OUTDATED = 75  # EX_TEMPFAIL: to be started again
 MIN_MESSAGE_BYTES = 4 << 20  # headers, and what a prompt of the smallest allowed size can become
 
 
@@ -58,15 +63,18 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     source = resolve_model(config.model, config.revision)
-    model = read_config(source.directory)
+    contents = Contents(source, remembered(), with_weights=role is Role.ENGINE)
+    model = read_config(contents.directory)
     ring = join_ring(config, role, process_id)
-    ring.revision = source.revision
+    ring.revision = contents.configuration
+    ring.on_mixed = lambda: leave_if_changed(contents)
     resource = {"service.name": names.SERVICE_NAME, "service.instance.id": process_id, names.ROLE: str(role)}
     process = Process(
         engine_config=engine_config,
         config=config,
         role=role,
         source=source,
+        contents=contents,
         model=model,
         limits=limits_of(engine_config, model, config.max_prompt_bytes),
         ring=ring,
@@ -136,6 +144,15 @@ def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
         return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
     except (zmq.ZMQError, OSError) as error:
         raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
+
+
+def leave_if_changed(contents: Contents) -> None:
+    """The ring's processes serve different revisions: one whose files have been replaced since it read them ends, and
+    its supervisor starts it again, on those that are there now."""
+    if contents.is_changed():
+        path = contents.path
+        logger.warning("%s was replaced since this process read it, and others serve another revision: ending", path)
+        raise SystemExit(EXIT_OUTDATED)
 
 
 def open_heart(config: ServiceConfig, process_id: str) -> Heartbeat:

@@ -8,16 +8,14 @@ why the salt is derived from the authenticated identity and never sent by a clie
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+from engine.cache.identity import CacheIdentity, framed
 
 
-def root(fields: Iterable[bytes]) -> bytes:
-    """The chain's start for (model revision, adapter, tenant salt, …): each field framed by its length."""
-    digest = hashlib.sha256(b"sluice.prefix.v1")
-    for field in fields:
-        digest.update(len(field).to_bytes(8, "little"))
-        digest.update(field)
-    return digest.digest()
+def root(identity: CacheIdentity, *fields: bytes) -> bytes:
+    """The chain's start for (adapter, tenant, …) on what computes the blocks."""
+    return hashlib.sha256(b"sluice.prefix.v2" + framed((identity.encoded(), *fields))).digest()
 
 
 def name_block(parent: bytes, tokens: Sequence[int]) -> bytes:

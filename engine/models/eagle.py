@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.models.config import HeadConfig, read_head_config
 from engine.models.layers import Pack, Packer
-from engine.models.model import Model, token_bytes, zeros
+from engine.models.model import Model, owned, token_bytes, zeros
 from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint
 from kernels import ops
@@ -39,7 +39,8 @@ class Head:
         packer = Packer(source, target.dtype, pack)
         self._fuse = packer.linear([("fc", hidden)], NUM_STATES * hidden)
         own = source.has("embed_tokens.weight")
-        self._embeddings = source.get("embed_tokens.weight", (config.vocab_size, hidden)) if own else target.embeddings
+        shape = (config.vocab_size, hidden)
+        self._embeddings = owned(source.get("embed_tokens.weight", shape)) if own else target.embeddings
         norms = (packer.norm(f"midlayer.{name}", hidden) for name in ("input_layernorm", "hidden_norm"))
         self._norms = torch.stack([norm.float() for norm in norms])  # of a token and of what was thought before it
         q, k, v = (f"midlayer.self_attn.{name}_proj" for name in "qkv")

@@ -56,7 +56,7 @@ class Model:
         self.has_full_attention = None in style.windows
         packer = Packer(source, dtype, pack, is_stored=config.stored is not None, norm_offset=style.norm_offset)
         hidden, vocab = config.hidden_size, config.vocab_size
-        self.embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
+        self.embeddings = owned(source.get("model.embed_tokens.weight", (vocab, hidden)))
         self._scale = torch.tensor(hidden**0.5, dtype=dtype, device=device) if style.scales_embeddings else None
         self._layers = [
             DecoderLayer(config, style, i, packer, make_mlp(config, style, i, packer)) for i in range(config.num_layers)
@@ -139,6 +139,11 @@ class Model:
             hidden = F.pad(hidden, (0, 0, 0, self._head.min_rows - num))
         logits = ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()[:num]
         return ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits
+
+
+def owned(read: Tensor) -> Tensor:
+    """The same in memory of its own: a tensor that was read may be the file's, which may be written over."""
+    return read.clone() if read.device.type == "cpu" else read
 
 
 def _nothing() -> None:

@@ -85,7 +85,9 @@ class Checkpoint:
             text = f"tensor {name} is {tensor.dtype}, and config.json's quantization_config names no scales of it"
             raise invalid_model(self._file_of[name], text)
         self._sizes[name] = tensor.numel()
-        return tensor.to(self._device, self._dtype)
+        # Vectors are kept as they are read, while matrices are packed: what is kept must not be the file's own memory,
+        # whose content is another one when the file is written over.
+        return tensor.to(self._device, self._dtype, copy=tensor.dim() == 1)
 
     def stored(self, name: str, rows: int, width: int) -> Packed | None:
         """See `WeightSource`. Raises ServiceError naming file, tensor and what is supported."""
@@ -107,7 +109,7 @@ class Checkpoint:
                 wanted = " or ".join(str(list(one) if isinstance(one, tuple) else one) for one in allowed)
                 shown = list(value) if isinstance(value, tuple) else value
                 raise invalid_model(path, f"tensor {name} has {what} {shown}; config.json implies {wanted}")
-        return found.to(self._device)
+        return found.to(self._device, copy=True)  # not the file's own memory, as above
 
     def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor that is no weight, as int64. Raises as `get`."""

@@ -3,8 +3,9 @@
 A block's bytes are its part of every layer, one layer after the other. Host slots are tensors like the cache's own, and
 on a device pinned: copies go in its own order of work, ahead of the step that overwrites their blocks, and nobody waits
 for them but who reads or fills a slot from here. In this machine's own memory a copy has ended when it returns. Files
-are written and read by one thread, in order, so that a read finds what was written before it. A file carries the layout
-and a checksum: what does not fit or is damaged is reported as lost, never used. Knows no names' meaning.
+are written and read by one thread, in order, so that a read finds what was written before it. A file carries a checksum
+over the identity of what computed it, its layout and its bytes: what is damaged, or of another identity or layout, is
+reported as lost, never used. Knows no names' meaning.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.cache.identity import UNNAMED, CacheIdentity, framed
 from engine.cache.tiers import Kind, Move
 from engine.disk import SUFFIX, UNFINISHED, create
 from kernels import ops
@@ -40,11 +42,16 @@ class _Job:
 class BlockStore:
     """Device blocks `cache` (a tensor [blocks, …] a layer), `num_host` slots in host memory, files in `directory`.
 
-    `beside`: layers of another model over the same blocks, which are moved along.
+    `beside`: layers of another model over the same blocks, which are moved along. `identity`: of what computes them.
     """
 
     def __init__(
-        self, cache: list[Tensor], num_host: int = 0, directory: Path | None = None, beside: Sequence[Tensor] = ()
+        self,
+        cache: list[Tensor],
+        num_host: int = 0,
+        directory: Path | None = None,
+        beside: Sequence[Tensor] = (),
+        identity: CacheIdentity = UNNAMED,
     ) -> None:
         self.cache = cache
         self._slots = [*slots_of(cache), *(slots_of(beside) if beside else ())]
@@ -52,7 +59,7 @@ class BlockStore:
         self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in self._all)
         self._host = [_host_like(layer, num_host) for layer in self._all] if num_host else []
         self._directory = directory
-        self._layout = layout_of(self._all)
+        self._layout = layout_of(self._all, identity)
         self._ended: deque[tuple[Move, bool]] = deque()
         self._jobs: queue.Queue[_Job] = queue.Queue()
         self._fence = fence_of(cache[0].device)
@@ -123,7 +130,7 @@ class BlockStore:
         found = path.read_bytes()
         data = found[DIGEST_BYTES:]
         if len(data) != self.block_bytes or found[:DIGEST_BYTES] != self._checksum(data):
-            logger.warning("%s is damaged or of another layout; its tokens will be computed again", path)
+            logger.warning("%s is damaged or of another identity or layout; its tokens will be computed again", path)
             path.unlink(missing_ok=True)
             return False
         at = 0
@@ -141,9 +148,11 @@ class BlockStore:
         return b"".join(layer[slot].contiguous().view(torch.uint8).numpy().tobytes() for layer in self._host)
 
 
-def layout_of(cache: list[Tensor]) -> bytes:
-    """What must agree for a block's bytes to mean the same: number format, shape of a block, layers."""
-    return repr([(str(layer.dtype), tuple(layer.shape[1:])) for layer in cache]).encode()
+def layout_of(cache: list[Tensor], identity: CacheIdentity) -> bytes:
+    """What must agree for a block's bytes to mean the same: what computed them, number format, shape of a block,
+    layers."""
+    shapes = repr([(str(layer.dtype), tuple(layer.shape[1:])) for layer in cache])
+    return framed((identity.encoded(), shapes.encode()))
 
 
 def _host_like(layer: Tensor, num: int) -> Tensor:

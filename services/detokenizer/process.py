@@ -13,7 +13,7 @@ from services.tokenizer.encoding import TextEncoder
 
 async def run(process: Process) -> int:
     """Run until told to stop; the exit status."""
-    encoder = TextEncoder.load(process.source.directory)
+    encoder = TextEncoder.load(process.contents.directory)
     timer = Timer(time.monotonic, asyncio.get_running_loop().call_later)
     stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases, timer)
     process.metrics.collect_from(

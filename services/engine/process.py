@@ -7,10 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from engine.build import build_engine
+from engine.config import EngineConfig
+from services.digests import remembered
 from services.engine.figures import figures
 from services.engine.grammar_gate import GrammarGate
+from services.engine.naming import Naming
 from services.engine.stage import EngineStage, Place
-from services.model_source import resolve_draft
+from services.model_source import Contents, resolve_draft
 from services.process import Process
 from services.slices import LONG_S, take_turns_of
 from services.telemetry import catalogue
@@ -27,8 +30,11 @@ async def run(process: Process) -> int:
     start = time.monotonic()
     config = process.engine_config
     take_turns_of(LONG_S)  # this thread and those that compute with it: whoever has a message to pass on goes first
-    draft = resolve_draft(config.draft_model, config.speculation) if config.draft_model else None
-    built = build_engine(config, process.model, process.source.directory, process.limits, draft)
+    with Naming(process.contents, drafting(config)) as naming:
+        built = build_engine(
+            config, process.model, process.contents.directory, process.limits, naming.draft, naming.digests
+        )
+        process.ring.revision = naming.check()
     took = time.monotonic() - start
     how = built.computing
     about = (process.source.name, how.device, how.quantization or how.dtype, how.kernels)
@@ -64,6 +70,13 @@ async def run(process: Process) -> int:
         process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
         process.metrics.collect_from(lambda: grammar_figures(gate))
         return await process.run(gate)
+
+
+def drafting(config: EngineConfig) -> Contents | None:
+    """The files of what drafts, where something reads any."""
+    if not config.draft_model:
+        return None
+    return Contents(resolve_draft(config.draft_model, config.speculation), remembered(), with_weights=True)
 
 
 def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:

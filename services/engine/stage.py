@@ -201,7 +201,7 @@ class EngineStage:
             deadline_s=float("inf") if envelope.time_left_s is None else now + envelope.time_left_s,
             credit=scheduling.credit,
             is_open=scheduling.is_open,
-            cache_salt=root(part.encode() for part in (envelope.revision, envelope.adapter, envelope.tenant)),
+            cache_salt=root(self.engine.identity, envelope.adapter.encode(), envelope.tenant.encode()),
             max_draft_tokens=scheduling.max_draft_tokens,
             trail=None if traced is None else traced.trail,
             resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),

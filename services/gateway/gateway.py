@@ -26,7 +26,7 @@ from services.gateway.contract.errors import draining
 from services.gateway.listener import Listener
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
-from services.gateway.recovery.watch import RingWatch, Senses
+from services.gateway.recovery.watch import ReadModel, RingWatch, Senses
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
 from services.gateway.settings import GatewaySettings
@@ -46,9 +46,10 @@ class Gateway:
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
         lost_frames: Callable[[], int] = lambda: 0,
+        read_model: ReadModel = lambda revision: None,
     ) -> None:
-        """`lost_frames`: frames of the ring that never came. Raises `ServiceError` for an access file that cannot be
-        used."""
+        """`lost_frames`: frames of the ring that never came. `read_model`: see `Senses`. Raises `ServiceError` for an
+        access file that cannot be used."""
         self._settings = settings
         self._emit = emit
         self._clock = clock
@@ -60,7 +61,7 @@ class Gateway:
         self._neighbours = Neighbours(settings.gateway_id, settings.neighbours, settings.peer_secret)
         self._control = Control(self.desk, self.drain)
         self._nudge = asyncio.Event()  # something changed that is told at once
-        senses = Senses(lambda: self._control.loads.step_s, lost_frames, self._nudge.set)
+        senses = Senses(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
         self._watch = RingWatch(self.desk, settings, emit, clock, senses)
         self._takes: dict[type, Callable[[Any], None]] = {
             Text: self._deliver,

@@ -7,9 +7,12 @@ import signal
 from importlib import metadata
 from pathlib import Path
 
-from engine.errors import stage_lost
-from engine.request import SamplingParams
+from engine.errors import ServiceError, stage_lost
+from engine.limits import limits_of
+from engine.models.config import ModelConfig, read_config
+from engine.request import Limits, SamplingParams
 from services.config import ServiceConfig, parse_peers
+from services.digests import remembered
 from services.gateway.access.tls import files_of
 from services.gateway.calls.neighbours import SOCKET_SUFFIX
 from services.gateway.gateway import Gateway
@@ -18,7 +21,9 @@ from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
 from services.listening import bound
 from services.messages import Keep, Role
+from services.model_source import Contents
 from services.process import Process
+from services.revisions import fits
 from services.telemetry import catalogue
 from services.telemetry.metrics import Sample
 from services.telemetry.observer import GatewayObserver
@@ -36,8 +41,16 @@ async def run(process: Process) -> int:
     config, ring = process.config, process.ring
     log = RequestLog(is_on=config.log_requests, shows_prompts=config.log_prompts)
     observer = GatewayObserver(process.tracer, process.metrics, lambda envelope: ring.emit(Keep(envelope)), log)
-    gateway = Gateway(settings_of(process), ring.emit, observer, lost_frames=lambda: ring.inbox.counts["lost"])
-    gateway.on_serving = lambda port: say_ready(ring.process_id, bound(config.listen, port))
+    gateway = Gateway(
+        settings_of(process),
+        ring.emit,
+        observer,
+        lost_frames=lambda: ring.inbox.counts["lost"],
+        read_model=lambda revision: read_model(process, revision),
+    )
+    gateway.on_serving = lambda port: say_ready(
+        ring.process_id, bound(config.listen, port), gateway.desk.settings.model.revision
+    )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, gateway.stage_lost)
     loop.add_signal_handler(signal.SIGUSR2, lambda: gateway.stage_lost(planned=True))
@@ -68,31 +81,57 @@ def figures(gateway: Gateway) -> list[Sample]:
     ]
 
 
-def say_ready(process_id: str, address: str) -> None:
-    """Tell the log, and the supervisor if there is one, that requests are let in."""
-    logger.info("serving on %s", address)
+def say_ready(process_id: str, address: str, revision: str) -> None:
+    """Tell the log, and the supervisor if there is one, that requests of a revision are let in."""
+    logger.info("serving revision %s on %s", revision, address)
     if READY_FD in os.environ:
-        os.write(int(os.environ[READY_FD]), f"ready {process_id} {address}\n".encode())
+        os.write(int(os.environ[READY_FD]), f"ready {process_id} {address} {revision}\n".encode())
+
+
+def model_of(process: Process, model: ModelConfig, revision: str) -> ModelInfo:
+    """What clients are told of the model."""
+    defaults = model.defaults
+    return ModelInfo(
+        id=process.config.served_model_name or process.source.name,
+        revision=revision,
+        context_length=limits_for(process, model).context_length,
+        eos_ids=model.eos_ids,
+        defaults=SamplingParams(
+            temperature=1.0 if defaults.temperature is None else defaults.temperature,
+            top_k=defaults.top_k or 0,
+            top_p=1.0 if defaults.top_p is None else defaults.top_p,
+            min_p=defaults.min_p or 0.0,
+        ),
+        architecture=model.architecture,
+        label=process.source.label,
+    )
+
+
+def limits_for(process: Process, model: ModelConfig) -> Limits:
+    """Of requests to a model."""
+    return limits_of(process.engine_config, model, process.config.max_prompt_bytes)
+
+
+def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | None:
+    """What this process's files say of the model, as they are now; None where they are not of that revision."""
+    try:
+        contents = Contents(process.source, remembered())
+        model = read_config(contents.directory)
+        contents.check()
+    except ServiceError as error:  # they are being replaced
+        logger.warning("%s", error.message)
+        return None
+    if not fits(revision, contents.configuration):
+        return None
+    return model_of(process, model, revision), limits_for(process, model)
 
 
 def settings_of(process: Process) -> GatewaySettings:
     """The gateway's own view of the configuration and the model."""
-    config, model, defaults = process.config, process.model, process.model.defaults
+    config = process.config
     return GatewaySettings(
         gateway_id=process.ring.process_id,
-        model=ModelInfo(
-            id=config.served_model_name or process.source.name,
-            revision=process.source.revision,
-            context_length=process.limits.context_length,
-            eos_ids=model.eos_ids,
-            defaults=SamplingParams(
-                temperature=1.0 if defaults.temperature is None else defaults.temperature,
-                top_k=defaults.top_k or 0,
-                top_p=1.0 if defaults.top_p is None else defaults.top_p,
-                min_p=defaults.min_p or 0.0,
-            ),
-            architecture=model.architecture,
-        ),
+        model=model_of(process, process.model, ""),
         limits=process.limits,
         listen=config.listen,
         tls=files_of(config.tls_cert, config.tls_key, config.tls_client_ca),

@@ -15,11 +15,12 @@ class ModelInfo:
 
     Attributes:
         id: what requests name.
-        revision: names its weights exactly.
+        revision: names its weights and configuration exactly; "" until the ring has told.
         context_length: tokens of prompt plus output at most.
         eos_ids: ids that end an output.
         defaults: values of absent knobs (temperature, top_k, top_p, min_p, max_tokens).
         architecture: name, for people.
+        label: what the operator calls the revision: names it, too, where nothing is gone on with.
     """
 
     id: str
@@ -28,6 +29,7 @@ class ModelInfo:
     eos_ids: tuple[int, ...] = ()
     defaults: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     architecture: str = ""
+    label: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,23 @@ import msgspec
 import zmq
 
 from engine.errors import engine_fault, other_revision
-from services.messages import Cancel, Census, Failed, Keep, Message, Probe, Prompt, Report, Role, Submit, Visit, failed
+from services.messages import (
+    Append,
+    Cancel,
+    Census,
+    Failed,
+    Keep,
+    Message,
+    Probe,
+    Prompt,
+    Report,
+    Role,
+    Submit,
+    Tokens,
+    Visit,
+    failed,
+)
+from services.revisions import fits
 from services.ring.keys import RingKeys
 from services.ring.leases import Leases
 from services.ring.peers import NextHop
@@ -30,6 +46,10 @@ RETRY_S = 0.02  # how soon a flush that met EAGAIN is tried again
 
 def _ignore(request_id: str) -> None:
     """Nothing is held."""
+
+
+def _nothing() -> None:
+    """Its files cannot be others."""
 
 
 class Stage(Protocol):
@@ -68,7 +88,8 @@ class RingLoop:
         self.counts: Counter[str] = Counter()
         self.leases = Leases()
         self.on_keep: Callable[[str], None] = _ignore  # what is held of that request's trace is wanted
-        self.revision = ""  # of the model that this process serves: work for another fails
+        self.on_mixed: Callable[[], None] = _nothing  # the processes of the ring serve different revisions
+        self.revision = ""  # that this process serves: work for another fails
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -87,6 +108,8 @@ class RingLoop:
             Keep: self._pass_keep,
             Submit: self._refuse_revision,
             Prompt: self._refuse_revision,
+            Append: self._refuse_revision,
+            Tokens: self._refuse_first_tokens,
         }
         if role is not Role.GATEWAY:
             self._apart[Probe] = self._pass_probe
@@ -187,7 +210,10 @@ class RingLoop:
 
     def _pass_probe(self, stage: Stage, probe: Probe) -> bool:
         self.leases.seen(probe.origin, probe.epoch)
-        visit = Visit(self._role, self.process_id, self.epoch, stage.progress, self.inbox.counts["lost"])
+        if probe.is_mixed:
+            self.on_mixed()
+        lost = self.inbox.counts["lost"]
+        visit = Visit(self._role, self.process_id, self.epoch, stage.progress, lost, self.revision)
         self.emit(msgspec.structs.replace(probe, visits=(*probe.visits, visit)))
         return True
 
@@ -196,10 +222,14 @@ class RingLoop:
         self.emit(keep)
         return True
 
-    def _refuse_revision(self, stage: Stage, message: Submit | Prompt) -> bool:
+    def _refuse_first_tokens(self, stage: Stage, tokens: Tokens) -> bool:
+        """An output's first message says how it is to be read; those behind it find a place that this one has made."""
+        return tokens.admitted is not None and self._refuse_revision(stage, tokens)
+
+    def _refuse_revision(self, stage: Stage, message: Submit | Prompt | Append | Tokens) -> bool:
         """Whether it is work for another model, which has failed then."""
         wanted = message.envelope.revision
-        if wanted in (self.revision, ""):
+        if not wanted or fits(wanted, self.revision):
             return False
         self.emit(failed(message.envelope, other_revision(wanted, self.revision)))
         return True

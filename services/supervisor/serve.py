@@ -29,18 +29,19 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     source = resolve_model(service.model, service.revision)
     service = dataclasses.replace(
         service,
-        model=str(source.directory),
-        revision=source.revision,
+        model=str(source.path),
+        revision=source.label,
         served_model_name=service.served_model_name or source.name,
         listen=free_address(service.listen),
         peer_secret=service.peer_secret or (secrets.token_hex(32) if service.gateways > 1 else ""),
     )
     start = time.monotonic()
 
-    def on_ready(address: str) -> None:
+    def on_ready(told: str) -> None:
+        address, revision = told.split()
         took = time.monotonic() - start
         name = service.served_model_name
-        print(f"sluice: serving {name} (revision {source.revision}) on {address}, ready in {took:.1f} s", flush=True)
+        print(f"sluice: serving {name} (revision {revision}) on {address}, ready in {took:.1f} s", flush=True)
 
     def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

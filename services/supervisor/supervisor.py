@@ -58,8 +58,8 @@ class Supervisor:
         self._returning: Running | None = None  # exited as asked, and the service does not serve yet with the new one
 
     def run(self, on_ready: Callable[[str], None], grace_s: float, signals: list[int] | None = None) -> int:
-        """Start all, wait for the end; the exit status. `on_ready` gets the address once every gateway serves.
-        `signals` has what came before."""
+        """Start all, wait for the end; the exit status. `on_ready` gets what the last gateway says of itself, its
+        address and its model's revision, once every one serves. `signals` has what came before."""
         self._signals = self._signals if signals is None else signals
         with (
             wakeups(self._signals) as wake,
@@ -103,14 +103,14 @@ class Supervisor:
         """Gateways say that they let requests in, at first and after every loss."""
         now_s = time.monotonic()
         for line in lines.splitlines():
-            _, name, address = line.split()
+            _, name, told = line.split(maxsplit=2)
             self._serving.add(name)
             if len(self._serving) < len(self._of(is_gateway=True)):
                 continue
             if not self._was_ready:
                 self._was_ready = True
                 self._restarts.began(now_s - self._started_s)
-                on_ready(address)
+                on_ready(told)
             elif self._lost_at_s is not None:
                 self._say(f"sluice: serving again after {now_s - self._lost_at_s:.1f} s")
             self._restarts.served(now_s)

@@ -36,7 +36,7 @@ async def run(process: Process) -> int:
         loop.call_soon_threadsafe(call)
 
     num_threads = process.config.encoding_threads
-    directory, limits = process.source.directory, process.limits
+    directory, limits = process.contents.directory, process.limits
     encoder = TextEncoder.load(directory, num_threads)
     check_template(directory)
     path = directory / "tokenizer.json"

@@ -12,6 +12,7 @@ import torch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.identity import Digests
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.request import EngineRequest, SamplingParams
@@ -51,6 +52,11 @@ TIGHT = EngineConfig(
 )
 
 
+def named() -> Digests:
+    """Of some content, so that blocks can be kept on disk."""
+    return Digests(b"weights", b"draft")
+
+
 def tight(shape: Shape) -> EngineConfig:
     """A pool that forces preemption; where all layers have a window blocks are given back: it takes a smaller one."""
     return dataclasses.replace(TIGHT, kv_cache_tokens=40) if shape.architecture in ("mistral", "mixtral") else TIGHT
@@ -58,7 +64,7 @@ def tight(shape: Shape) -> EngineConfig:
 
 def make_engine(directory: Path, config: EngineConfig) -> Engine:
     model_config = read_config(directory)
-    return build_engine(config, model_config, directory, limits_of(config, model_config, 1 << 20)).engine
+    return build_engine(config, model_config, directory, limits_of(config, model_config, 1 << 20), digests=named).engine
 
 
 def run(engine: Engine, prompts: dict[str, list[int]], **params: Any) -> dict[str, list[int]]:  # noqa: ANN401 # of SamplingParams' types

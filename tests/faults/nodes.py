@@ -126,7 +126,7 @@ class Front:
         quotas = Quotas(lambda tenant: TenantLimits())
         self.desk = Desk(settings, node.emit, Unobserved(), world.clock, quotas)
         self.desk.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
-        senses = Senses(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda: None)
+        senses = Senses(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)
         self.watch = RingWatch(self.desk, settings, node.emit, world.clock, senses)
 
     def handle(self, message: Message) -> None:

@@ -39,7 +39,8 @@ def free_ports(num: int) -> list[int]:
 class Roles:
     """The processes by role."""
 
-    def __init__(self, keys: Path) -> None:
+    def __init__(self, keys: Path, model: str = "demo") -> None:
+        self._model = model
         assert sluice("keys", str(keys), *(f"{role}-0" for role in ROLES)).returncode == 0
         *ports, self._front = free_ports(5)
         self._inboxes = {role: f"tcp://127.0.0.1:{port}" for role, port in zip(ROLES, ports, strict=True)}
@@ -56,7 +57,7 @@ class Roles:
     def start(self, role: str) -> None:
         """Start one, in the place of an earlier one."""
         command = [*SLUICE, "serve", "--role", role, "--inbox", self._inboxes[role], "--threads", "1"]
-        command += ["--listen", f"127.0.0.1:{self._front}", "--dtype", "float32"]
+        command += ["--listen", f"127.0.0.1:{self._front}", "--dtype", "float32", "--model", self._model]
         self.processes[role] = subprocess.Popen(command, env=self._environment, text=True)
 
     def replace(self, role: str) -> None:
@@ -77,9 +78,9 @@ class Roles:
 
 
 @contextlib.contextmanager
-def four_roles(keys: Path) -> Iterator[Roles]:
+def four_roles(keys: Path, model: str = "demo") -> Iterator[Roles]:
     """Run all four until the block ends; they must then leave with status 0."""
-    roles = Roles(keys)
+    roles = Roles(keys, model)
     try:
         for role in ROLES:
             roles.start(role)

@@ -48,7 +48,6 @@ class Inference:
         self._desk = desk
         self._neighbours = neighbours
         self._parking = parking
-        self._settings = desk.settings
 
     async def generate(
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -60,7 +59,7 @@ class Inference:
             return answers.whole(session.request)
 
         def ask(call: Call) -> Asked:
-            return translate.whole(request.spec, call.priority, self._settings)
+            return translate.whole(request.spec, call.priority, self._desk.settings)
 
         return await self._answer("Generate", context, self._opening(ask), body)
 
@@ -68,7 +67,7 @@ class Inference:
         """StreamGenerate: accepted, deltas, output_finished, finished."""
 
         def ask(call: Call) -> Asked:
-            return translate.generation(request.spec, call.priority, self._settings)
+            return translate.generation(request.spec, call.priority, self._desk.settings)
 
         async def body(session: Session) -> None:
             manner = Manner(is_eager=False, tells_prompt=session.request.asked.tells_prompt)
@@ -99,7 +98,7 @@ class Inference:
             else:
                 self._desk.lift_credit(followed.request)
                 return followed
-            asked = translate.continuation(request.spec, call.priority, self._settings)
+            asked = translate.continuation(request.spec, call.priority, self._desk.settings)
             return Followed(self._desk, call, asked, streams=True)
 
         async def body(session: Session) -> None:
@@ -119,9 +118,10 @@ class Inference:
             assert isinstance(value, Tokenized)
             return answers.tokenized(session.request, value)
 
-        return await self._answer(
-            "Tokenize", context, self._opening(lambda call: translate.tokenization(request, self._settings)), body
-        )
+        def ask(call: Call) -> Asked:
+            return translate.tokenization(request, self._desk.settings)
+
+        return await self._answer("Tokenize", context, self._opening(ask), body)
 
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
@@ -134,9 +134,10 @@ class Inference:
             envelope = session.request.envelope
             return inference_pb2.DetokenizeResponse(model=envelope.model, revision=envelope.revision, text=value.text)
 
-        return await self._answer(
-            "Detokenize", context, self._opening(lambda call: translate.detokenization(request, self._settings)), body
-        )
+        def ask(call: Call) -> Asked:
+            return translate.detokenization(request, self._desk.settings)
+
+        return await self._answer("Detokenize", context, self._opening(ask), body)
 
     async def cancel_generation(
         self, request: inference_pb2.CancelGenerationRequest, context: Context

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.checks import check_credit, check_ids, check_params, check_prompt
-from engine.errors import invalid, unsupported
+from engine.errors import invalid, other_revision, unsupported
 from engine.request import Limits, SamplingParams
 from services.gateway.access.admission import BYTES_PER_TOKEN
 from services.gateway.contract import knobs
 from services.gateway.contract.chat import chat_prompt, num_bytes
 from services.gateway.contract.constraint import constraint
-from services.gateway.contract.errors import not_found
+from services.gateway.contract.errors import loading, not_found
 from services.gateway.contract.fields import refuse_unbuilt
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.work import (
@@ -89,6 +89,8 @@ def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: Gatewa
             raise invalid(field, "is needed, as Accepted named it: the owner of the generation is gone")
     if spec.HasField("credit_window"):
         raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
+    if settings.model.revision and spec.revision != settings.model.revision:  # a label may have named another one
+        raise other_revision(spec.revision, settings.model.revision)
     asked = _generation(spec, priority, settings, is_open=False)
     if asked.is_search:
         raise invalid("resume", "best_of and beam search answer at their end only: start the generation again")
@@ -201,8 +203,11 @@ def _check_model(
 ) -> None:
     if request.HasField("model") and request.model != model.id:
         raise not_found("model", request.model, f"this server serves {model.id!r}")
-    if request.HasField("revision") and request.revision != model.revision:
-        raise not_found("model", f"{model.id}@{request.revision}", f"this server serves revision {model.revision!r}")
+    if not request.HasField("revision") or request.revision in filter(None, (model.revision, model.label)):
+        return
+    if not model.revision:
+        raise loading()
+    raise not_found("model", f"{model.id}@{request.revision}", f"this server serves revision {model.revision!r}")
 
 
 def _prompt(

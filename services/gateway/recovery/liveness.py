@@ -5,7 +5,8 @@ were running ourselves, so that our own pause does not look like a death of othe
 import collections
 from typing import NamedTuple
 
-from services.messages import Probe
+from services.messages import Probe, Visit
+from services.revisions import agreed
 
 STEPS_OF_PATIENCE = 10
 
@@ -34,20 +35,30 @@ class Liveness:
         self._under_way: list[collections.deque[tuple[int, float]]] = [collections.deque() for _ in routes]
         self._answered = [False for _ in routes]
         self._forgotten = 0  # probes up to this one say nothing about the ring as it is now
-        self._known: dict[str, tuple[int, int]] = {}  # process → its epoch, and frames it lost
+        self._known: dict[str, Visit] = {}  # what is known of each process
 
     @property
     def is_complete(self) -> bool:
         """Whether a probe has come back on every way round."""
         return all(self._answered)
 
-    def send(self, elapsed_s: float) -> list[Probe]:
+    @property
+    def revision(self) -> str | None:
+        """What all processes serve, as far as they have been visited; None while they differ."""
+        return agreed(self._known.values())
+
+    @property
+    def revisions(self) -> str:
+        """What each process serves, for people."""
+        return ", ".join(f"{name} {visit.revision}" for name, visit in sorted(self._known.items()))
+
+    def send(self, elapsed_s: float, *, is_mixed: bool = False) -> list[Probe]:
         """Let `elapsed_s` pass, and give the probes to send now, one per way round."""
         self._now_s += elapsed_s
         self._nonce += 1
         for sent in self._under_way:
             sent.append((self._nonce, self._now_s))
-        return [Probe(origin=self._origin, nonce=self._nonce, route=route, epoch=self._epoch) for route in self._routes]
+        return [Probe(self._origin, self._nonce, route, epoch=self._epoch, is_mixed=is_mixed) for route in self._routes]
 
     def is_lost(self, step_s: float) -> bool:
         """Whether a way round has been silent for too long; `step_s` is the engines' longest recent step."""
@@ -65,11 +76,10 @@ class Liveness:
         self._answered[at] = self._answered[at] or probe.nonce > self._forgotten
         new, missed = set(), set()
         for visit in probe.visits:
-            now = (visit.epoch, visit.lost)
-            known, self._known[visit.id] = self._known.get(visit.id, now), now
-            if known[0] != visit.epoch:
+            known, self._known[visit.id] = self._known.get(visit.id, visit), visit
+            if known.epoch != visit.epoch:
                 new.add(visit.id)
-            elif known != now:
+            elif known.lost != visit.lost:
                 missed.add(visit.id)
         return Changes(frozenset(new), frozenset(missed))
 

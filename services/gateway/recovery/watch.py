@@ -5,20 +5,26 @@ told by `on_change` that there is something new to publish.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
+from typing import TypeAlias
 
-from engine.errors import engine_fault, stage_lost
-from engine.request import SamplingParams
+from engine.errors import engine_fault, other_revision, stage_lost
+from engine.request import Limits, SamplingParams
 from services.gateway.access.metadata import Call
 from services.gateway.contract.translate import Asked
 from services.gateway.recovery.liveness import Liveness
 from services.gateway.recovery.resend import Recovery
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.open_requests import OpenRequest, State
-from services.gateway.settings import GatewaySettings
+from services.gateway.settings import GatewaySettings, ModelInfo
 from services.messages import Message, Probe
 from services.ring.peers import peer_of
 from services.work import Generate, TokenPrompt
+
+logger = logging.getLogger(__name__)
+
+ReadModel: TypeAlias = Callable[[str], tuple[ModelInfo, Limits] | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,11 +34,13 @@ class Senses:
     Attributes:
         step_s: the engines' longest recent step.
         num_lost_frames: of the ring, that never came to this process.
+        read_model: the model of a revision, from this process's own files; None where they hold another one.
         on_change: there is something to publish.
     """
 
     step_s: Callable[[], float]
     num_lost_frames: Callable[[], int]
+    read_model: ReadModel
     on_change: Callable[[], None]
 
 
@@ -57,10 +65,11 @@ class RingWatch:
         self._num_lost_frames = 0
         self._warm_up: OpenRequest | None = None
         self._is_warm = False
+        self._is_mixed = False  # the ring is whole, of processes that serve different revisions
 
     def beat(self, elapsed_s: float) -> None:
         """Send probes and see what has become of earlier ones; `elapsed_s` is the time that this process ran since."""
-        for probe in self._liveness.send(elapsed_s):
+        for probe in self._liveness.send(elapsed_s, is_mixed=self._is_mixed):
             self._emit(probe)
         if self._is_warm and self._liveness.is_lost(self._senses.step_s()):
             self.stage_lost()
@@ -96,7 +105,7 @@ class RingWatch:
         """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
         self._desk.pause_streams()
         self._recovery.lost(self._clock(), planned=planned)
-        self._is_warm = False
+        self._is_warm = self._is_mixed = False
         self._liveness.forget()
         self._give_up_warm_up()
         if not self._desk.is_draining:
@@ -120,11 +129,34 @@ class RingWatch:
         for request in self._recovery.due(self._clock()):
             self._desk.resubmit(request)
 
+    def _is_of_one_revision(self) -> bool:
+        """Whether all processes serve one revision, this one too: then it is that of new requests, and open ones of
+        another end. Else the door stays closed: processes whose files were replaced since they read them start again.
+        """
+        revision, was_mixed = self._liveness.revision, self._is_mixed
+        before = self._desk.settings.model.revision
+        found = self._senses.read_model(revision) if revision is not None and revision != before else None
+        if found is not None:
+            logger.info("requests are of revision %s from now on%s", revision, f"; it was {before}" if before else "")
+            self._adopt(*found)
+        self._is_mixed = revision != self._desk.settings.model.revision
+        if self._is_mixed and not was_mixed:
+            text = "the processes serve or read here different revisions (%s): no request is let in until they are one"
+            logger.warning(text, self._liveness.revisions)
+        return not self._is_mixed
+
+    def _adopt(self, model: ModelInfo, limits: Limits) -> None:
+        """What is opened from now on is of this model; what was begun on another revision ends."""
+        self._desk.settings = dataclasses.replace(self._desk.settings, model=model, limits=limits)
+        for request in self._desk.requests:
+            if request.envelope.revision != model.revision:
+                request.end(other_revision(request.envelope.revision, model.revision))
+
     def _warm(self) -> None:
         """Have one token made, once a probe has come back on every way; open the door when it is there."""
         if self._warm_up is None:
-            if not self._is_warm and self._liveness.is_complete:
-                self._warm_up = self._desk.open_own(Call("warm-up"), one_token(self._settings))
+            if not self._is_warm and self._liveness.is_complete and self._is_of_one_revision():
+                self._warm_up = self._desk.open_own(Call("warm-up"), one_token(self._desk.settings))
                 self._warm_up.on_news = self._warm
             return
         if self._warm_up.state is State.RUNNING:

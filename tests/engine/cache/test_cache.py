@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.cache.cache import BlockTable, KVCache, Window
+from engine.cache.identity import UNNAMED
 from engine.cache.pool import BlockPool, Keep
 from engine.cache.prefix import name_block, root
 from engine.cache.tiers import Kind, Tiers
@@ -40,45 +41,45 @@ def test_double_release_is_our_own_fault() -> None:
 
 
 def test_names_are_framed() -> None:
-    assert root([b"a", b"bc"]) != root([b"ab", b"c"])
-    assert root([]) != root([b""])
-    assert name_block(root([b"x"]), [1, 2]) != name_block(root([b"y"]), [1, 2])
+    assert root(UNNAMED, b"a", b"bc") != root(UNNAMED, b"ab", b"c")
+    assert root(UNNAMED) != root(UNNAMED, b"")
+    assert name_block(root(UNNAMED, b"x"), [1, 2]) != name_block(root(UNNAMED, b"y"), [1, 2])
 
 
 def test_a_prefix_is_shared_but_never_its_last_token() -> None:
     cache, tokens = KVCache(8, SIZE, prefix_caching=True), list(range(8))
-    first = BlockTable(root([b"t"]))
+    first = BlockTable(root(UNNAMED, b"t"))
     assert cache.grow(first, 8)
     cache.commit(first, tokens, 8)
-    second = BlockTable(root([b"t"]))
+    second = BlockTable(root(UNNAMED, b"t"))
     assert cache.match(second, tokens) == first.blocks[:1]  # all 8 are cached, but one must be computed
-    assert cache.match(BlockTable(root([b"t"])), [*tokens, 9]) == first.blocks[:2]
-    assert cache.match(BlockTable(root([b"other tenant"])), tokens) == []
+    assert cache.match(BlockTable(root(UNNAMED, b"t")), [*tokens, 9]) == first.blocks[:2]
+    assert cache.match(BlockTable(root(UNNAMED, b"other tenant")), tokens) == []
 
 
 def test_disowned_blocks_are_not_found() -> None:
     cache, tokens = KVCache(8, SIZE, prefix_caching=True), list(range(9))
-    table = BlockTable(root([]))
+    table = BlockTable(root(UNNAMED))
     cache.grow(table, 9)
     cache.commit(table, tokens, 9)
     cache.disown(table)
-    assert cache.match(BlockTable(root([])), tokens) == []
+    assert cache.match(BlockTable(root(UNNAMED)), tokens) == []
 
 
 def test_a_private_table_neither_finds_nor_leaves_anything() -> None:
     cache, tokens = KVCache(8, SIZE, prefix_caching=True), list(range(9))
-    public, private = BlockTable(root([])), BlockTable(root([]), is_private=True)
+    public, private = BlockTable(root(UNNAMED)), BlockTable(root(UNNAMED), is_private=True)
     for table in (private, public):
         assert cache.match(table, tokens) == []
         cache.grow(table, 9)
         cache.commit(table, tokens, 9)
     assert cache.match(private, tokens) == []
-    assert cache.match(BlockTable(root([])), tokens) == public.blocks[:2]
+    assert cache.match(BlockTable(root(UNNAMED)), tokens) == public.blocks[:2]
 
 
 def filled(cache: KVCache, tokens: list[int]) -> BlockTable:
     """A table that has computed all of its tokens."""
-    table = BlockTable(root([]))
+    table = BlockTable(root(UNNAMED))
     assert cache.grow(table, len(tokens))
     cache.commit(table, tokens, len(tokens))
     return table
@@ -90,13 +91,13 @@ def test_an_evicted_block_is_saved_and_comes_back_without_costing_what_was_found
     table = filled(cache, tokens)
     first, second, third, _ = table.blocks
     cache.release(table)
-    other = BlockTable(root([b"other"]))
+    other = BlockTable(root(UNNAMED, b"other"))
     assert cache.grow(other, 2 * SIZE)  # takes the unnamed fourth block and, of the others, the end of the prefix
     (save,) = cache.take_moves()
     assert (save.kind, save.source) == (Kind.SAVE, third)
     cache.release(other)
     # `first` and `second` are now the oldest of all, but must not be overwritten by what follows them.
-    found = cache.match(BlockTable(root([])), tokens)
+    found = cache.match(BlockTable(root(UNNAMED)), tokens)
     (restore,) = cache.take_moves()
     assert found == [first, second, restore.target] and restore.target not in (first, second)
     assert (restore.kind, restore.source) == (Kind.RESTORE, save.target)
@@ -106,7 +107,7 @@ def test_an_evicted_block_is_saved_and_comes_back_without_costing_what_was_found
 def test_what_is_cheaper_to_compute_is_not_saved() -> None:
     cache = KVCache(3, SIZE, prefix_caching=True, tiers=Tiers(4, 0))
     cache.release(filled(cache, list(range(12))), is_worthless=True)
-    assert cache.grow(BlockTable(root([])), 12)
+    assert cache.grow(BlockTable(root(UNNAMED)), 12)
     assert cache.take_moves() == []
 
 
@@ -117,7 +118,7 @@ def test_blocks_come_from_disk_while_others_go_on() -> None:
     written = [move for move in cache.take_moves() if move.kind is Kind.WRITE]
     for move in written:
         cache.moved(move, is_good=True)
-    table = BlockTable(root([]))
+    table = BlockTable(root(UNNAMED))
     assert cache.match(table, tokens) == []
     assert cache.is_awaited(table, tokens) and cache.is_awaited(table, tokens)
     reads = [move for move in cache.take_moves() if move.kind is Kind.READ]
@@ -132,7 +133,7 @@ def test_blocks_come_from_disk_while_others_go_on() -> None:
 
 def test_blocks_behind_the_window_are_given_back() -> None:
     cache = KVCache(8, SIZE, prefix_caching=True, window=Window(size=6, max_chunk=4))
-    table, tokens = BlockTable(root([])), list(range(40))
+    table, tokens = BlockTable(root(UNNAMED)), list(range(40))
     for num in range(SIZE, 40, SIZE):
         assert cache.grow(table, num)
         cache.commit(table, tokens, num)
@@ -142,8 +143,8 @@ def test_blocks_behind_the_window_are_given_back() -> None:
         assert table.num_trimmed == first_seen // SIZE
         assert all(block == cache.pool.null for block in table.blocks[: table.num_trimmed])
     assert cache.pool.num_held <= cache.most_blocks(40) < cache.blocks_for(40)
-    found = cache.match(BlockTable(root([])), tokens[:9])
-    later = BlockTable(root([]))
+    found = cache.match(BlockTable(root(UNNAMED)), tokens[:9])
+    later = BlockTable(root(UNNAMED))
     cache.adopt(later, found, 9)
     cache.check([table, later])
 
@@ -158,7 +159,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=24), tenant=st.sampled_from([b"a", b"b"]))
     def begin(self, tokens: list[int], tenant: bytes) -> None:
-        table = BlockTable(root([tenant]))
+        table = BlockTable(root(UNNAMED, tenant))
         found = self.cache.match(table, tokens)
         if self.cache.can_take(found, len(tokens), spare=0):
             self.cache.adopt(table, found, len(tokens))

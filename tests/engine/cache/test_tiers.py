@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.cache.cache import BlockTable, KVCache, Window
+from engine.cache.identity import UNNAMED
 from engine.cache.pool import Keep
 from engine.cache.prefix import root
 from engine.cache.tiers import Kind, Move, Tiers
@@ -39,7 +40,7 @@ class TierMachine(RuleBasedStateMachine):
     )
     def begin(self, num: int, word: int, tenant: bytes, is_private: bool) -> None:
         tokens = [word] * num  # few prompts, which come again and again
-        table = BlockTable(root([tenant]), is_private)
+        table = BlockTable(root(UNNAMED, tenant), is_private)
         if self.cache.is_awaited(table, tokens):
             return
         found = self.cache.match(table, tokens)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.cache.identity import CacheIdentity
 from engine.cache.tiers import Kind, Move
 from engine.disk import check_directory, names_on_disk
 from engine.runner.store import BlockStore
@@ -147,3 +148,16 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         check_directory(tmp_path)
     assert victim.read_text() == "precious"
+
+
+def test_a_file_of_another_identity_is_not_used_though_its_name_is_the_same(tmp_path: Path) -> None:
+    cache = [torch.zeros(3, 4, 2, 1, 8)]
+    store, same, other = (
+        BlockStore(cache, 2, tmp_path, identity=CacheIdentity(weights)) for weights in (b"v1", b"v1", b"v2")
+    )
+    store.move([Move(Kind.SAVE, 1, 0), Move(Kind.WRITE, 0, name=NAME)])
+    assert finished(store, 1) == [(Kind.WRITE, True)]
+    same.move([Move(Kind.READ, target=1, name=NAME)])
+    assert finished(same, 1) == [(Kind.READ, True)]
+    other.move([Move(Kind.READ, target=1, name=NAME)])
+    assert finished(other, 1) == [(Kind.READ, False)]

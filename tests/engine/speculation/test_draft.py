@@ -18,7 +18,7 @@ from engine.plan import DraftTree
 from engine.request import EngineRequest, SamplingParams
 from engine.runner.store import BlockStore
 from tests.engine.speculation.test_verification import GREEDY, SAMPLED, Outputs, run
-from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, some_prompts
+from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, named, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 TWIN = SHAPES["llama"]
@@ -37,7 +37,7 @@ def drafting(target: Path, draft: Path, config: EngineConfig, num: int = 4) -> E
         config, speculation="draft", draft_model="x", draft_length="fixed", max_draft_tokens=num
     )
     model = read_config(target)
-    return build_engine(config, model, target, limits_of(config, model, 1 << 20), draft).engine
+    return build_engine(config, model, target, limits_of(config, model, 1 << 20), draft, named).engine
 
 
 def plain(target: Path, prompts: dict[str, list[int]], **params: Any) -> Outputs:  # noqa: ANN401 # of SamplingParams' types

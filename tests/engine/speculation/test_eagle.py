@@ -21,7 +21,7 @@ from engine.models.config import read_config, read_head_config
 from engine.plan import Ask, DraftTree
 from engine.speculation.proposer import Draft, Proposer
 from tests.engine.speculation.test_verification import SAMPLED, run
-from tests.engine.test_engine_oracle import ROOMY, TIGHT, make_engine, some_prompts
+from tests.engine.test_engine_oracle import ROOMY, TIGHT, make_engine, named, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.heads import make_head
 
@@ -41,7 +41,7 @@ def drafting(target: Path, head: Path, config: EngineConfig, num: int = NUM_DRAF
         config, speculation="eagle", draft_model="x", draft_length="fixed", max_draft_tokens=num
     )
     model = read_config(target)
-    return build_engine(config, model, target, limits_of(config, model, 1 << 20), head).engine
+    return build_engine(config, model, target, limits_of(config, model, 1 << 20), head, named).engine
 
 
 class Judge:

@@ -14,6 +14,7 @@ from engine.request import FinishReason, Limits
 from services.details import Admitted, Timings, TokenRecord
 from services.gateway.gateway import Gateway
 from services.gateway.observer import Observer
+from services.gateway.recovery.watch import ReadModel
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.messages import Cancel, Grant, Message, Preempted, Probe, Role, Submit, Text, Visit
 from services.work import (
@@ -64,6 +65,8 @@ class FakeRing:
         self.script: Callable[[Submit], None] = lambda submit: None
         self.answers_probes = True
         self.epoch = 1
+        self.of_roles: dict[str, str] = {}  # revisions that are not the model's
+        self.read_model: ReadModel = lambda revision: None
         self.changed = asyncio.Event()
 
     def emit(self, message: Message) -> None:
@@ -98,13 +101,17 @@ class FakeRing:
         assert self.gateway is not None
         if isinstance(message, Probe) and self.answers_probes:
             roles = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)
-            visits = tuple(Visit(role, one, self.epoch, 1) for role, one in zip(roles, message.route, strict=True))
+            ways = zip(roles, message.route, strict=True)
+            visits = tuple(Visit(role, one, self.epoch, 1, revision=self._revision(role)) for role, one in ways)
             self.gateway.deliver(msgspec.structs.replace(message, visits=visits))
         elif isinstance(message, Submit) and is_warm_up(message):
             self.play(text_of(message, 0, "w", first=True, last=True))
         elif isinstance(message, Submit):
             self.script(message)
         self.changed.set()
+
+    def _revision(self, role: Role) -> str:
+        return self.of_roles.get(role, MODEL.revision)
 
 
 def public(submit: Submit) -> str:
@@ -138,7 +145,7 @@ async def running(
     wait: bool = True,
 ) -> AsyncIterator[Rig]:
     ring = FakeRing()
-    gateway = ring.gateway = Gateway(chosen, ring.emit, observer)
+    gateway = ring.gateway = Gateway(chosen, ring.emit, observer, read_model=lambda revision: ring.read_model(revision))
     port = await gateway.start()
     local = (("grpc.use_local_subchannel_pool", 1), *channel_options)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=local) as channel:

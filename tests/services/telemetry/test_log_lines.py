@@ -23,7 +23,12 @@ PARENT = (("traceparent", f"00-{TRACE}-{'cd' * 8}-01"),)
 
 # About a process, a file, a connection to others: no request has a part in them.
 OF_NO_REQUEST = {
-    ("gateway/process.py", "serving on %s"),
+    ("gateway/process.py", "serving revision %s on %s"),
+    ("gateway/process.py", "%s"),
+    ("gateway/recovery/watch.py", "requests are of revision %s from now on%s"),
+    ("gateway/recovery/watch.py", "<text>"),
+    ("roles.py", "%s was replaced since this process read it, and others serve another revision: ending"),
+    ("digests.py", "<text>"),
     ("gateway/listener.py", "the gRPC server %s; another one takes its place"),
     ("gateway/listener.py", "a gRPC server that had stopped by itself says so again"),
     ("telemetry/queue.py", "spans do not reach the collector: until they do they are dropped and counted"),

@@ -1,5 +1,6 @@
 """A generation whose gateway is gone goes on from what its client has."""
 
+import dataclasses
 from typing import Any
 
 import grpc
@@ -9,7 +10,7 @@ from sluice.v1 import inference_pb2, types_pb2
 from services.work import pack_ids
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.calls.test_resume import told
-from tests.services.gateway.fake_ring import Rig, running, text_of
+from tests.services.gateway.fake_ring import MODEL, Rig, running, settings, text_of
 
 GONE = "f" * 32 + ".gone"
 
@@ -57,7 +58,7 @@ async def test_nothing_received_is_a_beginning() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"revision": "other"}, "model"),
+        ({"model": "other"}, "model"),
         ({"sampling": {}}, "seed"),
         ({"sampling": {"seed": 1, "best_of": 2}}, "resume"),
         ({"credit_window": 1}, "credit_window"),
@@ -71,3 +72,11 @@ async def test_what_cannot_go_on(fields: dict[str, Any], field: str) -> None:
         error, _ = await failure(go_on(rig, **fields).read())
         assert error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
         assert (error.details() or "").startswith(field) and rig.ring.submits == []
+
+
+async def test_the_revision_it_began_on_is_gone() -> None:
+    async with running(settings(model=dataclasses.replace(MODEL, label="mine"))) as rig:
+        for revision in ("r0", "mine"):  # a label may have named others before
+            error, _ = await failure(go_on(rig, revision=revision).read())
+            assert error.code() is grpc.StatusCode.FAILED_PRECONDITION and rig.ring.submits == []
+            assert "REVISION_CHANGED" in str(error.trailing_metadata())
