@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2
 
 from engine.errors import Code, ServiceError, unsupported
+from services.gateway import acceptor
 from services.gateway.access.metadata import Context
 from services.gateway.access.tls import server_credentials
 from services.gateway.calls.control import Control
@@ -89,16 +90,17 @@ def build(
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
     with yielding_threads():
-        server = grpc.aio.server(options=options(settings), interceptors=(guard,))
+        server = acceptor.server((guard,), options(settings))
     tables = (
         (INFERENCE, inference_table(handlers)),
         (CONTROL, control_table(handlers.control)),
         (OIP, handlers.adapter.table()),
     )
     most = wire.bounds(settings)
-    server.add_generic_rpc_handlers(
-        [_service(descriptor, table, handlers.observer, most) for descriptor, table in tables]
-    )
+    for descriptor, table in tables:
+        server.add_registered_method_handlers(
+            descriptor.full_name, _service(descriptor, table, handlers.observer, most)
+        )
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
         _add_reflection(server)
@@ -157,7 +159,7 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
 
 def _service(
     descriptor: ServiceDescriptor, behaviours: Mapping[str, Behaviour], observer: Observer, most: Mapping[str, int]
-) -> grpc.GenericRpcHandler:
+) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
     handlers = {}
     for method in descriptor.methods:
         make = _KINDS[(method.client_streaming, method.server_streaming)]
@@ -169,7 +171,7 @@ def _service(
             ),
             response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
         )
-    return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+    return handlers
 
 
 class Malformed:
@@ -216,5 +218,4 @@ def _add_reflection(server: grpc.aio.Server) -> None:
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    v1 = grpc.method_handlers_generic_handler("grpc.reflection.v1.ServerReflection", {"ServerReflectionInfo": handler})
-    server.add_generic_rpc_handlers((v1,))
+    server.add_registered_method_handlers("grpc.reflection.v1.ServerReflection", {"ServerReflectionInfo": handler})
