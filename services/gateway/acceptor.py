@@ -70,14 +70,13 @@ class _Server(_server.Server):
         self._server = _Acceptor(self._loop, interceptors, options)
 
 
-def server(interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> grpc.aio.Server:
+def server(interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> Any:  # noqa: ANN401 # see below
     """A grpc.aio server, to which services are added by `add_registered_method_handlers`."""
     if MISSING:
         log.warning(
-            "grpcio %s has no %s: a path that is not UTF-8 stops its server, which is then replaced; install grpcio 1.85.1",
+            "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there; install 1.85.1",
             grpc.__version__,
             ", ".join(MISSING),
         )
         return grpc.aio.server(options=options, interceptors=interceptors)
-    made: grpc.aio.Server = _Server(interceptors, options)
-    return made
+    return _Server(interceptors, options)

@@ -27,7 +27,10 @@ async def test_many_calls_of_many_methods_at_once() -> None:
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a"]))
         unary = [rig.stub.Generate(unary_request()) for _ in range(200)]
         streams = [rig.stub.StreamGenerate(stream_request()) for _ in range(200)]
-        absent = [rig.channel.unary_unary(f"/sluice.v1.InferenceService/None{i}")(b"") for i in range(50)]
+        nothing: list[grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = [
+            rig.channel.unary_unary(f"/sluice.v1.InferenceService/None{i}") for i in range(50)
+        ]
+        absent = [call(b"") for call in nothing]
         assert [answer.outputs[0].text for answer in await asyncio.gather(*unary)] == ["a"] * 200
         ends = [[event async for event in call][-1].WhichOneof("event") for call in streams]
         assert ends == ["finished"] * 200

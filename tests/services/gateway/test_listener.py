@@ -1,4 +1,4 @@
-"""A gRPC server that stops by itself is replaced; at the end all are stopped. What did it to a real one no longer does."""
+"""A gRPC server that stops by itself is replaced; at the end all are stopped. What did that to a real one."""
 
 import asyncio
 from typing import Any
