@@ -5,11 +5,16 @@ Each runs until its time is over and gives how much it did. One that is cut off 
 
 import contextlib
 import dataclasses
+import random
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
 
+import grpc
+from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+
+from benchmarks import gateway_client as client
 from tests.services.gateway.raw_http2 import (
     CONTINUATION,
     DATA,
@@ -27,7 +32,8 @@ from tests.services.gateway.raw_http2 import (
 
 BEGIN = PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0)
 BATCH = 512  # streams whose frames are sent in one piece
-MAX_STREAMS = 1 << 29  # of one connection, whose numbers are odd and below 2**31
+NUM_LANES = 16  # connections that it is spread over
+MAX_STREAM = (1 << 31) - 2 * BATCH  # number of a connection's last stream
 CANCEL = struct.pack(">I", 8)
 
 
@@ -50,6 +56,8 @@ class Target:
         """A connection that HTTP/2 was begun on."""
         made = socket.create_connection((self.host, self.port), 5.0)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.settimeout(None)  # else Python itself waits where MSG_DONTWAIT says not to
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 1, 0))
         made.sendall(BEGIN)
         self.num_connections += 1
         return made
@@ -84,22 +92,24 @@ def bad_paths(target: Target, per_second: float) -> None:
 
 
 def rapid_reset(target: Target, per_second: float) -> None:
-    """HEADERS and RST_STREAM of one stream after the other; all of them say the same by HPACK's indices."""
-    learnt = _fields(b"\x40")
+    """HEADERS and RST_STREAM of one stream after the other, on several connections in turn; all headers are told by
+    HPACK's indices."""
+    learnt = frame(HEADERS, END_HEADERS, 1, _fields(b"\x40")) + frame(RST_STREAM, 0, 1, CANCEL)
     known = b"\x83\x86\xc1\xc0\xbf\xbe"  # POST, http, and the four that were told first
-
-    def flood(connection: socket.socket) -> None:
-        connection.sendall(frame(HEADERS, END_HEADERS, 1, learnt) + frame(RST_STREAM, 0, 1, CANCEL))
-        connection.setblocking(True)
-        for num in target.paced(per_second / BATCH):
-            first = 3 + 2 * BATCH * num
-            if first + 2 * BATCH > MAX_STREAMS:
-                return
-            connection.sendall(b"".join([_opened_and_reset(one, known) for one in range(first, first + 2 * BATCH, 2)]))
-            target.num_sent += BATCH
+    lanes: list[tuple[socket.socket | None, int]] = [(None, 0)] * NUM_LANES
+    for num in target.paced(per_second / BATCH):
+        connection, first = lanes[num % NUM_LANES]
+        lanes[num % NUM_LANES] = (None, 0)
+        with contextlib.suppress(OSError):
+            if connection is None:
+                connection, first = target.connect(), 3
+                connection.sendall(learnt)
+            last = first + 2 * BATCH
+            connection.sendall(b"".join([_opened_and_reset(one, known) for one in range(first, last, 2)]))
             _swallow(connection)
-
-    again_and_again(target, flood)
+            target.num_sent += BATCH
+            if last < MAX_STREAM:
+                lanes[num % NUM_LANES] = (connection, last)
 
 
 def calls(target: Target, per_second: float) -> None:
@@ -192,3 +202,19 @@ SETTINGS_FRAMES = repeated(frame(SETTINGS, 0, 0, b"\x00\x03\x00\x00\x00\x64"), 2
 WINDOW_UPDATES = repeated(frame(WINDOW_UPDATE, 0, 1, struct.pack(">I", 1)), 256, _OPEN)
 EMPTY_DATA = repeated(frame(DATA, 0, 1), 256, _OPEN)
 CONTINUATIONS = repeated(frame(CONTINUATION, 0, 1, b"\x00\x01a\x01b" * 16), 64, frame(HEADERS, 0, 1, _fields(b"\x00")))
+
+
+def detached(target: Target, per_second: float) -> None:
+    """Generations that outlive their readers, each left after its first token and never asked for again."""
+    detach = types_pb2.SchedulingOptions(on_disconnect=types_pb2.DISCONNECT_ACTION_DETACH)
+    spec = client.spec(200, random.Random(2))
+    spec.scheduling.CopyFrom(detach)
+    request = inference_pb2.StreamGenerateRequest(spec=spec)
+    with grpc.insecure_channel(f"{target.host}:{target.port}") as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        for _ in target.paced(per_second):
+            call = stub.StreamGenerate(request)
+            with contextlib.suppress(grpc.RpcError):
+                next(call), next(call)
+                target.num_sent += 1
+            call.cancel()

@@ -22,7 +22,7 @@ class Attack:
 
 ATTACKS = {
     "bad_paths": Attack("HEADERS with a path that is not UTF-8, a connection each", 4, http2.bad_paths),
-    "rapid_reset": Attack("HEADERS and RST_STREAM on one connection", 68_000, http2.rapid_reset),
+    "rapid_reset": Attack("HEADERS and RST_STREAM on 16 connections", 68_000, http2.rapid_reset),
     "calls": Attack("whole calls of Health.Check on one connection", 2_000, http2.calls),
     "pings": Attack("PING frames on one connection", 50_000, http2.PINGS),
     "settings": Attack("SETTINGS frames on one connection", 50_000, http2.SETTINGS_FRAMES),
@@ -30,5 +30,6 @@ ATTACKS = {
     "empty_data": Attack("empty DATA frames on one stream", 50_000, http2.EMPTY_DATA),
     "continuations": Attack("CONTINUATION frames of one HEADERS without end", 5_000, http2.CONTINUATIONS),
     "connections": Attack("connections that only begin HTTP/2, held", 500, http2.connections),
+    "detached": Attack("generations with DETACH, left after a token", 100, http2.detached),
     "silent": Attack("connections on which nothing is said, held", 500, http2.silent),
 }

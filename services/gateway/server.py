@@ -35,7 +35,6 @@ from services.listening import check_plaintext
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
 HEALTH = "grpc.health.v1.Health"
-MAX_PENDING = 1 << 16
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 TurnAway = Callable[[Context, ServiceError], Awaitable[NoReturn]]
 
@@ -76,9 +75,11 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.server_handshake_timeout_ms", 10_000),
-        # Of calls that the loop has not taken yet; from 1,000 on grpc would end some of them at random, as CANCELLED.
-        ("grpc.server.max_pending_requests", MAX_PENDING),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
+        # Calls of one method that the loop has not taken yet: from here on grpc ends some of them at random, as
+        # CANCELLED, and all beyond the hard limit. Its own 1,000 would cost others their calls when one client sends
+        # 2,000 at once; but each that waits holds 34 KB, also of a client that has given it up already.
+        ("grpc.server.max_pending_requests", 2 * settings.max_concurrent_streams),
+        ("grpc.server.max_pending_requests_hard_limit", 4 * settings.max_concurrent_streams),
     )
 
 

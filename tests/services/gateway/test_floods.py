@@ -1,0 +1,131 @@
+"""A client that opens calls only to reset them loses its connection, and no other does."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Iterable
+
+import grpc
+import pytest
+
+from services.gateway import connections
+from services.gateway.floods import ALARM, Floods
+from services.gateway.observer import Unobserved
+from services.gateway.resets import Count
+from tests.services.gateway.fake_ring import generation, running, settings, stream_request, unary_request
+from tests.services.gateway.raw_http2 import PREFACE, RST_STREAM, SETTINGS, frame, headers
+
+CANCEL = struct.pack(">I", 8)
+
+
+class Door:
+    """Connections as they are told."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.all: list[Count] = []
+        self.num_counted = 0
+        self.was_cut: list[tuple[str, int]] = []
+
+    def num_failed(self) -> int:
+        return self.failed
+
+    def counts(self) -> list[Count]:
+        self.num_counted += 1
+        return self.all
+
+    def cut(self, peers: Iterable[tuple[str, int]]) -> int:
+        self.was_cut += peers
+        return len(self.was_cut)
+
+
+async def beat(floods: Floods) -> None:
+    floods.beat()
+    if floods._counting is not None:
+        await floods._counting
+
+
+async def test_connections_are_counted_only_while_many_calls_fail(caplog: pytest.LogCaptureFixture) -> None:
+    door, cuts = Door(), []
+    floods = Floods(1000, lambda: 0.0, lambda: cuts.append(1), door)
+    door.failed = ALARM - 1
+    await beat(floods)
+    assert door.num_counted == 0
+    door.failed += 2000
+    door.all = [Count(1, "10.0.0.1", 7, 1001), Count(2, "10.0.0.2", 8, 1000)]
+    await beat(floods)
+    assert door.num_counted == 1 and door.was_cut == [("10.0.0.1", 7)] and len(cuts) == 1
+    door.failed += 2000
+    door.all = [Count(3, "10.0.0.1", 9, 1001)]
+    await beat(floods)
+    assert len(cuts) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "connections were cut whose calls were given up as they began: 1 of 10.0.0.1"
+    ]  # a flood of them is no flood of lines
+    await floods.close()
+
+
+async def test_rapid_reset_ends_its_own_connection() -> None:
+    counted: list[str] = []
+
+    class Counting(Unobserved):
+        def count(self, name: str, **labels: str) -> None:
+            counted.append(name)
+
+    async with running(settings(max_concurrent_streams=256), observer=Counting()) as rig:
+        rig.ring.script = lambda submit: None
+        neighbour = rig.stub.StreamGenerate(stream_request())
+        submit = await rig.ring.next_submit()
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
+        with contextlib.suppress(ConnectionError):
+            for first in range(1, 40_000, 200):
+                if reader.at_eof():
+                    break
+                opened = [
+                    headers(one, "Embed") + frame(RST_STREAM, 0, one, CANCEL) for one in range(first, first + 200, 2)
+                ]
+                writer.write(b"".join(opened))
+                await writer.drain()
+                async with asyncio.timeout(20):
+                    await rig.ring.until(rig.ring.changed.is_set)  # a beat of the gateway
+                rig.ring.changed.clear()
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1 << 16):
+                    pass
+        writer.transport.abort()
+        assert "connection_cut" in counted
+        rig.ring.play(*generation(submit, ["a"]))
+        assert [event.WhichOneof("event") async for event in neighbour][-1] == "finished"
+        rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a"]))
+        assert (await rig.stub.Generate(unary_request())).outputs[0].text == "a"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
+async def test_a_connection_is_found_by_its_peer_and_cut(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    dual = host == "::"  # a client of IPv4 is then told as ::ffff:127.0.0.1
+    to = "127.0.0.1" if dual else host
+    with (
+        socket.create_server((host, 0), family=family, dualstack_ipv6=dual) as listening,
+        socket.create_connection((to, listening.getsockname()[1])) as client,
+        listening.accept()[0],
+    ):
+        client.sendall(b"x" * 1000)
+        peer = client.getsockname()[:2]
+        assert connections.cut([(to, 1)]) == 0
+        assert connections.cut([peer]) == 1  # the server's end, and not the client's, which is also of this process
+        client.settimeout(5.0)
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(10) == b""
+
+
+async def test_every_connection_is_counted_with_its_peer() -> None:
+    async with running() as rig:
+        await rig.channel.channel_ready()
+        failed: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = rig.channel.unary_unary("/none/None")
+        assert await failed(b"").code() is grpc.StatusCode.UNIMPLEMENTED
+        found = connections.counts()
+        assert {one.host for one in found} == {"127.0.0.1"} and all(one.port for one in found)
