@@ -44,8 +44,8 @@ class Resets:
         self._probation_until_s: dict[str, float] = {}
 
     def judge(self, counts: Sequence[Count], now_s: float) -> list[Count]:
-        """Those that must be cut. What was not counted before came later, or was there in a quieter time: it is given what
-        it might have used since the last count."""
+        """Those that must be cut. What was not counted before came later, or was there in a quieter time: it is given
+        what it might have used since the last count."""
         refill = self._per_second * (now_s - self._counted_s)
         self._counted_s = now_s
         self._probation_until_s = {host: end_s for host, end_s in self._probation_until_s.items() if end_s > now_s}
