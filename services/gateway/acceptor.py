@@ -27,6 +27,18 @@ MISSING = [name for name in _PARTS if not hasattr(cygrpc, name)] + [
 ]
 
 
+class _NoEcho(logging.Filter):
+    """Keeps out what a client could fill the log with: grpc tells each header that is not UTF-8, with a traceback, each
+    time that the headers of its call are looked at. It takes them as Latin-1; ours are checked where they are read."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is told."""
+        return record.msg != "Invalid encoding on %s"
+
+
+_NO_ECHO = _NoEcho()
+
+
 class _Acceptor(cygrpc.AioServer):  # type: ignore[misc] # a class without types
     """What grpc.aio.server holds. Its own loop starts ours, waits for their ends, and starts them anew if need be."""
 
@@ -70,8 +82,9 @@ class _Server(_server.Server):
         self._server = _Acceptor(self._loop, interceptors, options)
 
 
-def server(interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> Any:  # noqa: ANN401 # see below
+def server(interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> Any:  # noqa: ANN401 # which grpc.aio.Server is not in the types
     """A grpc.aio server, to which services are added by `add_registered_method_handlers`."""
+    logging.getLogger(cygrpc.__name__).addFilter(_NO_ECHO)  # a second time does nothing
     if MISSING:
         log.warning(
             "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there; install 1.85.1",

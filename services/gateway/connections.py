@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from grpc._cython import cygrpc
@@ -47,12 +47,35 @@ def cut(peers: Iterable[tuple[str, int]]) -> int:
     return num_cut
 
 
-def _cut_if(number: int, wanted: set[tuple[str, int]]) -> bool:
+def peers(port: int) -> list[tuple[str, int]]:
+    """Of the connections of this process to its `port`, handshakes included. Ten microseconds for each file."""
+    found = []
+    for name in os.listdir(FILES) if os.path.isdir(FILES) else ():
+        with contextlib.suppress(OSError), _socket(int(name)) as own:
+            if own.getsockname()[1] == port:
+                found.append(_peer(own))
+    return found
+
+
+@contextlib.contextmanager
+def _socket(number: int) -> Iterator[socket.socket]:
+    """A file of this process that is a socket of TCP. Raises OSError for any other."""
     copy = os.dup(number)  # what it is cannot change meanwhile, and closing it leaves core's own alone
-    if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+    try:
+        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+            raise OSError
+        own = socket.socket(fileno=copy)
+    except OSError:
         os.close(copy)
-        return False
-    with socket.socket(fileno=copy) as own:
+        raise
+    with own:
+        if own.family not in (socket.AF_INET, socket.AF_INET6):
+            raise OSError
+        yield own
+
+
+def _cut_if(number: int, wanted: set[tuple[str, int]]) -> bool:
+    with _socket(number) as own:
         if _peer(own) not in wanted:
             return False
         own.shutdown(socket.SHUT_RDWR)
@@ -67,9 +90,7 @@ def _drain(shut: socket.socket) -> None:
             pass
 
 
-def _peer(own: socket.socket) -> tuple[str, int] | None:
-    if own.family not in (socket.AF_INET, socket.AF_INET6):
-        return None
+def _peer(own: socket.socket) -> tuple[str, int]:
     host, port = own.getpeername()[:2]
     return _plain(socket.inet_pton(own.family, host.partition("%")[0])), port
 

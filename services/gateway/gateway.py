@@ -23,7 +23,7 @@ from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
 from services.gateway.calls.neighbours import Neighbours
 from services.gateway.contract.errors import draining
-from services.gateway.floods import Floods
+from services.gateway.floods import floods
 from services.gateway.listener import Listener
 from services.gateway.memory import Spare
 from services.gateway.observer import Observer, Unobserved
@@ -74,9 +74,8 @@ class Gateway:
             Report: self._control.loads.report,
         }
         self._health = health.aio.HealthServicer()
-        self._floods = Floods(
-            settings.max_concurrent_streams, clock, lambda: self.desk.observer.count("connection_cut")
-        )
+        most = settings.max_concurrent_streams, settings.max_connections_per_address
+        self._floods = floods(*most, clock, lambda: self.desk.observer.count("connection_cut"))
         self._spare = Spare(clock)
         self._listener: Listener | None = None
         self._pulse: asyncio.Task[None] | None = None
@@ -148,7 +147,7 @@ class Gateway:
             self.desk.release_stuck(elapsed_s)
             self._watch.beat(elapsed_s)
             await self._publish()
-            self._floods.beat()
+            self._floods.beat(self._port)
             self._spare.beat()
             if self._listener is not None and await self._listener.look_after():
                 self.desk.observer.count("listener_replaced")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 READY_FD = "SLUICE_READY_FD"  # an inherited pipe; a line is written there whenever requests are let in again
 IPC = "ipc://"
+OTHER_FILES = 256  # than connections of clients: the ring's, logs, what is read again
 
 
 async def run(process: Process) -> int:
@@ -67,6 +69,7 @@ def say_ready(process_id: str, address: str) -> None:
 def settings_of(process: Process) -> GatewaySettings:
     """The gateway's own view of the configuration and the model."""
     config, model, defaults = process.config, process.model, process.model.defaults
+    max_connections = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return GatewaySettings(
         gateway_id=process.ring.process_id,
         model=ModelInfo(
@@ -98,12 +101,19 @@ def settings_of(process: Process) -> GatewaySettings:
         version=metadata.version("sluice"),
         max_open_requests=config.max_open_requests,
         max_concurrent_streams=max(2048, 2 * config.max_open_requests),  # admission refuses, streams do not queue
+        max_connections=max_connections,
+        max_connections_per_address=max_connections // 2,
         probe_interval_s=config.probe_interval_s,
         probe_timeout_s=config.probe_timeout_s,
         grace_s=config.grace_s,
         max_connection_age_s=config.max_connection_age_s,
         reuse_port=config.gateways > 1,
     )
+
+
+def most_connections(max_files: int) -> int:
+    """How many of the files that a process may open connections may take; the others are for what else it does."""
+    return max(max_files // 2, max_files - OTHER_FILES) if max_files > 0 else 1 << 20
 
 
 def _peer_sockets(config: ServiceConfig) -> dict[str, str]:

@@ -72,6 +72,7 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", 60 * 60_000),
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.server_handshake_timeout_ms", 10_000),
@@ -91,7 +92,7 @@ def build(
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
     with yielding_threads():
-        server = acceptor.server((guard,), options(settings))
+        server: grpc.aio.Server = acceptor.server((guard,), options(settings))
     tables = (
         (INFERENCE, inference_table(handlers)),
         (CONTROL, control_table(handlers.control)),

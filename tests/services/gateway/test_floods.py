@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from services.gateway import connections
-from services.gateway.floods import ALARM, Floods
+from services.gateway.floods import ALARM, Floods, floods
 from services.gateway.observer import Unobserved
 from services.gateway.resets import Count
 from tests.services.gateway.fake_ring import generation, running, settings, stream_request, unary_request
@@ -26,6 +26,7 @@ class Door:
         self.failed = 0
         self.all: list[Count] = []
         self.num_counted = 0
+        self.listed: list[tuple[str, int]] = []
         self.was_cut: list[tuple[str, int]] = []
 
     def num_failed(self) -> int:
@@ -35,35 +36,79 @@ class Door:
         self.num_counted += 1
         return self.all
 
+    def peers(self, port: int) -> list[tuple[str, int]]:
+        return self.listed
+
     def cut(self, peers: Iterable[tuple[str, int]]) -> int:
         self.was_cut += peers
         return len(self.was_cut)
 
 
-async def beat(floods: Floods) -> None:
-    floods.beat()
-    if floods._counting is not None:
-        await floods._counting
+async def beat(some: Floods) -> None:
+    some.beat(50051)
+    if some._looking is not None:
+        await some._looking
 
 
 async def test_connections_are_counted_only_while_many_calls_fail(caplog: pytest.LogCaptureFixture) -> None:
     door, cuts = Door(), []
-    floods = Floods(1000, lambda: 0.0, lambda: cuts.append(1), door)
+    some = floods(1000, 10, lambda: 0.0, lambda: cuts.append(1), door)
     door.failed = ALARM - 1
-    await beat(floods)
+    await beat(some)
     assert door.num_counted == 0
     door.failed += 2000
     door.all = [Count(1, "10.0.0.1", 7, 1001), Count(2, "10.0.0.2", 8, 1000)]
-    await beat(floods)
+    await beat(some)
     assert door.num_counted == 1 and door.was_cut == [("10.0.0.1", 7)] and len(cuts) == 1
     door.failed += 2000
     door.all = [Count(3, "10.0.0.1", 9, 1001)]
-    await beat(floods)
+    await beat(some)
     assert len(cuts) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "connections were cut whose calls were given up as they began: 1 of 10.0.0.1"
+        "connections were cut that reset their calls as they began, or were too many: 1 of 10.0.0.1"
     ]  # a flood of them is no flood of lines
-    await floods.close()
+    await some.close()
+
+
+async def test_one_address_has_no_more_connections_than_its_share_and_the_last_to_come_go() -> None:
+    door, cuts = Door(), []
+    some = floods(1000, 2, lambda: 0.0, lambda: cuts.append(1), door)
+    door.listed = [("10.0.0.1", 3), ("10.0.0.1", 2), ("10.0.0.2", 1)]
+    await beat(some)
+    assert not cuts
+    door.listed = [("10.0.0.1", 1), *door.listed, ("10.0.0.1", 4)]
+    some._list_s = 0.0
+    await beat(some)
+    assert sorted(door.was_cut) == [("10.0.0.1", 1), ("10.0.0.1", 4)]
+    await some.close()
+
+
+async def test_connections_beyond_the_limits_are_closed_and_room_is_made_when_some_leave() -> None:
+    async with running(settings(max_connections=8, max_connections_per_address=6)) as rig:
+        await rig.channel.channel_ready()
+
+        async def is_let_in() -> bool:
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+            held.append(writer)
+            with contextlib.suppress(ConnectionError):
+                writer.write(PREFACE + frame(SETTINGS, 0, 0))
+                return bool(await reader.read(1))
+            return False
+
+        held: list[asyncio.StreamWriter] = []
+        let_in = [await is_let_in() for _ in range(20)]
+        assert let_in[:5] == [True] * 5 and False in let_in
+        async with asyncio.timeout(20):
+            while len(connections.peers(rig.port)) > 6:  # the address has more than its share
+                await asyncio.sleep(0.01)
+            for writer in held:
+                writer.close()
+            while not await is_let_in():
+                await asyncio.sleep(0.01)
+        for writer in held:
+            writer.close()
+        rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a"]))
+        assert (await rig.stub.Generate(unary_request())).outputs[0].text == "a"
 
 
 async def test_rapid_reset_ends_its_own_connection() -> None:

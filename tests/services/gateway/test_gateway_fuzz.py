@@ -255,3 +255,11 @@ FLOODS = {
 async def test_floods_of_frames(rig: Rig, frames: bytes) -> None:
     await send(rig.port, frames, 0.05)
     await served(rig)
+
+
+async def test_a_header_that_is_no_text_fills_no_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    back = await send(
+        rig.port, PREFACE + frame(SETTINGS, 0, 0) + FIELDS["a value"] + message(1, GOOD), 5.0, b"grpc-status"
+    )
+    assert b"grpc-status\x010" in back  # what is said in headers that are not ours is no matter of ours
+    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []

@@ -8,6 +8,7 @@ import contextlib
 import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -38,7 +39,7 @@ from tests.services.gateway.talker import Talker
 
 KINDS = (OpenRequest, Followed, Session, Story, History, _Place, Generation, Conversation)
 DETACH = {"on_disconnect": types_pb2.DISCONNECT_ACTION_DETACH, "detach_ttl": {"seconds": 600}}
-DETACHED = {"scheduling": DETACH}
+DETACHED: dict[str, Any] = {"scheduling": DETACH}
 
 
 def left() -> Counter[str]:
@@ -62,10 +63,10 @@ async def rig(uncollected: None) -> AsyncIterator[Rig]:
         yield made
 
 
-async def started(rig: Rig, **fields: object) -> tuple["grpc.aio.UnaryStreamCall", str]:  # type: ignore[type-arg]
+async def started(rig: Rig, **fields: Any) -> tuple[Any, str]:  # noqa: ANN401 # a call
     """A stream that has told its first token, and its id."""
     num = len(rig.ring.submits)
-    call = rig.stub.StreamGenerate(stream_request(**fields))
+    call: Any = rig.stub.StreamGenerate(stream_request(**fields))
     await rig.ring.until(lambda: len(rig.ring.submits) > num)
     submit = rig.ring.submits[-1]
     rig.ring.play(text_of(submit, 0, "a", first=True))
@@ -73,11 +74,12 @@ async def started(rig: Rig, **fields: object) -> tuple["grpc.aio.UnaryStreamCall
     return call, public(submit)
 
 
-async def ended(call: "grpc.aio.UnaryStreamCall") -> grpc.StatusCode:  # type: ignore[type-arg]
+async def ended(call: Any) -> grpc.StatusCode:  # noqa: ANN401 # a call
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
         while await call.read() is not grpc.aio.EOF:
             pass
-    return await call.code()
+    code: grpc.StatusCode = await call.code()
+    return code
 
 
 def play_end(rig: Rig) -> None:
@@ -90,25 +92,25 @@ def play_failure(rig: Rig) -> None:
     rig.ring.gateway.deliver(Failed(envelope, int(Code.INTERNAL), "ENGINE_FAULT", "broken"))
 
 
-async def finished(rig: Rig, **fields: object) -> None:
+async def finished(rig: Rig, **fields: Any) -> None:  # noqa: ANN401 # of a spec
     call, _ = await started(rig, **fields)
     play_end(rig)
     assert await ended(call) is grpc.StatusCode.OK
 
 
-async def failed(rig: Rig, **fields: object) -> None:
+async def failed(rig: Rig, **fields: Any) -> None:  # noqa: ANN401 # of a spec
     call, _ = await started(rig, **fields)
     play_failure(rig)
     assert await ended(call) is grpc.StatusCode.INTERNAL
 
 
-async def cancelled_by_its_id(rig: Rig, **fields: object) -> None:
+async def cancelled_by_its_id(rig: Rig, **fields: Any) -> None:  # noqa: ANN401 # of a spec
     call, name = await started(rig, **fields)
     await rig.stub.CancelGeneration(inference_pb2.CancelGenerationRequest(generation_id=name))
     assert await ended(call) is grpc.StatusCode.CANCELLED
 
 
-async def left_by_its_reader(rig: Rig, **fields: object) -> None:
+async def left_by_its_reader(rig: Rig, **fields: Any) -> None:  # noqa: ANN401 # of a spec
     call, _ = await started(rig, **fields)
     call.cancel()
     await ended(call)
@@ -142,7 +144,7 @@ async def resumed(rig: Rig) -> None:
     call, name = await started(rig, **DETACHED)
     point = types_pb2.ResumePoint(generation_id=name)
     again = inference_pb2.ResumeGenerateRequest(spec=types_pb2.GenerationSpec(resume=point))
-    second = rig.stub.ResumeGenerate(again)
+    second: Any = rig.stub.ResumeGenerate(again)
     assert [(await second.read()).WhichOneof("event") for _ in range(2)] == ["accepted", "delta"]
     assert await ended(call) is grpc.StatusCode.ABORTED
     play_end(rig)
