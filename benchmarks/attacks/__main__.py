@@ -3,13 +3,14 @@
     python -m benchmarks.attacks [--only NAME …] [--seconds 10] [--write]
 
 For each attack: the neighbour alone; with the attack; and with a control that connects to nothing but uses as much of
-the processors as the attacker did, as all of them share the machine. And the gateway's memory before, at most, and
-after; it has a minute to give it back. The attacker is a process of its own with a bounded rate.
+the processors as the attacker did and the gateway did for it, as all of them share the machine. And the gateway's memory
+before, at most, and after; it has a minute to give it back. The attacker is a process of its own with a bounded rate.
 """
 
 import argparse
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import time
@@ -27,10 +28,13 @@ MIB = 1 << 20
 SETTLE_S = 1.0
 
 
-async def beside(rig: Rig, name: str, where: str, seconds: float) -> tuple[dict[str, object], dict[str, float], int]:
-    """What the neighbour sees beside a process of the attacker, what that says, and the gateway's most memory."""
+async def beside(
+    rig: Rig, name: str, where: str, seconds: float, num: int = 1
+) -> tuple[dict[str, object], dict[str, float], int]:
+    """What the neighbour sees beside `num` processes of the attacker, what the last says, and the gateway's most
+    memory."""
     command = [sys.executable, "-m", ATTACKER, name, where, str(seconds + SETTLE_S)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    processes = [await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE) for _ in range(num)]
     most = rig.rss(GATEWAY)
 
     async def measure() -> None:
@@ -43,7 +47,7 @@ async def beside(rig: Rig, name: str, where: str, seconds: float) -> tuple[dict[
     await asyncio.sleep(SETTLE_S)
     try:
         seen = await neighbour.watch(rig.address, seconds)
-        said, _ = await process.communicate()
+        said = [(await process.communicate())[0] for process in processes][-1]
     finally:
         measuring.cancel()
     return seen.figures(), json.loads(said or b"{}"), most
@@ -69,8 +73,9 @@ async def attacked(name: str, seconds: float) -> dict[str, object]:
         gateway_cpu_s = rig.cpu_s(GATEWAY) - cpu_s
         calm_s = await calm(rig, 2 * before)
         after = rig.rss(GATEWAY)
-        share = did.get("cpu_s", 0.0) / did.get("seconds", seconds)
-        control, _, _ = await beside(rig, "burn", f"{share:.3f}", seconds)
+        share = (did["cpu_s"] + max(0.0, gateway_cpu_s - own_cpu_s)) / did["seconds"]
+        num = max(1, math.ceil(share))
+        control, _, _ = await beside(rig, "burn", f"{share / num:.3f}", seconds, num)
     return {
         "does": ATTACKS[name].says,
         "rate": ATTACKS[name].rate,
@@ -78,6 +83,7 @@ async def attacked(name: str, seconds: float) -> dict[str, object]:
         "neighbour_alone": alone,
         "neighbour_attacked": during,
         "neighbour_beside_as_much_cpu": control,
+        "cpu_share_of_control": round(share, 2),
         "gateway_cpu_share": {"alone": round(own_cpu_s / seconds, 2), "attacked": round(gateway_cpu_s / seconds, 2)},
         "gateway_mib": {"before": before // MIB, "most": most // MIB, "after": after // MIB, "calm_after_s": calm_s},
     }

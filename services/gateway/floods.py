@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 ALARM = 100  # calls that failed between two beats
 RESETS_PER_S = 200.0  # of one connection, for ever
 LIST_EVERY_S, FEW = 1.0, 500  # seconds between two lists of up to so many connections
+AGAIN_S, PAUSES = 0.05, 4  # after a cut: at least so long, and so many times what counting took
 TELL_EVERY_S, MAX_HOSTS = 10.0, 5  # how often the log is told, and of how many
 
 
@@ -74,14 +75,23 @@ class Floods:
     async def _look(self, port: int, is_alarm: bool, is_due: bool) -> None:
         try:
             if is_alarm:
-                over = self._resets.judge(await asyncio.to_thread(self._door.counts), self._clock())
-                await self._cut([(one.host, one.port) for one in over])
+                await self._cut_resets()
             if is_due:
                 peers = await asyncio.to_thread(self._door.peers, port)
                 self._list_s = self._clock() + LIST_EVERY_S * max(1.0, len(peers) / FEW)
                 await self._cut(self._crowds.judge(peers))
         except Exception:
             log.exception("looking after the connections failed")
+
+    async def _cut_resets(self) -> None:
+        """Cut what floods, and look again soon for as long as something does: who was cut may come again at once."""
+        while True:
+            start_s = self._clock()
+            over = self._resets.judge(await asyncio.to_thread(self._door.counts), self._clock())
+            if not over:
+                return
+            await self._cut([(one.host, one.port) for one in over])
+            await asyncio.sleep(max(AGAIN_S, PAUSES * (self._clock() - start_s)))
 
     async def _cut(self, peers: Sequence[Peer]) -> None:
         if not peers:

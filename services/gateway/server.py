@@ -73,14 +73,15 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_connection_age_grace_ms", 60 * 60_000),
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
         ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.enable_channelz", 1),  # `connections` reads its counters
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.server_handshake_timeout_ms", 10_000),
         # Calls of one method that the loop has not taken yet: from here on grpc ends some of them at random, as
-        # CANCELLED, and all beyond the hard limit. Its own 1,000 would cost others their calls when one client sends
-        # 2,000 at once; but each that waits holds 34 KB, also of a client that has given it up already.
-        ("grpc.server.max_pending_requests", 2 * settings.max_concurrent_streams),
-        ("grpc.server.max_pending_requests_hard_limit", 4 * settings.max_concurrent_streams),
+        # CANCELLED, and all beyond the hard limit. What one connection may send at once must fit, which its own 1,000
+        # is not; but each that waits holds 34 KB, also when its client has given it up already.
+        ("grpc.server.max_pending_requests", settings.max_concurrent_streams),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * settings.max_concurrent_streams),
     )
 
 

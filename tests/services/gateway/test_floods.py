@@ -41,6 +41,7 @@ class Door:
 
     def cut(self, peers: Iterable[tuple[str, int]]) -> int:
         self.was_cut += peers
+        self.all = [one for one in self.all if (one.host, one.port) not in self.was_cut]
         return len(self.was_cut)
 
 
@@ -59,7 +60,7 @@ async def test_connections_are_counted_only_while_many_calls_fail(caplog: pytest
     door.failed += 2000
     door.all = [Count(1, "10.0.0.1", 7, 1001), Count(2, "10.0.0.2", 8, 1000)]
     await beat(some)
-    assert door.num_counted == 1 and door.was_cut == [("10.0.0.1", 7)] and len(cuts) == 1
+    assert door.num_counted == 2 and door.was_cut == [("10.0.0.1", 7)] and len(cuts) == 1
     door.failed += 2000
     door.all = [Count(3, "10.0.0.1", 9, 1001)]
     await beat(some)
@@ -141,7 +142,9 @@ async def test_rapid_reset_ends_its_own_connection() -> None:
                 while await reader.read(1 << 16):
                     pass
         writer.transport.abort()
-        assert "connection_cut" in counted
+        async with asyncio.timeout(20):
+            while "connection_cut" not in counted:  # its peer may know it first
+                await asyncio.sleep(0.001)
         rig.ring.play(*generation(submit, ["a"]))
         assert [event.WhichOneof("event") async for event in neighbour][-1] == "finished"
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a"]))

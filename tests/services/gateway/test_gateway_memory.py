@@ -57,9 +57,9 @@ def test_memory_is_given_back_after_the_process_has_grown(monkeypatch: pytest.Mo
         return spare.beat()
 
     assert not look(1.0, 900 << 20)  # too soon
-    assert not look(memory.LOOK_EVERY_S, 100 << 20)
     assert not look(memory.LOOK_EVERY_S, (100 << 20) + memory.GROWTH_BYTES - 1)
-    assert look(memory.LOOK_EVERY_S, (100 << 20) + memory.GROWTH_BYTES) and given == [1]
-    assert not look(memory.LOOK_EVERY_S, (100 << 20) + memory.GROWTH_BYTES)  # what is in use is in use
-    assert not look(memory.LOOK_EVERY_S, 50 << 20)
+    assert look(memory.LOOK_EVERY_S, 200 << 20) and given == [1]
+    assert not look(memory.LOOK_EVERY_S, 200 << 20)  # it was in use
+    assert look(memory.LOOK_EVERY_S, 200 << 20) and given == [1, 1]  # and may be free by now
+    assert not look(memory.MAX_EVERY_S, 50 << 20)
     assert look(memory.LOOK_EVERY_S, 90 << 20)
