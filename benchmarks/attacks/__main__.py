@@ -3,8 +3,9 @@
     python -m benchmarks.attacks [--only NAME …] [--seconds 10] [--write]
 
 For each attack: the neighbour alone; with the attack; and with a control that connects to nothing but uses as much of
-the processors as the attacker did and the gateway did for it, as all of them share the machine. And the gateway's memory
-before, at most, and after; it has a minute to give it back. The attacker is a process of its own with a bounded rate.
+the processors as the attacker did and the gateway did for it, as all of them share the machine. And the gateway's
+memory before, at most, and after; it has a minute to give it back. The attacker is a process of its own with a bounded
+rate.
 """
 
 import argparse
