@@ -23,7 +23,9 @@ from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
 from services.gateway.calls.neighbours import Neighbours
 from services.gateway.contract.errors import draining
+from services.gateway.floods import floods
 from services.gateway.listener import Listener
+from services.gateway.memory import Spare
 from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
 from services.gateway.recovery.watch import ReadModel, RingWatch, Senses
@@ -73,6 +75,9 @@ class Gateway:
             Report: self._control.loads.report,
         }
         self._health = health.aio.HealthServicer()
+        most = settings.max_concurrent_streams, settings.max_connections_per_address
+        self._floods = floods(*most, clock, lambda: self.desk.observer.count("connection_cut"))
+        self._spare = Spare(clock)
         self._listener: Listener | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._was_serving: bool | None = None
@@ -107,6 +112,7 @@ class Gateway:
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
+        await self._floods.close()
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, wait up to `grace_s` for the running, then end it. The server stays, and says so."""
@@ -142,6 +148,8 @@ class Gateway:
             self.desk.release_stuck(elapsed_s)
             self._watch.beat(elapsed_s)
             await self._publish()
+            self._floods.beat(self._port)
+            self._spare.beat()
             if self._listener is not None and await self._listener.look_after():
                 self.desk.observer.count("listener_replaced")
             with contextlib.suppress(TimeoutError):
@@ -181,4 +189,4 @@ def _access(path: Path | None) -> Watched[Access] | None:
 def _quotas(access: Watched[Access] | None, num_gateways: int) -> Quotas:
     if access is None:
         return Quotas(lambda tenant: TenantLimits())
-    return Quotas(lambda tenant: access.value.limits_of(tenant).share(num_gateways))
+    return Quotas(lambda tenant: access.value.limits_of(tenant), num_gateways)

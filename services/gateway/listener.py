@@ -1,8 +1,9 @@
 """The gRPC server that listens, and another one in its place when it stops by itself.
 
-grpc.aio (1.85.1) stops taking calls for good when a request's path is not UTF-8, which anybody who can connect may
-send. What runs then goes on at the old server until it ends; a new one takes the port and whatever comes. So it does
-where something removed the file of a Unix socket. Knows no handler.
+A server of grpc.aio stops for good when the loop that takes its calls raises, whatever raised. What runs then goes on
+at the old server until it ends; a new one takes the port and whatever comes. So it does where something removed the
+file of a Unix socket. What a client could make it raise with, a path that is not UTF-8, is `acceptor`'s matter:
+replacing a server closes its connections. Knows no handler.
 """
 
 import asyncio

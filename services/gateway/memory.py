@@ -1,7 +1,12 @@
-"""Memory of a gateway's threads: one heap for all of them. Knows nothing else."""
+"""Memory of a gateway: one heap for all of its threads, and what that keeps of freed memory given back."""
 
 import contextlib
 import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.allocator import give_back
 
 M_ARENA_MAX = -8  # of glibc's mallopt
 
@@ -15,3 +20,45 @@ def share_one_heap() -> None:
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
+
+STATM = Path("/proc/self/statm")
+LOOK_EVERY_S, MAX_EVERY_S = 10.0, 40.0
+GROWTH_BYTES = 16 << 20
+
+
+class Spare:
+    """Has malloc give back what it keeps of freed memory, while the process has more than it once had. It does so by
+    itself only at the end of its heap: after 600,000 calls that were reset as they began a gateway kept 133 MB of what
+    had been 64."""
+
+    def __init__(self, clock: Callable[[], float], resident: Callable[[], int] | None = None) -> None:
+        """`resident` tells the bytes that the process has."""
+        self._clock = clock
+        self._resident = resident or _resident
+        self._every_s = LOOK_EVERY_S
+        self._next_s = clock() + LOOK_EVERY_S
+        self._least = self._resident()
+
+    def beat(self) -> bool:
+        """Look every few seconds, or less often while nothing is to be had; whether memory was asked for. Takes a few
+        milliseconds then."""
+        if self._clock() < self._next_s:
+            return False
+        before = self._resident()
+        self._least = min(self._least, before)
+        is_large = before >= self._least + GROWTH_BYTES
+        if is_large:
+            give_back()
+        is_in_use = is_large and self._resident() > before - GROWTH_BYTES // 2
+        self._every_s = min(MAX_EVERY_S, 2 * self._every_s) if is_in_use else LOOK_EVERY_S
+        self._next_s = self._clock() + self._every_s
+        return is_large
+
+
+def _resident() -> int:
+    """Bytes, or 0 where the system does not tell them."""
+    try:
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

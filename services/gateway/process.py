@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 READY_FD = "SLUICE_READY_FD"  # an inherited pipe; a line is written there whenever requests are let in again
 IPC = "ipc://"
+OTHER_FILES = 256  # than connections of clients: the ring's, logs, what is read again
 
 
 async def run(process: Process) -> int:
@@ -129,6 +131,7 @@ def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | No
 def settings_of(process: Process) -> GatewaySettings:
     """The gateway's own view of the configuration and the model."""
     config = process.config
+    max_connections = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return GatewaySettings(
         gateway_id=process.ring.process_id,
         model=model_of(process, process.model, ""),
@@ -148,12 +151,19 @@ def settings_of(process: Process) -> GatewaySettings:
         version=metadata.version("sluice"),
         max_open_requests=config.max_open_requests,
         max_concurrent_streams=max(2048, 2 * config.max_open_requests),  # admission refuses, streams do not queue
+        max_connections=max_connections,
+        max_connections_per_address=max_connections // 2,
         probe_interval_s=config.probe_interval_s,
         probe_timeout_s=config.probe_timeout_s,
         grace_s=config.grace_s,
         max_connection_age_s=config.max_connection_age_s,
         reuse_port=config.gateways > 1,
     )
+
+
+def most_connections(max_files: int) -> int:
+    """How many of the files that a process may open connections may take; the others are for what else it does."""
+    return max(max_files // 2, max_files - OTHER_FILES) if max_files > 0 else 1 << 20
 
 
 def _peer_sockets(config: ServiceConfig) -> dict[str, str]:

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2
 
 from engine.errors import Code, ServiceError, unsupported
+from services.gateway import acceptor
 from services.gateway.access.metadata import Context
 from services.gateway.access.tls import server_credentials
 from services.gateway.calls.control import Control
@@ -34,7 +35,6 @@ from services.listening import check_plaintext
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
 HEALTH = "grpc.health.v1.Health"
-MAX_PENDING = 1 << 16
 Behaviour = Callable[[Any, Context], Awaitable[Any]]
 TurnAway = Callable[[Context, ServiceError], Awaitable[NoReturn]]
 
@@ -72,12 +72,16 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
         ("grpc.max_connection_age_grace_ms", 60 * 60_000),
         ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.enable_channelz", 1),  # `connections` reads its counters
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.server_handshake_timeout_ms", 10_000),
-        # Of calls that the loop has not taken yet; from 1,000 on grpc would end some of them at random, as CANCELLED.
-        ("grpc.server.max_pending_requests", MAX_PENDING),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_PENDING),
+        # Calls of one method that the loop has not taken yet: from here on grpc ends some of them at random, as
+        # CANCELLED, and all beyond the hard limit. What one connection may send at once must fit, which its own 1,000
+        # is not; but each that waits holds 34 KB, also when its client has given it up already.
+        ("grpc.server.max_pending_requests", settings.max_concurrent_streams),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * settings.max_concurrent_streams),
     )
 
 
@@ -89,16 +93,17 @@ def build(
 ) -> grpc.aio.Server:
     """A server with every service, not yet listening."""
     with yielding_threads():
-        server = grpc.aio.server(options=options(settings), interceptors=(guard,))
+        server: grpc.aio.Server = acceptor.server((guard,), options(settings))
     tables = (
         (INFERENCE, inference_table(handlers)),
         (CONTROL, control_table(handlers.control)),
         (OIP, handlers.adapter.table()),
     )
     most = wire.bounds(settings)
-    server.add_generic_rpc_handlers(
-        [_service(descriptor, table, handlers.observer, most) for descriptor, table in tables]
-    )
+    for descriptor, table in tables:
+        server.add_registered_method_handlers(
+            descriptor.full_name, _service(descriptor, table, handlers.observer, most)
+        )
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
         _add_reflection(server)
@@ -157,7 +162,7 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
 
 def _service(
     descriptor: ServiceDescriptor, behaviours: Mapping[str, Behaviour], observer: Observer, most: Mapping[str, int]
-) -> grpc.GenericRpcHandler:
+) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
     handlers = {}
     for method in descriptor.methods:
         make = _KINDS[(method.client_streaming, method.server_streaming)]
@@ -169,7 +174,7 @@ def _service(
             ),
             response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
         )
-    return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+    return handlers
 
 
 class Malformed:
@@ -216,5 +221,4 @@ def _add_reflection(server: grpc.aio.Server) -> None:
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    v1 = grpc.method_handlers_generic_handler("grpc.reflection.v1.ServerReflection", {"ServerReflectionInfo": handler})
-    server.add_generic_rpc_handlers((v1,))
+    server.add_registered_method_handlers("grpc.reflection.v1.ServerReflection", {"ServerReflectionInfo": handler})

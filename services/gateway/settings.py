@@ -55,6 +55,7 @@ class GatewaySettings:
         max_connection_age_s: after which clients are told to connect again, so that load spreads over gateways.
         max_history_deltas, max_history_bytes: what is kept of one generation that outlives its reader.
         max_stream_generations, max_stream_frames_per_s: of one Converse stream.
+        max_connections: further ones are closed as they come, so that files are left for what else a gateway does.
         max_slot_deltas, max_slot_bytes: unsent news of one stream beyond which it is let go within two probe intervals.
     """
 
@@ -94,3 +95,5 @@ class GatewaySettings:
     max_send_bytes: int = 64 << 20
     max_metadata_bytes: int = 16 << 10
     max_concurrent_streams: int = 2048  # of one connection
+    max_connections: int = 1 << 20
+    max_connections_per_address: int = 1 << 20

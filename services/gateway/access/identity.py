@@ -118,7 +118,11 @@ def read_access(path: Path) -> Access:
         raise bad_setting("access_file", f"cannot read {path}: {error.strerror}") from None
     except msgspec.ValidationError as error:
         raise bad_setting("access_file", f"{path}: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except RecursionError:
+        raise bad_setting(
+            "access_file", f"{path} nests its values too deeply; no setting needs more than two"
+        ) from None
+    except (msgspec.DecodeError, ValueError):  # ValueError: also what is no UTF-8, and a number of 4,300 digits
         raise bad_setting("access_file", f"{path} is not TOML") from None
     for at, key in enumerate(file.keys):
         if not _is_digest(key.sha256):

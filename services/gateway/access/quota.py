@@ -87,15 +87,21 @@ class _Account:
 class Quotas:
     """The use of all tenants; `limits_of` is asked at every request, so that a change of it holds at once."""
 
-    def __init__(self, limits_of: Callable[[str], TenantLimits]) -> None:
+    def __init__(self, limits_of: Callable[[str], TenantLimits], num_gateways: int = 1) -> None:
+        """`num_gateways` share the limits: here their part of them is given away."""
         self._limits_of = limits_of
+        self._num_gateways = num_gateways
         self._accounts: dict[str, _Account] = {}
 
     def take(self, tenant: str, num_tokens: int, now_s: float) -> int:
         """Open a request; gives the tokens charged, for `settle`. Raises ServiceError QUOTA_EXCEEDED."""
         account = self._accounts.setdefault(tenant, _Account())
-        account.limit(self._limits_of(tenant), now_s)
-        charged = _check(account, tenant, num_tokens, now_s)
+        whole = self._limits_of(tenant)
+        account.limit(whole.share(self._num_gateways), now_s)
+        try:
+            charged = _check(account, num_tokens, now_s)
+        except _UsedUp as used_up:
+            raise _exceeded(tenant, used_up, whole, self._num_gateways) from None
         account.num_open += 1
         if account.requests is not None:
             account.requests.take(1, now_s)
@@ -113,26 +119,42 @@ class Quotas:
             del self._accounts[tenant]
 
 
-def _check(account: _Account, tenant: str, num_tokens: int, now_s: float) -> int:
+class _UsedUp(Exception):
+    """Of an account: which limit, and for how long."""
+
+    def __init__(self, name: str, share: int, wait_s: float) -> None:
+        super().__init__(name)
+        self.name = name
+        self.share = share
+        self.wait_s = wait_s
+
+
+def _check(account: _Account, num_tokens: int, now_s: float) -> int:
     limits = account.limits
     if limits.max_concurrent is not None and account.num_open >= limits.max_concurrent:
-        raise _exceeded(tenant, "max_concurrent", limits.max_concurrent, RETRY_S)
+        raise _UsedUp("max_concurrent", limits.max_concurrent, RETRY_S)
     for name, bucket, amount in (
         ("requests_per_minute", account.requests, 1),
         ("tokens_per_minute", account.tokens, num_tokens),
     ):
         wait_s = bucket.wait_s(amount, now_s) if bucket is not None else 0.0
         if bucket is not None and wait_s > 0:
-            raise _exceeded(tenant, name, bucket.per_minute, wait_s)
+            raise _UsedUp(name, bucket.per_minute, wait_s)
     return min(num_tokens, account.tokens.per_minute) if account.tokens is not None else 0
 
 
-def _exceeded(tenant: str, name: str, limit: int, wait_s: float) -> ServiceError:
+def _exceeded(tenant: str, used_up: _UsedUp, whole: TenantLimits, num_gateways: int) -> ServiceError:
+    name, share, wait_s = used_up.name, used_up.share, used_up.wait_s
+    limit = getattr(whole, name)
+    here, details = "", {"quota": name, "limit": str(limit), "tenant": tenant}
+    if num_gateways > 1:
+        here = f" at this gateway, one of {num_gateways} that may each give away {share} of it"
+        details["share"] = str(share)
     return ServiceError(
         Code.RESOURCE_EXHAUSTED,
         "QUOTA_EXCEEDED",
-        f"the quota {name} of {limit} of tenant {tenant!r} is used up: try again in {wait_s:.1f} s",
-        details={"quota": name, "limit": str(limit), "tenant": tenant},
+        f"the quota {name} of {limit} of tenant {tenant!r} is used up{here}: try again in {wait_s:.1f} s",
+        details=details,
         retry_after_s=wait_s,
     )
 

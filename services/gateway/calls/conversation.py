@@ -12,7 +12,7 @@ from sluice.v1 import inference_pb2
 from engine.errors import Code, ServiceError, engine_fault, invalid
 from services.gateway.access.metadata import Call
 from services.gateway.calls.generation import Generation, open_one
-from services.gateway.calls.refusal import tell_refused
+from services.gateway.calls.refusal import bare, tell_refused
 from services.gateway.contract.errors import not_found
 from services.gateway.requests import answers
 from services.gateway.requests.desk import Desk
@@ -147,7 +147,7 @@ class Conversation:
         try:
             generation.take(frame)
         except ServiceError as error:
-            generation.fail(error)
+            generation.fail(bare(error))
         except Exception:
             extra = about(generation.request.envelope)
             log.exception("a %s frame failed", frame.WhichOneof("frame"), extra=extra)

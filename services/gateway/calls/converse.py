@@ -16,7 +16,7 @@ from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fau
 from services.gateway.access.metadata import Call, Context, read_call, read_trace
 from services.gateway.access.rate import Rate
 from services.gateway.calls.conversation import Conversation
-from services.gateway.calls.refusal import refuse, turn_away
+from services.gateway.calls.refusal import bare, refuse, turn_away
 from services.gateway.contract.errors import malformed, slow_consumer
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
@@ -44,7 +44,7 @@ class Converse:
             failure = None
             return
         except ServiceError as error:
-            failure = error
+            failure = bare(error)
         except asyncio.CancelledError:
             failure = deadline_exceeded() if context.time_remaining() == 0 else cancelled()
             raise
@@ -73,7 +73,11 @@ class _Talk:
         self._room = asyncio.Event()
         self._fault: ServiceError | None = None  # of the stream itself
         self._is_stuck = False
-        self._conversation = Conversation(desk, parking, self._call_now, self._news.set)
+
+        def call_now() -> Call:
+            return dataclasses.replace(call, time_left_s=context.time_remaining())
+
+        self._conversation = Conversation(desk, parking, call_now, self._news.set)
         self._reading: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -135,7 +139,7 @@ class _Talk:
                     self._room.clear()
                     await self._room.wait()
         except ServiceError as error:
-            self._fault = error
+            self._fault = bare(error)
         except grpc.aio.BaseError:
             return  # the connection is gone, and grpc cancels the call
         except Exception:
@@ -148,6 +152,3 @@ class _Talk:
         if not self._is_stuck:
             self._is_stuck = True
             writing.cancel()
-
-    def _call_now(self) -> Call:
-        return dataclasses.replace(self._call, time_left_s=self._context.time_remaining())

@@ -3,6 +3,7 @@
 Its stream decides whose turn it is. Pure but for the desk.
 """
 
+import functools
 from collections.abc import Callable
 
 from sluice.v1 import inference_pb2
@@ -32,6 +33,7 @@ class Generation:
         self._followed = followed
         self._wake = wake
         self._changes = Changes(desk, followed.request)
+        self._new = functools.partial(inference_pb2.ConverseResponse, tag=tag)
         self._story = Story(followed.request, self._new, Manner(is_eager=True, tells_prompt=True))
         self._told_allowed: int | None = None  # tokens allowed when its client was last told that they are spent
         self._is_paused = False  # its client is to be told that a process is coming back
@@ -115,9 +117,6 @@ class Generation:
         event = self._new()
         event.failed.CopyFrom(answers.failed(self.request, error))
         return event
-
-    def _new(self) -> inference_pb2.ConverseResponse:
-        return inference_pb2.ConverseResponse(tag=self._tag)
 
 
 def open_one(desk: Desk, call: Call, frame: inference_pb2.Open) -> Followed:

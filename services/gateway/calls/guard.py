@@ -121,10 +121,15 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def checked(request: object, context: Context) -> object:
             try:
-                CALLER.set(self.identify(method, context))
-            except ServiceError as error:
-                await turn_away(self._observer, method, context, error)
-            return await run(request, context)
+                try:
+                    CALLER.set(self.identify(method, context))
+                except ServiceError as error:
+                    await turn_away(self._observer, method, context, error)
+                return await run(request, context)
+            except grpc.aio.AbortError as aborted:
+                # grpc keeps it, and raises it again itself: with our frames it would hold what holds it, for good.
+                aborted.__traceback__ = aborted.__context__ = None
+                return None
 
         make = _KINDS[(bool(handler.request_streaming), bool(handler.response_streaming))]
         return make(checked, handler.request_deserializer, handler.response_serializer)

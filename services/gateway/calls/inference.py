@@ -17,7 +17,7 @@ from services.details import Detokenized, Tokenized
 from services.gateway.access.identity import CALLER
 from services.gateway.access.metadata import Call, Context, read_call, read_trace
 from services.gateway.calls.neighbours import Neighbours
-from services.gateway.calls.refusal import refuse, turn_away
+from services.gateway.calls.refusal import bare, refuse, turn_away
 from services.gateway.calls.session import Session
 from services.gateway.calls.story import Manner
 from services.gateway.contract import translate
@@ -173,7 +173,7 @@ class Inference:
             failure = None
             return answer
         except ServiceError as error:
-            failure = error
+            failure = bare(error)
         except asyncio.CancelledError:
             failure = deadline_exceeded() if context.time_remaining() == 0 else cancelled()
             raise

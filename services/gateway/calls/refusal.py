@@ -18,6 +18,13 @@ from services.gateway.requests.open_requests import OpenRequest
 _OWN = "/sluice.v1.InferenceService/"
 
 
+def bare(error: ServiceError) -> ServiceError:
+    """The error without the frames that it passed through and the error before it: where it is kept, as the outcome of
+    a request or by the call that tells it, they would hold all that the call made, and it them."""
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
 async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
     """End the call with the status of `error`; grpc raises out of it."""
     extra: dict[str, str] = {}

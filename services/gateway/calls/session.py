@@ -7,6 +7,7 @@ from typing import TypeVar
 from engine.errors import ServiceError
 from services.details import Detokenized, Tokenized
 from services.gateway.access.metadata import Context
+from services.gateway.calls.refusal import bare
 from services.gateway.calls.story import Event, Manner, Story
 from services.gateway.requests.desk import ended_error
 from services.gateway.requests.followed import Followed
@@ -42,7 +43,7 @@ class Session:
             if self._lost is None or task.uncancel():
                 raise
             self._sign()
-            raise self._lost from None
+            raise bare(self._lost) from None
         except ServiceError:
             self._sign()
             raise
@@ -82,6 +83,7 @@ class Session:
 
     def close(self, error: ServiceError | None) -> None:
         """Leave; waits for nothing. What does not outlive its reader ends."""
+        self._task = None
         self._parking.leave(self._followed, self, error)
 
     async def _next_news(self) -> None:

@@ -43,13 +43,14 @@ class Followed:
             self._trace.first_token()
 
     def close(self, error: ServiceError | None) -> None:
-        """Release everything; waits for nothing. A second time does nothing."""
+        """Release everything; waits for nothing. A second time, after another reader, it only lets go of that one."""
         if self._is_closed:
+            self.request.release()
             return
         self._is_closed = True
         self.note_token()
         self._desk.close(self.request)
-        self.request.detach()
+        self.request.release()
         status, reason = (int(error.code), error.reason) if error else (0, "")
         self._trace.ended(status, reason, answers.used(self.request))
 

@@ -230,6 +230,11 @@ class OpenRequest:
         """Nobody reads it any more."""
         self.attach(on_news, _ignore, Reader())
 
+    def release(self) -> None:
+        """It is over: it refers to nothing more that refers to it, so that both go when they are let go of."""
+        self.detach()
+        self.on_replay = _unwatched
+
     def take(self) -> list[Text]:
         """Messages of one output for the next delta: the first of all alone, later ones together up to
         `MAX_DELTA_BYTES`. Empty when nothing waits. The last of an output may hold nothing but its end: then there is

@@ -93,6 +93,7 @@ class Parking:
     def _forget(self, place: _Place) -> None:
         if place.timer is not None:
             place.timer.cancel()
+            place.timer = None  # it calls with its place
         self._places.pop(place.followed.request.envelope.request_id, None)
         place.followed.close(cancelled())
 

@@ -39,8 +39,8 @@ def _literal(name: str, value: str) -> bytes:
     return b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
-async def send(port: int, data: bytes, wait_s: float = 0.02) -> bytes:
-    """Send bytes on a connection of their own and hang up; what came back until then."""
+async def send(port: int, data: bytes, wait_s: float = 0.02, until: bytes = b"") -> bytes:
+    """Send bytes on a connection of their own and hang up; what came back until then, or up to `until`."""
     answer = b""
     with contextlib.suppress(ConnectionError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -51,6 +51,8 @@ async def send(port: int, data: bytes, wait_s: float = 0.02) -> bytes:
                 async with asyncio.timeout(wait_s):
                     while chunk := await reader.read(1 << 16):
                         answer += chunk
+                        if until and until in answer:
+                            break
         finally:
             writer.transport.abort()
     return answer

@@ -106,8 +106,7 @@ async def test_mutated_frames(rig: Rig, num: int) -> None:
     rng = random.Random(2)
 
     async def one(at: int) -> None:
-        # Kept below 0x80: what a path that is not UTF-8 does to grpc has a test of its own (test_listener).
-        await send(rig.port, PREFACE + bytes(byte & 0x7F for byte in mutated(rng, CALL[len(PREFACE) :], CALL)))
+        await send(rig.port, PREFACE + mutated(rng, CALL[len(PREFACE) :], CALL))
 
     await throw(rig, num, one)
 
@@ -199,3 +198,68 @@ async def test_a_message_over_the_limit(rig: Rig) -> None:
         )
         assert await method(large.SerializeToString()).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     await served(rig)
+
+
+ODD = b"\xff\xfe\xfd\xfc"
+FIELDS = {
+    "authority": headers(1, "Generate").replace(b"localhost", b"local\xff\x00\xfe\n"),
+    "te": headers(1, "Generate").replace(b"trailers", ODD * 2),
+    "content-type": headers(1, "Generate").replace(b"application/grpc", ODD * 4),
+    "scheme": headers(1, "Generate").replace(b"http", ODD),
+    "method": headers(1, "Generate").replace(b"POST", ODD),
+    "a name": headers(1, "Generate", [("x-nnnn", "v")]).replace(b"nnnn", ODD),
+    "a value": headers(1, "Generate", [("x-n", "vvvv")]).replace(b"vvvv", ODD),
+    "a key": headers(1, "Generate", [("authorization", "vvvv")]).replace(b"vvvv", ODD),
+    "a trace": headers(1, "Generate", [("traceparent", "vvvv")]).replace(b"vvvv", ODD),
+    "no base64": headers(1, "Generate", [("x-n-bin", "!!!!")]),
+    "timeout": headers(1, "Generate", [("grpc-timeout", "9" * 40 + "H")]),
+    "timeout of nothing": headers(1, "Generate", [("grpc-timeout", "0n")]),
+    "no timeout": headers(1, "Generate", [("grpc-timeout", "vvvv")]).replace(b"vvvv", ODD),
+    "two timeouts": headers(1, "Generate", [("grpc-timeout", "1H"), ("grpc-timeout", "-1S")]),
+    "encoding": headers(1, "Generate", [("grpc-encoding", "vvvv")]).replace(b"vvvv", ODD),
+    "accepted encoding": headers(1, "Generate", [("grpc-accept-encoding", "," * 100)]),
+    "priority": headers(1, "Generate", [("x-sluice-priority", "9" * 100)]),
+    "two priorities": headers(1, "Generate", [("x-sluice-priority", "1")] * 2),
+    "many": headers(1, "Generate", [(f"x-{i}", "v" * 100) for i in range(100)]),
+    "headers twice": headers(1, "Generate") * 2,
+    "pseudo-header last": headers(1, "Generate", [(":path", "/again")]),
+}
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+async def test_headers_that_no_client_sends(rig: Rig, fields: bytes) -> None:
+    await send(rig.port, PREFACE + frame(SETTINGS, 0, 0) + fields + message(1, GOOD), 0.1)
+    await served(rig)
+
+
+WHOLE = PREFACE + frame(SETTINGS, 0, 0)
+OPEN = WHOLE + headers(1, "Converse")
+FLOODS = {
+    "continuations": WHOLE + frame(1, 0, 1, b"") + frame(9, 0, 1, b"\x00\x01a\x01b" * 16) * 2000,
+    "empty continuations": WHOLE + frame(1, 0, 1, b"") + frame(9, 0, 1) * 20_000,
+    "settings": WHOLE + frame(SETTINGS, 0, 0, b"\x00\x03\x00\x00\x00\x64") * 20_000,
+    "pings": WHOLE + frame(6, 0, 0, b"12345678") * 20_000,
+    "priorities": OPEN + frame(2, 0, 1, b"\0\0\0\0\x10") * 20_000,
+    "window updates of nothing": OPEN + frame(8, 0, 1, b"\0\0\0\0") * 2,
+    "window updates": OPEN + frame(8, 0, 1, b"\0\0\0\1") * 20_000,
+    "a window too large": OPEN + frame(8, 0, 0, b"\x7f\xff\xff\xff") * 2,
+    "empty data": OPEN + frame(0, 0, 1) * 20_000,
+    "empty messages": OPEN + frame(0, 0, 1, b"\0" * 5) * 5000,
+    "unknown frames": OPEN + frame(200, 255, 1, b"x" * 64) * 5000,
+    "a table of headers that changes": WHOLE + frame(SETTINGS, 0, 0, b"\0\1\xff\xff\xff\xff\0\1\0\0\0\0") * 1000,
+    "goaways": WHOLE + frame(7, 0, 0, b"\0" * 8) * 1000,
+}
+
+
+@pytest.mark.parametrize("frames", FLOODS.values(), ids=FLOODS)
+async def test_floods_of_frames(rig: Rig, frames: bytes) -> None:
+    await send(rig.port, frames, 0.05)
+    await served(rig)
+
+
+async def test_a_header_that_is_no_text_fills_no_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    back = await send(
+        rig.port, PREFACE + frame(SETTINGS, 0, 0) + FIELDS["a value"] + message(1, GOOD), 5.0, b"grpc-status"
+    )
+    assert b"grpc-status\x010" in back  # what is said in headers that are not ours is no matter of ours
+    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from services.gateway import memory
+
 COUNT = """
 import ctypes, sys, tempfile, threading
 from services.gateway.memory import share_one_heap
@@ -41,3 +43,23 @@ def num_heaps(how: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have but one heap")
 def test_threads_share_one_heap() -> None:
     assert num_heaps("own") > 1 == num_heaps("shared")
+
+
+def test_memory_is_given_back_after_the_process_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(memory, "give_back", lambda: given.append(1))
+    now_s, resident = [0.0], [100 << 20]
+    spare = memory.Spare(lambda: now_s[0], lambda: resident[0])
+
+    def look(later_s: float, num_bytes: int) -> bool:
+        now_s[0] += later_s
+        resident[0] = num_bytes
+        return spare.beat()
+
+    assert not look(1.0, 900 << 20)  # too soon
+    assert not look(memory.LOOK_EVERY_S, (100 << 20) + memory.GROWTH_BYTES - 1)
+    assert look(memory.LOOK_EVERY_S, 200 << 20) and given == [1]
+    assert not look(memory.LOOK_EVERY_S, 200 << 20)  # it was in use
+    assert look(memory.LOOK_EVERY_S, 200 << 20) and given == [1, 1]  # and may be free by now
+    assert not look(memory.MAX_EVERY_S, 50 << 20)
+    assert look(memory.LOOK_EVERY_S, 90 << 20)

@@ -1,12 +1,19 @@
-"""A gateway told that the service ends."""
+"""A gateway's place among processes: connections that it may hold, and its end with the service."""
 
 import asyncio
 
 import grpc
 import pytest
 
-from services.gateway.process import end_at_once
+from services.gateway.process import OTHER_FILES, end_at_once, most_connections
 from tests.services.gateway.fake_ring import running, stream_request, text_of
+
+
+def test_connections_leave_files_for_what_else_a_gateway_does() -> None:
+    assert most_connections(20_000) == 20_000 - OTHER_FILES
+    assert most_connections(1024) == 1024 - OTHER_FILES
+    assert most_connections(256) == 128
+    assert most_connections(-1) == 1 << 20  # RLIM_INFINITY
 
 
 async def test_a_service_that_gives_up_ends_streams_in_words() -> None:

@@ -72,6 +72,20 @@ def test_gateways_share_a_limit() -> None:
         TenantLimits(max_concurrent=0)
 
 
+def test_what_is_used_up_is_told_as_the_tenants_quota_and_the_share_of_one_gateway_beside_it() -> None:
+    alone, one_of_two = (Quotas(lambda tenant: TenantLimits(requests_per_minute=4), num) for num in (1, 2))
+    for some, num in ((alone, 4), (one_of_two, 2)):
+        for _ in range(num):
+            some.settle("a", some.take("a", 0, 0.0), 0, 0.0)
+    error = refusal(alone, 0, 0.0)
+    assert error.message == "the quota requests_per_minute of 4 of tenant 'a' is used up: try again in 15.0 s"
+    assert error.details == {"quota": "requests_per_minute", "limit": "4", "tenant": "a"}
+    shared = refusal(one_of_two, 0, 0.0)
+    assert "requests_per_minute of 4 of tenant 'a' is used up at this gateway, one of 2" in shared.message
+    assert "may each give away 2 of it" in shared.message
+    assert shared.details == {"quota": "requests_per_minute", "limit": "4", "tenant": "a", "share": "2"}
+
+
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 50)), max_size=60))
 def test_a_bucket_never_gives_more_than_its_rate_and_one_minutes_worth(takes: list[tuple[float, int]]) -> None:
     bucket, now_s, given_out = Bucket(60, 0.0), 0.0, 0

@@ -14,6 +14,7 @@ from services.gateway import server
 from services.gateway.access.identity import digest_of, new_key, read_access
 from services.gateway.calls import guard
 from services.gateway.gateway import Gateway
+from services.watched import Watched
 from tests.services.certificates import Authority, written
 from tests.services.gateway.fake_ring import FakeRing, Rig, generation, running, settings, stream_request, unary_request
 
@@ -190,6 +191,9 @@ async def ended(rig: Rig) -> None:
     ("text", "reason"),
     [
         ("\x00\x01garbage", "is not TOML"),
+        ("a = " + "[" * 100_000, "nests its values too deeply"),
+        ("a = " + "{b = " * 100_000, "nests its values too deeply"),
+        ("a = " + "9" * 5_000, "is not TOML"),
         ("[[keys]]\nsha256 = 'short'\ntenant = 't'\nscopes = ['generate']", r"keys\[0\].sha256 is not 64 hex digits"),
         ("[[keys]]\nsha256 = 'x'\ntenant = 't'\nscopes = ['root']", "root"),
         ("[[keys]]\nsha256 = 'x'\ntenant = 't'", "scopes"),
@@ -208,6 +212,19 @@ def test_an_access_file_that_cannot_be_used_is_refused_at_the_start(
     with pytest.raises(ServiceError, match=reason) as caught:
         Gateway(settings(access_file=file), FakeRing().emit)
     assert str(file) in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 5_000], ids=["nested", "digits"])
+def test_a_file_that_becomes_unusable_changes_nothing_and_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    file = tmp_path / "access.toml"
+    file.write_text(entry("one", "t", "generate"))
+    access = Watched((file,), lambda: read_access(file))
+    file.write_text(text)
+    assert [access.refresh() for _ in range(3)] == [False] * 3
+    assert access.value.by_key("one") is not None
+    assert [record.getMessage().count(str(file)) for record in caplog.records] == [1]
 
 
 def test_keys_are_long_and_their_hash_is_what_is_known(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Attacks on a running service, each by a process of its own, and what a well-behaved neighbour sees of them."""
