@@ -12,11 +12,14 @@ from typing import Any, TypeAlias
 import grpc
 
 from engine.errors import ServiceError
+from services.faults import fault
 from services.gateway.access.identity import CALLER, LOCAL, Access, Identity, Scope, not_allowed, unauthenticated
-from services.gateway.access.metadata import Context
+from services.gateway.access.metadata import Context, read_trace
 from services.gateway.calls.neighbours import PEER_KEY, TENANT_KEY
-from services.gateway.calls.refusal import turn_away
-from services.gateway.observer import Observer
+from services.gateway.calls.refusal import refuse, turn_away
+from services.messages import Role
+from services.telemetry.logs import about_trace
+from services.telemetry.observed import Observer
 from services.watched import Watched
 
 REFRESH_S = 1.0
@@ -124,7 +127,14 @@ class Guard(grpc.aio.ServerInterceptor):
                 CALLER.set(self.identify(method, context))
             except ServiceError as error:
                 await turn_away(self._observer, method, context, error)
-            return await run(request, context)
+            try:
+                return await run(request, context)
+            except (ServiceError, grpc.aio.BaseError):
+                raise  # the call has its status
+            except Exception as error:  # grpc itself would tell the client its text
+                told = about_trace(read_trace(context), method=method)
+                await refuse(context, fault(Role.GATEWAY, told, "failed in the handler of this call", error))
+                raise
 
         make = _KINDS[(bool(handler.request_streaming), bool(handler.response_streaming))]
         return make(checked, handler.request_deserializer, handler.response_serializer)
