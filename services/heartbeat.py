@@ -18,10 +18,11 @@ _RECORD = struct.Struct("<dd")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sign:
-    """What a heartbeat says: when, and how long the process may be silent from then on."""
+    """What a heartbeat says: when, how long the process may be silent from then on, and what keeps it from its work."""
 
     at_s: float
     patience_s: float
+    note: str = ""
 
     def silence(self, now_s: float) -> float:
         """Seconds since."""
@@ -38,6 +39,7 @@ class Heartbeat:
     def __init__(self, directory: str, process_id: str) -> None:
         """Raises OSError when the file cannot be written."""
         self._file = -1
+        self._note = ""
         if directory:
             Path(directory).mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file = os.open(path_of(directory, process_id), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
@@ -47,6 +49,13 @@ class Heartbeat:
         if self._file >= 0:
             patience_s = max(PATIENCE_S, STEPS_OF_PATIENCE * step_s)
             os.pwrite(self._file, _RECORD.pack(time.monotonic(), patience_s), 0)
+
+    def note(self, text: str) -> None:
+        """What keeps it from its work; "" for nothing."""
+        if self._file >= 0 and text != self._note:
+            self._note = text
+            os.ftruncate(self._file, _RECORD.size)
+            os.pwrite(self._file, text.encode(), _RECORD.size)
 
     def close(self) -> None:
         """The last sign stays."""
@@ -66,4 +75,7 @@ def read(directory: str | Path, process_id: str) -> Sign | None:
         data = path_of(directory, process_id).read_bytes()
     except FileNotFoundError:
         return None
-    return Sign(*_RECORD.unpack(data)) if len(data) == _RECORD.size else None
+    if len(data) < _RECORD.size:
+        return None
+    at_s, patience_s = _RECORD.unpack_from(data)
+    return Sign(at_s, patience_s, data[_RECORD.size :].decode(errors="replace"))

@@ -56,8 +56,10 @@ class Process:
         """Say that the loop turns, and let go of what gateways that are gone have left behind."""
         now_s = time.monotonic()
         self.heart.beat()
+        self.heart.note(self.ring.mismatch)
         self.ring.leases.pass_time(min(now_s - last_s, 2 * BEAT_S))  # our own pause is nobody's fault
         stage.reap()
+        self.ring.reap()
         asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)
 
     async def run(self, stage: Stage) -> int:
