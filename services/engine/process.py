@@ -10,6 +10,7 @@ from engine.build import build_engine
 from services.engine.figures import figures
 from services.engine.grammar_gate import GrammarGate
 from services.engine.stage import EngineStage, Place
+from services.grammar_ids import grammars_of
 from services.model_source import resolve_draft
 from services.process import Process
 from services.slices import LONG_S, take_turns_of
@@ -28,7 +29,9 @@ async def run(process: Process) -> int:
     config = process.engine_config
     take_turns_of(LONG_S)  # this thread and those that compute with it: whoever has a message to pass on goes first
     draft = resolve_draft(config.draft_model, config.speculation) if config.draft_model else None
-    built = build_engine(config, process.model, process.source.directory, process.limits, draft)
+    directory, model, limits = process.source.directory, process.model, process.limits
+    grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
+    built = build_engine(config, model, directory, limits, draft, grammars)
     took = time.monotonic() - start
     how = built.computing
     about = (process.source.name, how.device, how.quantization or how.dtype, how.kernels)

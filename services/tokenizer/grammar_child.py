@@ -10,7 +10,8 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.sampling.grammars import compile_grammar, load_tokenizer
+from engine.sampling.grammars import compile_grammar
+from services.grammar_ids import load_tokenizer
 from services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
 from services.tokenizer.grammar_forms import FormError, grammar_of, place_of, schema_of
 from services.tokenizer.grammar_frames import Answer, Compiled, Job, Setup, TooComplex, Unbuilt, Wrong
