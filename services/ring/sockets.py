@@ -7,6 +7,7 @@ Knows nothing of what messages mean.
 """
 
 import dataclasses
+import logging
 import secrets
 import time
 from collections import Counter
@@ -27,10 +28,13 @@ from services.ring.keys import RingKeys
 from services.ring.receipts import Receipts
 from services.telemetry.logs import about
 
+logger = logging.getLogger(__name__)
+
 HIGH_WATER_MARK = 1000
 FRAME_BYTES = BLOB_BYTES  # of one frame; more messages take more frames, a larger message becomes a blob
 FRAMES_A_TURN = 64  # so that a flood on the inbox cannot starve the loop
 LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+AHEAD_NS = 24 * 3600 * 10**9  # by which the clock of another host may be ahead
 _OF_BLOBS = frozenset({Blob, Chunk})
 MAX_STRANGERS = 32  # senders of another version that are told of by name between two drains
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -108,6 +112,9 @@ class Inbox:
             if header.schema != SCHEMA_VERSION:
                 self._refuse(header)
                 return ()
+            if header.epoch > time.time_ns() + AHEAD_NS:  # would make all that the true sender says stale
+                logger.error("a frame of %s is dropped: its clock is more than a day ahead of this one", header.sender)
+                raise Malformed
             messages = self._decoder.decode(memoryview(data)[header.size :])
         except (Malformed, msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: broken UTF-8 in a string
             self.counts["malformed"] += 1

@@ -34,7 +34,7 @@ from services.messages import (
 from services.ring.frames import FrameWriter
 from services.ring.loop import RingLoop
 from services.ring.peers import NextHop
-from services.ring.sockets import FRAME_BYTES, Inbox, Outbox, Peer
+from services.ring.sockets import AHEAD_NS, FRAME_BYTES, Inbox, Outbox, Peer
 from services.work import (
     Generate,
     TextPrompt,
@@ -107,12 +107,13 @@ async def test_inbox_counts_what_it_drops(net: Net, tmp_path: Path) -> None:
         frame(1, epoch=6),  # a newer process begins again
         frame(9, epoch=5),  # stale
         b"garbage",
+        frame(1, epoch=time.time_ns() + 10 * AHEAD_NS),  # would make what follows stale
         msgspec.msgpack.encode({"type": "Frame", "sender": "x", "extra": 1}),  # a frame of version 1 has more
     ):
         sender.send(data)
-    assert await drained(inbox, 7) == [wanted]
+    assert await drained(inbox, 8) == [wanted]
     counts = {name: inbox.counts[name] for name in ("repeated", "lost", "stale", "malformed")}
-    assert counts == {"repeated": 1, "lost": 2, "stale": 1, "malformed": 2}
+    assert counts == {"repeated": 1, "lost": 2, "stale": 1, "malformed": 3}
 
 
 async def test_ten_thousand_random_frames_are_dropped(net: Net, tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ async def test_ten_thousand_random_frames_are_dropped(net: Net, tmp_path: Path) 
         sender.send(os.urandom(rng.randrange(200)) if number % 2 else bytes(data))
         if number % 100 == 99:
             found += await drained(inbox, number + 1)
-    sender.send(frame(1, epoch=1 << 62, sender="good", messages=(Cancel(ENVELOPE),)))
+    sender.send(frame(1, epoch=time.time_ns(), sender="good", messages=(Cancel(ENVELOPE),)))
     assert (await drained(inbox, 10_001))[-1] == Cancel(ENVELOPE)
     assert inbox.counts["malformed"] > 5000
 

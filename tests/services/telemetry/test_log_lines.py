@@ -36,6 +36,7 @@ OF_NO_REQUEST = {
     ("engine/process.py", "<note>"),
     ("grammar_ids.py", "no constrained output with %s: %s"),
     ("ring/loop.py", "%s cannot go on"),
+    ("ring/sockets.py", "a frame of %s is dropped: its clock is more than a day ahead of this one"),
     ("ring/ends.py", "%s could not handle a %s"),
     ("ring/loop.py", "frames of %s are refused: %s"),
 }
