@@ -24,8 +24,9 @@ from benchmarks.machine import write
 from services.details import Admitted
 from services.detokenizer.stage import DetokenizerStage
 from services.detokenizer.stream import OutputText
-from services.messages import Envelope, Frame, Message, Role, Tokens
+from services.messages import Envelope, Message, Role, Tokens
 from services.model_source import resolve_model
+from services.ring.frames import FrameWriter, read_header
 from services.ring.loop import RingLoop
 from services.tokenizer.encoding import TextEncoder
 from services.work import Stops, TextOptions
@@ -110,12 +111,14 @@ def feed(inbox: str, outbox: str, messages: list[tuple[Tokens, ...]]) -> None:
     source, sink = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     sink.bind(outbox)
     source.connect(inbox)
-    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Frame)
+    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(tuple[Message, ...])
+    writer = FrameWriter("engine-0", 1)
     for step, tokens in enumerate(messages):
-        source.send(encoder.encode(Frame("engine-0", 1, step + 1, tokens)))
+        source.send(writer.frame(step + 1, [encoder.encode(one) for one in tokens]))
         num = 0
         while num < len(tokens):
-            num += len(decoder.decode(sink.recv()).messages)
+            data = sink.recv()
+            num += len(decoder.decode(data[read_header(data).size :]))
         if not step:
             print("through", flush=True)
     context.destroy(linger=0)

@@ -27,6 +27,7 @@ from engine.engine import Engine
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.request import EngineRequest, SamplingParams
+from services.grammar_ids import grammars_of
 from services.tokenizer.grammar_forms import grammar_of
 from services.tokenizer.grammar_frames import Job
 from services.work import Constraint, ConstraintForm
@@ -73,7 +74,8 @@ def make_engine(num: int, threads: int) -> Engine:
     """The demo's, with room for `num` sequences of its whole context."""
     config = EngineConfig(device="cpu", dtype="float32", max_num_seqs=num, threads=threads)
     model = read_config(DEMO)
-    return build_engine(config, model, DEMO, limits_of(config, model, 1 << 20)).engine
+    grammars = grammars_of(DEMO, model.vocab_size, model.eos_ids)
+    return build_engine(config, model, DEMO, limits_of(config, model, 1 << 20), grammars=grammars).engine
 
 
 def prompts(num: int, seed: int) -> list[list[int]]:

@@ -22,10 +22,10 @@ from benchmarks.telemetry import collector
 from engine.request import SamplingParams
 from engine.trail import Kind, Mark
 from services.engine.trace import End, EngineTrace
-from services.gateway.observer import Started, Used
 from services.messages import Envelope
 from services.telemetry import names
 from services.telemetry.metrics import Metrics
+from services.telemetry.observed import Started, Used
 from services.telemetry.observer import GatewayObserver
 from services.telemetry.phases import Phase
 from services.telemetry.spans import Parent

@@ -34,6 +34,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.limits import limits_of
 from engine.models.config import read_config
+from services.grammar_ids import grammars_of
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", threads=1, kv_cache_tokens=1 << 16)
 KINDS = {
@@ -70,7 +71,9 @@ def make(config: EngineConfig) -> Engine:
     model = read_config(DEMO / "target")
     folder = FOLDERS.get(config.speculation)
     draft = DEMO / folder if folder is not None else None
-    engine = build_engine(config, model, DEMO / "target", limits_of(config, model, 1 << 20), draft).engine
+    target = DEMO / "target"
+    grammars = grammars_of(target, model.vocab_size, model.eos_ids)
+    engine = build_engine(config, model, target, limits_of(config, model, 1 << 20), draft, grammars).engine
     return Engine(engine.scheduler, engine.runner, time.process_time, engine.proposer)
 
 

@@ -7,10 +7,11 @@ attempts in flight the second rests on the first: when that fails, both are comp
 
 import dataclasses
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from engine.errors import DeviceLost, OutOfDeviceMemory
+from engine.errors import DeviceLost, OutOfDeviceMemory, engine_fault
 from engine.plan import Plan, PromptScores, Run, StepResult
 
 T = TypeVar("T")
@@ -96,15 +97,22 @@ class Attempt:
             return self._launcher.launch(plan).collect()
         except DeviceLost:
             raise
-        except OutOfDeviceMemory:
+        except OutOfDeviceMemory as error:
             if plan.num_tokens > 1:
                 first, rest = plan.halves()
                 before = self._row(first)
                 return before if before.failed else behind(before, self._row(rest))
-            logger.exception("no device memory for one row of %d tokens", plan.num_tokens)
-        except Exception:
-            logger.exception("the row of slot %d failed alone", plan.slots[0])
-        return StepResult([-1], frozenset({0}))
+            return failed_row(error)
+        except Exception as error:
+            return failed_row(error)
+
+
+def failed_row(cause: Exception) -> StepResult:
+    """The result of a row that failed alone, with what to write of it: who has the request's name writes it."""
+    traceback.clear_frames(cause.__traceback__)  # their locals are tensors
+    error = engine_fault()
+    error.__cause__ = cause
+    return StepResult([-1], frozenset({0}), errors={0: error})
 
 
 def behind(before: StepResult, rest: StepResult) -> StepResult:

@@ -38,7 +38,7 @@ from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
 from engine.runner.threads import measure_threads
-from engine.sampling.grammars import Grammars, load_tokenizer
+from engine.sampling.grammars import Grammars
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
 from engine.speculation.draft import DraftProposer
@@ -67,16 +67,18 @@ class Built:
     grammars: Grammars
 
 
-def build_engine(
+def build_engine(  # noqa: PLR0913 # all that an engine is made of
     config: EngineConfig,
     model_config: ModelConfig,
     directory: Path,
     limits: Limits,
     draft: Path | None = None,
     digests: Callable[[], Digests] = Digests,
+    grammars: Grammars | None = None,
 ) -> Built:
     """Load the checkpoint, and that of a draft where one drafts, and put an engine around it. `digests`, asked once the
-    weights are loaded, gives the names of their contents, without which nothing can be kept on disk.
+    weights are loaded, gives the names of their contents, without which nothing can be kept on disk. Without `grammars`
+    none is followed.
 
     Raises ServiceError naming what is wrong and what to do.
     """
@@ -114,7 +116,7 @@ def build_engine(
         config.max_num_batched_tokens,
         settings_of(config, costs),
     )
-    grammars = Grammars(load_tokenizer(directory / "tokenizer.json", limits.vocab_size, model_config.eos_ids))
+    grammars = grammars or Grammars(None)
     plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
     runner = runner_for(config, plain, model, store, limits)
     return Built(

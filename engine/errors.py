@@ -165,6 +165,30 @@ def stage_lost(role: str) -> ServiceError:
     )
 
 
+def backlog_full(role: str, actual: int, limit: int) -> ServiceError:
+    """The next process takes nothing, and what waits for it has reached its bound."""
+    return ServiceError(
+        Code.UNAVAILABLE,
+        "BACKLOG_FULL",
+        f"{actual} bytes wait in the {role} for a process of this server that takes nothing, and at most {limit} may: "
+        "send the request again later",
+        details={"role": role, "actual": str(actual), "limit": str(limit)},
+        retry_after_s=1.0,
+    )
+
+
+def schema_mismatch(reader: str, reads: int, sender: str, sends: int) -> ServiceError:
+    """Two processes of the ring are of releases whose messages differ."""
+    return ServiceError(
+        Code.UNAVAILABLE,
+        "SCHEMA_MISMATCH",
+        f"the process {sender} of this server sends messages of version {sends}, and {reader} reads version {reads}: "
+        "run one release in all processes of a ring, then send the request again",
+        details={"sender": sender, "actual": str(sends), "reader": reader, "limit": str(reads)},
+        retry_after_s=5.0,
+    )
+
+
 def other_revision(asked: str, served: str) -> ServiceError:
     """A process was replaced by one that serves another model revision: what was begun is never spliced."""
     return ServiceError(

@@ -17,14 +17,16 @@ BEAT_S = 0.5
 PATIENCE_S = 5.0  # silence that means stuck
 STEPS_OF_PATIENCE = 10  # or so many of the engine's steps, if that is longer
 _RECORD = struct.Struct("<dd")
+MAX_NOTE_BYTES = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sign:
-    """What a heartbeat says: when, and how long the process may be silent from then on."""
+    """What a heartbeat says: when, how long the process may be silent from then on, and what keeps it from its work."""
 
     at_s: float
     patience_s: float
+    note: str = ""
 
     def silence(self, now_s: float) -> float:
         """Seconds since."""
@@ -42,6 +44,7 @@ class Heartbeat:
         """Raises OSError when the file cannot be written, or is not ours."""
         self._file = -1
         self._path = path_of(directory, process_id)
+        self._note = ""
         if directory:
             Path(directory).mkdir(parents=True, exist_ok=True, mode=0o700)
             self._open()
@@ -56,6 +59,14 @@ class Heartbeat:
                 self._open()
             os.pwrite(self._file, _RECORD.pack(time.monotonic(), patience_s), 0)
 
+    def note(self, text: str) -> None:
+        """What keeps it from its work; "" for nothing."""
+        if self._file >= 0 and text != self._note:
+            with contextlib.suppress(OSError):  # as in `beat`
+                os.ftruncate(self._file, _RECORD.size)
+                os.pwrite(self._file, text.encode()[:MAX_NOTE_BYTES], _RECORD.size)
+                self._note = text
+
     def close(self) -> None:
         """The last sign stays."""
         if self._file >= 0:
@@ -66,7 +77,7 @@ class Heartbeat:
         file = private.open_file(self._path, os.O_CREAT | os.O_WRONLY)
         os.ftruncate(file, 0)
         self.close()
-        self._file = file
+        self._file, self._note = file, ""
 
 
 def path_of(directory: str | Path, process_id: str) -> Path:
@@ -81,9 +92,12 @@ def read(directory: str | Path, process_id: str) -> Sign | None:
     except OSError:
         return None
     try:
-        data = os.read(file, _RECORD.size)
+        data = os.read(file, _RECORD.size + MAX_NOTE_BYTES)
     except OSError:  # of a directory, say
         return None
     finally:
         os.close(file)
-    return Sign(*_RECORD.unpack(data)) if len(data) == _RECORD.size else None
+    if len(data) < _RECORD.size:
+        return None
+    at_s, patience_s = _RECORD.unpack_from(data)
+    return Sign(at_s, patience_s, data[_RECORD.size :].decode(errors="replace"))

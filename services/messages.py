@@ -3,9 +3,10 @@
 Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel, and what a
 client says of a running one: Grant, Append, Update, CloseInput; and Keep, for its trace. For the gateway alone:
 Preempted. For all: Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched),
-Probe, Report, Census. From the detokenizer home: a Grant of credit spent on tokens that nobody is told of.
-A `Frame` is what one ZeroMQ message holds: everything one stage had for one peer at the end of one turn of its loop.
-Knows nothing of sockets, protobuf or tensors.
+Probe, Report, Census, Mismatch. From the detokenizer home: a Grant of credit spent on tokens that nobody is told of.
+How they travel is `services.ring.frames`. Knows nothing of sockets, protobuf or tensors.
+
+Any change of what is here is another SCHEMA_VERSION: processes of two versions refuse each other's frames by name.
 
 All are `gc=False`: none can be part of a cycle, and not being tracked halves the time that decoding takes.
 """
@@ -21,7 +22,7 @@ from engine.request import FinishReason, SamplingParams
 from services.details import Admitted, Detokenized, PromptScores, Scored, Timings, Tokenized, TokenLogprobs, TokenRecord
 from services.work import Scheduling, Stops, TextOptions, TextPrompt, TokenPrompt, ToolCall, Work
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: frames without a header
 
 
 class Role(enum.StrEnum):
@@ -247,6 +248,16 @@ class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     computing: Computing = UNKNOWN
 
 
+class Mismatch(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """From any process, forward to every gateway: frames of `sender` are refused by `reader`, as their versions of this
+    schema differ. Said again while frames come."""
+
+    reader: str
+    reader_schema: int
+    sender: str
+    sender_schema: int
+
+
 class Blob(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """In place of a message that is too large for a frame: where to find it (see `services.ring.blobs`)."""
 
@@ -265,19 +276,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fiel
 
 Change: TypeAlias = Grant | Append | Update | CloseInput  # what a client says of a running request
 RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | Keep | Change | Failed | Preempted | Result
-Message: TypeAlias = RequestMessage | Probe | Report | Census
-
-
-class Frame(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """All messages of one turn of a stage's loop for one peer."""
-
-    sender: str
-    epoch: int  # wall clock in ns at the boot of the sender: a higher one is a newer process, a lower one is stale
-    seq: int  # counts frames of this sender to this peer from 1: gaps are loss
-    messages: tuple[Message | Blob | Chunk, ...]
-    schema: int = SCHEMA_VERSION
-    host: int = 0  # boot of the sender's machine: clocks of two machines are not compared
-    sent_s: float = 0.0  # monotonic clock when it left
+OfNoRequest: TypeAlias = Probe | Report | Census | Mismatch
+Message: TypeAlias = RequestMessage | OfNoRequest
 
 
 def failed(envelope: Envelope, error: ServiceError) -> Failed:

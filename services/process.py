@@ -61,8 +61,10 @@ class Process:
         now_s = time.monotonic()
         self.heart.beat()
         self.ring.mend()
+        self.heart.note(self.ring.mismatch)
         self.ring.leases.pass_time(min(now_s - last_s, 2 * BEAT_S))  # our own pause is nobody's fault
         stage.reap()
+        self.ring.reap()
         asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)
 
     async def run(self, stage: Stage) -> int:

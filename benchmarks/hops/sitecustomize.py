@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from services.messages import Blob, Chunk, Message
+    from services.messages import Message
+    from services.ring.backlog import Refusal
     from services.ring.loop import RingLoop, Stage
     from services.ring.sockets import Inbox, Outbox
 
@@ -61,7 +62,8 @@ def follow(owner: type, method: str) -> None:
 
 def follow_sockets(inbox: "type[Inbox]", outbox: "type[Outbox]") -> None:
     """Note what comes and what has been handed to ZeroMQ."""
-    drain, send = inbox.drain, outbox._send
+    drain, put, send = inbox.drain, outbox.put, outbox._send
+    waiting: set[str] = set()  # in any outbox: a role whose first tokens are followed has one peer
 
     def drained(self: "Inbox") -> "list[Message]":
         begun = time.monotonic()
@@ -70,13 +72,19 @@ def follow_sockets(inbox: "type[Inbox]", outbox: "type[Outbox]") -> None:
             marks.append((begun, f"woken by {name}"))
         return came
 
-    def sent(self: "Outbox", messages: "tuple[Message | Blob | Chunk, ...]", refused: "list[Message]") -> bool:
+    def queued(self: "Outbox", message: "Message") -> "Refusal | None":
+        waiting.add(type(message).__name__)
+        return put(self, message)
+
+    def sent(self: "Outbox", messages: "list[bytes]") -> bool:
         begun = time.monotonic()
-        for name in {type(one).__name__ for one in messages} & OF_REQUESTS:
+        for name in waiting & OF_REQUESTS:
             marks.append((begun, f"sent {name}"))
-        return send(self, messages, refused)
+        waiting.clear()
+        return send(self, messages)
 
     setattr(inbox, "drain", drained)  # noqa: B010 # a method is replaced
+    setattr(outbox, "put", queued)  # noqa: B010 # likewise
     setattr(outbox, "_send", sent)  # noqa: B010 # likewise
 
 

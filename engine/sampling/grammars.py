@@ -2,20 +2,17 @@
 
 Compiled ones are kept while somebody holds them, and the last used ones beyond that, bounded in bytes of their source.
 Thread-safe; compiling and filling masks leave the interpreter to others. What a grammar may cost at most is said here,
-and is the same in the process that tries grammars out first. Knows no request, no slot and no logits.
+and is the same in the process that tries grammars out first. Knows no request, no slot, no logits and no file; of
+text only the bytes of each id, inside llguidance's tokenizer, which is given to it.
 """
 
-import logging
 import threading
 import weakref
 from collections import OrderedDict
-from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.errors import Code, ServiceError, invalid
-
-logger = logging.getLogger(__name__)
 
 FIELD = "constraint"
 MAX_KEPT_BYTES = 1 << 20  # of sources; a compiled one takes some ten times that
@@ -96,17 +93,3 @@ def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:
     if not matcher.is_error():
         matcher.compute_bitmask()  # what it learns thereby, all its copies know
     return matcher
-
-
-def load_tokenizer(path: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer | None:
-    """The tokenizer of a tokenizer.json, for logits of that width; None for one of a kind that grammars cannot follow.
-
-    Takes 2 s for 152,000 ids, and leaves the interpreter to nobody meanwhile.
-    """
-    if not path.exists() or not eos_ids:
-        return None
-    try:
-        return LLTokenizer(path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=list(eos_ids))
-    except ValueError as error:
-        logger.info("no constrained output with %s: %s", path, error)
-        return None

@@ -31,4 +31,4 @@ def healthcheck(
     if sign.is_stuck(time.monotonic()):
         typer.echo(f"{name}: stuck, no sign of life for {silent_s:.1f} s")
         raise typer.Exit(EXIT_SICK)
-    typer.echo(f"{name}: alive {silent_s:.1f} s ago")
+    typer.echo(f"{name}: alive {silent_s:.1f} s ago" + (f"; {sign.note}" if sign.note else ""))

@@ -13,9 +13,23 @@ from services.detokenizer.joined import joined
 from services.detokenizer.output import Advance, Output
 from services.detokenizer.pace import AT_ONCE, Pace, Timer
 from services.detokenizer.records import Records
-from services.messages import Cancel, Census, Envelope, Failed, Grant, Message, Result, Text, Tokens
+from services.faults import fault
+from services.messages import (
+    Cancel,
+    Census,
+    Envelope,
+    Failed,
+    Grant,
+    Message,
+    Result,
+    Role,
+    Text,
+    Tokens,
+    failed,
+)
 from services.ring.leases import Leases
 from services.telemetry import names
+from services.telemetry.logs import about
 from services.telemetry.phases import Phase, Record
 from services.tokenizer.encoding import TextEncoder
 from services.work import unpack_ids
@@ -151,10 +165,17 @@ class DetokenizerStage:
         )
 
     def _send(self, output: _Output) -> None:
-        """What waits of it leaves as one message."""
-        if output.waiting:
-            self._emit(joined(output.waiting))
-            output.waiting = []
+        """What waits of it leaves as one message. A timer may call this, which has no other guard."""
+        waiting, output.waiting = output.waiting, []
+        if not waiting:
+            return
+        envelope = waiting[0].envelope
+        try:
+            self._emit(joined(waiting))
+        except Exception as error:
+            broken = fault(Role.DETOKENIZER, about(envelope), "failed while joining text of this request", error)
+            self._end(envelope)
+            self._emit(failed(envelope, broken))
 
     def _output(self, message: Tokens, now: float) -> _Output | None:
         """The output's state; made by the first message of an attempt, which says how to detokenise."""

@@ -5,7 +5,6 @@ its request is open, so that the engine need not compile it in the middle of a s
 """
 
 import dataclasses
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,13 +12,12 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
-from engine.errors import ServiceError, engine_fault
+from engine.errors import ServiceError
 from engine.sampling.grammars import Grammar, Grammars
 from services.engine.stage import Emit, EngineStage
-from services.messages import Cancel, Census, Message, Probe, Prompt, Report, failed
+from services.faults import fault
+from services.messages import Cancel, Census, Message, OfNoRequest, Prompt, Role, failed
 from services.telemetry.logs import about
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -68,7 +66,7 @@ class GrammarGate:
         if isinstance(message, Census):
             for name in [one for one, it in self._waiting.items() if message.has_ended(it.prompt.envelope)]:
                 self._drop(name)
-        if isinstance(message, Probe | Report | Census):
+        if isinstance(message, OfNoRequest):
             self._stage.handle(message)
             return
         envelope = message.envelope
@@ -134,9 +132,10 @@ class GrammarGate:
                 self._stage.handle(message)
         except ServiceError as error:
             self._emit(failed(envelope, error))
-        except Exception:
-            logger.exception("a request could not be let in", extra=about(envelope))
-            self._emit(failed(envelope, engine_fault()))
+        except Exception as error:
+            self._stage.handle(Cancel(envelope))  # part of it may be in
+            what = "failed while it compiled the grammar of this request and let it in"
+            self._emit(failed(envelope, fault(Role.ENGINE, about(envelope), what, error)))
 
     def _drop(self, request_id: str) -> None:
         waiting = self._waiting.pop(request_id, None)

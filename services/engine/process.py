@@ -13,6 +13,7 @@ from services.engine.figures import figures
 from services.engine.grammar_gate import GrammarGate
 from services.engine.naming import Naming
 from services.engine.stage import EngineStage, Place
+from services.grammar_ids import grammars_of
 from services.model_source import Contents, resolve_draft
 from services.process import Process
 from services.slices import LONG_S, take_turns_of
@@ -30,10 +31,10 @@ async def run(process: Process) -> int:
     start = time.monotonic()
     config = process.engine_config
     take_turns_of(LONG_S)  # this thread and those that compute with it: whoever has a message to pass on goes first
+    directory, model, limits = process.contents.directory, process.model, process.limits
     with Naming(process.contents, drafting(config)) as naming:
-        built = build_engine(
-            config, process.model, process.contents.directory, process.limits, naming.draft, naming.digests
-        )
+        grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
+        built = build_engine(config, model, directory, limits, naming.draft, naming.digests, grammars)
         process.ring.revision = naming.check()
     took = time.monotonic() - start
     how = built.computing

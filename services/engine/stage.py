@@ -11,13 +11,14 @@ from collections.abc import Callable
 from engine.cache.prefix import root
 from engine.computing import UNKNOWN, Computing
 from engine.engine import Engine
-from engine.errors import ServiceError
+from engine.errors import Code, ServiceError
 from engine.request import EngineRequest
 from engine.scheduler.events import Sampled, Times
 from services.details import Admitted, Timings
 from services.engine.answers import load_of, logprobs_of, scores_of
 from services.engine.changes import carry_out
 from services.engine.trace import End, EngineTrace, Traced, by_position
+from services.faults import fault
 from services.messages import (
     Append,
     Cancel,
@@ -31,12 +32,14 @@ from services.messages import (
     Prompt,
     Report,
     Result,
+    Role,
     Tokens,
     Update,
     failed,
 )
 from services.ring.leases import Leases
 from services.telemetry import names
+from services.telemetry.logs import about
 from services.telemetry.phases import Record, Value
 from services.work import unpack_ids
 
@@ -263,6 +266,9 @@ class EngineStage:
 
     def _fail(self, request_id: str, error: ServiceError) -> None:
         opened = self._open.pop(request_id)
+        if error.code is Code.INTERNAL:
+            told = about(opened.prompt.envelope)
+            error = fault(Role.ENGINE, told, "failed while computing this request", error.__cause__)
         self._count("failed", error.reason)
         self._trace.end(opened.traced, End(self._place.clock(), error.reason))
         self._emit(failed(opened.prompt.envelope, error))

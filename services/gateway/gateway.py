@@ -26,13 +26,13 @@ from services.gateway.contract.errors import draining
 from services.gateway.floods import floods
 from services.gateway.listener import Listener
 from services.gateway.memory import Spare
-from services.gateway.observer import Observer, Unobserved
 from services.gateway.oip.service import OpenInference
 from services.gateway.recovery.watch import ReadModel, RingWatch, Senses
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
 from services.gateway.settings import GatewaySettings
-from services.messages import Failed, Grant, Message, Preempted, Probe, Report, Result, Text
+from services.messages import Failed, Grant, Message, Mismatch, Preempted, Probe, Report, Result, Text
+from services.telemetry.observed import Observer, Unobserved
 from services.watched import Watched
 
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
@@ -73,6 +73,7 @@ class Gateway:
             Grant: self.desk.give_back,
             Probe: self._watch.returned,
             Report: self._control.loads.report,
+            Mismatch: self._watch.mismatched,
         }
         self._health = health.aio.HealthServicer()
         most = settings.max_concurrent_streams, settings.max_connections_per_address

@@ -25,12 +25,12 @@ from services.gateway.calls.inference import Inference
 from services.gateway.calls.refusal import turn_away
 from services.gateway.contract import wire
 from services.gateway.contract.errors import malformed
-from services.gateway.observer import Observer
 from services.gateway.oip.service import SERVICE as OIP
 from services.gateway.oip.service import OpenInference
 from services.gateway.settings import GatewaySettings
 from services.gateway.threads import yielding_threads
 from services.listening import check_plaintext
+from services.telemetry.observed import Observer
 
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]

@@ -7,7 +7,7 @@ from services.telemetry import catalogue
 from services.telemetry.metrics import Sample
 
 OUT = ("frames", "blobs", "would_block", "oversize", "backlog_full")
-IN = ("frames", "malformed", "stale", "repeated", "lost", "lost_blobs")
+IN = ("frames", "malformed", "other_schema", "stale", "repeated", "lost", "lost_blobs")
 EVENTS = ("messages", "dropped", "unroutable", "handler_errors")
 
 

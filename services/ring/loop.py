@@ -1,7 +1,7 @@
 """The loop that every stage runs in: drain the inbox, let the stage work, flush the outboxes.
 
-Runs as callbacks on an asyncio loop. What a stage does with a message is the stage's; routing, probes, frames,
-counting and the answer to a stage that raises are here. Knows no stage by name.
+Runs as callbacks on an asyncio loop. What a stage does with a message is the stage's; routing, probes, frames
+and counting are here, the answer to a stage that raises in `ends`. Knows no stage by name.
 """
 
 import asyncio
@@ -14,17 +14,16 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
-from engine.errors import engine_fault, other_revision
+from engine.errors import other_revision, schema_mismatch
 from services.messages import (
+    SCHEMA_VERSION,
     Append,
     Cancel,
-    Census,
-    Failed,
     Keep,
     Message,
+    Mismatch,
     Probe,
     Prompt,
-    Report,
     Role,
     Submit,
     Tokens,
@@ -32,11 +31,12 @@ from services.messages import (
     failed,
 )
 from services.revisions import fits
+from services.ring.ends import Ends
 from services.ring.keys import RingKeys
 from services.ring.leases import Leases
 from services.ring.peers import NextHop
 from services.ring.sockets import Inbox, Outbox, Peer
-from services.telemetry.logs import about
+from services.ring.strangers import Strangers
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class RingLoop:
         self._hop = NextHop(role, tuple(sorted(peers)))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = keys.guard(self._context) if keys is not None else None
-        self.inbox = Inbox(self._context, inbox, max_message_bytes, keys)
+        self.inbox = Inbox(self._context, inbox, max_message_bytes, keys, role)
         self.outboxes = {
             peer: Outbox(self._context, Peer(peer, address), process_id, self.epoch, max_message_bytes, keys)
             for peer, address in peers.items()
@@ -104,6 +104,8 @@ class RingLoop:
         self._scheduled = False
         self._is_turning = False
         self._later: list[Message] = []  # came while a stage was computing
+        self._ends = Ends(role, process_id, self.emit, self.counts)
+        self._strangers = Strangers(process_id, SCHEMA_VERSION)
         self._apart: dict[type, Callable[[Stage, Any], bool]] = {  # what the loop looks at first; True: it is done with
             Keep: self._pass_keep,
             Submit: self._refuse_revision,
@@ -113,6 +115,12 @@ class RingLoop:
         }
         if role is not Role.GATEWAY:
             self._apart[Probe] = self._pass_probe
+            self._apart[Mismatch] = self._pass_on
+
+    @property
+    def mismatch(self) -> str:
+        """Which neighbours are of another version, for people; "" if none was heard lately."""
+        return self._strangers.told(time.monotonic())
 
     def start(self, stage: Stage) -> None:
         """Begin to turn, on the running asyncio loop."""
@@ -146,8 +154,9 @@ class RingLoop:
         if not targets and not isinstance(message, Cancel | Keep):
             self.counts["unroutable"] += 1
         for peer in targets:
-            if not self.outboxes[peer].put(message):
-                self.counts["dropped"] += 1
+            refusal = self.outboxes[peer].put(message)
+            if refusal is not None:
+                self._ends.not_sent(message, refusal, self.outboxes[peer].backlog_bytes)
         if isinstance(message, Cancel) and not self._is_turning:
             self._flush()  # what its request holds is wanted now, and not behind all else that waits for this process
         self.schedule()
@@ -156,6 +165,11 @@ class RingLoop:
         """Listen again if something removed the inbox's file; called now and then."""
         if self.inbox.mend():
             logger.warning("%s listens again: the file of its socket was gone", self.process_id)
+
+    def reap(self) -> None:
+        """Let go of what waits for gateways that are gone; called now and then."""
+        for outbox in self.outboxes.values():
+            outbox.drop(self.leases.is_over)
 
     def attend(self) -> None:
         """Answer probes now: for a stage that computes for long, between two pieces of its work. What else has come
@@ -182,6 +196,8 @@ class RingLoop:
             for message in (*later, *came):
                 self._take(self._stage, message)
             again = self._work(self._stage)
+            self._look_for_strangers(self._stage)
+            self._ends.end_unsent(self._stage)
         finally:
             self._is_turning = False
             self._scheduled = False  # only now: what was emitted leaves in this turn, and asks for no other
@@ -204,9 +220,9 @@ class RingLoop:
             return
         try:
             stage.handle(message)
-        except Exception:
+        except Exception as error:
             # A bug met by one message must cost that request only, and never leave it without an end.
-            self._not_handled(message)
+            self._ends.not_handled(stage, message, error)
 
     def _pass_probe(self, stage: Stage, probe: Probe) -> bool:
         self.leases.seen(probe.origin, probe.epoch)
@@ -234,28 +250,31 @@ class RingLoop:
         self.emit(failed(message.envelope, other_revision(wanted, self.revision)))
         return True
 
-    def _not_handled(self, message: Message) -> None:
-        """The stage raised, just now: its request fails."""
-        of_request = None if isinstance(message, Probe | Report | Census) else message.envelope
-        extra = about(of_request) if of_request is not None else None
-        logger.exception("%s could not handle a %s", self.process_id, type(message).__name__, extra=extra)
-        self.counts["handler_errors"] += 1
-        if of_request is not None and self._role is not Role.GATEWAY:
-            self.emit(failed(of_request, engine_fault(f"the {self._role} failed on this request")))
+    def _pass_on(self, stage: Stage, message: Message) -> bool:
+        self.emit(message)
+        return True
+
+    def _look_for_strangers(self, stage: Stage) -> None:
+        """Tell the log and the gateways of neighbours whose frames are refused."""
+        if not self.inbox.strangers:
+            return
+        headers, self.inbox.strangers = list(self.inbox.strangers.values()), {}
+        for found, is_new in self._strangers.heard(headers, time.monotonic()):
+            if is_new:
+                error = schema_mismatch(found.reader, found.reader_schema, found.sender, found.sender_schema)
+                logger.error("frames of %s are refused: %s", found.sender, error.message)
+            if self._role is Role.GATEWAY:
+                stage.handle(found)
+            else:
+                self.emit(found)
 
     def _flush(self) -> int:
         """Messages that still wait after the attempt."""
         waiting = 0
         for outbox in self.outboxes.values():
-            for message in outbox.flush():
-                self._refuse(message)
+            for envelope in outbox.flush():
+                self._ends.refused(envelope)
             waiting += outbox.backlog
+        if self._ends.are_due:
+            self.schedule()
         return waiting
-
-    def _refuse(self, message: Message) -> None:
-        """A message too large to travel: its request fails instead of vanishing."""
-        if isinstance(message, Failed | Probe | Report | Census):
-            self.counts["dropped"] += 1
-            return
-        error = engine_fault("a message of this request is larger than the ring carries")
-        self.emit(failed(message.envelope, error))

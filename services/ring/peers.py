@@ -16,6 +16,7 @@ from services.messages import (
     Grant,
     Keep,
     Message,
+    Mismatch,
     Preempted,
     Probe,
     Prompt,
@@ -76,6 +77,8 @@ class NextHop:
                 return tuple(peer for peer in self.ids if peer in wanted)[:1]
             case Census():
                 return () if self.role is Role.DETOKENIZER else self.ids
+            case Mismatch():  # whichever of the next processes may be gone
+                return self.ids
             case Report():
                 # One detokenizer passes an engine's report on to every gateway.
                 return self.ids if self.role is Role.DETOKENIZER else self.ids[:1]

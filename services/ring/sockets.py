@@ -1,34 +1,42 @@
 """One inbox (PULL, binds) and a table of outboxes (PUSH, connect). Every limit explicit, nothing blocks.
 
 Messages to a peer wait in its outbox until the end of the loop's turn and leave as one frame; when ZeroMQ says EAGAIN
-they stay and merge with the next turn's. Frames carry the sender's epoch and a count, so that the inbox sees loss,
-repetition and stale senders. Large messages leave as blobs. Knows nothing of what messages mean.
+they stay, encoded, and merge with the next turn's (`backlog`). Frames carry the sender's version, epoch and a count, so
+that the inbox sees neighbours of another version, loss, repetition and stale senders. Large messages leave as blobs.
+Knows nothing of what messages mean.
 """
 
 import dataclasses
+import logging
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
 import msgspec
 import zmq
 
-from engine.errors import engine_fault
 from engine.histogram import Histogram
-from services.messages import Blob, Census, Chunk, Frame, Message, Probe, Report, RequestMessage, failed
+from services.faults import fault
+from services.messages import SCHEMA_VERSION, Blob, Chunk, Envelope, Message, Role, failed
+from services.ring.backlog import Backlog, Refusal
 from services.ring.blobs import BLOB_BYTES, Blobs, directory_of, put
+from services.ring.frames import FrameWriter, Header, Malformed, read_header
 from services.ring.keys import RingKeys
 from services.ring.receipts import Receipts
+from services.telemetry.logs import about
+
+logger = logging.getLogger(__name__)
 
 HIGH_WATER_MARK = 1000
-MAX_BACKLOG = 100_000  # messages; admission keeps it out of reach, reaching it is counted as loss
 FRAME_BYTES = BLOB_BYTES  # of one frame; more messages take more frames, a larger message becomes a blob
 FRAMES_A_TURN = 64  # so that a flood on the inbox cannot starve the loop
 LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+AHEAD_NS = 24 * 3600 * 10**9  # by which the clock of another host may be ahead
 _OF_BLOBS = frozenset({Blob, Chunk})
+MAX_STRANGERS = 32  # senders of another version that are told of by name between two drains
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HOST = int(BOOT_ID.read_text()[:8], 16) if BOOT_ID.exists() else secrets.randbits(32)
 
@@ -42,7 +50,8 @@ class Peer:
 
 
 class Inbox:
-    """Where a process listens. `counts` has dropped frames by reason: malformed, stale, repeated; and lost ones."""
+    """Where a process listens. `counts` has dropped frames by reason: malformed, other_schema, stale, repeated; and
+    lost ones."""
 
     def __init__(
         self,
@@ -50,9 +59,12 @@ class Inbox:
         address: str,
         max_message_bytes: int,
         keys: RingKeys | None = None,
+        role: Role = Role.GATEWAY,
     ) -> None:
+        """`role` is that of the process. Raises OSError where another process listens."""
         self._blobs = Blobs(address, max_message_bytes)  # before the socket: binding takes a path from whoever has it
         self._address = address
+        self._role = role
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.MAXMSGSIZE, 2 * FRAME_BYTES)
@@ -60,12 +72,13 @@ class Inbox:
         if keys is not None:
             keys.secure_inbox(self._socket)
         self._socket.bind(address)
-        self._decoder = msgspec.msgpack.Decoder(Frame)
+        self._decoder = msgspec.msgpack.Decoder(tuple[Message | Blob | Chunk, ...])
         self._blob_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
         self._receipts = Receipts()
         self.counts = self._receipts.counts
         self.lag = Histogram(LAG_S)  # from departure to here, of frames from this machine
         self.has_more = False  # the last drain stopped before the end
+        self.strangers: dict[str, Header] = {}  # senders of another version that were heard since somebody looked
 
     @property
     def fd(self) -> int:
@@ -86,13 +99,7 @@ class Inbox:
                 self.has_more = False
                 break
             self.counts["frames"] += 1
-            frame = self._open(data)
-            if frame is None:
-                continue
-            if _OF_BLOBS.isdisjoint(map(type, frame.messages)):
-                came.extend(cast(tuple[Message, ...], frame.messages))
-            else:
-                came.extend(self._joined(frame))
+            came.extend(self._open(data))
         return came
 
     def mend(self) -> bool:
@@ -111,25 +118,41 @@ class Inbox:
         self._socket.close(linger=0)
         self._blobs.close()
 
-    def _open(self, data: bytes) -> Frame | None:
+    def _open(self, data: bytes) -> Iterable[Message]:
+        """The messages of a frame that counts."""
         try:
-            frame = self._decoder.decode(data)
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: broken UTF-8 inside a string
+            header = read_header(data)
+            if header.schema != SCHEMA_VERSION:
+                self._refuse(header)
+                return ()
+            if header.epoch > time.time_ns() + AHEAD_NS:  # would make all that the true sender says stale
+                logger.error("a frame of %s is dropped: its clock is more than a day ahead of this one", header.sender)
+                raise Malformed
+            messages = self._decoder.decode(memoryview(data)[header.size :])
+        except (Malformed, msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: broken UTF-8 in a string
             self.counts["malformed"] += 1
-            return None
-        if not self._receipts.accept(frame.sender, frame.epoch, frame.seq):
-            return None
-        if frame.host == HOST:
-            self.lag.observe(time.monotonic() - frame.sent_s)
-        return frame
+            return ()
+        if not self._receipts.accept(header.sender, header.epoch, header.seq):
+            return ()
+        if header.host == HOST:
+            self.lag.observe(time.monotonic() - header.sent_s)
+        if _OF_BLOBS.isdisjoint(map(type, messages)):
+            return cast(tuple[Message, ...], messages)
+        return self._joined(header.sender, messages)
 
-    def _joined(self, frame: Frame) -> Iterator[Message]:
-        """Its messages, those that came as blobs too."""
-        for message in frame.messages:
+    def _refuse(self, header: Header) -> None:
+        """A frame of another version: what is in it cannot be read, who sent it can."""
+        self.counts["other_schema"] += 1
+        if len(self.strangers) < MAX_STRANGERS:
+            self.strangers[header.sender] = header
+
+    def _joined(self, sender: str, messages: tuple[Message | Blob | Chunk, ...]) -> Iterator[Message]:
+        """Messages, those that came as blobs too."""
+        for message in messages:
             if isinstance(message, Chunk):
-                self._blobs.add(frame.sender, message)
+                self._blobs.add(sender, message)
             elif isinstance(message, Blob):
-                yield self._from_blob(frame.sender, message)
+                yield self._from_blob(sender, message)
             else:
                 yield message
 
@@ -138,9 +161,10 @@ class Inbox:
         data = self._blobs.take(sender, blob)
         try:
             return self._blob_decoder.decode(data or b"")
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self.counts["lost_blobs"] += 1
-            return failed(blob.envelope, engine_fault("a large message of this request was lost on its way"))
+            what = "did not find a large message of this request, which was lost on its way"
+            return failed(blob.envelope, fault(self._role, about(blob.envelope), what, error))
 
 
 class Outbox:
@@ -165,32 +189,49 @@ class Outbox:
             keys.secure_outbox(self._socket, peer.id)
         self._socket.connect(peer.address)
         self._blobs = directory_of(peer.address)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._sender = sender
-        self._epoch = epoch
-        self._max = max_message_bytes
+        self._writer = FrameWriter(sender, epoch, HOST)
+        self._backlog = Backlog(msgspec.msgpack.Encoder().encode, max_message_bytes)
         self._seq = 0
-        self._waiting: deque[Message | Blob | Chunk] = deque()
         self.counts: Counter[str] = Counter()
 
     @property
     def backlog(self) -> int:
         """Messages not yet handed to ZeroMQ."""
-        return len(self._waiting)
+        return len(self._backlog)
 
-    def put(self, message: Message) -> bool:
-        """Queue for the next flush. False if the backlog is full."""
-        if len(self._waiting) >= MAX_BACKLOG:
-            self.counts["backlog_full"] += 1
-            return False
-        self._waiting.append(message)
-        return True
+    @property
+    def backlog_bytes(self) -> int:
+        """Their bytes."""
+        return self._backlog.num_bytes
 
-    def flush(self) -> list[Message]:
-        """Hand what waits to ZeroMQ, never blocking; returns messages that are too large to travel at all."""
-        refused: list[Message] = []
-        while self._waiting:
-            if not self._send(tuple(self._waiting), refused):
+    def put(self, message: Message) -> Refusal | None:
+        """Queue for the next flush. Says why if it cannot travel."""
+        refusal = self._backlog.put(message)
+        if refusal is not None:
+            self.counts[refusal] += 1
+        return refusal
+
+    def drop(self, is_pointless: Callable[[Envelope], bool]) -> None:
+        """Let go of what waits for requests that nobody waits for."""
+        self._backlog.drop(is_pointless)
+
+    def flush(self) -> list[Envelope]:
+        """Hand what waits to ZeroMQ, never blocking; returns whose large message the disk did not take."""
+        backlog = self._backlog
+        whole = backlog.whole(FRAME_BYTES)
+        if whole and self._send(whole):
+            backlog.whole_sent()
+            return []
+        backlog.settle()
+        refused: list[Envelope] = []
+        while backlog and not whole:  # which did not leave just now
+            head = backlog.head(FRAME_BYTES)
+            first = head[0]
+            if len(first.data) > FRAME_BYTES and first.envelope is not None and first.kind not in _OF_BLOBS:
+                self._make_blob(first.data, first.envelope, refused)
+            elif self._send([one.data for one in head]):
+                backlog.sent(head)
+            else:
                 break
         return refused
 
@@ -198,41 +239,23 @@ class Outbox:
         """Close; what ZeroMQ holds gets the linger time."""
         self._socket.close()
 
-    def _send(self, messages: tuple[Message | Blob | Chunk, ...], refused: list[Message]) -> bool:
-        """Send the head of the queue as one frame, halving it until it fits. False on EAGAIN."""
-        data = self._encode(messages)
-        while len(data) > FRAME_BYTES and len(messages) > 1:
-            messages = messages[: len(messages) // 2]
-            data = self._encode(messages)
-        head = messages[0]
-        if len(data) > FRAME_BYTES and not isinstance(head, Probe | Report | Census | Blob | Chunk):
-            self._make_blob(head, refused)
-            return True
+    def _send(self, messages: list[bytes]) -> bool:
+        """Send encoded messages as one frame. False on EAGAIN."""
         try:
-            self._socket.send(data, zmq.NOBLOCK)
+            self._socket.send(self._writer.frame(self._seq + 1, messages), zmq.NOBLOCK)
         except zmq.Again:
             self.counts["would_block"] += 1
             return False
         self._seq += 1
-        for _ in messages:
-            self._waiting.popleft()
         self.counts["frames"] += 1
         return True
 
-    def _make_blob(self, message: RequestMessage, refused: list[Message]) -> None:
-        """Put a blob in the place of the queue's head; refuse it if it is too large or the disk does not take it."""
-        self._waiting.popleft()
-        data = self._encoder.encode(message)
+    def _make_blob(self, data: bytes, envelope: Envelope, refused: list[Envelope]) -> None:
+        """Put a blob in the place of the backlog's first message; refuse that if the disk does not take it."""
         try:
-            if len(data) > self._max:
-                raise OSError("over the limit")
-            self._waiting.extendleft(reversed(put(self._blobs, message.envelope, data)))
+            self._backlog.replace_head(put(self._blobs, envelope, data))
             self.counts["blobs"] += 1
         except OSError:
-            refused.append(message)
+            self._backlog.replace_head([])
+            refused.append(envelope)
             self.counts["oversize"] += 1
-
-    def _encode(self, messages: tuple[Message | Blob | Chunk, ...]) -> bytes:
-        return self._encoder.encode(
-            Frame(self._sender, self._epoch, self._seq + 1, messages, host=HOST, sent_s=time.monotonic())
-        )

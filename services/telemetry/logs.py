@@ -1,16 +1,22 @@
 """Logging of one process: lines for people or JSON for machines, to stderr. A line about a request carries its id and
 its trace's; prompts are never logged unless asked for."""
 
+import copy
+import dataclasses
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import TextIO
 
 from services.messages import Envelope
 
 FIELDS = "about"  # of a log record: what it is about, by name
 MAX_NAMED = 32  # requests of a stream in one line
+MAX_REPEATS = 5  # errors of one kind that are written in a minute
+MINUTE_S = 60.0
 
 
 def about(envelope: Envelope, **more: object) -> dict[str, Mapping[str, object]]:
@@ -63,9 +69,82 @@ class ConsoleFormatter(logging.Formatter):
         return super().formatMessage(record) + fields
 
 
+@dataclasses.dataclass(slots=True)
+class _Minute:
+    """Of one kind of error."""
+
+    since_s: float
+    num_written: int = 0
+    num_counted: int = 0  # and not written
+
+
+_Kind = tuple[str, int, str, int]
+
+
+class BoundedHandler(logging.StreamHandler[TextIO]):
+    """Writes lines; of errors of one kind, which come from one line of code through one other, the first few of a
+    minute. Further ones are counted, and their number is told with the first line of any kind after that minute."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._minutes: dict[_Kind, _Minute] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write or count a line."""
+        self._tell_counted(record)
+        if record.levelno < logging.ERROR:
+            super().emit(record)
+            return
+        minute = self._minutes.setdefault(_kind(record), _Minute(record.created))
+        if minute.num_written >= MAX_REPEATS:
+            minute.num_counted += 1
+            return
+        minute.num_written += 1
+        if minute.num_written == MAX_REPEATS:
+            record = _with(record, f" (the {MAX_REPEATS}th of its kind in a minute: further ones are only counted)")
+        super().emit(record)
+
+    def _tell_counted(self, now: logging.LogRecord) -> None:
+        """Close the minutes that are over."""
+        over = [kind for kind, minute in self._minutes.items() if now.created - minute.since_s >= MINUTE_S]
+        for kind in over:
+            minute = self._minutes.pop(kind)
+            if minute.num_counted:
+                since = time.strftime("%H:%M:%S", time.localtime(minute.since_s))
+                text = f"{minute.num_counted} more errors like those of {kind[0]}:{kind[1]} since {since} were counted"
+                super().emit(
+                    logging.makeLogRecord(
+                        {
+                            "name": __name__,
+                            "levelno": logging.ERROR,
+                            "levelname": "ERROR",
+                            "msg": text,
+                            "created": now.created,
+                            "msecs": now.msecs,
+                        }
+                    )
+                )
+
+
+def _kind(record: logging.LogRecord) -> _Kind:
+    """Where it was written, and where what it tells of was raised."""
+    trace = record.exc_info[2] if record.exc_info else None
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised = ("", 0) if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    return (record.pathname, record.lineno, *raised)
+
+
+def _with(record: logging.LogRecord, more: str) -> logging.LogRecord:
+    """The line with more text: others may write it too."""
+    longer = copy.copy(record)
+    longer.msg, longer.args = record.getMessage() + more, None
+    return longer
+
+
 def configure(level: str, form: str, process_id: str) -> None:
     """Set up the root logger: `form` is console or json."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = BoundedHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process_id) if form == "json" else ConsoleFormatter(process_id))
     root = logging.getLogger()
     root.handlers[:] = [handler]

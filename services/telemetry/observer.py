@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from services.gateway.observer import Refused, RequestTrace, Started, Used
 from services.messages import Envelope
 from services.telemetry import catalogue, names
 from services.telemetry.metrics import Metrics
+from services.telemetry.observed import Refused, RequestTrace, Started, Used
 from services.telemetry.phases import Attribute, Happening, Phase
 from services.telemetry.queue import QUEUE_SIZE
 from services.telemetry.request_log import RequestLog

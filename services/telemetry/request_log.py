@@ -2,8 +2,8 @@
 
 import logging
 
-from services.gateway.observer import Refused, Started, Used
 from services.telemetry import logs
+from services.telemetry.observed import Refused, Started, Used
 from services.work import ChatPrompt, Detokenize, TextPrompt, Work, unpack_ids
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,15 @@
 """A child process's end of the pipe to its parent (see `killable`): frames on stdin and stdout, and its confinement.
 
 A frame is a length of four bytes, little-endian, then msgpack. The first tells the child what it works with; it answers
-Ready or Unready, then each job with its answer.
+Ready or Unready, then each job with its answer, or with Crashed.
 """
 
 import ctypes
 import os
 import resource
 import signal
+import traceback
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +17,7 @@ import msgspec
 LENGTH_BYTES = 4
 PR_SET_PDEATHSIG = 1
 
+_Job = TypeVar("_Job")
 _T = TypeVar("_T")
 
 
@@ -24,6 +27,24 @@ class Ready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 class Unready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """None can be done with what was told."""
+
+
+class Crashed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """In place of an answer: a fault of ours."""
+
+    trace: str
+
+
+def serve(kind: type[_Job], answer: Callable[[_Job], msgspec.Struct]) -> None:
+    """Answer jobs until the parent has gone."""
+    while (job := receive(kind)) is not None:
+        try:
+            answered = answer(job)
+        except (MemoryError, RecursionError):
+            raise  # this job was too much: its parent sees that this process is gone
+        except Exception:
+            answered = Crashed(traceback.format_exc())
+        send(answered)
 
 
 def begin() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.sampling.grammars import compile_grammar, load_tokenizer
-from services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send
+from engine.sampling.grammars import compile_grammar
+from services.grammar_ids import load_tokenizer
+from services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
 from services.tokenizer.grammar_forms import FormError, grammar_of, place_of, schema_of
 from services.tokenizer.grammar_frames import Answer, Compiled, Job, Setup, TooComplex, Unbuilt, Wrong
 from services.work import ConstraintForm
@@ -34,8 +35,7 @@ def main() -> None:
         return
     confine(address_space() + setup.memory_bytes)
     send(Ready())
-    while (job := receive(Job)) is not None:
-        send(answer(tokenizer, job))
+    serve(Job, lambda job: answer(tokenizer, job))
 
 
 def address_space() -> int:

@@ -17,8 +17,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from engine.errors import engine_fault
-from services.tokenizer.child_pipe import LENGTH_BYTES, Ready, Unready
+from services.tokenizer.child_pipe import LENGTH_BYTES, Crashed, Ready, Unready
 
 EXECUTABLE = sys.executable
 INHERITED = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TZ")
@@ -56,6 +55,14 @@ class OverdueError(ChildError):
         self.limit_s = limit_s
 
 
+class CrashedError(ChildError):
+    """It raised what it should not, which is a fault of ours; the text is its traceback."""
+
+
+class UnstartedError(ChildError):
+    """No process could be started."""
+
+
 class DiedError(ChildError):
     """It died at this job: of memory, or of a deep recursion."""
 
@@ -78,8 +85,7 @@ class Killables(Generic[_Answer]):
             self._free.put(child)
 
     def ask(self, job: msgspec.Struct) -> _Answer:
-        """A child's answer. Raises ChildError when there is none, and that child is dead then; ServiceError when no
-        process can be started."""
+        """A child's answer. Raises ChildError when there is none; unless it crashed, that child is dead then."""
         child = self._free.get()
         try:
             return child.ask(job)
@@ -113,13 +119,20 @@ class _Child(Generic[_Answer]):
             self.stop()  # it died between two jobs, which is the fault of neither
         try:
             process = self._process or self._start()
-            return self._decode(_exchange(process, job, self._patience.job_s))
+            return self._decoded(_exchange(process, job, self._patience.job_s))
         except TimeoutError as error:
             self.stop()
             raise OverdueError(*error.args) from error
         except (OSError, msgspec.MsgspecError) as error:
             self.stop()
             raise DiedError from error
+
+    def _decoded(self, reply: bytes) -> _Answer:
+        try:
+            return self._decode(reply)
+        except msgspec.MsgspecError:
+            crashed = msgspec.msgpack.decode(reply, type=Crashed)
+            raise CrashedError(crashed.trace) from None
 
     def stop(self) -> None:
         """Kill it, if it lives."""
@@ -139,7 +152,7 @@ class _Child(Generic[_Answer]):
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
             )
         except OSError as error:
-            raise engine_fault("no process could be started for this request") from error
+            raise UnstartedError from error
         answer = _exchange(process, self._setup, self._patience.start_s)
         if isinstance(msgspec.msgpack.decode(answer, type=Ready | Unready), Ready):
             return process

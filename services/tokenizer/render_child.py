@@ -3,7 +3,7 @@
 It holds no secret, no socket and no file, and may use only so much memory. The only process in which templates run.
 """
 
-from services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send
+from services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
 from services.tokenizer.render_frames import Answer, Broken, Job, Refused, Rendered, Setup, TooLong
 from services.tokenizer.template import FAULTS, RefusedError, Template, TooLongError
 
@@ -22,8 +22,7 @@ def main() -> None:
         send(Unready())
         return
     send(Ready())
-    while (job := receive(Job)) is not None:
-        send(_answer(tool_use if job.prompt.tools else default, job))
+    serve(Job, lambda job: _answer(tool_use if job.prompt.tools else default, job))
 
 
 def _answer(template: Template, job: Job) -> Answer:

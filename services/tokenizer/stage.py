@@ -13,9 +13,10 @@ from concurrent.futures import Executor, Future
 import msgspec
 
 from engine.checks import check_params, check_prompt
-from engine.errors import ServiceError, engine_fault
+from engine.errors import ServiceError
 from engine.request import Limits, SamplingParams
 from services.details import Detokenized, Tokenized
+from services.faults import fault
 from services.messages import (
     Append,
     Cancel,
@@ -26,11 +27,13 @@ from services.messages import (
     Message,
     Prompt,
     Result,
+    Role,
     Submit,
     Update,
     failed,
 )
 from services.telemetry import names
+from services.telemetry.logs import about
 from services.telemetry.phases import Phase, Record
 from services.tokenizer.awaiting import Unconstrained, chained, later, with_grammar
 from services.tokenizer.brief import AtOnce, is_brief
@@ -133,10 +136,10 @@ class TokenizerStage:
         """On the loop: send the answer, unless a Cancel or a later attempt came first."""
         if not self._lanes.is_current(message.envelope, future):
             return
-        answer = failed(message.envelope, engine_fault()) if future.exception() else future.result()
+        answer = _broken(message, error) if (error := future.exception()) is not None else future.result()
+        self._lanes.finish(message.envelope, answer)
         if isinstance(message, Submit):
             self._record(message.envelope, _phase(start, answer))
-        self._lanes.finish(message.envelope, answer)
 
     def _answer(self, message: Submit | Append, start: float) -> Message | Unconstrained:
         """Do the work, on whatever thread."""
@@ -208,6 +211,13 @@ class TokenizerStage:
             return prompt
         grammar = self._constraints.known(job)
         return Unconstrained(prompt, job) if grammar is None else with_grammar(prompt, grammar, self._limits)
+
+
+def _broken(message: Submit | Append, error: BaseException) -> Failed:
+    """The end of a request on which this process failed."""
+    work = type(message.work if isinstance(message, Submit) else message).__name__
+    told = about(message.envelope, work=work)
+    return failed(message.envelope, fault(Role.TOKENIZER, told, "failed while encoding this request", error))
 
 
 def _phase(start: float, answer: Message) -> Phase:

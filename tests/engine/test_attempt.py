@@ -56,7 +56,9 @@ def test_a_plan_that_nothing_happens_to_is_computed_once() -> None:
 
 
 def test_only_the_guilty_row_fails() -> None:
-    assert Attempt(Fragile(bad=3), PLAN).result() == StepResult([100, -1, -1], frozenset({1}))
+    result = Attempt(Fragile(bad=3), PLAN).result()
+    assert dataclasses.replace(result, errors={}) == StepResult([100, -1, -1], frozenset({1}))
+    assert [type(error.__cause__) for error in result.errors.values()] == [ValueError]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
@@ -76,7 +78,9 @@ def test_without_memory_a_row_is_computed_in_pieces_that_follow_each_other(most:
 
 
 def test_a_device_without_any_memory_fails_requests_and_does_not_hang() -> None:
-    assert Attempt(Fragile(most=0), PLAN).result() == StepResult([-1, -1, -1], frozenset({0, 1, 2}))
+    result = Attempt(Fragile(most=0), PLAN).result()
+    assert dataclasses.replace(result, errors={}) == StepResult([-1, -1, -1], frozenset({0, 1, 2}))
+    assert [type(error.__cause__) for error in result.errors.values()] == [OutOfDeviceMemory] * 3
 
 
 @pytest.mark.parametrize(("most", "bad"), [(100, -1), (1, -1), (100, 0)])

@@ -18,6 +18,7 @@ from engine.models.config import read_config
 from engine.request import EngineRequest, SamplingParams
 from kernels import builds
 from kernels.kinds import serves_onednn
+from services.grammar_ids import grammars_of
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 EXPERTS = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40), ("norm_topk_prob", True))
@@ -64,7 +65,9 @@ def tight(shape: Shape) -> EngineConfig:
 
 def make_engine(directory: Path, config: EngineConfig) -> Engine:
     model_config = read_config(directory)
-    return build_engine(config, model_config, directory, limits_of(config, model_config, 1 << 20), digests=named).engine
+    limits = limits_of(config, model_config, 1 << 20)
+    grammars = grammars_of(directory, model_config.vocab_size, model_config.eos_ids)
+    return build_engine(config, model_config, directory, limits, digests=named, grammars=grammars).engine
 
 
 def run(engine: Engine, prompts: dict[str, list[int]], **params: Any) -> dict[str, list[int]]:  # noqa: ANN401 # of SamplingParams' types

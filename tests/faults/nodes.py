@@ -21,7 +21,6 @@ from services.detokenizer.pace import Timer
 from services.detokenizer.stage import DetokenizerStage
 from services.engine.stage import EngineStage, Place
 from services.gateway.access.quota import Quotas, TenantLimits
-from services.gateway.observer import Unobserved
 from services.gateway.recovery.watch import RingWatch, Senses
 from services.gateway.requests.desk import Desk
 from services.gateway.settings import GatewaySettings, ModelInfo
@@ -30,6 +29,7 @@ from services.ring.leases import Leases
 from services.ring.loop import Stage
 from services.ring.peers import NEXT, NextHop
 from services.ring.receipts import Receipts
+from services.telemetry.observed import Unobserved
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import Threads, TokenizerStage
 from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, sample

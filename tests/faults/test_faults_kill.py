@@ -171,7 +171,7 @@ def test_a_request_that_kills_its_engine_fails_alone() -> None:
         specs = [*varied(4, 24), spec([5, 6, 7], 8)]
         answers = stream_all(poisoned.address, specs)
         assert [answer.error for answer in answers[:4]] == [""] * 4
-        assert answers[4].error.startswith("INTERNAL: a process of this server ended twice")
+        assert answers[4].error.startswith("INTERNAL: the engine ended twice")
         assert stream_all(poisoned.address, specs[:1])[0].answer == answers[0].answer
 
 

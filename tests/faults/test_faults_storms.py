@@ -20,7 +20,8 @@ import zmq
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
 from benchmarks.streams import stream_all, varied
-from services.messages import Cancel, Envelope, Frame, Probe, Tokens
+from services.messages import Cancel, Envelope, Message, Probe, Tokens
+from services.ring.frames import FrameWriter
 from tests.faults.test_faults_kill import is_serving, nothing_is_left
 from tests.system.roles import free_ports
 from tests.system.service import Service, generate, serve, spec, wait_until
@@ -86,8 +87,9 @@ def garbage(rng: random.Random, num: int) -> Iterator[bytes]:
     """Random bytes, frames with bytes changed, well-formed frames about nobody, frames of the wrong kind for a role,
     and one that is too large."""
     envelope = Envelope("0" * 32, "gateway-9")
-    frame = Frame("engine-0", 1, 1, (Cancel(envelope), Tokens(envelope, 0, (1, 2)), Probe("x", 1, ("y",))))
-    good = msgspec.msgpack.encode(frame)
+    messages: list[Message] = [Cancel(envelope), Tokens(envelope, 0, (1, 2)), Probe("x", 1, ("y",))]
+    encoded = [msgspec.msgpack.encode(one) for one in messages]
+    good = FrameWriter("engine-0", 1).frame(1, encoded)
     yield b"x" * (2 << 20)
     for at in range(num):
         match at % 3:
@@ -99,7 +101,7 @@ def garbage(rng: random.Random, num: int) -> Iterator[bytes]:
                     changed[rng.randrange(len(changed))] = rng.randrange(256)
                 yield bytes(changed)
             case 2:
-                yield msgspec.msgpack.encode(msgspec.structs.replace(frame, sender=f"nobody-{at}", seq=at))
+                yield FrameWriter(f"nobody-{at}", 1).frame(at, encoded)
 
 
 @pytest.mark.parametrize("num", [2000, pytest.param(10_000, marks=pytest.mark.long)])

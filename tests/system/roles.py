@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -39,14 +39,16 @@ def free_ports(num: int) -> list[int]:
 class Roles:
     """The processes by role."""
 
-    def __init__(self, keys: Path, model: str = "demo") -> None:
+    def __init__(self, keys: Path, model: str = "demo", environment: Mapping[str, str] | None = None) -> None:
+        """Logs are beside `keys`; `environment` is for all."""
+        self._logs = keys.parent
         self._model = model
         assert sluice("keys", str(keys), *(f"{role}-0" for role in ROLES)).returncode == 0
         *ports, self._front = free_ports(5)
         self._inboxes = {role: f"tcp://127.0.0.1:{port}" for role, port in zip(ROLES, ports, strict=True)}
         peers = {f"SLUICE_{role.upper()}_PEERS": f"{role}-0={address}" for role, address in self._inboxes.items()}
         common = {"OMP_WAIT_POLICY": "passive", "SLUICE_RING_KEYS": str(keys), "SLUICE_LOG_LEVEL": "warning"}
-        self._environment = {**os.environ, **common, **peers}
+        self._environment = {**os.environ, **common, **peers, **(environment or {})}
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
     @property
@@ -54,17 +56,23 @@ class Roles:
         """Its gateway as a service."""
         return Service(self.processes["gateway"], f"127.0.0.1:{self._front}")
 
-    def start(self, role: str) -> None:
+    def log(self, role: str) -> Path:
+        """What all that had this role have written."""
+        return self._logs / f"{role}.log"
+
+    def start(self, role: str, environment: Mapping[str, str] | None = None) -> None:
         """Start one, in the place of an earlier one."""
         command = [*SLUICE, "serve", "--role", role, "--inbox", self._inboxes[role], "--threads", "1"]
         command += ["--listen", f"127.0.0.1:{self._front}", "--dtype", "float32", "--model", self._model]
-        self.processes[role] = subprocess.Popen(command, env=self._environment, text=True)
+        with self.log(role).open("a") as log:
+            env = {**self._environment, **(environment or {})}
+            self.processes[role] = subprocess.Popen(command, env=env, text=True, stderr=log)
 
-    def replace(self, role: str) -> None:
+    def replace(self, role: str, environment: Mapping[str, str] | None = None) -> None:
         """Kill one and start another."""
         self.processes[role].kill()
         self.processes[role].wait()
-        self.start(role)
+        self.start(role, environment)
 
     def is_serving(self) -> bool:
         """Whether health says so."""
@@ -78,12 +86,17 @@ class Roles:
 
 
 @contextlib.contextmanager
-def four_roles(keys: Path, model: str = "demo") -> Iterator[Roles]:
-    """Run all four until the block ends; they must then leave with status 0."""
-    roles = Roles(keys, model)
+def four_roles(
+    keys: Path,
+    model: str = "demo",
+    environment: Mapping[str, str] | None = None,
+    of_one: Mapping[str, Mapping[str, str]] | None = None,
+) -> Iterator[Roles]:
+    """Run all four until the block ends; they must then leave with status 0. `of_one`: more environment, by role."""
+    roles = Roles(keys, model, environment)
     try:
         for role in ROLES:
-            roles.start(role)
+            roles.start(role, (of_one or {}).get(role))
         yield roles
         for process in roles.processes.values():
             process.send_signal(signal.SIGTERM)

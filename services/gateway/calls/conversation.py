@@ -3,13 +3,13 @@
 Frames go in by `take`, frames come out by `next`; both wait for nothing. Knows no transport and no task.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable
 
 from sluice.v1 import inference_pb2
 
-from engine.errors import Code, ServiceError, engine_fault, invalid
+from engine.errors import Code, ServiceError, invalid
+from services.faults import fault
 from services.gateway.access.metadata import Call
 from services.gateway.calls.generation import Generation, open_one
 from services.gateway.calls.refusal import bare, tell_refused
@@ -18,10 +18,8 @@ from services.gateway.requests import answers
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
 from services.gateway.requests.reader import Reader
-from services.messages import Envelope
+from services.messages import Envelope, Role
 from services.telemetry.logs import about
-
-log = logging.getLogger(__name__)
 
 MAX_REPLIES = 64  # that wait for a slow reader; its frames then wait too
 
@@ -148,10 +146,9 @@ class Conversation:
             generation.take(frame)
         except ServiceError as error:
             generation.fail(bare(error))
-        except Exception:
-            extra = about(generation.request.envelope)
-            log.exception("a %s frame failed", frame.WhichOneof("frame"), extra=extra)
-            generation.fail(engine_fault())
+        except Exception as error:
+            told = about(generation.request.envelope, frame=frame.WhichOneof("frame"))
+            generation.fail(fault(Role.GATEWAY, told, "failed on a frame of this generation", error))
         self._wake(frame.tag)  # credit may have changed
 
     def _wake(self, tag: int) -> None:

@@ -6,13 +6,13 @@ every call: nothing waits in the clean-up, and cancellation is raised on.
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Mapping
 
 import grpc
 from sluice.v1 import inference_pb2
 
-from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault
+from engine.errors import ServiceError, cancelled, deadline_exceeded
+from services.faults import fault
 from services.gateway.access.metadata import Call, Context, read_call, read_trace
 from services.gateway.access.rate import Rate
 from services.gateway.calls.conversation import Conversation
@@ -20,9 +20,8 @@ from services.gateway.calls.refusal import bare, refuse, turn_away
 from services.gateway.contract.errors import malformed, slow_consumer
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.parking import Parking
+from services.messages import Role
 from services.telemetry.logs import about_stream, about_trace
-
-log = logging.getLogger(__name__)
 
 HALF_CLOSE_S = 1.0  # what a client gets to half-close after the server has said that it goes away
 
@@ -50,10 +49,9 @@ class Converse:
             raise
         except grpc.aio.InternalError:
             raise  # the connection is gone
-        except Exception:
-            extra = about_trace(read_trace(context)) if talk is None else talk.about
-            log.exception("the handler of Converse failed", extra=extra)
-            failure = engine_fault()
+        except Exception as error:
+            told = about_trace(read_trace(context)) if talk is None else talk.about
+            failure = fault(Role.GATEWAY, told, "failed on this stream", error)
         finally:
             if talk is not None:
                 talk.close(failure)
@@ -142,9 +140,8 @@ class _Talk:
             self._fault = bare(error)
         except grpc.aio.BaseError:
             return  # the connection is gone, and grpc cancels the call
-        except Exception:
-            log.exception("reading a Converse stream failed", extra=self.about)
-            self._fault = engine_fault()
+        except Exception as error:
+            self._fault = fault(Role.GATEWAY, self.about, "failed while reading this stream", error)
         self._news.set()
 
     def _break_off(self, writing: "asyncio.Task[object]") -> None:

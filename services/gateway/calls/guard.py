@@ -12,11 +12,14 @@ from typing import Any, TypeAlias
 import grpc
 
 from engine.errors import ServiceError
+from services.faults import fault
 from services.gateway.access.identity import CALLER, LOCAL, Access, Identity, Scope, not_allowed, unauthenticated
-from services.gateway.access.metadata import Context
+from services.gateway.access.metadata import Context, read_trace
 from services.gateway.calls.neighbours import PEER_KEY, TENANT_KEY
-from services.gateway.calls.refusal import turn_away
-from services.gateway.observer import Observer
+from services.gateway.calls.refusal import refuse, turn_away
+from services.messages import Role
+from services.telemetry.logs import about_trace
+from services.telemetry.observed import Observer
 from services.watched import Watched
 
 REFRESH_S = 1.0
@@ -125,7 +128,7 @@ class Guard(grpc.aio.ServerInterceptor):
                     CALLER.set(self.identify(method, context))
                 except ServiceError as error:
                     await turn_away(self._observer, method, context, error)
-                return await run(request, context)
+                return await _answered(run, method, request, context)
             except grpc.aio.AbortError as aborted:
                 # grpc keeps it, and raises it again itself: with our frames it would hold what holds it, for good.
                 aborted.__traceback__ = aborted.__context__ = None
@@ -133,6 +136,18 @@ class Guard(grpc.aio.ServerInterceptor):
 
         make = _KINDS[(bool(handler.request_streaming), bool(handler.response_streaming))]
         return make(checked, handler.request_deserializer, handler.response_serializer)
+
+
+async def _answered(run: Behaviour, method: str, request: object, context: Context) -> object:
+    """What the handler answers; a fault of ours has its status and its line in the log, and its text stays inside."""
+    try:
+        return await run(request, context)
+    except (ServiceError, grpc.aio.BaseError):
+        raise  # the call has its status
+    except Exception as error:  # grpc itself would tell the client its text
+        told = about_trace(read_trace(context), method=method)
+        await refuse(context, fault(Role.GATEWAY, told, "failed in the handler of this call", error))
+        raise
 
 
 def _as_coroutine(behaviour: Behaviour) -> Behaviour:

@@ -5,15 +5,15 @@ nothing, so a cancelled call leaves at once; cancellation is always raised on.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import grpc
 from sluice.v1 import inference_pb2
 
-from engine.errors import ServiceError, cancelled, deadline_exceeded, engine_fault
+from engine.errors import ServiceError, cancelled, deadline_exceeded
 from services.details import Detokenized, Tokenized
+from services.faults import fault
 from services.gateway.access.identity import CALLER
 from services.gateway.access.metadata import Call, Context, read_call, read_trace
 from services.gateway.calls.neighbours import Neighbours
@@ -28,9 +28,8 @@ from services.gateway.requests.desk import Desk
 from services.gateway.requests.followed import Followed
 from services.gateway.requests.open_requests import State
 from services.gateway.requests.parking import Parking
+from services.messages import Role
 from services.telemetry.logs import about, about_trace
-
-log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _STATES = {
@@ -179,10 +178,9 @@ class Inference:
             raise
         except grpc.aio.InternalError:
             raise  # the connection is gone
-        except Exception:
-            extra = about_trace(read_trace(context)) if session is None else about(session.request.envelope)
-            log.exception("a handler of %s failed", method, extra=extra)
-            failure = engine_fault()
+        except Exception as error:
+            told = about_trace(read_trace(context)) if session is None else about(session.request.envelope)
+            failure = fault(Role.GATEWAY, told, "failed while answering this call", error)
         finally:
             if session is not None:
                 session.close(failure)

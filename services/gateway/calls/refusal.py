@@ -11,9 +11,9 @@ from engine.errors import ServiceError
 from services.gateway.access.identity import CALLER, LOCAL
 from services.gateway.access.metadata import Call, Context, Trailers, read_trace, trace_trailers
 from services.gateway.contract.errors import to_status
-from services.gateway.observer import Observer, Refused
 from services.gateway.requests import answers
 from services.gateway.requests.open_requests import OpenRequest
+from services.telemetry.observed import Observer, Refused
 
 _OWN = "/sluice.v1.InferenceService/"
 

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable
 from typing import TypeAlias
 
-from engine.errors import engine_fault, other_revision, stage_lost
+from engine.errors import ServiceError, other_revision, schema_mismatch, stage_lost
 from engine.request import Limits, SamplingParams
+from services.faults import fault
 from services.gateway.access.metadata import Call
 from services.gateway.contract.translate import Asked
 from services.gateway.recovery.liveness import Liveness
@@ -18,8 +19,10 @@ from services.gateway.recovery.resend import Recovery
 from services.gateway.requests.desk import Desk
 from services.gateway.requests.open_requests import OpenRequest, State
 from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages import Message, Probe
-from services.ring.peers import peer_of
+from services.messages import Message, Mismatch, Probe, Role
+from services.ring.peers import NEXT, peer_of
+from services.ring.strangers import FRESH_S
+from services.telemetry.logs import about
 from services.work import Generate, TokenPrompt
 
 logger = logging.getLogger(__name__)
@@ -66,6 +69,8 @@ class RingWatch:
         self._warm_up: OpenRequest | None = None
         self._is_warm = False
         self._is_mixed = False  # the ring is whole, of processes that serve different revisions
+        self._mismatch: ServiceError | None = None  # two processes of the ring do not understand each other
+        self._mismatch_s = 0.0  # when it was told of
 
     def beat(self, elapsed_s: float) -> None:
         """Send probes and see what has become of earlier ones; `elapsed_s` is the time that this process ran since."""
@@ -74,7 +79,7 @@ class RingWatch:
         if self._is_warm and self._liveness.is_lost(self._senses.step_s()):
             self.stage_lost()
         if self._recovery.is_overdue(self._clock()):
-            self._desk.fail_all(stage_lost("serving"))
+            self._desk.fail_all(self._why())
         num_lost = self._senses.num_lost_frames()
         if num_lost != self._num_lost_frames:  # what came to us was lost on its way: who it was for is unknown
             self._num_lost_frames = num_lost
@@ -92,9 +97,16 @@ class RingWatch:
         if changes.new:
             to_blame = self._recovery.replaced(changes.new, self._desk.requests)
             if to_blame is not None:
-                to_blame.end(engine_fault("a process of this server ended twice while it worked on this request"))
+                to_blame.end(self._ended_twice(to_blame))
             self.stage_lost()
         self._warm()
+
+    def mismatched(self, found: Mismatch) -> None:
+        """A process refuses what another one sends: while the door is closed, that is why."""
+        self._mismatch = schema_mismatch(found.reader, found.reader_schema, found.sender, found.sender_schema)
+        self._mismatch_s = self._clock()
+        if not self._is_warm and not self._desk.is_draining:
+            self._desk.refusal = self._mismatch
 
     def delivered(self) -> None:
         """Something has come for a request: the next may be sent again."""
@@ -109,13 +121,25 @@ class RingWatch:
         self._liveness.forget()
         self._give_up_warm_up()
         if not self._desk.is_draining:
-            self._desk.refusal = stage_lost("serving")
+            self._desk.refusal = self._why()
         self._senses.on_change()
 
     def _missed(self) -> None:
         """Frames were lost: the warm-up or a Cancel may have been in one."""
         self._give_up_warm_up()
         self._desk.take_census()
+
+    def _why(self) -> ServiceError:
+        """Why nothing is served."""
+        if self._mismatch is not None and self._clock() - self._mismatch_s <= FRESH_S:
+            return self._mismatch
+        return stage_lost("serving")
+
+    def _ended_twice(self, request: OpenRequest) -> ServiceError:
+        """Of the processes of its way, by their role."""
+        way = zip(NEXT.values(), self._way_of(request.envelope.request_id), strict=False)
+        role = next((role for role, name in way if request.losses[name] > 1), Role.ENGINE)
+        return fault(role, about(request.envelope), "ended twice while it worked on this request")
 
     def _give_up_warm_up(self) -> None:
         if self._warm_up is not None:

@@ -9,9 +9,9 @@ from engine.errors import ServiceError
 from engine.request import FinishReason
 from services.details import Scored, Timings, Tokenized, TokenRecord
 from services.gateway.contract.errors import to_rpc
-from services.gateway.observer import Used
 from services.gateway.requests.open_requests import OpenRequest
 from services.messages import Text
+from services.telemetry.observed import Used
 from services.work import Generate, unpack_ids
 
 _REASONS = {

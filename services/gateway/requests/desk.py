@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.errors import ServiceError, cancelled, engine_fault, invalid, stage_lost
+from engine.errors import ServiceError, cancelled, invalid, stage_lost
 from engine.histogram import Histogram
 from engine.request import FinishReason
 from services.gateway.access.admission import Admission
@@ -17,7 +17,6 @@ from services.gateway.access.metadata import Call
 from services.gateway.access.quota import Quotas
 from services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
 from services.gateway.contract.translate import Asked
-from services.gateway.observer import Observer
 from services.gateway.requests.history import History
 from services.gateway.requests.open_requests import OpenRequest, State
 from services.gateway.requests.reader import SlotLimits
@@ -38,6 +37,7 @@ from services.messages import (
     Text,
     Update,
 )
+from services.telemetry.observed import Observer
 
 MAX_FUTILE_ATTEMPTS = 10
 GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -294,5 +294,6 @@ def _random_id() -> str:
 
 def ended_error(request: OpenRequest) -> ServiceError:
     """The error that ended a request, for a request that did not end well."""
-    error = request.outcome if isinstance(request.outcome, ServiceError) else engine_fault()
+    error = request.outcome
+    assert isinstance(error, ServiceError)
     return error.with_traceback(None)  # shared by all that one loss ended: it must not gather their frames

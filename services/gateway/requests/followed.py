@@ -3,10 +3,10 @@
 from engine.errors import ServiceError
 from services.gateway.access.metadata import Call, trace_trailers
 from services.gateway.contract.translate import Asked
-from services.gateway.observer import RequestTrace, Started
 from services.gateway.requests import answers
 from services.gateway.requests.desk import Desk
 from services.messages import Envelope
+from services.telemetry.observed import RequestTrace, Started
 
 
 class Followed:

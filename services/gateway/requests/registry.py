@@ -6,6 +6,7 @@ Messages of the ring find their request here; what is late, stale, doubled or un
 import collections
 from collections.abc import Callable, Iterator
 
+from engine.errors import Code
 from services.details import Scored, Tokenized
 from services.gateway.contract.errors import from_failed
 from services.gateway.requests.open_requests import OpenRequest, State
@@ -73,6 +74,9 @@ class OpenRequests:
         return dropped
 
 
+_OUR_FAULT = (Code.INTERNAL, Code.UNAVAILABLE)
+
+
 def _hand_over(request: OpenRequest, message: Failed | Result | Preempted) -> str:
     if isinstance(message, Preempted):
         request.is_preempted = True
@@ -84,7 +88,8 @@ def _hand_over(request: OpenRequest, message: Failed | Result | Preempted) -> st
         request.prompt = message.value
         request.on_news()
         return ""
-    request.ring_knows_end = True
+    # What broke may go on in other processes of its way.
+    request.ring_knows_end = not (isinstance(message, Failed) and message.code in _OUR_FAULT)
     if isinstance(message, Failed):
         request.end(from_failed(message))
     elif not isinstance(message.value, Scored):

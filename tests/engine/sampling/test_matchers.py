@@ -10,9 +10,10 @@ from engine.errors import Code, ServiceError
 from engine.plan import Placement
 from engine.request import SamplingParams
 from engine.sampling import grammars as grammars_module
-from engine.sampling.grammars import Grammars, load_tokenizer
+from engine.sampling.grammars import Grammars
 from engine.sampling.matchers import SlotMatchers
 from engine.sampling.rows import Masks
+from services.grammar_ids import load_tokenizer
 from tests.oracle.tokenizers import byte_level_bpe, unigram
 
 VOCAB, EOS = 420, 1  # wider than the tokenizer

@@ -16,6 +16,7 @@ from engine.engine import Engine
 from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.request import EngineRequest, FinishReason, SamplingParams
+from services.grammar_ids import grammars_of
 from services.tokenizer.grammar_forms import grammar_of
 from services.tokenizer.grammar_frames import Job
 from services.work import Constraint, ConstraintForm
@@ -130,7 +131,8 @@ def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, O
         max_draft_width=width,
     )
     model = read_config(directory)
-    engine = build_engine(config, model, directory, limits_of(config, model, 1 << 20), draft).engine
+    grammars = grammars_of(directory, model.vocab_size, model.eos_ids)
+    engine = build_engine(config, model, directory, limits_of(config, model, 1 << 20), draft, grammars).engine
     if who == "prophet":
         known = {key: (output.ids, output.logprobs) for key, output in plain.items()}
         return Engine(engine.scheduler, engine.runner, proposer=Prophet(known, 0.8))

@@ -72,6 +72,11 @@ def leak(module: Any, num_bytes: int) -> None:  # noqa: ANN401
     module.Desk.close = leaking
 
 
+def schema(module: Any, version: int) -> None:  # noqa: ANN401
+    """This process is of a release whose messages have another version."""
+    module.SCHEMA_VERSION = version
+
+
 def slow(module: Any, place: str) -> None:  # noqa: ANN401
     """Named point "module:Class.function" takes 50 ms more, before its work."""
     owner_name, _, name = place.partition(":")[2].rpartition(".")
@@ -84,6 +89,16 @@ def slow(module: Any, place: str) -> None:  # noqa: ANN401
         return function(*args, **kwargs)
 
     setattr(owner, name, delayed)
+
+
+def bug(module: Any, place: str) -> None:  # noqa: ANN401
+    """Named method "module:Class.method" raises, with a text that no client may see."""
+    owner_name, _, name = place.partition(":")[2].rpartition(".")
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug at 0x7f3a99")
+
+    setattr(getattr(module, owner_name), name, broken)
 
 
 def _before_launch(module: Any, check: Callable[[Any], None]) -> None:  # noqa: ANN401
@@ -107,6 +122,8 @@ KNOWN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
     "out_of_memory": (RUNNER, out_of_memory),
     "device_lost": (RUNNER, device_lost),
     "leak": ("services.gateway.requests.desk", leak),
+    "schema": ("services.messages", schema),
+    "bug": (str(WANTED.get("bug", "")).partition(":")[0], bug),
     "slow": (str(WANTED.get("slow", "")).partition(":")[0], slow),
 }
 

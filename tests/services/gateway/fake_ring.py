@@ -13,10 +13,10 @@ from sluice.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc, types
 from engine.request import FinishReason, Limits
 from services.details import Admitted, Timings, TokenRecord
 from services.gateway.gateway import Gateway
-from services.gateway.observer import Observer
 from services.gateway.recovery.watch import ReadModel
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.messages import Cancel, Grant, Message, Preempted, Probe, Role, Submit, Text, Visit
+from services.telemetry.observed import Observer
 from services.work import (
     Generate,
     Stops,

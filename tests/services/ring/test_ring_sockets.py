@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,19 +21,21 @@ from services.messages import (
     Chunk,
     Envelope,
     Failed,
-    Frame,
     Load,
     Message,
+    OfNoRequest,
     Probe,
     Report,
     Result,
     Role,
     Submit,
     Text,
+    Tokens,
 )
+from services.ring.frames import FrameWriter
 from services.ring.loop import RingLoop
 from services.ring.peers import NextHop
-from services.ring.sockets import FRAME_BYTES, Inbox, Outbox, Peer
+from services.ring.sockets import AHEAD_NS, FRAME_BYTES, Inbox, Outbox, Peer
 from services.work import (
     Generate,
     TextPrompt,
@@ -81,8 +83,8 @@ def net() -> Iterator[Net]:
     net.close()
 
 
-def frame(seq: int, epoch: int = 5, sender: str = "x", messages: tuple[Message, ...] = ()) -> bytes:
-    return msgspec.msgpack.encode(Frame(sender, epoch, seq, messages))
+def frame(seq: int, epoch: int = 5, sender: str = "x", messages: Sequence[Message | Blob | Chunk] = ()) -> bytes:
+    return FrameWriter(sender, epoch).frame(seq, [msgspec.msgpack.encode(one) for one in messages])
 
 
 async def drained(inbox: Inbox, num_frames: int) -> list[Message]:
@@ -106,12 +108,13 @@ async def test_inbox_counts_what_it_drops(net: Net, tmp_path: Path) -> None:
         frame(1, epoch=6),  # a newer process begins again
         frame(9, epoch=5),  # stale
         b"garbage",
-        msgspec.msgpack.encode({"type": "Frame", "sender": "x", "extra": 1}),
+        frame(1, epoch=time.time_ns() + 10 * AHEAD_NS),  # would make what follows stale
+        msgspec.msgpack.encode({"type": "Frame", "sender": "x", "extra": 1}),  # a frame of version 1 has more
     ):
         sender.send(data)
-    assert await drained(inbox, 7) == [wanted]
+    assert await drained(inbox, 8) == [wanted]
     counts = {name: inbox.counts[name] for name in ("repeated", "lost", "stale", "malformed")}
-    assert counts == {"repeated": 1, "lost": 2, "stale": 1, "malformed": 2}
+    assert counts == {"repeated": 1, "lost": 2, "stale": 1, "malformed": 3}
 
 
 async def test_ten_thousand_random_frames_are_dropped(net: Net, tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ async def test_ten_thousand_random_frames_are_dropped(net: Net, tmp_path: Path) 
         sender.send(os.urandom(rng.randrange(200)) if number % 2 else bytes(data))
         if number % 100 == 99:
             found += await drained(inbox, number + 1)
-    sender.send(frame(1, epoch=1 << 62, sender="good", messages=(Cancel(ENVELOPE),)))
+    sender.send(frame(1, epoch=time.time_ns(), sender="good", messages=(Cancel(ENVELOPE),)))
     assert (await drained(inbox, 10_001))[-1] == Cancel(ENVELOPE)
     assert inbox.counts["malformed"] > 5000
 
@@ -134,7 +137,7 @@ async def test_outbox_keeps_what_cannot_leave_and_merges_it(net: Net, tmp_path: 
     address = f"ipc://{tmp_path}/late"
     outbox = net.outbox(address)
     for _ in range(5):
-        assert outbox.put(Cancel(ENVELOPE))
+        assert outbox.put(Tokens(ENVELOPE, 0, (1,))) is None
         assert outbox.flush() == []
     assert outbox.backlog == 5
     inbox = net.inbox(address)
@@ -142,14 +145,15 @@ async def test_outbox_keeps_what_cannot_leave_and_merges_it(net: Net, tmp_path: 
         while outbox.backlog:
             outbox.flush()
             await asyncio.sleep(0.01)
-    assert await drained(inbox, 1) == [Cancel(ENVELOPE)] * 5
+    assert await drained(inbox, 1) == [Tokens(ENVELOPE, 0, (1,))] * 5
 
 
-async def sent(outbox: Outbox, messages: list[Message]) -> list[Message]:
-    """Queue and flush until nothing waits; what was refused."""
-    refused: list[Message] = []
+async def sent(outbox: Outbox, messages: list[Message]) -> list[Envelope]:
+    """Queue and flush until nothing waits; whose messages were refused."""
+    refused: list[Envelope] = []
     for message in messages:
-        outbox.put(message)
+        if outbox.put(message) is not None and not isinstance(message, OfNoRequest):
+            refused.append(message.envelope)
     async with asyncio.timeout(10):
         while outbox.backlog:
             refused += outbox.flush()
@@ -166,7 +170,7 @@ async def test_a_message_too_large_is_given_back(net: Net, tmp_path: Path) -> No
     address = f"ipc://{tmp_path}/in"
     inbox, outbox = net.inbox(address), net.outbox(address)
     large, small = result(LIMIT), [result(100_000) for _ in range(20)]
-    assert await sent(outbox, [large, *small]) == [large]
+    assert await sent(outbox, [large, *small]) == [large.envelope]
     assert await drained(inbox, outbox.counts["frames"]) == small
     assert outbox.counts["frames"] >= 2_000_000 / FRAME_BYTES
 
@@ -181,8 +185,9 @@ async def test_large_messages_keep_their_place_and_leave_nothing(
     again = msgspec.structs.replace(same, envelope=msgspec.structs.replace(same.envelope, attempt=1))
     messages: list[Message] = [result(10), result(2_000_000), result(20), same, again, result(300_000, "c")]
     assert await sent(outbox, messages) == []
+    messages.remove(same)  # replaced by a later attempt
     assert await drained(inbox, outbox.counts["frames"]) == messages
-    assert outbox.counts["blobs"] == 4
+    assert outbox.counts["blobs"] == 3
     assert list(tmp_path.glob("in.blobs/*")) == []
 
 
@@ -258,8 +263,7 @@ async def test_chunks_out_of_order_or_over_the_limit_are_a_loss(net: Net, unused
     a, b, late = Chunk(digest, 0, b"a"), Chunk(digest, 1, b"b"), Chunk(digest, 3, b"b")
     sequences: list[tuple[Chunk, ...]] = [(b, a), (a, late), ()]
     for seq, chunks in enumerate(sequences, 1):
-        frame_of = Frame("x", 5, seq, (*chunks, Blob(ENVELOPE, digest, 2)))
-        sender.send(msgspec.msgpack.encode(frame_of))
+        sender.send(frame(seq, messages=(*chunks, Blob(ENVELOPE, digest, 2))))
     came = await drained(inbox, 3)
     assert [type(message) for message in came] == [Failed] * 3
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from engine.request import SamplingParams
-from services.gateway.observer import Started, Used
 from services.messages import Envelope
 from services.telemetry import logs
 from services.telemetry.metrics import Metrics
+from services.telemetry.observed import Started, Used
 from services.telemetry.observer import GatewayObserver
 from services.telemetry.request_log import RequestLog
 from services.telemetry.tracing import Tracer

@@ -10,12 +10,12 @@ from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 from engine.errors import Code, ServiceError
 from services.gateway.access.identity import digest_of
-from services.gateway.observer import Refused
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.messages import Envelope
 from services.telemetry import catalogue, names
 from services.telemetry.collector import Collector
 from services.telemetry.metrics import Metrics
+from services.telemetry.observed import Refused
 from services.telemetry.observer import MAX_WAITING, GatewayObserver
 from services.telemetry.tracing import Sampling, Tracer
 from tests.services.gateway.fake_ring import Rig, running, settings, spec, stream_request, unary_request

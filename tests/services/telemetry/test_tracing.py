@@ -6,12 +6,12 @@ import pytest
 
 from engine.errors import ServiceError
 from engine.request import SamplingParams
-from services.gateway.observer import Started, Used
 from services.messages import Envelope
 from services.telemetry import names
 from services.telemetry.collector import Collector
 from services.telemetry.held import Held
 from services.telemetry.metrics import Metrics
+from services.telemetry.observed import Started, Used
 from services.telemetry.observer import GatewayObserver
 from services.telemetry.phases import Happening, Phase
 from services.telemetry.spans import Parent

@@ -12,7 +12,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import Code, ServiceError
-from engine.sampling.grammars import compile_grammar, load_tokenizer
+from engine.sampling.grammars import compile_grammar
+from services.grammar_ids import load_tokenizer
 from services.tokenizer import constraints as constraints_module
 from services.tokenizer.constraints import Constraints
 from services.tokenizer.grammar_frames import Calls, Job, Reasoning

@@ -1,4 +1,4 @@
-"""What a gateway tells whoever watches it: the protocols, and a watcher that looks away. Knows no telemetry library."""
+"""What a gateway tells of itself: the protocols, what they carry, and a watcher that looks away. Knows no role."""
 
 import dataclasses
 from typing import Protocol

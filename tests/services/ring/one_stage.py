@@ -1,0 +1,54 @@
+"""One stage in its place in a ring of real sockets: what is sent to it, and what it sends on until a probe follows."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import zmq
+
+from services.messages import Message, Probe, Role
+from services.ring.loop import RingLoop, Stage
+from services.ring.sockets import Inbox, Outbox, Peer
+
+NEXT = "next"
+LIMIT = 3 << 20
+
+
+async def passed_on(
+    role: Role,
+    make: Callable[[RingLoop], Stage],
+    messages: Sequence[Message],
+    directory: Path,
+    is_done: Callable[[list[Message]], bool],
+) -> list[Message]:
+    """What a stage sends on to the next until `is_done`, and what comes before a probe that is sent then."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    before, behind = f"ipc://{directory}/in", f"ipc://{directory}/out"
+    sink = Inbox(context, behind, LIMIT)
+    ring = RingLoop(role, f"{role}-0", before, {NEXT: behind}, LIMIT)
+    source = Outbox(context, Peer(ring.process_id, before), "before", 1, LIMIT)
+    came: list[Message] = []
+
+    async def until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            source.flush()
+            came.extend(sink.drain())
+            await asyncio.sleep(0.001)
+
+    try:
+        ring.start(make(ring))
+        async with asyncio.timeout(20):
+            for message in messages:
+                source.put(message)
+                await until(lambda: not source.backlog)
+            await until(lambda: is_done(came))
+            if role is Role.GATEWAY:
+                return came  # where a probe ends
+            source.put(Probe(NEXT, 1, (NEXT,)))
+            await until(lambda: any(isinstance(one, Probe) for one in came))
+    finally:
+        ring.stop()
+        source.close()
+        sink.close()
+        context.term()
+    return [one for one in came if not isinstance(one, Probe)]
