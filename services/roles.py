@@ -15,7 +15,7 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.limits import limits_of
-from engine.models.config import read_config
+from engine.models.registry import read_served
 from services.config import ServiceConfig, bad_setting, parse_peers
 from services.heartbeat import Heartbeat
 from services.messages import Role
@@ -58,7 +58,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     source = resolve_model(config.model, config.revision)
-    model = read_config(source.directory)
+    model = read_served(source.directory)
     ring = join_ring(config, role, process_id)
     ring.revision = source.revision
     resource = {"service.name": names.SERVICE_NAME, "service.instance.id": process_id, names.ROLE: str(role)}

@@ -14,6 +14,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.errors import Code, ServiceError, invalid
+from engine.models.fields import is_file
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ def load_tokenizer(path: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> LLT
 
     Takes 2 s for 152,000 ids, and leaves the interpreter to nobody meanwhile.
     """
-    if not path.exists() or not eos_ids:
+    if not is_file(path) or not eos_ids:
         return None
     try:
         return LLTokenizer(path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=list(eos_ids))

@@ -140,7 +140,8 @@ def test_edges_go_together(engine: Engine) -> None:
 @pytest.mark.parametrize("value", [5e-324, 1e-40, 1e-30])
 def test_next_to_nothing_leaves_the_most_likely_token(name: str, value: float, engine: Engine) -> None:
     greedy = SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.0)
-    tiny = dataclasses.replace(greedy, **{"temperature": 1.0, name: value})
+    knobs = {"temperature": 1.0, "top_p": 1.0, name: value}
+    tiny = dataclasses.replace(greedy, temperature=knobs["temperature"], top_p=knobs["top_p"])
     tokens, failed = answers(engine, {"greedy": greedy, "tiny": tiny})
     assert failed == {}
     assert tokens["tiny"] == tokens["greedy"]
