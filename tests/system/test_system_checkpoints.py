@@ -25,9 +25,9 @@ def copied(directory: Path, name: str = "target") -> Path:
     return Path(shutil.copytree(DEMO / name, directory / name))
 
 
-def say(directory: Path, name: str = "config.json", **changes: object) -> Path:
-    values = json.loads((directory / name).read_text())
-    (directory / name).write_text(json.dumps({**values, **changes}))
+def say(directory: Path, **changes: object) -> Path:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return directory
 
 
