@@ -27,6 +27,7 @@ from engine.formats import Formats, check_stored, choose_formats, name_of
 from engine.gpu import check_gpu
 from engine.identity import Digests, identity_of
 from engine.invariance import check_invariance
+from engine.limits import check_tables
 from engine.models.config import ModelConfig
 from engine.models.model import Model, load_model
 from engine.request import Limits
@@ -38,11 +39,12 @@ from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
 from engine.runner.threads import measure_threads
+from engine.runner.trial import check_trial
 from engine.sampling.grammars import Grammars
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
 from engine.speculation.draft import DraftProposer
-from engine.speculation.drafters import Drafter, load_drafter
+from engine.speculation.drafters import Drafter, ModelDrafter, load_drafter
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import Proposer
 from kernels import builds, ops
@@ -87,6 +89,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     formats = choose_formats(config, device)
     check_stored(model_config, formats)
     check_gpu(model_config, formats, config.block_size, device)
+    check_tables(model_config, limits, _memory("SC_PHYS_PAGES"))
     notes = check_invariance(config, formats, device)
     threads = set_threads(config) if device.type == "cpu" else None
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
@@ -98,12 +101,15 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         model.fix()
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
     num_blocks = cache_blocks(config, size, limits, cache_room(config, model, formats, limits))
-    what = f"a cache of {num_blocks * config.block_size * size >> 20} MiB; lower it or --kv-cache-tokens"
-    with at_start("--gpu-memory-utilization", what):
+    what = f"a cache of {num_blocks * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
+    with at_start("--kv-cache-tokens" if device.type == "cpu" else "--gpu-memory-utilization", what):
         beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
         cache = model.new_cache(num_blocks, config.block_size, formats.cache)
     identity = identity_of(config, formats, model, digests())
     store, tiers = make_store(config, cache, beside, identity)
+    check_trial(directory, ModelDrafter(model), cache, config.block_size, next(iter(model_config.eos_ids), 0))
+    if draft is not None and drafter is not None:
+        check_trial(draft, drafter, beside, config.block_size)
     if threads is not None:
         threads = best_threads(config, one_token(model, store, config.block_size))
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None

@@ -61,9 +61,8 @@ def _check_adjustments(params: SamplingParams, limits: Limits) -> None:
     """Changes of single logits. Sizes are looked at before contents."""
     _in_range("presence_penalty", params.presence_penalty, -limits.max_penalty, limits.max_penalty)
     _in_range("frequency_penalty", params.frequency_penalty, -limits.max_penalty, limits.max_penalty)
-    if not 0.0 < params.repetition_penalty <= limits.max_repetition_penalty:
-        most = limits.max_repetition_penalty
-        raise invalid("repetition_penalty", f"{params.repetition_penalty} is not in (0, {most}]", limit=most)
+    least, most = limits.min_repetition_penalty, limits.max_repetition_penalty
+    _in_range("repetition_penalty", params.repetition_penalty, least, most)
     check_num("logit_bias", len(params.logit_bias), limits.max_logit_biases)
     ids = [token for token, _ in params.logit_bias]
     _check_set("logit_bias", ids, limits.max_logit_biases, limits)

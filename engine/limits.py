@@ -8,6 +8,21 @@ from engine.errors import Code, ServiceError
 from engine.models.config import ModelConfig
 from engine.request import Limits
 
+TABLES_SHARE = 0.25  # of a machine's memory, for the rotary tables of all positions
+
+
+def check_tables(model: ModelConfig, limits: Limits, memory_bytes: int) -> None:
+    """Raises ServiceError where tables for every position that requests may have are too much for such a machine."""
+    num_tables = 1 if model.local_rope is None else 2
+    size, most = 4 * num_tables * limits.context_length * model.head_dim, int(memory_bytes * TABLES_SHARE)
+    if size > most:
+        raise ServiceError(
+            Code.INVALID_ARGUMENT,
+            "INVALID_SETTING",
+            f"--max-model-len: {limits.context_length} positions (0 takes the checkpoint's max_position_embeddings) "
+            f"need rotary tables of {size >> 20} MiB; this machine allows {most >> 20}: set it lower",
+        )
+
 
 def limits_of(config: EngineConfig, model: ModelConfig, max_prompt_bytes: int) -> Limits:
     """Raises ServiceError when --max-model-len is longer than the model's context."""

@@ -48,6 +48,7 @@ class Limits:
     max_credit: int = 1 << 20
     max_temperature: float = 100.0
     max_penalty: float = 2.0
+    min_repetition_penalty: float = 1e-30  # logits of 3e8 divided by it are float32 still
     max_repetition_penalty: float = 100.0
     max_logit_biases: int = 1024
     max_logit_bias: float = 100.0

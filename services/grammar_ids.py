@@ -5,6 +5,7 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
+from engine.models.fields import is_file
 from engine.sampling.grammars import Grammars
 
 logger = logging.getLogger(__name__)
@@ -15,7 +16,7 @@ def load_tokenizer(path: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> LLT
 
     Takes 2 s for 152,000 ids, and leaves the interpreter to nobody meanwhile.
     """
-    if not path.exists() or not eos_ids:
+    if not is_file(path) or not eos_ids:
         return None
     try:
         return LLTokenizer(path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=list(eos_ids))

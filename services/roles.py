@@ -16,7 +16,7 @@ import zmq
 
 from engine.config import EngineConfig
 from engine.limits import limits_of
-from engine.models.config import read_config
+from engine.models.registry import read_served
 from services.config import ServiceConfig, bad_setting, parse_peers
 from services.digests import remembered
 from services.heartbeat import Heartbeat
@@ -64,7 +64,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
         loop.add_signal_handler(number, stopping.set)
     source = resolve_model(config.model, config.revision)
     contents = Contents(source, remembered(), with_weights=role is Role.ENGINE)
-    model = read_config(contents.directory)
+    model = read_served(contents.directory)
     ring = join_ring(config, role, process_id)
     ring.revision = contents.configuration
     ring.on_mixed = lambda: leave_if_changed(contents)

@@ -6,10 +6,26 @@ Stdlib only. Takes the file as data, gives values; errors name file, field and v
 import dataclasses
 from typing import cast
 
-from engine.models.fields import Fields, Json
+from engine.models.fields import MENDING, Fields, Json, shown
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 FULL, WINDOWED = "full_attention", "sliding_attention"
+PARAMETERS = (  # of scalings, by `engine.models.rules`
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+)
+# Of two parameters of a scaling the first must be the greater one: their names and what they are where they are absent.
+ORDERED = {
+    "llama3": (("high_freq_factor", 4.0), ("low_freq_factor", 1.0)),
+    "yarn": (("beta_fast", 32.0), ("beta_slow", 1.0)),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,6 +47,7 @@ def read_ropes(raw: Fields) -> tuple[RopeConfig, RopeConfig | None]:
 
     Three spellings: rope_parameters by kind of layer (newest) or for all, rope_theta with rope_scaling (oldest).
     """
+    raw.number("partial_rotary_factor", 1.0)
     newer = raw.values.get("rope_parameters")
     if isinstance(newer, dict) and newer.keys() & {FULL, WINDOWED}:
         full = _rope(raw, newer.get(FULL), f"rope_parameters.{FULL}", "rope_theta")
@@ -44,28 +61,40 @@ def read_ropes(raw: Fields) -> tuple[RopeConfig, RopeConfig | None]:
 def _rope(raw: Fields, scaling: Json, name: str, theta_field: str) -> RopeConfig:
     """`scaling` is what the file has under `name`; `theta_field` holds the base where that does not."""
     if scaling is not None and not isinstance(scaling, dict):
-        raise raw.wrong(name, f"is {scaling!r}; it must be an object")
-    fields = dict(scaling or {})
-    kind = fields.pop("rope_type", fields.pop("type", "default"))
-    fields.pop("type", None)
+        raise raw.wrong(name, f"is {shown(scaling)}; it must be an object: {MENDING}")
+    own = Fields(raw.path, scaling or {}, f"{name}.")
+    kind = own.values.get("rope_type", own.values.get("type", "default"))
     if kind not in ROPE_KINDS:
-        raise raw.wrong(f"{name}.rope_type", f"is {kind!r}; supported are {', '.join(ROPE_KINDS)}")
-    theta = fields.pop("rope_theta", None) or raw.number(theta_field, 10_000.0)
-    if not isinstance(theta, int | float):
-        raise raw.wrong(theta_field, f"is {theta!r}; it must be a number")
-    numbers = tuple((field, float(value)) for field, value in fields.items() if isinstance(value, int | float))
-    if kind != "default" and "factor" not in dict(numbers):
-        raise raw.wrong(f"{name}.factor", f"is missing; {kind} scaling needs it")
-    return RopeConfig(float(theta), str(kind), numbers)
+        raise own.wrong("rope_type", f"is {shown(kind)}; supported are {', '.join(ROPE_KINDS)}")
+    theta = own.maybe("rope_theta")
+    own.number("partial_rotary_factor", 1.0)
+    found = {field: value for field in PARAMETERS if (value := own.maybe(field)) is not None}
+    if kind != "default" and "factor" not in found:
+        raise own.wrong("factor", f"is missing; {kind} scaling needs it: {MENDING}")
+    _check_order(own, str(kind), found)
+    if "truncate" in own.values:
+        found["truncate"] = float(own.boolean("truncate", True))
+    base = raw.number(theta_field, 10_000.0) if theta is None else theta
+    return RopeConfig(base, str(kind), tuple(found.items()))
+
+
+def _check_order(own: Fields, kind: str, found: dict[str, float]) -> None:
+    """Raises ServiceError where what is between two wavelengths, or two numbers of rotations, is nothing."""
+    if kind not in ORDERED:
+        return
+    (upper, most), (lower, least) = ORDERED[kind]
+    high, low = found.get(upper, most), found.get(lower, least)
+    if high <= low:
+        raise own.wrong(upper, f"is {high}; it must be above {lower}, which is {low}: {MENDING}")
 
 
 def read_windows(raw: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Per layer, from layer_types or a pattern where given, else from sliding_window and the Qwen switches."""
-    if raw.values.get("use_bidirectional_attention"):
-        raise raw.wrong("use_bidirectional_attention", "is true; supported is false")
+    if raw.values.get("use_bidirectional_attention") not in (None, False):
+        raise raw.wrong("use_bidirectional_attention", "is set; supported is false")
     kinds = _kinds(raw, num_layers)
     window = raw.values.get("sliding_window")
-    if raw.values.get("use_sliding_window") is False:
+    if not raw.boolean("use_sliding_window", True):
         return (None,) * num_layers
     if window is None:
         if kinds is not None and WINDOWED in kinds:
@@ -75,9 +104,7 @@ def read_windows(raw: Fields, num_layers: int) -> tuple[int | None, ...]:
     if kinds is not None:
         return tuple(size if kind == WINDOWED else None for kind in kinds)
     if "use_sliding_window" in raw.values:
-        full = raw.values.get("max_window_layers", num_layers)
-        if not isinstance(full, int):
-            raise raw.wrong("max_window_layers", f"is {full!r}; it must be an integer")
+        full = raw.integer("max_window_layers", num_layers)
         return tuple(None if layer < full else size for layer in range(num_layers))
     return (size,) * num_layers
 
@@ -85,12 +112,14 @@ def read_windows(raw: Fields, num_layers: int) -> tuple[int | None, ...]:
 def _kinds(raw: Fields, num_layers: int) -> list[str] | None:
     """What attention each layer has; None where the file does not say. Of a pattern of n the n-th layers see all."""
     kinds = raw.values.get("layer_types")
-    if isinstance(kinds, list):
+    if kinds is not None:
+        if not isinstance(kinds, list):
+            raise raw.must_be("layer_types", "a list")
         if len(kinds) != num_layers:
             raise raw.wrong("layer_types", f"has {len(kinds)} entries for {num_layers} layers")
         other = next((kind for kind in kinds if kind not in (FULL, WINDOWED)), None)
         if other is not None:
-            raise raw.wrong("layer_types", f"names {other!r}; supported are {FULL}, {WINDOWED}")
+            raise raw.wrong("layer_types", f"names {shown(other)}; supported are {FULL}, {WINDOWED}")
         return cast("list[str]", kinds)
     if raw.values.get("sliding_window_pattern") is None:
         return None

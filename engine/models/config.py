@@ -5,16 +5,19 @@ Stdlib only: processes that never see a tensor read it too. Nothing named in a f
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
+from engine.checks import check_params
+from engine.errors import ServiceError
 from engine.models.assumed import ASSUMED
 from engine.models.by_layer import RopeConfig, read_ropes, read_windows
 from engine.models.expert_fields import ExpertsConfig, read_experts
-from engine.models.fields import Fields, read_json
+from engine.models.fields import MENDING, Fields, Json, invalid_model, read_json, shown
 from engine.models.stored_form import StoredForm, read_stored_form
+from engine.request import Limits, SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class HeadConfig:
     behind: tuple[int, ...]
 
 
+MAX_EOS_IDS = 1024
 ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -97,24 +101,23 @@ def read_config(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     values = read_json(path)
     generation_path = directory / "generation_config.json"
-    generation = Fields(generation_path, read_json(generation_path) if generation_path.exists() else {})
+    generation = Fields(generation_path, read_json(generation_path) if os.path.lexists(generation_path) else {})
     architectures = values.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
-        raise Fields(path, values).wrong("architectures", "is missing; it names the model class")
+        raise Fields(path, values).wrong("architectures", f"is missing; it names the model class: {MENDING}")
     architecture = architectures[0]
     raw = Fields(path, {**ASSUMED.get(architecture, {}), **values})
-    heads = raw.integer("num_attention_heads")
-    hidden = raw.integer("hidden_size")
-    layers = raw.integer("num_hidden_layers")
+    hidden, (heads, kv_heads) = raw.integer("hidden_size"), _heads(raw)
+    layers, vocab = raw.integer("num_hidden_layers"), raw.integer("vocab_size")
     context = raw.integer("max_position_embeddings")
     rope, local_rope = read_ropes(raw)
     return ModelConfig(
         architecture=architecture,
-        vocab_size=raw.integer("vocab_size"),
+        vocab_size=vocab,
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=raw.integer("num_key_value_heads", heads),
+        num_kv_heads=kv_heads,
         head_dim=raw.integer("head_dim", hidden // heads),
         intermediate_size=raw.integer("intermediate_size"),
         norm_eps=raw.number("rms_norm_eps", 1e-6),
@@ -124,16 +127,16 @@ def read_config(directory: Path) -> ModelConfig:
         tied_embeddings=raw.boolean("tie_word_embeddings", False),
         attention_bias=raw.boolean("attention_bias", False),
         mlp_bias=raw.boolean("mlp_bias", False),
-        eos_ids=_eos_ids(raw, generation),
+        eos_ids=_eos_ids(vocab, raw, generation),
         dtype=raw.string("dtype", raw.string("torch_dtype", "float32")),
-        defaults=_defaults(generation),
+        defaults=_defaults(generation, Limits(context, vocab)),
         stored=read_stored_form(raw),
         experts=read_experts(raw, layers),
         activation=_activation(raw, architecture),
         local_rope=local_rope,
-        query_scalar=_positive(raw, "query_pre_attn_scalar"),
-        score_cap=_positive(raw, "attn_logit_softcapping") or 0.0,
-        logit_cap=_positive(raw, "final_logit_softcapping") or 0.0,
+        query_scalar=raw.maybe("query_pre_attn_scalar"),
+        score_cap=raw.maybe("attn_logit_softcapping") or 0.0,
+        logit_cap=raw.maybe("final_logit_softcapping") or 0.0,
     )
 
 
@@ -147,7 +150,7 @@ def read_head_config(directory: Path) -> HeadConfig:
         text = f"is {layer.stored.method!r}; an EAGLE-3 head must not be quantised"
         raise raw.wrong("quantization_config.quant_method", text)
     if layer.activation not in ACTIVATIONS.values():
-        raise raw.wrong("hidden_act", f"is {layer.activation!r}; supported are {', '.join(ACTIVATIONS)}")
+        raise raw.wrong("hidden_act", f"is {shown(layer.activation)}; supported are {', '.join(ACTIVATIONS)}")
     return HeadConfig(layer, raw.integer("draft_vocab_size", layer.vocab_size), _behind(raw))
 
 
@@ -160,14 +163,14 @@ def _activation(raw: Fields, architecture: str) -> str:
     return ACTIVATIONS.get(value, value)
 
 
-def _positive(raw: Fields, name: str) -> float | None:
-    """A number above 0; None where there is none."""
-    if raw.values.get(name) is None:
-        return None
-    value = raw.number(name, 0.0)
-    if not 0.0 < value < math.inf:
-        raise raw.wrong(name, f"is {value}; it must be above 0")
-    return value
+def _heads(raw: Fields) -> tuple[int, int]:
+    """Of queries, and of keys and values, each of which serves as many queries as the others."""
+    heads = raw.integer("num_attention_heads")
+    kv_heads = raw.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        text = f"is {kv_heads}, which does not divide num_attention_heads, {heads}: {MENDING}"
+        raise raw.wrong("num_key_value_heads", text)
+    return heads, kv_heads
 
 
 def _behind(raw: Fields) -> tuple[int, ...]:
@@ -178,28 +181,45 @@ def _behind(raw: Fields) -> tuple[int, ...]:
     found = fields.get("eagle_aux_hidden_state_layer_ids")
     if found is None:
         return ()
-    if not isinstance(found, list) or not all(isinstance(one, int) for one in found):
-        raise raw.wrong("eagle_aux_hidden_state_layer_ids", f"is {found!r}; it must be a list of integers")
+    if not isinstance(found, list) or not all(type(one) is int for one in found):
+        text = f"is {shown(found)}; it must be a list of whole numbers: {MENDING}"
+        raise raw.wrong("eagle_aux_hidden_state_layer_ids", text)
     return tuple(cast("int", one) + more for one in found)
 
 
-def _eos_ids(*files: Fields) -> tuple[int, ...]:
-    ids: list[int] = []
-    for file in files:
-        value = file.values.get("eos_token_id")
-        for token in value if isinstance(value, list) else [value]:
-            if token is None:
-                continue
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise file.wrong("eos_token_id", f"is {value!r}; it must be an integer or a list of them")
-            ids.append(token)
-    return tuple(dict.fromkeys(ids))
+def _eos_ids(vocab_size: int, *files: Fields) -> tuple[int, ...]:
+    """Of all files, each id once. Raises ServiceError for one that the logits do not have."""
+    ids = dict.fromkeys(token for file in files for token in _ids_of(file, vocab_size))
+    if len(ids) > MAX_EOS_IDS:
+        raise files[0].wrong("eos_token_id", f"names {len(ids)} ids; at most {MAX_EOS_IDS} are served: {MENDING}")
+    return tuple(ids)
 
 
-def _defaults(generation: Fields) -> GenerationDefaults:
-    def number(name: str) -> float | None:
-        return generation.number(name, 0.0) if generation.values.get(name) is not None else None
+def _ids_of(file: Fields, vocab_size: int) -> Iterator[int]:
+    value = file.values.get("eos_token_id")
+    ids: list[Json] = value if isinstance(value, list) else [] if value is None else [value]
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise file.must_be("eos_token_id", f"one or more ids from 0 to {vocab_size - 1}, below vocab_size")
+        yield token
 
-    temperature = 0.0 if generation.values.get("do_sample") is False else number("temperature")
-    top_k = number("top_k")
-    return GenerationDefaults(temperature, None if top_k is None else int(top_k), number("top_p"), number("min_p"))
+
+def _defaults(generation: Fields, limits: Limits) -> GenerationDefaults:
+    """Within what a client may ask for, as these are what it gets."""
+    temperature, top_p, min_p = (generation.maybe(name) for name in ("temperature", "top_p", "min_p"))
+    if generation.values.get("do_sample") is not None and not generation.boolean("do_sample", True):
+        temperature = 0.0
+    top_k = None
+    if generation.values.get("top_k") is not None:
+        top_k = max(0, generation.integer("top_k"))  # -1 keeps all, as other engines have it
+    asked = SamplingParams(
+        temperature=1.0 if temperature is None else temperature,
+        top_k=top_k or 0,
+        top_p=1.0 if top_p is None else top_p,
+        min_p=min_p or 0.0,
+    )
+    try:
+        check_params(asked, limits)
+    except ServiceError as error:
+        raise invalid_model(generation.path, f"{error.message}: {MENDING}") from None
+    return GenerationDefaults(temperature, top_k, top_p, min_p)

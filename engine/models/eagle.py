@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.models.config import HeadConfig, read_head_config
+from engine.models.fields import MENDING
 from engine.models.layers import Pack, Packer
 from engine.models.model import Model, owned, token_bytes, zeros
 from engine.models.rope import rope_table
@@ -123,4 +124,8 @@ def _ids_of(source: Checkpoint, head: HeadConfig) -> Tensor | None:
         return None
     num = head.draft_vocab_size
     found = source.integers("d2t", (num,))
-    return found + torch.arange(num, device=found.device)
+    ids = found + torch.arange(num, device=found.device)
+    most = head.layer.vocab_size
+    if int(ids.amin()) < 0 or int(ids.amax()) >= most or len(ids.unique()) < num:
+        raise source.wrong("d2t", f"does not name {num} different ids from 0 to {most - 1}: {MENDING}")
+    return ids

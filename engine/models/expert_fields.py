@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from engine.models.fields import Fields
+from engine.models.fields import MENDING, Fields
 
 SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # of gpt-oss's gate: what kernels have
 COUNTS = ("num_experts", "num_local_experts")  # spellings of one field
@@ -27,12 +27,12 @@ class ExpertsConfig:
 
 def read_experts(raw: Fields, num_layers: int) -> ExpertsConfig | None:
     """None where there are none. Raises ServiceError MODEL_INVALID."""
-    name = next((name for name in COUNTS if raw.values.get(name)), None)
+    name = next((name for name in COUNTS if raw.values.get(name) not in (None, 0)), None)
     if name is None:
         return None
     num, per_token = raw.integer(name), raw.integer("num_experts_per_tok")
     if per_token > num:
-        raise raw.wrong("num_experts_per_tok", f"is {per_token}; {name} is {num}")
+        raise raw.wrong("num_experts_per_tok", f"is {per_token}; {name} is {num}: {MENDING}")
     for field, known in SWIGLU.items():
         if raw.number(field, known) != known:
             raise raw.wrong(field, f"is {raw.values[field]}; supported is {known}")
@@ -47,7 +47,9 @@ def read_experts(raw: Fields, num_layers: int) -> ExpertsConfig | None:
 
 def _layers(raw: Fields, num_layers: int) -> tuple[bool, ...]:
     """Every `decoder_sparse_step`th, but for those of `mlp_only_layers`."""
-    step, dense = raw.integer("decoder_sparse_step", 1), raw.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(one) is int for one in dense):
-        raise raw.wrong("mlp_only_layers", f"is {dense!r}; it must be a list of layers")
-    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(num_layers))
+    step, dense = raw.integer("decoder_sparse_step", 1), raw.values.get("mlp_only_layers")
+    dense = [] if dense is None else dense
+    if not isinstance(dense, list) or not all(type(one) is int and 0 <= one < num_layers for one in dense):
+        raise raw.must_be("mlp_only_layers", f"a list of layers from 0 to {num_layers - 1}")
+    left = frozenset(dense)
+    return tuple((layer + 1) % step == 0 and layer not in left for layer in range(num_layers))

@@ -1,17 +1,29 @@
-"""A JSON file of a checkpoint as data: typed getters whose errors name file, field and value. Stdlib only."""
+"""A JSON file of a checkpoint as data: typed getters whose errors name file, field, value and rule. Stdlib only."""
 
 import json
+import os
+import reprlib
 from pathlib import Path
 from typing import TypeAlias, cast
 
 from engine.errors import Code, ServiceError
+from engine.models.rules import RULES
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+MAX_JSON_BYTES = 64 << 20  # the index of the largest checkpoints has 10
+MENDING = "correct the file, or download it again"
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxother = 80
 
 
 def invalid_model(path: Path, message: str) -> ServiceError:
     """A checkpoint that cannot be served."""
     return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{path}: {message}")
+
+
+def shown(value: object) -> str:
+    """A value of a file as errors show it: a few words, however much there is."""
+    return _brief.repr(value)
 
 
 class Fields:
@@ -25,49 +37,77 @@ class Fields:
     def wrong(self, name: str, message: str) -> ServiceError:
         return invalid_model(self.path, f"{self._prefix}{name} {message}")
 
+    def must_be(self, name: str, what: object) -> ServiceError:
+        """The error of a value that is not what it must be."""
+        return self.wrong(name, f"is {shown(self.values.get(name))}; it must be {what}: {MENDING}")
+
     def within(self, name: str) -> "Fields":
         """The object under that name."""
         value = self.values.get(name)
         if not isinstance(value, dict):
-            raise self.wrong(name, f"is {value!r}; it must be an object")
+            raise self.must_be(name, "an object")
         return Fields(self.path, value, f"{self._prefix}{name}.")
 
     def integer(self, name: str, default: int | None = None) -> int:
+        """By its rule; null is absent."""
         value = self.values.get(name)
         if value is None and default is not None:
-            return default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.wrong(name, f"is {value!r}; it must be a positive integer")
-        return value
+            value = default
+        if not RULES[name].holds(value):
+            shown_as = Fields(self.path, {name: value}, self._prefix)
+            raise shown_as.must_be(name, RULES[name])
+        return cast("int", value)
 
     def number(self, name: str, default: float) -> float:
-        value = self.values.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.wrong(name, f"is {value!r}; it must be a number")
-        return float(value)
+        """By its rule; null is absent."""
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not RULES[name].holds(value):
+            raise self.must_be(name, RULES[name])
+        return float(cast("float", value))
+
+    def maybe(self, name: str) -> float | None:
+        """A number by its rule, if there is one."""
+        return None if self.values.get(name) is None else self.number(name, 0.0)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self.values.get(name, default)
         if not isinstance(value, bool):
-            raise self.wrong(name, f"is {value!r}; it must be true or false")
+            raise self.must_be(name, "true or false")
         return value
 
     def string(self, name: str, default: str) -> str:
-        value = self.values.get(name) or default
-        if not isinstance(value, str):
-            raise self.wrong(name, f"is {value!r}; it must be a string")
+        value = self.values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str) or not value:
+            raise self.must_be(name, "a string")
         return value
 
 
 def read_json(path: Path) -> dict[str, Json]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    """The object that a file holds. Raises ServiceError MODEL_INVALID for whatever else may lie there."""
+    if not os.path.lexists(path):
         raise invalid_model(
             path, "is missing; a checkpoint directory holds config.json, tokenizer.json and *.safetensors"
-        ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise invalid_model(path, f"cannot be read as JSON ({type(error).__name__})") from error
+        )
+    if not is_file(path):
+        raise invalid_model(path, "is no file, or a link to none: download it again")
+    size = path.stat().st_size
+    if size > MAX_JSON_BYTES:
+        raise invalid_model(path, f"has {size} bytes; at most {MAX_JSON_BYTES} are read: {MENDING}")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise invalid_model(path, f"is nested too deeply: {MENDING}") from None
+    except (OSError, ValueError) as error:  # ValueError: no JSON, no UTF-8, or a number of thousands of digits
+        raise invalid_model(path, f"cannot be read as JSON ({type(error).__name__}): {MENDING}") from error
     if not isinstance(value, dict):
-        raise invalid_model(path, "does not hold a JSON object")
+        raise invalid_model(path, f"does not hold a JSON object: {MENDING}")
     return cast("dict[str, Json]", value)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there; opening a pipe or a device might take for ever."""
+    return os.path.isfile(path)  # as `Path.is_file`, but for names that no file can have

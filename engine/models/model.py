@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.models.config import ModelConfig
+from engine.models.fields import MENDING, invalid_model
 from engine.models.layers import DecoderLayer, Pack, Packer
 from engine.models.mlp import make_mlp
 from engine.models.registry import style_of
@@ -23,6 +24,7 @@ from kernels.linear import gather
 from kernels.metadata import AttentionMetadata
 from kernels.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
+LAYERS = "model.layers."  # what names of tensors of layers begin with
 Tap: TypeAlias = Mapping[int, Callable[[Tensor, Tensor, int], None]]  # by layer: who keeps its states, by slot
 
 
@@ -177,9 +179,20 @@ def load_model(
     """
     style_of(config)  # before any weight is read
     source = Checkpoint(directory, dtype, device, config.stored)
+    check_layers(directory, config, source)
     model = Model(config, source, dtype, device, num_positions or config.context_length, pack)
     model.num_parameters = source.num_parameters
     return model
+
+
+def check_layers(directory: Path, config: ModelConfig, source: Checkpoint) -> None:
+    """Raises ServiceError where the files hold more layers than config.json says, or fewer: before a tensor is read."""
+    held, said = source.layers(LAYERS), config.num_layers
+    missing = next((num for num in range(said) if num not in held), None)
+    if held and (missing is not None or len(held) > said):
+        what = f"no tensor of layer {missing}" if missing is not None else f"tensors of layer {max(held)}"
+        text = f"num_hidden_layers is {said}, and the files hold {what}, counted from 0: {MENDING}"
+        raise invalid_model(directory / "config.json", text)
 
 
 def plan_model(config: ModelConfig, dtype: torch.dtype) -> Plan:

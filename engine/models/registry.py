@@ -1,10 +1,12 @@
 """Which architectures are supported: one table from the name in config.json to its style."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from engine.errors import unsupported
 from engine.models import gemma, gemma2, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
-from engine.models.config import ACTIVATIONS, ModelConfig
+from engine.models.config import ACTIVATIONS, ModelConfig, read_config
+from engine.models.fields import shown
 from engine.models.style import Style
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig], Style]] = {
@@ -27,14 +29,22 @@ def style_of(config: ModelConfig) -> Style:
     if make is None:
         known = ", ".join(sorted(ARCHITECTURES))
         raise unsupported(
-            "architecture", f"architecture {config.architecture!r} is not supported; supported are {known}"
+            "architecture", f"architecture {shown(config.architecture)} is not supported; supported are {known}"
         )
     style = make(config)
     known_here = ACTIVATIONS.values() if style.experts is None else ("silu",)
     if config.activation not in known_here:
-        shown = ", ".join(name for name, one in ACTIVATIONS.items() if one in known_here)
-        raise unsupported("hidden_act", f"hidden_act {config.activation!r} is not supported; supported are {shown}")
+        known = ", ".join(name for name, one in ACTIVATIONS.items() if one in known_here)
+        text = f"hidden_act {shown(config.activation)} is not supported; supported are {known}"
+        raise unsupported("hidden_act", text)
     if (style.experts is None) is not (config.experts is None):
         named = "no" if config.experts is None else config.experts.num
         raise unsupported("experts", f"config.json names {named} experts: {config.architecture!r} is not served so")
     return style
+
+
+def read_served(directory: Path) -> ModelConfig:
+    """The shape of a checkpoint whose architecture is supported. Raises ServiceError as `read_config`, `style_of`."""
+    config = read_config(directory)
+    style_of(config)
+    return config

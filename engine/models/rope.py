@@ -11,12 +11,19 @@ from torch import Tensor
 from engine.models.by_layer import RopeConfig
 from engine.models.config import ModelConfig
 
+PART = 1024  # positions
+
 
 def rope_table(config: ModelConfig, num_positions: int, device: torch.device, rope: RopeConfig | None = None) -> Tensor:
     """complex64 [num_positions, head_dim / 2]: scale · exp(i · position · frequency); `rope` None: the model's own."""
     frequencies, scale = _frequencies(config, rope or config.rope)
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    return torch.polar(torch.full_like(angles, scale), angles).to(device)
+    table = torch.empty(num_positions, len(frequencies), dtype=torch.complex64)
+    scales = torch.full((min(num_positions, PART), len(frequencies)), scale)
+    for first in range(0, num_positions, PART):  # by parts that a cache holds: a long context has a table of gigabytes
+        part = table[first : first + PART]
+        angles = torch.outer(torch.arange(first, first + len(part), dtype=torch.float32), frequencies)
+        torch.polar(scales[: len(part)], angles, out=part)
+    return table.to(device)
 
 
 def _frequencies(config: ModelConfig, rope: RopeConfig) -> tuple[Tensor, float]:

@@ -7,7 +7,7 @@ Stdlib only. Whatever else it asks for is refused by field, value and what is su
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from engine.models.fields import Fields, Json
+from engine.models.fields import Fields, Json, shown
 
 GROUPS = (32, 64, 128, -1)  # inputs that share a scale of 4 bits; -1: all
 
@@ -25,13 +25,13 @@ class StoredForm:
 
 def read_stored_form(config: Fields) -> StoredForm | None:
     """Of config.json; None where it says nothing. Raises ServiceError MODEL_INVALID."""
-    if not config.values.get("quantization_config"):
+    if config.values.get("quantization_config") in (None, {}):
         return None
     own = config.within("quantization_config")
     method = own.values.get("quant_method")
     read = METHODS.get(method) if isinstance(method, str) else None
     if read is None:
-        raise own.wrong("quant_method", f"is {method!r}; supported are {', '.join(METHODS)}")
+        raise own.wrong("quant_method", f"is {shown(method)}; supported are {', '.join(METHODS)}")
     return read(own)
 
 
@@ -105,4 +105,4 @@ def _demand(fields: Fields, name: str, *allowed: Json, default: Json = None) -> 
     value = fields.values.get(name, default)
     if not any(type(value) is type(one) and value == one for one in allowed):
         verb = "is" if len(allowed) == 1 else "are"
-        raise fields.wrong(name, f"is {value!r}; supported {verb} {', '.join(map(repr, allowed))}")
+        raise fields.wrong(name, f"is {shown(value)}; supported {verb} {', '.join(map(repr, allowed))}")

@@ -4,7 +4,8 @@ Both answer `get(name, shape)`. Files are memory-mapped and read tensor by tenso
 the tensor being packed. Pickle checkpoints are refused: reading one can run code.
 """
 
-import json
+import math
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -13,12 +14,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.models.fields import invalid_model
+from engine.errors import ServiceError
+from engine.models.fields import MENDING, Fields, invalid_model, is_file, read_json, shown
 from engine.models.stored import READERS
 from engine.models.stored_form import StoredForm
 from kernels.packed_weights import Packed
 
 INDEX = "model.safetensors.index.json"
+FP8_NAN = 0x7F  # bits of float8_e4m3fn beside the sign
 
 
 class WeightSource(Protocol):
@@ -73,8 +76,6 @@ class Checkpoint:
         self._sizes: dict[str, int] = {}  # elements of what was read
         self._files: dict[Path, safe_open] = {}
         for path in _files(directory):
-            if not path.exists():
-                raise invalid_model(path, f"is missing; {INDEX} names it: download the checkpoint again")
             self._files[path] = _open(path)
             self._file_of.update(dict.fromkeys(self._files[path].keys(), path))
 
@@ -82,12 +83,12 @@ class Checkpoint:
         """Read, check and convert one tensor. Raises ServiceError naming file and tensor."""
         tensor = self._read(name, shape)
         if not tensor.is_floating_point() or tensor.itemsize == 1:
-            text = f"tensor {name} is {tensor.dtype}, and config.json's quantization_config names no scales of it"
-            raise invalid_model(self._file_of[name], text)
+            text = f"is {tensor.dtype}, and config.json's quantization_config names no scales of it"
+            raise self.wrong(name, text)
         self._sizes[name] = tensor.numel()
         # Vectors are kept as they are read, while matrices are packed: what is kept must not be the file's own memory,
         # whose content is another one when the file is written over.
-        return tensor.to(self._device, self._dtype, copy=tensor.dim() == 1)
+        return self._numbers(name, tensor.to(self._device, self._dtype, copy=tensor.dim() == 1))
 
     def stored(self, name: str, rows: int, width: int) -> Packed | None:
         """See `WeightSource`. Raises ServiceError naming file, tensor and what is supported."""
@@ -109,13 +110,28 @@ class Checkpoint:
                 wanted = " or ".join(str(list(one) if isinstance(one, tuple) else one) for one in allowed)
                 shown = list(value) if isinstance(value, tuple) else value
                 raise invalid_model(path, f"tensor {name} has {what} {shown}; config.json implies {wanted}")
-        return found.to(self._device, copy=True)  # not the file's own memory, as above
+        return self._numbers(name, found.to(self._device, copy=True))  # not the file's own memory, as above
+
+    def _numbers(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor itself. Raises ServiceError for one that holds NaN or infinity."""
+        if not is_finite(tensor):
+            raise self.wrong(name, f"holds {_first_odd(tensor)}: download the checkpoint again")
+        return tensor
+
+    def wrong(self, name: str, message: str) -> ServiceError:
+        """The error of a tensor that cannot be used."""
+        return invalid_model(self._file_of[name], f"tensor {name} {message}")
+
+    def layers(self, before: str) -> set[int]:
+        """Numbers of the layers of which there are tensors, named `before`, number, and more."""
+        names = (name.removeprefix(before).split(".", 1)[0] for name in self._file_of if name.startswith(before))
+        return {int(name) for name in names if name.isdecimal() and len(name) < 10}
 
     def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor that is no weight, as int64. Raises as `get`."""
         tensor = self._read(name, shape)
         if tensor.is_floating_point():
-            raise invalid_model(self._file_of[name], f"tensor {name} is {tensor.dtype}; it must hold integers")
+            raise self.wrong(name, f"is {tensor.dtype}; it must hold integers")
         return tensor.to(self._device, torch.int64)
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -144,16 +160,10 @@ class Checkpoint:
 
 def _files(directory: Path) -> Iterable[Path]:
     index = directory / INDEX
-    if index.exists():
-        try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise invalid_model(index, f"is not a safetensors index ({type(error).__name__})") from error
-        if any(not isinstance(name, str) or Path(name).name != name for name in names):
-            raise invalid_model(index, "names a file outside the checkpoint directory")
-        return [directory / name for name in sorted(names)]
+    if os.path.lexists(index):
+        return [directory / name for name in sorted(_indexed(index))]
     single = directory / "model.safetensors"
-    if single.exists():
+    if os.path.lexists(single):
         return [single]
     found = sorted(directory.glob("*.safetensors"))
     if found:
@@ -165,10 +175,40 @@ def _files(directory: Path) -> Iterable[Path]:
     raise invalid_model(directory, "holds no *.safetensors file")
 
 
+def _indexed(index: Path) -> set[str]:
+    """The files that an index names."""
+    names = set()
+    for name in Fields(index, read_json(index)).within("weight_map").values.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise invalid_model(index, f"names a file outside the checkpoint directory, {shown(name)}: {MENDING}")
+        names.add(name)
+    return names
+
+
 def _open(path: Path) -> safe_open:
+    if not os.path.lexists(path):
+        raise invalid_model(path, f"is missing; {INDEX} names it: download the checkpoint again")
+    if not is_file(path):
+        raise invalid_model(path, "is no file, or a link to none: download it again")
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise invalid_model(
             path, f"is corrupt or cut short ({path.stat().st_size} bytes): download it again"
         ) from error
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers of a tensor are: one sum at the speed of memory, and a slow look only where that is not."""
+    if tensor.dtype is torch.float8_e4m3fn:
+        return not tensor.numel() or int(tensor.view(torch.uint8).bitwise_and(FP8_NAN).amax()) < FP8_NAN
+    if not tensor.is_floating_point() or math.isfinite(float(tensor.sum())):
+        return True
+    return bool(tensor.isfinite().all())
+
+
+def _first_odd(tensor: Tensor) -> str:
+    """The first number that is none, and where."""
+    wide = tensor.float() if tensor.itemsize == 1 else tensor
+    at = tuple(wide.isfinite().logical_not().nonzero()[0].tolist()) if wide.dim() else ()
+    return f"{float(wide[at])} at {list(at)}"

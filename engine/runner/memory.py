@@ -50,7 +50,7 @@ def at_start(flag: str, what: str) -> Iterator[None]:
             yield
     except OutOfDeviceMemory as error:
         name = flag.removeprefix("--").replace("-", "_")
-        text = f"{flag}: no device memory for {what}, or use a larger GPU"
+        text = f"{flag}: no memory for {what}, or use a device with more"
         raise ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", text, field=name) from error
 
 

@@ -14,7 +14,7 @@ from engine.runner.adjustments import SlotAdjustments
 from engine.runner.bars import SlotBars
 from engine.runner.prompts import SlotPrompts
 from engine.sampling.matchers import SlotMatchers
-from engine.sampling.rows import KnobRows, LogprobRows, Masks, SamplingRows
+from engine.sampling.rows import KnobRows, LogprobRows, Masks, SamplingRows, above_zero
 
 MAX_KEPT = 16  # combinations of slots: rows with drafts of several lengths come in turns
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
@@ -59,9 +59,9 @@ class SlotRows:
         slot, params = placement.slot, placement.params
         self._fixed.clear()
         self.block_tables[slot] = 0
-        self._temperature[slot] = params.temperature
+        self._temperature[slot] = above_zero(params.temperature)
         self._top_k[slot] = params.top_k
-        self._top_p[slot] = params.top_p
+        self._top_p[slot] = above_zero(params.top_p)
         self._min_p[slot] = params.min_p
         self._seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
         self._output[slot] = placement.output_index
@@ -69,7 +69,7 @@ class SlotRows:
         self._logprob_ids.pop(slot, None)
         if params.logprob_token_ids:
             self._logprob_ids[slot] = params.logprob_token_ids
-        self._typical_p[slot] = params.typical_p
+        self._typical_p[slot] = above_zero(params.typical_p)
         self._adjustments.reset(placement)
         self._bars.reset(placement)
         self.prompts.reset(placement)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.plan import Ask
 from engine.request import SamplingParams
-from engine.sampling.rows import KnobRows, SamplingRows, allow, bits_of
+from engine.sampling.rows import KnobRows, SamplingRows, above_zero, allow, bits_of
 from engine.sampling.sampler import Sampler
 from engine.speculation.draft_rows import Row
 
@@ -65,11 +65,11 @@ def _knobs(asks: Sequence[Ask], vocab_size: int) -> KnobRows:
     params = [ask.params for ask in asks]
     seeds = [one.seed - (1 << 64) if one.seed >= 1 << 63 else one.seed for one in params]
     return KnobRows(
-        temperature=np.array([one.temperature for one in params], dtype=np.float32),
+        temperature=np.array([above_zero(one.temperature) for one in params], dtype=np.float32),
         top_k=np.array([one.top_k for one in params], dtype=np.int64),
-        top_p=np.array([one.top_p for one in params], dtype=np.float32),
+        top_p=np.array([above_zero(one.top_p) for one in params], dtype=np.float32),
         min_p=np.array([one.min_p for one in params], dtype=np.float32),
-        typical_p=np.array([one.typical_p for one in params], dtype=np.float32),
+        typical_p=np.array([above_zero(one.typical_p) for one in params], dtype=np.float32),
         seed=np.array(seeds, dtype=np.int64),
         output=np.array([ask.output_index for ask in asks], dtype=np.int64),
         allowed=allow(

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from engine.errors import Code, ServiceError
-from engine.models.config import read_config, read_head_config
+from engine.models.config import read_head_config
 from engine.models.eagle import Head, default_behind, load_head
 from engine.models.layers import Pack
 from engine.models.model import Model, load_model, tap_of
+from engine.models.registry import read_served
 from engine.request import Limits
 from kernels.metadata import AttentionMetadata
 
@@ -84,7 +85,7 @@ def load_drafter(kind: str, directory: Path, target: Model, limits: Limits, pack
     """What drafts for `target`: `kind` draft or eagle. Raises ServiceError when it cannot, with both numbers."""
     if kind == "eagle":
         return _load_head(directory, target, limits, pack)
-    config = read_config(directory)
+    config = read_served(directory)
     num_positions = min(limits.context_length, config.context_length)
     draft = load_model(directory, config, target.dtype, target.device, num_positions, pack)
     _check_vocabulary(draft.config.vocab_size, target)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from engine.errors import ServiceError, stage_lost
 from engine.limits import limits_of
-from engine.models.config import ModelConfig, read_config
+from engine.models.config import ModelConfig
+from engine.models.registry import read_served
 from engine.request import Limits, SamplingParams
 from services.config import ServiceConfig, parse_peers
 from services.digests import remembered
@@ -118,7 +119,7 @@ def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | No
     """What this process's files say of the model, as they are now; None where they are not of that revision."""
     try:
         contents = Contents(process.source, remembered())
-        model = read_config(contents.directory)
+        model = read_served(contents.directory)
         contents.check()
     except ServiceError as error:  # they are being replaced
         logger.warning("%s", error.message)

@@ -8,9 +8,12 @@ import time
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.limits import limits_of
+from engine.models.config import read_head_config
+from engine.models.registry import read_served
 from services.config import ServiceConfig, bad_setting, check
 from services.listening import UNIX, check_plaintext
-from services.model_source import resolve_model
+from services.model_source import resolve_draft, resolve_model
 from services.supervisor.directory import run_directory
 from services.supervisor.plan import free_address, plan_children
 from services.supervisor.restarts import Restarts
@@ -27,6 +30,7 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
     if service.listen.startswith(UNIX) and service.gateways > 1:
         raise bad_setting("gateways", f"{service.gateways} processes cannot share {service.listen}; use host:port")
     source = resolve_model(service.model, service.revision)
+    check_models(source.directory, engine, service)
     service = dataclasses.replace(
         service,
         model=str(source.path),
@@ -54,6 +58,15 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
         restarts = Restarts(service.max_restarts)
         supervisor = Supervisor(children, COMMAND, directory, restarts, complain, way_back(source.directory))
         return supervisor.run(on_ready, service.grace_s, signals)
+
+
+def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) -> None:
+    """Say once, before any process is there to say it, what the files of a checkpoint and of a draft tell of
+    themselves. Raises ServiceError."""
+    limits_of(engine, read_served(directory), service.max_prompt_bytes)
+    if engine.draft_model:
+        draft = resolve_draft(engine.draft_model, engine.speculation)
+        (read_head_config if engine.speculation == "eagle" else read_served)(draft)
 
 
 def way_back(model: Path) -> tuple[str, str]:

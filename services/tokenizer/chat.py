@@ -5,11 +5,12 @@ Knows no tokenizer and no template language: gives text.
 """
 
 import dataclasses
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 from engine.errors import Code, ServiceError, invalid
+from engine.models.fields import is_file, read_json
 from services.tokenizer.killable import PATIENCE, Patience
 from services.tokenizer.renderer import Renderers, setup_of
 from services.tokenizer.tool_formats import has_reasoning, is_reasoning, tool_format
@@ -87,7 +88,9 @@ def read_template(directory: Path) -> TemplateSource:
             ("default", directory / "chat_template.jinja"),
             ("tool_use", directory / "additional_chat_templates" / "tool_use.jinja"),
         ):
-            if path.exists():
+            if os.path.lexists(path):
+                if not is_file(path):
+                    raise ValueError(path)
                 named[name] = path.read_text(encoding="utf-8")
         for source in named.values():
             if len(source) > MAX_SOURCE:
@@ -104,11 +107,8 @@ def unreadable(directory: Path) -> ServiceError:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no such file. Raises OSError, ValueError."""
-    value = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if not isinstance(value, dict):
-        raise ValueError(path)
-    return value
+    """A JSON object; empty if there is no such file. Raises ServiceError MODEL_INVALID."""
+    return read_json(path) if os.path.lexists(path) else {}
 
 
 def _named(value: object) -> dict[str, str]:

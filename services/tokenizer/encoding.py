@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from engine.checks import check_ids
 from engine.errors import Code, ServiceError, invalid
+from engine.models.fields import is_file
 from engine.request import Limits
 from services.tokenizer.chat import ChatTemplate
 from services.tokenizer.pieces import Pieces
@@ -41,10 +42,10 @@ class TextEncoder:
         So many chats are rendered at once at most; `close` when some were.
         """
         path = directory / "tokenizer.json"
-        if not path.exists():
+        if not is_file(path):
             if (directory / "tokenizer.model").exists():
                 raise _invalid(path, "is missing; convert tokenizer.model to tokenizer.json first")
-            raise _invalid(path, "is missing")
+            raise _invalid(path, "is missing, or no file")
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception

@@ -1118,7 +1118,7 @@ type SamplingParams struct {
 	PresencePenalty *float64 `protobuf:"fixed64,8,opt,name=presence_penalty,json=presencePenalty,proto3,oneof" json:"presence_penalty,omitempty"`
 	// Taken off the logit once per occurrence in the output. -2 to 2. Absent: 0.
 	FrequencyPenalty *float64 `protobuf:"fixed64,9,opt,name=frequency_penalty,json=frequencyPenalty,proto3,oneof" json:"frequency_penalty,omitempty"`
-	// Divides positive and multiplies negative logits of tokens in prompt or output. Above 0, at most 100. Absent: the
+	// Divides positive and multiplies negative logits of tokens in prompt or output. 1e-30 to 100. Absent: the
 	// model's default.
 	RepetitionPenalty *float64 `protobuf:"fixed64,10,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"`
 	// Added to the logit, by token id. At most 1,024 entries, each -100 to 100.

@@ -50,7 +50,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "does not hold a JSON object"),
     "no architecture": (edit_config(architectures=[]), "architectures is missing"),
     "other architecture": (edit_config(architectures=["GPT2LMHeadModel"]), "supported are Gemma2ForCausalLM"),
-    "text for a number": (edit_config(hidden_size="big"), "hidden_size is 'big'; it must be a positive integer"),
+    "text for a number": (edit_config(hidden_size="big"), "hidden_size is 'big'; it must be a whole number from 1 to"),
     "missing number": (edit_config(num_hidden_layers=None), "num_hidden_layers is None"),
     "quantised": (
         edit_config(quantization_config={"bits": 4}),
@@ -73,10 +73,10 @@ EXPERTS = Shape("qwen3_moe", options=(("num_experts", 4), ("num_experts_per_tok"
 OF_EXPERTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "none": (edit_config(num_experts=None, num_local_experts=None), "names no experts: 'Qwen3MoeForCausalLM'"),
     "too few": (edit_config(num_experts_per_tok=5), "num_experts_per_tok is 5; num_(local_)?experts is 4"),
-    "no choice": (edit_config(num_experts_per_tok=None), "num_experts_per_tok is None; it must be a positive integer"),
+    "no choice": (edit_config(num_experts_per_tok=None), "num_experts_per_tok is None; it must be a whole number"),
     "a word for layers": (edit_config(mlp_only_layers=["0"]), r"mlp_only_layers is \['0'\]; it must be a list of"),
     "a word for a switch": (edit_config(norm_topk_prob="yes"), "norm_topk_prob is 'yes'; it must be true or false"),
-    "no step": (edit_config(decoder_sparse_step=-1), "decoder_sparse_step is -1; it must be a positive integer"),
+    "no step": (edit_config(decoder_sparse_step=-1), "decoder_sparse_step is -1; it must be a whole number"),
     "another gate": (edit_config(swiglu_limit=5.0), r"swiglu_limit is 5\.0; supported is 7\.0"),
     "mxfp4": (edit_config(quantization_config={"quant_method": "mxfp4"}), "quant_method is 'mxfp4'; supported are awq"),
     "another width": (edit_config(moe_intermediate_size=32), r"experts\.0\.gate_proj\.weight has shape \[24, 48\]"),

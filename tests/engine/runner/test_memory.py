@@ -118,7 +118,7 @@ def test_one_dear_step_among_the_samples_is_believed() -> None:
 
 
 def test_memory_that_is_missing_at_start_names_a_flag_and_other_faults_do_not() -> None:
-    said = "--max-num-seqs: no device memory for steps; lower it, or use a"
+    said = "--max-num-seqs: no memory for steps; lower it, or use a device with more"
     with pytest.raises(ServiceError, match=said) as refused, at_start("--max-num-seqs", "steps; lower it"):
         raise torch.OutOfMemoryError
     assert refused.value.field == "max_num_seqs"
@@ -138,8 +138,8 @@ def full(*arguments: object, **named: object) -> None:
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("load_model", r"--model: no device memory for its weights in float32; try --quantization int4, or use a"),
-        ("Model.new_cache", r"--gpu-memory-utilization: .* for a cache of \d+ MiB; lower it or --kv-cache-tokens"),
+        ("load_model", r"--model: no memory for its weights in float32; try --quantization int4, or use a"),
+        ("Model.new_cache", r"--kv-cache-tokens: .* for a cache of \d+ MiB; set --kv-cache-tokens lower"),
     ],
 )
 def test_weights_or_a_cache_that_do_not_fit_name_their_knob(

@@ -187,11 +187,12 @@ def test_special_tokens_come_from_the_config_then_from_their_map(tmp_path: Path)
         ("tokenizer_config.json", "[]"),
         ("tokenizer_config.json", "{"),
         ("tokenizer_config.json", '{"chat_template": [3]}'),
+        ("tokenizer_config.json", '{"a":' + "[" * 100_000),
         ("special_tokens_map.json", "3"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused_at_start(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ServiceError, match="the chat template cannot be read") as caught:
+    with pytest.raises(ServiceError, match=rf"{name}: |the chat template cannot be read") as caught:
         check_template(tmp_path)
     assert caught.value.reason == "MODEL_INVALID"

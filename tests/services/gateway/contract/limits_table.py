@@ -7,6 +7,7 @@ many stays small.
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,10 @@ SMALL = settings(
     max_chat_messages=MESSAGES,
 )
 KIB = 1024
+LEAST, MOST = math.ulp(0.0), sys.float_info.max  # of float64, in which the contract has them
+ABOVE_1 = (math.nextafter(1.0, 2.0), MOST, math.inf, -MOST, math.nan)
+ABOVE_100 = (math.nextafter(100.0, 101.0), MOST, math.inf, math.nan)
+BEYOND_2 = (-2.1, math.nextafter(2.0, 3.0), MOST, -MOST, math.nan)
 USER, ASSISTANT, TOOL = types_pb2.ROLE_USER, types_pb2.ROLE_ASSISTANT, types_pb2.ROLE_TOOL
 
 
@@ -175,15 +180,15 @@ SPEC: Mapping[str, Edge] = {
     ),
     "sampling.max_tokens": knob("sampling", "max_tokens", [1, CONTEXT - 3, CONTEXT], [0, CONTEXT + 1, 2**32 - 1]),
     "sampling.min_tokens": knob("sampling", "min_tokens", [0, CONTEXT - 1, CONTEXT], [CONTEXT + 1]),
-    "sampling.temperature": knob("sampling", "temperature", [0.0, 99.9, 100.0], [-0.1, 100.1, math.nan, math.inf]),
+    "sampling.temperature": knob("sampling", "temperature", [0.0, LEAST, 99.9, 100.0], [-LEAST, *ABOVE_100]),
     "sampling.top_k": knob("sampling", "top_k", [0, 2**31 - 2, 2**31 - 1], [2**31]),
-    "sampling.top_p": knob("sampling", "top_p", [0.001, 0.999, 1.0], [0.0, 1.001, math.nan]),
-    "sampling.min_p": knob("sampling", "min_p", [0.0, 0.999, 1.0], [-0.1, 1.001, math.nan]),
-    "sampling.typical_p": knob("sampling", "typical_p", [0.001, 0.999, 1.0], [0.0, 1.001, math.nan]),
-    "sampling.presence_penalty": knob("sampling", "presence_penalty", [-2.0, 1.9, 2.0], [-2.1, 2.1, math.nan]),
-    "sampling.frequency_penalty": knob("sampling", "frequency_penalty", [-2.0, 1.9, 2.0], [-2.1, 2.1, math.nan]),
+    "sampling.top_p": knob("sampling", "top_p", [LEAST, 0.001, 0.999, 1.0], [0.0, *ABOVE_1]),
+    "sampling.min_p": knob("sampling", "min_p", [0.0, LEAST, 0.999, 1.0], [-LEAST, *ABOVE_1]),
+    "sampling.typical_p": knob("sampling", "typical_p", [LEAST, 0.001, 0.999, 1.0], [0.0, *ABOVE_1]),
+    "sampling.presence_penalty": knob("sampling", "presence_penalty", [-2.0, -LEAST, LEAST, 2.0], BEYOND_2),
+    "sampling.frequency_penalty": knob("sampling", "frequency_penalty", [-2.0, -LEAST, LEAST, 2.0], BEYOND_2),
     "sampling.repetition_penalty": knob(
-        "sampling", "repetition_penalty", [0.001, 99.9, 100.0], [0.0, -1.0, 100.1, math.nan]
+        "sampling", "repetition_penalty", [1e-30, 99.9, 100.0], [LEAST, 9.9e-31, 0.0, -1.0, *ABOVE_100]
     ),
     "sampling.logit_bias.key": knob(
         "sampling",
@@ -192,15 +197,18 @@ SPEC: Mapping[str, Edge] = {
         [{VOCAB: 1.0}, dict.fromkeys(range(1025), 1.0)],
     ),
     "sampling.logit_bias.value": knob(
-        "sampling", "logit_bias", [{1: -100.0}, {1: 99.9}, {1: 100.0}], [{1: -100.1}, {1: 100.1}, {1: math.nan}]
+        "sampling",
+        "logit_bias",
+        [{1: -100.0}, {1: LEAST}, {1: 100.0}],
+        [{1: value} for value in (*ABOVE_100, -MOST, -100.1)],
     ),
     "sampling.seed": knob("sampling", "seed", [0, 2**64 - 1]),
     "sampling.n": knob("sampling", "n", [1, 127, 128], [0, 129]),
     "sampling.best_of": knob("sampling", "best_of", [1, 127, 128], [0, 129, 2**32 - 1]),
     "sampling.beam.width": Edge([beam(width=n) for n in (2, 31, 32)], [beam(width=n) for n in (0, 1, 33)]),
     "sampling.beam.length_penalty": Edge(
-        [beam(length_penalty=value) for value in (-10.0, 9.9, 10.0)],
-        [beam(length_penalty=value) for value in (-10.1, 10.1, math.nan)],
+        [beam(length_penalty=value) for value in (-10.0, LEAST, 9.9, 10.0)],
+        [beam(length_penalty=value) for value in (-10.1, 10.1, MOST, -MOST, math.nan)],
     ),
     "sampling.beam.early_stopping": Edge([beam(early_stopping=value) for value in (True, False)]),
     "sampling.allowed_token_ids": knob(

@@ -643,7 +643,7 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """Taken off the logit once per occurrence in the output. -2 to 2. Absent: 0."""
     repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of tokens in prompt or output. Above 0, at most 100. Absent: the
+    """Divides positive and multiplies negative logits of tokens in prompt or output. 1e-30 to 100. Absent: the
     model's default.
     """
     seed: _builtins.int

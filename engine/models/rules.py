@@ -1,0 +1,94 @@
+"""What the numbers of a checkpoint's files may be: one table from a field's name to its range.
+
+Stdlib only. Upper limits lie beyond what is published: they bound what is made of a number before any tensor has been
+compared with it. Fields that depend on each other are compared where they are read.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rule:
+    """Attributes:
+    low, high: the range, both included.
+    step: whole numbers only, and multiples of it; 0 for any number.
+    """
+
+    low: float
+    high: float
+    step: int = 0
+
+    def holds(self, value: object) -> bool:
+        """Whether a value from a JSON file is a number that follows the rule; true and false are none."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        if self.step and (not isinstance(value, int) or value % self.step):
+            return False
+        return self.low <= value <= self.high  # written so that NaN fails
+
+    def __str__(self) -> str:
+        """As errors say it."""
+        if self == _FINITE:
+            return "a finite number"
+        what = {0: "a number", 1: "a whole number"}.get(self.step, f"a multiple of {self.step}")
+        return f"{what} from {self.low:.15g} to {self.high:.15g}"
+
+
+def _whole(low: int, high: int, step: int = 1) -> Rule:
+    return Rule(low, high, step)
+
+
+_TOKENS = _whole(1, 1 << 24)
+_LAYERS = _whole(1, 1 << 12)
+_HEADS = _whole(1, 1 << 14)
+_WIDTH = _whole(1, 1 << 22)
+_EXPERTS = _whole(1, 1 << 14)
+_BASE = Rule(2.0, 1e12)
+_BEND = Rule(1e-6, 1e6)
+_SOFT = Rule(1e-6, 1e9)
+_FINITE = Rule(-sys.float_info.max, sys.float_info.max)
+
+RULES: Mapping[str, Rule] = {
+    "vocab_size": _TOKENS,
+    "draft_vocab_size": _TOKENS,
+    "max_position_embeddings": _TOKENS,
+    "hidden_size": _WIDTH,
+    "intermediate_size": _WIDTH,
+    "moe_intermediate_size": _WIDTH,
+    "num_hidden_layers": _LAYERS,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": _HEADS,
+    "head_dim": _whole(2, 1 << 12, step=2),  # pairs are rotated
+    "rms_norm_eps": Rule(1e-30, 1.0),
+    "sliding_window": _whole(1, (1 << 31) - 1),
+    "sliding_window_pattern": _LAYERS,
+    "max_window_layers": _whole(0, (1 << 31) - 1),
+    "num_experts": _EXPERTS,
+    "num_local_experts": _EXPERTS,
+    "num_experts_per_tok": _EXPERTS,
+    "decoder_sparse_step": _LAYERS,
+    "swiglu_alpha": _SOFT,
+    "swiglu_limit": _SOFT,
+    "query_pre_attn_scalar": _SOFT,
+    "attn_logit_softcapping": _SOFT,
+    "final_logit_softcapping": _SOFT,
+    "rope_theta": _BASE,
+    "rope_local_base_freq": _BASE,
+    "partial_rotary_factor": Rule(1.0, 1.0),  # all of a head is rotated
+    "factor": Rule(1.0, 1e6),
+    "low_freq_factor": _BEND,
+    "high_freq_factor": _BEND,
+    "beta_fast": _BEND,
+    "beta_slow": _BEND,
+    "attention_factor": _BEND,
+    "mscale": Rule(0.0, 1e6),
+    "mscale_all_dim": Rule(0.0, 1e6),
+    "original_max_position_embeddings": Rule(1.0, 1 << 24),
+    # Of generation_config.json: these must be within what a client may ask for besides, which `engine.checks` says.
+    "temperature": _FINITE,
+    "top_k": _whole(-1, (1 << 31) - 1),  # -1 keeps all, as 0 does
+    "top_p": _FINITE,
+    "min_p": _FINITE,
+}

@@ -1,0 +1,188 @@
+"""Config files that lie: each read as what it says or refused by one line that names the file, with no memory taken for
+what it claims. What is read and not what the tensors are is refused when these are loaded, or computes numbers."""
+
+import copy
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import ServiceError
+from engine.models.config import ModelConfig, read_config, read_head_config
+from engine.models.model import load_model
+from engine.models.registry import read_served
+from engine.models.rules import RULES
+from kernels.metadata import AttentionMetadata
+from tests.engine.models.hostile import FIELDS, GENERATION, HEAD, TRUTHFUL, Values, lies, truthful, write
+from tests.oracle.checkpoints import Shape, make_checkpoint
+
+MOST_BYTES = 8 << 20
+CPU = torch.device("cpu")
+
+
+def refusal(read: Callable[[], object]) -> str:
+    """The one line that it is refused with, if it is."""
+    try:
+        read()
+    except ServiceError as error:
+        assert "\n" not in error.message
+        assert len(error.message) < 600
+        return error.message
+    return ""
+
+
+QUICK = {"LlamaForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM"}  # which read what there is to read
+ARCHITECTURES = [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in TRUTHFUL]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_field_with_every_lie_is_read_or_refused_by_a_line(architecture: str, tmp_path: Path) -> None:
+    base = truthful(architecture)
+    assert refusal(lambda: read_served(write(tmp_path, base))) == ""
+    num_refused = 0
+    for what, values in lies(base, FIELDS):
+        said = refusal(lambda values=values: read_served(write(tmp_path, values)))  # type: ignore[misc] # bound now
+        num_refused += bool(said)
+        is_ours = "supported" in said or "is not served so" in said
+        assert not said or "config.json: " in said or is_ours, what
+    assert num_refused > len(FIELDS)
+
+
+def test_what_a_file_claims_takes_no_memory(tmp_path: Path) -> None:
+    base = truthful("Qwen3MoeForCausalLM")
+    tracemalloc.start()
+    try:
+        for what, values in lies(base, list(RULES)):
+            refusal(lambda values=values: read_served(write(tmp_path, values)))  # type: ignore[misc] # bound now
+            assert tracemalloc.get_traced_memory()[1] < MOST_BYTES, what
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", sorted(RULES.keys() - {"temperature", "top_k", "top_p", "min_p"}))
+def test_every_rule_is_asked(name: str, tmp_path: Path) -> None:
+    """A number of the table that no file is checked by is none."""
+    said = set()
+    for architecture in TRUTHFUL:
+        base = truthful(architecture)
+        for path in (name, f"rope_parameters.{name}", f"rope_scaling.{name}"):
+            for _, values in lies(base, [path]):
+                read = read_head_config if name == "draft_vocab_size" else read_config
+                directory = write(tmp_path, {**values, "num_hidden_layers": 1} if read is read_head_config else values)
+                said.add(refusal(lambda read=read, directory=directory: read(directory)))  # type: ignore[misc] # bound now
+        if any(f"{name} is nan; it must be" in one for one in said):
+            return
+    pytest.fail(f"{name} is read by no architecture")
+
+
+def test_every_lie_of_a_generation_config_is_read_or_refused_by_a_line(tmp_path: Path) -> None:
+    write(tmp_path, truthful("LlamaForCausalLM"))
+    for what, values in lies({"eos_token_id": 2}, GENERATION):
+        said = refusal(lambda values=values: read_served(write(tmp_path, values, "generation_config.json")))  # type: ignore[misc] # bound now
+        assert not said or "generation_config.json: " in said, what
+
+
+def test_every_lie_of_a_head_is_read_or_refused_by_a_line(tmp_path: Path) -> None:
+    base = {**truthful("LlamaForCausalLM"), "num_hidden_layers": 1}
+    for what, values in lies(base, HEAD):
+        said = refusal(lambda values=values: read_head_config(write(tmp_path, values)))  # type: ignore[misc] # bound now
+        assert not said or "config.json: " in said, what
+
+
+GENERATED = [
+    ({"top_k": -1}, (None, 0, None, None)),
+    ({"top_k": 0, "top_p": 1.0}, (None, 0, 1.0, None)),
+    ({"do_sample": False, "temperature": 0.6, "top_k": 20}, (0.0, 20, None, None)),
+    ({"do_sample": True, "temperature": 0.6, "min_p": 0.0}, (0.6, None, None, 0.0)),
+    ({"temperature": None, "top_p": None}, (None, None, None, None)),
+]
+
+
+@pytest.mark.parametrize(("values", "found"), GENERATED)
+def test_what_has_a_plain_meaning_is_served(values: Values, found: tuple[float | None, ...], tmp_path: Path) -> None:
+    write(tmp_path, truthful("LlamaForCausalLM"))
+    defaults = read_config(write(tmp_path, values, "generation_config.json")).defaults
+    assert (defaults.temperature, defaults.top_k, defaults.top_p, defaults.min_p) == found
+
+
+UNMEANT = [
+    ({"top_k": -2}, "top_k is -2; it must be a whole number from -1 to 2147483647"),
+    ({"top_k": "50"}, "top_k is '50'; it must be a whole number"),
+    ({"top_p": 0.0}, r"top_p: 0\.0 is not in \(0, 1\]"),
+    ({"temperature": float("nan")}, "temperature is nan; it must be a finite number"),
+    ({"temperature": 1e4}, r"temperature: 10000\.0 is not in \[0\.0, 100\.0\]"),
+    ({"do_sample": "false"}, "do_sample is 'false'; it must be true or false"),
+    ({"eos_token_id": [2, 111]}, r"eos_token_id is \[2, 111\]; it must be one or more ids from 0 to 110"),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), UNMEANT)
+def test_a_default_that_every_request_would_be_refused_for_is_refused_at_start(
+    values: Values, said: str, tmp_path: Path
+) -> None:
+    write(tmp_path, truthful("LlamaForCausalLM"))
+    write(tmp_path, values, "generation_config.json")
+    with pytest.raises(ServiceError, match=rf"generation_config\.json: {said}"):
+        read_config(tmp_path)
+
+
+RELATED = [
+    ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide num_attention_heads, 4"),
+    ({"head_dim": None, "hidden_size": 3}, "head_dim is 0; it must be a multiple of 2 from 2 to 4096"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4}}, "high_freq_factor is 4.0; it mu"),
+    ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor is '2'; it must be a number from 1"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0; it must be a number from 1"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; it must be a number from 1 t"),
+    ({"use_sliding_window": "false"}, "use_sliding_window is 'false'; it must be true or false"),
+    ({"eos_token_id": list(range(111)) * 2 + [111]}, "eos_token_id is .*; it must be one or more ids from 0 to 110"),
+    ({"max_position_embeddings": 10**7 * 2}, "max_position_embeddings is 20000000; it must be a whole number from 1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), RELATED)
+def test_fields_that_do_not_go_together_are_named(changes: Values, said: str, tmp_path: Path) -> None:
+    values = {**truthful("MistralForCausalLM"), **changes}
+    with pytest.raises(ServiceError, match=rf"config\.json: .*{said}"):
+        read_config(write(tmp_path, values))
+
+
+def computes(directory: Path, config: ModelConfig) -> bool:
+    """Whether it loads to what computes numbers; False where it is refused."""
+    try:
+        model = load_model(directory, config, torch.float32, CPU, min(config.context_length, 64))
+    except ServiceError as error:
+        assert "\n" not in error.message
+        return False
+    num = min(6, config.context_length)
+    ids = torch.arange(num)
+    meta = AttentionMetadata.build([num], [num], np.array([[0]], dtype=np.int32), 8, CPU)
+    assert bool(model.logits(model.forward(ids, ids, model.new_cache(1, 8), meta)).isfinite().all())
+    return True
+
+
+SHAPES = {
+    "llama": (),
+    "qwen2": (("use_sliding_window", True), ("sliding_window", 10), ("max_window_layers", 1)),
+    "gemma2": (("sliding_window", 10),),
+    "gpt_oss": (("num_local_experts", 4), ("num_experts_per_tok", 2), ("sliding_window", 10)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "llama" else pytest.param(name, marks=pytest.mark.long) for name in SHAPES]
+)
+def test_what_is_read_computes_numbers_or_is_refused_by_its_tensors(name: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, Shape(name, options=SHAPES[name]))
+    base: Values = json.loads((tmp_path / "config.json").read_text())
+    read, num_served = {read_served(tmp_path)}, 0
+    for _, values in lies(copy.deepcopy(base), FIELDS):
+        if not refusal(lambda values=values: read_served(write(tmp_path, values))):  # type: ignore[misc] # bound now
+            config = read_served(tmp_path)
+            if config not in read:
+                read.add(config)
+                num_served += computes(tmp_path, config)
+    assert num_served > 3
