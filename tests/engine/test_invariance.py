@@ -52,7 +52,7 @@ def test_a_cpu_does_it_anyhow_or_names_what_does_not(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(builds, "is_available", lambda: True)
     monkeypatch.setattr(kinds, "serves_onednn", lambda: True)
     assert check_invariance(dataclasses.replace(ASKED, dtype="bfloat16"), 64, CPU) == (ON_CPU,)
-    with pytest.raises(ServiceError, match="--batch-invariant: paged_attention depend .* of 20; leave it out") as no:
+    with pytest.raises(ServiceError, match=r"--batch-invariant: paged_attention depend .* of 20; leave it out") as no:
         check_invariance(ASKED, 20, CPU)
     assert no.value.field == "batch_invariant"
     monkeypatch.setattr(builds, "is_available", lambda: False)
