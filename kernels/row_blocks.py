@@ -44,7 +44,8 @@ class RowBlocks:
         """x [M, inputs] → [M, N]."""
         if self._wanted is None:
             self._wanted = self._begin()
-        pieces, at, threads = [], 0, torch.get_num_threads()
+        pieces: list[Tensor] = []
+        at, threads = 0, torch.get_num_threads()
         while at < len(x) or not pieces:
             size = self._size(len(x) - at, threads)
             pieces.append(self._block(x[at : at + size], size, threads))

@@ -123,7 +123,11 @@ def caught(monkeypatch: pytest.MonkeyPatch, module: object) -> list[Guarded]:
     return made
 
 
-def in_one_order(a: NDArray[Any], b: NDArray[Any], dtype: DTypeLike = None) -> NDArray[Any]:
+def in_one_order(a: NDArray[Any], b: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
     """`np.matmul` of a [M, K] and b [K, N] that sums every element in the same order: a BLAS may have another kernel
     for the last rows of a tile, which no GPU has."""
-    return np.add.reduce(a.astype(dtype)[:, :, None] * b.astype(dtype)[None], axis=1)
+    a, b = a.astype(dtype), b.astype(dtype)
+    summed = np.zeros((len(a), b.shape[1]), dtype)
+    for k in range(len(b)):
+        summed += a[:, k, None] * b[k]
+    return summed
