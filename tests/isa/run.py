@@ -2,7 +2,7 @@
 
     python -m tests.isa.run [--only WORDS] [--list]
 
-Fails if any set does. About a minute a set on two cores; tests that compile emulated kernels run once, at the end.
+Fails if any set does. Tests that compile emulated kernels run once, at the end.
 """
 
 import argparse
