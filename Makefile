@@ -38,6 +38,10 @@ test: $(VENV)/.dev ## all tests that CI runs
 test-long: $(VENV)/.dev ## all tests, the long ones too
 	$(PYTEST) --timeout 3600
 
+.PHONY: test-isa
+test-isa: $(VENV)/.dev ## what may differ from CPU to CPU, under each instruction set that this one can be held to (long)
+	$(BIN)/python -m tests.isa.run
+
 test-faults: $(VENV)/.dev ## every fault, in real processes: 180 kills take about a quarter of an hour
 	$(PYTEST) --timeout 3600 tests/faults
 

@@ -90,7 +90,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     check_stored(model_config, formats)
     check_gpu(model_config, formats, config.block_size, device)
     check_tables(model_config, limits, _memory("SC_PHYS_PAGES"))
-    notes = check_invariance(config, formats, device)
+    notes = check_invariance(config, model_config.head_dim, device)
     threads = set_threads(config) if device.type == "cpu" else None
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):

@@ -128,7 +128,7 @@ def _bfloat16_notes() -> Iterator[str]:
     if not able:
         yield "this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read"
     is_needed = not builds.multiplies("avx512_bf16") if able else not has_own
-    if is_needed and (why := private.fault(private.PACKED_LINEAR)):
+    if is_needed and (why := private.fault(private.PACKED_LINEAR[torch.bfloat16])):
         instead = "our own" if has_own else "its plain one"
         yield f"torch's packed bfloat16 linear {why}: {instead} is used"
 

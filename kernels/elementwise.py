@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BOUND, STEEP = 7.0, 1.702  # of the gate of gpt-oss
+SPLIT = 16_384  # numbers of a tensor from which torch may compute parts of it on several threads of a CPU
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
@@ -48,23 +49,41 @@ def rope_(x: Tensor, cis: Tensor) -> Tensor:
     return x.copy_(wide)
 
 
+def _by_rows(gate: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A gate whose rows do not depend on one another on a CPU. There the last numbers of a loop, which fill no vector,
+    have another exponential: loops must end where rows do, so not in the middle of one on which threads part."""
+
+    @functools.wraps(gate)
+    def gated(gate_up: Tensor) -> Tensor:
+        width = gate_up.shape[-1] // 2
+        if gate_up.device.type != "cpu" or len(gate_up) * width < SPLIT:
+            return gate(gate_up)
+        return torch.cat([gate(rows) for rows in gate_up.split(max(1, (SPLIT - 1) // width))])
+
+    return gated
+
+
+@_by_rows
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(first half) · second half of [T, 2 I] → [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
+@_by_rows
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
     """The same with GELU by its approximation with tanh (Hendrycks & Gimpel 2016)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
+@_by_rows
 def clamped_mul(gate_up: Tensor) -> Tensor:
     """The gate of gpt-oss (OpenAI 2025), which holds both halves within a bound, and adds 1 to the second."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    gate = gate.clamp(max=BOUND)
-    return gate.mul(STEEP).sigmoid_().mul_(gate).mul_(up.clamp(-BOUND, BOUND).add_(1.0))
+    bounded = gate_up.clamp(max=BOUND)
+    gate, up = bounded.chunk(2, dim=-1)
+    steep = (bounded * STEEP).chunk(2, dim=-1)[0]  # of rows that are apart in memory: else one loop takes them all
+    return steep.sigmoid().mul_(gate).mul_(up.clamp(min=-BOUND).add_(1.0))
 
 
 GATES: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import moe, ops
@@ -46,13 +45,11 @@ class SeparateExperts:
     def __init__(self, router: Router, each: Sequence[Dense]) -> None:
         self._router = router
         self._each = each
-        self._min_rows = max(linear.min_rows for one in each for linear in (one.gate_up, one.down))
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
         """See `Mlp`."""
         router = self._router
-        linear = router.linear
-        logits = ops.linear_normed(_at_least(linear.min_rows, h), self._each[0].norm, eps, linear)[: len(h)]
+        logits = ops.linear_normed(h, self._each[0].norm, eps, router.linear)
         experts, shares = router.choose(logits)
         order = experts.flatten().argsort(stable=True)  # of choices, by expert
         counts = experts.flatten().bincount(minlength=len(self._each)).tolist()
@@ -67,14 +64,8 @@ class SeparateExperts:
 
     def _apply(self, expert: Dense, x: Tensor, eps: float) -> Tensor:
         """x [M, hidden] through one expert."""
-        rows = _at_least(self._min_rows, x)
-        inner = ops.linear_gated(rows, expert.norm, eps, expert.gate_up, expert.activation)
-        return ops.linear(inner, expert.down)[: len(x)]
-
-
-def _at_least(num: int, x: Tensor) -> Tensor:
-    """x [M, K] with rows of zeros behind it where it has fewer than `num`."""
-    return x if len(x) >= num else F.pad(x, (0, 0, 0, num - len(x)))
+        inner = ops.linear_gated(x, expert.norm, eps, expert.gate_up, expert.activation)
+        return ops.linear(inner, expert.down)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ for which activations are rounded, too. And which serves weights that came in 4 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from kernels import builds, private
 from kernels.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
-from kernels.linear import OneDNN, OnGpu, PackedLinear, Panels, Transposed
+from kernels.linear import Blocked, OneDNN, OnGpu, PackedLinear, Panels, Transposed
 from kernels.packed_weights import Int4Weight, Int8Weight, Packed, dequantise, quantise_rows
 from kernels.quantised import Integers, NativeIntegers, is_like_ours, round_weight, rounded_of
 from kernels.support import FP8_SINCE
@@ -49,8 +50,8 @@ def _own_bfloat16(device: torch.device) -> bool:
     return _own(device) and builds.multiplies("avx512_bf16")
 
 
-def _onednn(device: torch.device) -> bool:
-    return device.type == "cpu" and not private.fault(private.PACKED_LINEAR)
+def _onednn(dtype: torch.dtype, device: torch.device) -> bool:
+    return device.type == "cpu" and not private.fault(private.PACKED_LINEAR[dtype])
 
 
 def _on_gpu(device: torch.device) -> bool:
@@ -82,15 +83,19 @@ def _both(kept: torch.dtype) -> tuple[Kind, ...]:
 ANY = Kind(lambda device: True, lambda weight, bias, gated: PackedLinear(weight, bias))
 GPU = Kind(_on_gpu, lambda weight, bias, gated: OnGpu(weight, bias))
 OWN = Kind(_own, Panels)
-ONEDNN = Kind(_onednn, lambda weight, bias, gated: OneDNN(weight, bias))
+ONEDNN, ONEDNN32 = (
+    Kind(functools.partial(_onednn, dtype), lambda weight, bias, gated: OneDNN(weight, bias))
+    for dtype in (torch.bfloat16, torch.float32)
+)
 KINDS: Mapping[str, tuple[Kind, ...]] = {
-    "float32": (OWN, Kind(_on_cpu, lambda weight, bias, gated: Transposed(weight, bias)), GPU, ANY),
+    "float32": (OWN, ONEDNN32, Kind(_on_cpu, lambda weight, bias, gated: Transposed(weight, bias)), GPU, ANY),
     # Where the CPU does not compute in bfloat16 oneDNN's is at a tenth of the bandwidth.
     "bfloat16": (
         dataclasses.replace(OWN, fits=_own_bfloat16),
-        dataclasses.replace(ONEDNN, fits=lambda device: serves_onednn() and _onednn(device)),
+        dataclasses.replace(ONEDNN, fits=lambda device: serves_onednn() and ONEDNN.fits(device)),
         OWN,
         ONEDNN,
+        Kind(_on_cpu, lambda weight, bias, gated: Blocked(weight, bias)),
         GPU,
         ANY,
     ),

@@ -50,9 +50,10 @@ def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor
     """The experts that each token takes, the likeliest first, and their shares: int64 and float32 [T, per_token].
 
     Shares are of a softmax over logits [T, E] in float32; if `renormalises`, those of a token add up to 1. Of experts
-    that are alike `torch.topk` chooses, which for a row finds the same in any company.
+    that are alike the first are taken: `torch.topk` takes others with another library, device or number of experts.
     """
-    shares, experts = F.softmax(logits, dim=-1, dtype=torch.float32).topk(per_token)
+    shares, experts = F.softmax(logits, dim=-1, dtype=torch.float32).sort(dim=-1, descending=True, stable=True)
+    shares, experts = shares[:, :per_token], experts[:, :per_token]
     return experts, shares / shares.sum(-1, keepdim=True) if renormalises else shares
 
 

@@ -28,12 +28,12 @@ def takes(q: Tensor, cache: Tensor) -> bool:
 
 def attends(dim: int, cache: Tensor) -> bool:
     """Whether kernels take heads of that size over a cache layer: of float32, bfloat16 or int8 (`SCALE_BYTES`)."""
-    return (
-        cache.dtype in (torch.float32, torch.bfloat16, torch.int8)
-        and cache.is_cpu
-        and dim % LANES == 0
-        and dim <= MAX_HEAD_DIM
-    )
+    return cache.dtype in (torch.float32, torch.bfloat16, torch.int8) and cache.is_cpu and has_heads_of(dim)
+
+
+def has_heads_of(dim: int) -> bool:
+    """Whether kernels of attention take heads of that size."""
+    return dim % LANES == 0 and dim <= MAX_HEAD_DIM
 
 
 def pack(weight: Tensor, gated: bool) -> Tensor:

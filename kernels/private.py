@@ -27,19 +27,22 @@ class Private:
     dtype: torch.dtype
 
 
-def pack_bfloat16(weight: Tensor) -> Tensor:
-    """weight [N, K] in oneDNN's own layout, opaque, for `packed_linear`."""
+def pack_linear(weight: Tensor) -> Tensor:
+    """weight [N, K], float32 or bfloat16, in oneDNN's own layout, opaque, for `packed_linear`."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
     return packed
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """x [M, K] → [M, N], bfloat16."""
+    """x [M, K] → [M, N], all of the weight's dtype."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return y
 
 
-PACKED_LINEAR = Private(lambda x, w: packed_linear(x, pack_bfloat16(w), None), F.linear, torch.bfloat16)
+PACKED_LINEAR = {
+    dtype: Private(lambda x, w: packed_linear(x, pack_linear(w), None), F.linear, dtype)
+    for dtype in (torch.float32, torch.bfloat16)
+}
 
 
 def fault(operator: Private) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels import native
 from kernels.elementwise import rms_norm
-from kernels.linear import Fused, PackedLinear
+from kernels.linear import Blocked, Fused, PackedLinear
 from kernels.packed_weights import Int4Weight, unpack_nibbles
 
 LEVELS = 127  # of an activation, and of a weight of 8 bits, to either side
@@ -112,6 +112,7 @@ class Integers(PackedLinear):
     def __init__(self, weight: Rounded, bias: Tensor | None) -> None:
         super().__init__(weight.scales, bias)
         self._weight = weight
+        self._outliers = Blocked(weight.outlier_weights, None)
 
     def apply(self, x: Tensor) -> Tensor:
         weight = self._weight
@@ -133,7 +134,8 @@ class Integers(PackedLinear):
         if weight.bits == 8:
             y = total.float() * weight.scales.view(-1)
         y *= torch.where(broken, float("nan"), peak / LEVELS)
-        y += x[:, weight.outliers] @ weight.outlier_weights.t()
+        if len(weight.outliers):
+            y += self._outliers.apply(x[:, weight.outliers])
         return y if self.bias is None else y + self.bias
 
 

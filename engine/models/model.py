@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.models.config import ModelConfig
@@ -112,9 +111,6 @@ class Model:
     ) -> Tensor:
         """Hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values. `kept`,
         int64 and ascending: the only tokens whose hidden states are wanted; then [len(kept), hidden]."""
-        padding = max(0, self._head.min_rows - len(ids))
-        if padding:
-            ids, positions = F.pad(ids, (0, padding)), F.pad(positions, (0, padding))
         h = self._embed(ids)
         cis, tap = [table[positions] for table in self._cis], self.tap
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
@@ -136,10 +132,7 @@ class Model:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden] → float32 [R, vocab]."""
-        num = len(hidden)
-        if num < self._head.min_rows:
-            hidden = F.pad(hidden, (0, 0, 0, self._head.min_rows - num))
-        logits = ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()[:num]
+        logits = ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()
         return ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits
 
 

@@ -17,7 +17,6 @@ from engine.limits import limits_of
 from engine.models.config import read_config
 from engine.request import EngineRequest, SamplingParams
 from kernels import builds
-from kernels.kinds import serves_onednn
 from services.grammar_ids import grammars_of
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
@@ -205,8 +204,6 @@ def test_rounded_weights_and_caches_do_not_depend_on_company_either(
     tmp_path: Path, name: str, formats: dict[str, Any]
 ) -> None:
     """Batches, chunks, prefix hits and preemption: the tokens are those of a request alone, to the last."""
-    if formats.get("dtype") == "bfloat16" and serves_onednn():
-        pytest.skip("oneDNN's bfloat16 makes no such claim")
     shape = SHAPES[name]
     make_checkpoint(tmp_path, dataclasses.replace(shape, head_dim=32))
     prompts = some_prompts(shape.vocab, 12)

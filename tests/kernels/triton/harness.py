@@ -11,10 +11,12 @@ import dataclasses
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 GUARD = 3  # rows before and behind an output
@@ -119,3 +121,13 @@ def caught(monkeypatch: pytest.MonkeyPatch, module: object) -> list[Guarded]:
 
     monkeypatch.setattr(module, "torch", type("Torch", (), {**vars(torch), "empty": staticmethod(empty)}))
     return made
+
+
+def in_one_order(a: NDArray[Any], b: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+    """`np.matmul` of a [M, K] and b [K, N] that sums every element in the same order: a BLAS may have another kernel
+    for the last rows of a tile, which no GPU has."""
+    a, b = a.astype(dtype), b.astype(dtype)
+    summed = np.zeros((len(a), b.shape[1]), dtype)
+    for k in range(len(b)):
+        summed += a[:, k, None] * b[k]
+    return summed

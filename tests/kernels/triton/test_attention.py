@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from kernels import twins
@@ -15,7 +14,7 @@ from kernels.ragged import MAX_TREE, AttentionOptions, Ragged, Shared
 from kernels.trees import Tree
 from kernels.triton import attention, configs
 from kernels.triton.attention import Gpu, paged_attention
-from tests.kernels.triton.harness import Pages, assert_close, poisoned
+from tests.kernels.triton.harness import Pages, assert_close, in_one_order, poisoned
 
 GPU = Gpu("", 90, 8)
 CPU = torch.device("cpu")
@@ -178,14 +177,9 @@ def test_shared_prefixes_are_looked_at_once(prefix: int, cap: float, monkeypatch
     check(q, pages.cache, dataclasses.replace(batch, tables=tables, shared=shared), AttentionOptions(0.125, cap=cap))
 
 
-def by_rows(a: NDArray[Any], b: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """A product whose rows do not depend on their place in a tile: as on a GPU, and unlike numpy's on some CPUs."""
-    return np.stack([(row[:, None] * b.astype(dtype)).sum(axis=0) for row in a.astype(dtype)])
-
-
 def test_bits_depend_neither_on_company_nor_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch-invariant: a sequence alone, beside others of any length, and in chunks of any size."""
-    monkeypatch.setattr(np, "matmul", by_rows)  # with which the interpreter multiplies tiles
+    monkeypatch.setattr(np, "matmul", in_one_order)  # which the interpreter takes for products
     options = AttentionOptions(0.125, is_batch_invariant=True)
     q, pages, batch = step([(1, 20), (40, 1100)], 2, 1, 64, 16)
     whole = paged_attention(q, pages.cache, batch, options, None, GPU)
