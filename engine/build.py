@@ -35,7 +35,7 @@ from engine.runner.rates import measure_costs, one_token
 from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
-from engine.runner.threads import measure_threads
+from engine.runner.threads import ThreadTuner, counts_of
 from engine.sampling.grammars import Grammars, load_tokenizer
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
@@ -57,12 +57,14 @@ class Built:
         computing: what it computes with.
         num_blocks: of its cache.
         grammars: those that outputs follow; for whoever compiles them ahead.
+        tuner: measures how many threads pay while the engine is idle; None on CUDA.
     """
 
     engine: Engine
     computing: Computing
     num_blocks: int
     grammars: Grammars
+    tuner: ThreadTuner | None
 
 
 def build_engine(
@@ -78,7 +80,8 @@ def build_engine(
     check_stored(model_config, formats)
     check_gpu(model_config, formats, config.block_size, device)
     notes = check_invariance(config, formats, device)
-    threads = set_threads(config) if device.type == "cpu" else None
+    if device.type == "cpu":
+        set_threads(config)
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
         model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
@@ -93,8 +96,10 @@ def build_engine(
         beside = [] if drafter is None else drafter.new_cache(num_blocks, config.block_size, formats.cache)
         cache = model.new_cache(num_blocks, config.block_size, formats.cache)
     store, tiers = make_store(config, cache, beside)
-    if threads is not None:
-        threads = best_threads(config, one_token(model, store, config.block_size))
+    tuner = None
+    if device.type == "cpu":
+        own = model.new_cache(1, config.block_size, formats.cache)  # as the other one is in use while this is measured
+        tuner = tune_threads(config, one_token(model, own, config.block_size))
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
     window = sliding_window(model_config, config.max_num_batched_tokens)
     scheduler = Scheduler(
@@ -109,15 +114,16 @@ def build_engine(
     plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
     runner = runner_for(config, plain, model, store, limits)
     return Built(
-        engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside)),
-        computing=computing_of(device, formats, model, threads, notes),
+        engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside), tuner=tuner),
+        computing=computing_of(device, formats, model, tuner, notes),
         num_blocks=num_blocks,
         grammars=grammars,
+        tuner=tuner,
     )
 
 
 def computing_of(
-    device: torch.device, formats: Formats, model: Model, threads: tuple[int, str] | None, notes: Sequence[str] = ()
+    device: torch.device, formats: Formats, model: Model, tuner: ThreadTuner | None, notes: Sequence[str] = ()
 ) -> Computing:
     """What was decided, in words."""
     on_cpu = device.type == "cpu"
@@ -130,8 +136,8 @@ def computing_of(
         quantization=model.config.stored.method if model.config.stored is not None else formats.weights,
         cache_dtype=name_of(formats.cache),
         num_parameters=model.num_parameters,
-        threads=0 if threads is None else threads[0],
-        threads_because="" if threads is None else threads[1],
+        threads=0 if tuner is None else tuner.count,
+        threads_because="" if tuner is None else tuner.why,
         allocator=allocator(),
         notes=(*formats.notes, *model.notes, *notes),
     )
@@ -151,13 +157,14 @@ def use_threads(num: int) -> None:
     builds.set_threads(num)
 
 
-def best_threads(config: EngineConfig, step: Callable[[], object]) -> tuple[int, str]:
-    """Of the threads that `set_threads` has set as many as pay, if their number was not asked for."""
+def tune_threads(config: EngineConfig, step: Callable[[], object]) -> ThreadTuner:
+    """What measures how many of the threads that `set_threads` sets pay, and has done so once; unless their number was
+    asked for."""
     most, why = set_threads(config)
-    if config.threads:
-        return most, why
-    found, times = measure_threads(step, use_threads, most, time.perf_counter)
-    return found, f"{why}; {times}" if times else why
+    counts = (most,) if config.threads else counts_of(most)
+    tuner = ThreadTuner(step, use_threads, counts, why, time.perf_counter)
+    tuner.start()
+    return tuner
 
 
 def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:
