@@ -38,7 +38,7 @@ from engine.runner.rates import measure_costs, one_token
 from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
-from engine.runner.threads import measure_threads
+from engine.runner.threads import ThreadTuner, counts_of
 from engine.runner.trial import check_trial
 from engine.sampling.grammars import Grammars
 from engine.scheduler.scheduler import Scheduler
@@ -61,12 +61,14 @@ class Built:
         computing: what it computes with.
         num_blocks: of its cache.
         grammars: those that outputs follow; for whoever compiles them ahead.
+        tuner: measures how many threads pay while the engine is idle; None on CUDA.
     """
 
     engine: Engine
     computing: Computing
     num_blocks: int
     grammars: Grammars
+    tuner: ThreadTuner | None
 
 
 def build_engine(  # noqa: PLR0913 # all that an engine is made of
@@ -91,7 +93,8 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     check_gpu(model_config, formats, config.block_size, device)
     check_tables(model_config, limits, _memory("SC_PHYS_PAGES"))
     notes = check_invariance(config, model_config.head_dim, device)
-    threads = set_threads(config) if device.type == "cpu" else None
+    if device.type == "cpu":
+        set_threads(config)
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
     with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
         model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
@@ -110,8 +113,10 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     check_trial(directory, ModelDrafter(model), cache, config.block_size, next(iter(model_config.eos_ids), 0))
     if draft is not None and drafter is not None:
         check_trial(draft, drafter, beside, config.block_size)
-    if threads is not None:
-        threads = best_threads(config, one_token(model, store, config.block_size))
+    tuner = None
+    if device.type == "cpu":
+        own = model.new_cache(1, config.block_size, formats.cache)  # as the other one is in use while this is measured
+        tuner = tune_threads(config, one_token(model, own, config.block_size))
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
     window = sliding_window(model_config, config.max_num_batched_tokens)
     scheduler = Scheduler(
@@ -126,15 +131,18 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
     runner = runner_for(config, plain, model, store, limits)
     return Built(
-        engine=Engine(scheduler, runner, proposer=make_proposer(config, drafter, beside), identity=identity),
-        computing=computing_of(device, formats, model, threads, notes),
+        engine=Engine(
+            scheduler, runner, proposer=make_proposer(config, drafter, beside), identity=identity, tuner=tuner
+        ),
+        computing=computing_of(device, formats, model, tuner, notes),
         num_blocks=num_blocks,
         grammars=grammars,
+        tuner=tuner,
     )
 
 
 def computing_of(
-    device: torch.device, formats: Formats, model: Model, threads: tuple[int, str] | None, notes: Sequence[str] = ()
+    device: torch.device, formats: Formats, model: Model, tuner: ThreadTuner | None, notes: Sequence[str] = ()
 ) -> Computing:
     """What was decided, in words."""
     on_cpu = device.type == "cpu"
@@ -147,8 +155,8 @@ def computing_of(
         quantization=model.config.stored.method if model.config.stored is not None else formats.weights,
         cache_dtype=name_of(formats.cache),
         num_parameters=model.num_parameters,
-        threads=0 if threads is None else threads[0],
-        threads_because="" if threads is None else threads[1],
+        threads=0 if tuner is None else tuner.count,
+        threads_because="" if tuner is None else tuner.why,
         allocator=allocator(),
         notes=(*formats.notes, *model.notes, *notes),
     )
@@ -168,13 +176,14 @@ def use_threads(num: int) -> None:
     builds.set_threads(num)
 
 
-def best_threads(config: EngineConfig, step: Callable[[], object]) -> tuple[int, str]:
-    """Of the threads that `set_threads` has set as many as pay, if their number was not asked for."""
+def tune_threads(config: EngineConfig, step: Callable[[], object]) -> ThreadTuner:
+    """What measures how many of the threads that `set_threads` sets pay, and has done so once; unless their number was
+    asked for."""
     most, why = set_threads(config)
-    if config.threads:
-        return most, why
-    found, times = measure_threads(step, use_threads, most, time.perf_counter)
-    return found, f"{why}; {times}" if times else why
+    counts = (most,) if config.threads else counts_of(most)
+    tuner = ThreadTuner(step, use_threads, counts, why, time.perf_counter)
+    tuner.start()
+    return tuner
 
 
 def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:

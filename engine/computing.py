@@ -1,6 +1,7 @@
 """What an engine computes with, as logs and clients are told: device, number formats, kernels, threads, allocator.
 
-A value and nothing else: it is made once, by whoever builds the engine, and travels to the gateways as it is.
+A value and nothing else: made when the engine is built, and anew when the number of threads changes; it travels to the
+gateways as it is.
 """
 
 import dataclasses

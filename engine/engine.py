@@ -24,6 +24,13 @@ from engine.scheduler.scheduler import Scheduler
 from engine.speculation.proposer import Proposer, proposals
 
 
+class Tuner(Protocol):
+    """What is measured while there is no work."""
+
+    def idle(self) -> bool:
+        """Measure a step if it is time to; whether another one belongs to it."""
+
+
 class StepRunner(Launcher, Protocol):
     """What the engine needs of a runner."""
 
@@ -90,6 +97,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         proposer: Proposer | None = None,
         identity: CacheIdentity = UNNAMED,
+        tuner: Tuner | None = None,
     ) -> None:
         """`identity`: of the cache's blocks, for the salt of requests."""
         self.identity = identity
@@ -98,6 +106,7 @@ class Engine:
         self.proposer = proposer
         self.split = StepSplit()
         self._clock = clock
+        self._tuner = tuner
         self._flights: deque[Attempt] = deque()  # launched and not collected, oldest first
 
     @property
@@ -147,7 +156,7 @@ class Engine:
 
     def idle(self) -> bool:
         """Make use of a time without requests, a little; False when there is nothing to do."""
-        return self.runner.idle()
+        return self.runner.idle() or (self._tuner is not None and self._tuner.idle())
 
     def step(self) -> StepEvents:
         """Launch one step for whoever is due; the events are those of the steps that were collected."""

@@ -21,21 +21,21 @@ def measure_costs(model: Model, store: BlockStore, block_size: int) -> Preemptio
     there_and_back = [Move(Kind.SAVE, 0, 0), Move(Kind.RESTORE, 0, 0)]
     move_s = min(_timed(lambda: store.move(there_and_back), model.device) for _ in range(RUNS))
     num = min(NUM_TOKENS, block_size)
-    prefill = _tokens(model, store, block_size, num)
+    prefill = _tokens(model, store.cache, block_size, num)
     compute_s = min(_timed(prefill, model.device) for _ in range(RUNS))
     return PreemptionCosts(store.block_bytes, 2 * store.block_bytes / move_s, num / compute_s)
 
 
-def one_token(model: Model, store: BlockStore, block_size: int) -> Callable[[], object]:
-    """What computes one token into block 0 and its logits; nobody may use the cache yet."""
-    hidden = _tokens(model, store, block_size, 1)
+def one_token(model: Model, cache: list[torch.Tensor], block_size: int) -> Callable[[], object]:
+    """What computes one token into block 0 of a cache that nothing else uses, and its logits."""
+    hidden = _tokens(model, cache, block_size, 1)
     return lambda: model.logits(hidden())
 
 
-def _tokens(model: Model, store: BlockStore, block_size: int, num: int) -> Callable[[], torch.Tensor]:
+def _tokens(model: Model, cache: list[torch.Tensor], block_size: int, num: int) -> Callable[[], torch.Tensor]:
     meta = AttentionMetadata.build([num], [num], np.zeros((1, 1), dtype=np.int32), block_size, model.device)
     ids = torch.zeros(num, dtype=torch.int64, device=model.device)
-    return lambda: model.forward(ids, meta.positions, store.cache, meta)
+    return lambda: model.forward(ids, meta.positions, cache, meta)
 
 
 def _timed(call: Callable[[], object], device: torch.device) -> float:

@@ -1,35 +1,149 @@
-"""How many threads compute: measured once at start, by decode steps of one sequence over the model that is to serve.
+"""How many threads compute: measured at start, and again while the engine is idle, by decode steps of one sequence over
+the model that is served.
 
 Takes a step, what sets the number of threads, and a clock; knows no model. More threads than memory can feed, or two on
-one core's halves, gain nothing and take time from the other processes of the service.
+one core's halves, gain nothing and take time from the other processes of the service. A start in a busy moment chooses
+wrongly, which is mended once the engine has been idle for a while.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 RUNS = 5
-MAX_S = 0.5  # after which no further run is begun: a large model has shown enough by then
+MAX_S = 0.5  # of steps, after which no further run is begun: a large model has shown enough by then
 WORTH = 0.8  # of a step's time: fewer threads are taken if they need less, as a busy start must not cost half a machine
+UNDONE = 0.9  # of it: fewer threads are given up if they need more; between the two a number stays what it is
+AGREED = 3  # measurements in a row that are for the other number, before it is taken
+FIRST_S = 5.0  # of idle time before the first measurement after start; then twice as long each time
+LONGEST_S = 600.0
+REST = 100  # times as long as a measurement took until the next one: 1 % of the time
+STALE_S = 1.0  # a measurement that was interrupted for longer is begun anew
 
 
-def measure_threads(
-    step: Callable[[], object], use: Callable[[int], object], most: int, clock: Callable[[], float]
-) -> tuple[int, str]:
-    """The number that is now in use, `most` or half of it, and why; `use` sets it. Each is judged by its best step, as
-    nothing makes a step faster than it is."""
-    counts = sorted({most, max(1, most // 2)}, reverse=True)
-    if len(counts) == 1:
-        return most, ""
-    best = dict.fromkeys(counts, float("inf"))
-    start = clock()
-    for _ in range(RUNS):
-        for count in counts:  # in turn: a moment's load meets both
-            use(count)
-            begun = clock()
-            step()
-            best[count] = min(best[count], clock() - begun)
-        if clock() - start > MAX_S:
-            break
-    more, fewer = counts
-    chosen = fewer if best[fewer] < WORTH * best[more] else more
-    use(chosen)
-    return chosen, f"a step of {best[more] * 1e3:.3g} ms, with {fewer} of {best[fewer] * 1e3:.3g} ms"
+def counts_of(most: int) -> tuple[int, ...]:
+    """The numbers of threads that are compared: `most` and half of it."""
+    return tuple(sorted({most, max(1, most // 2)}, reverse=True))
+
+
+class Measurement:
+    """Steps with each number of threads by turns, so that a moment's load meets both. Each number is judged by its best
+    step, as nothing makes a step faster than it is."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.best = dict.fromkeys(counts, float("inf"))
+        self.took_s = 0.0
+        self._counts = tuple(counts)
+        self._num_steps = 0
+
+    @property
+    def count(self) -> int:
+        """Threads of the next step."""
+        return self._counts[self._num_steps % len(self._counts)]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough was measured."""
+        runs, rest = divmod(self._num_steps, len(self._counts))
+        return rest == 0 and (runs >= RUNS or (runs > 0 and self.took_s > MAX_S))
+
+    @property
+    def again_s(self) -> float:
+        """What as many steps take once everything is warm: the first ones at start read the weights in."""
+        return self._num_steps * max(self.best.values())
+
+    def note(self, step_s: float) -> None:
+        """The next step took so long."""
+        self.best[self.count] = min(self.best[self.count], step_s)
+        self.took_s += step_s
+        self._num_steps += 1
+
+    def __str__(self) -> str:
+        more, fewer = self._counts
+        return f"a step of {self.best[more] * 1e3:.3g} ms, with {fewer} of {self.best[fewer] * 1e3:.3g} ms"
+
+
+def _unheard(count: int, why: str) -> None:
+    """Changes are told to nothing."""
+
+
+class ThreadTuner:
+    """The number of threads in use, and why.
+
+    Attributes:
+        count: threads that compute.
+        why: what decided it.
+        on_change: called with both when idle time has changed them.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[], object],
+        use: Callable[[int], object],
+        counts: Sequence[int],
+        why: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """`use` sets the number of threads; `counts` are compared, most threads first, and one of them is not measured;
+        `why` tells where the first comes from."""
+        self.count, self.why = counts[0], why
+        self.on_change: Callable[[int, str], None] = _unheard
+        self._step, self._use, self._clock = step, use, clock
+        self._counts, self._from = tuple(counts), why
+        self._measurement: Measurement | None = None  # that is under way
+        self._last_s = 0.0  # when its last step ended
+        self._num_against = 0  # measurements in a row that were for the other number
+        self._interval_s = FIRST_S
+        self._due_s = float("inf")
+
+    def start(self) -> None:
+        """Measure now, and use what is found."""
+        if len(self._counts) == 1:
+            return
+        measurement = Measurement(self._counts)
+        while not measurement.is_over:
+            self._measure(measurement)
+        more, fewer = self._counts
+        self._take(fewer if measurement.best[fewer] < WORTH * measurement.best[more] else more, str(measurement))
+        self._rest(measurement.again_s)
+
+    def idle(self) -> bool:
+        """Measure one step if a measurement is due; whether another one belongs to it."""
+        now = self._clock()
+        if self._measurement is None or now - self._last_s > STALE_S:
+            if now < self._due_s:
+                return False
+            self._measurement = Measurement(self._counts)
+        self._measure(self._measurement)
+        if self._measurement.is_over:
+            self._judge(self._measurement)
+            self._measurement = None
+        return self._measurement is not None
+
+    def _measure(self, measurement: Measurement) -> None:
+        """One step, after which as many threads are in use as before."""
+        self._use(measurement.count)
+        try:
+            begun = self._clock()
+            self._step()
+            self._last_s = self._clock()
+            measurement.note(self._last_s - begun)
+        finally:
+            self._use(self.count)
+
+    def _judge(self, measurement: Measurement) -> None:
+        more, fewer = self._counts
+        ratio = measurement.best[fewer] / measurement.best[more]
+        is_against = ratio < WORTH if self.count == more else ratio > UNDONE
+        self._num_against = self._num_against + 1 if is_against else 0
+        if self._num_against == AGREED:
+            self._take(fewer if self.count == more else more, f"measured while idle: {measurement}")
+            self.on_change(self.count, self.why)
+            self._num_against = 0
+        self._interval_s = FIRST_S if is_against else min(2 * self._interval_s, LONGEST_S)
+        self._rest(measurement.took_s)
+
+    def _take(self, count: int, times: str) -> None:
+        self.count, self.why = count, f"{self._from}; {times}"
+        self._use(count)
+
+    def _rest(self, cost_s: float) -> None:
+        self._due_s = self._clock() + max(self._interval_s, REST * cost_s)

@@ -11,6 +11,7 @@ import msgspec
 from services.tokenizer.tool_formats import ToolFormat
 
 MAX_CALL = 256 << 10  # characters; what is longer is text
+MAX_DEPTH = 500  # of objects and lists; what is nested deeper is text: how deep JSON is read differs between Pythons
 _PLAIN = frozenset('{}[]:,"+-.0123456789eEtrufalsn \t\r\n')  # what JSON has outside strings
 
 
@@ -70,11 +71,12 @@ class CallReader:
             arguments = next(value[key] for key in self._known.arguments if key in value)
             if isinstance(arguments, str):  # some models quote them
                 arguments = msgspec.json.decode(arguments)
+            written = msgspec.json.encode(arguments).decode()
         except (msgspec.MsgspecError, KeyError, TypeError, StopIteration, ValueError, RecursionError):
             return None
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             return None
-        return FoundCall(name, msgspec.json.encode(arguments).decode())
+        return FoundCall(name, written)
 
     def _take(self, text: str, end: int, reading: Reading) -> tuple[Reading, str]:
         self._pieces.append(text[:end])
@@ -103,6 +105,7 @@ class CallReader:
             self._in_string = True
         elif char in "{[":
             self._depth += 1
+            return self._depth <= MAX_DEPTH
         elif char in "}]":
             self._depth -= 1
         return char in _PLAIN

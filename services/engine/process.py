@@ -1,6 +1,7 @@
 """The engine process: loads the model and drives it from the ring. The only one that imports torch."""
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -55,7 +56,13 @@ async def run(process: Process) -> int:
     def queued(tenant: str, seconds: float) -> None:
         process.metrics.observe(catalogue.QUEUE_TIME, seconds, config.scheduling_policy, tenants(tenant))
 
+    def retuned(threads: int, why: str) -> None:
+        stage.computing = dataclasses.replace(stage.computing, threads=threads, threads_because=why)
+        logger.info("computing on %d threads from now on (%s)", threads, why)
+
     stage.on_scheduled = queued
+    if built.tuner is not None:
+        built.tuner.on_change = retuned
     loop = asyncio.get_running_loop()
 
     def attend() -> None:

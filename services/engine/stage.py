@@ -81,10 +81,10 @@ class EngineStage:
         self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
         self.errors: Counter[str] = Counter()  # those that failed, by reason
         self.on_scheduled: Callable[[str, float], None] = _unheard  # told tenant and seconds in the queue
+        self.computing = computing  # as reports tell it
         self._place = place
         self._emit = emit
         self._trace = EngineTrace(record)
-        self._computing = computing
         self._open: dict[str, _Open] = {}
         self._served_token = False
         self._reported_at = 0.0
@@ -285,4 +285,4 @@ class EngineStage:
             return
         self._reported_at = now
         load, place = load_of(self.engine), self._place
-        self._emit(Report(place.id, place.epoch, load, self._served_token, self._computing))
+        self._emit(Report(place.id, place.epoch, load, self._served_token, self.computing))

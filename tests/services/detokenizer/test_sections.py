@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from services.detokenizer.calls import MAX_DEPTH
 from services.detokenizer.sections import SectionSplitter, Split
 from services.work import Sections
 
@@ -159,10 +160,13 @@ def test_a_call_that_grows_too_large_is_text() -> None:
     assert text == opening + "x" * 400_000
 
 
-def test_nesting_that_is_too_deep_is_text() -> None:
-    output = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 5000 + "]" * 5000 + "}}</tool_call>"
+@pytest.mark.parametrize(("depth", "is_call"), [(MAX_DEPTH - 2, True), (MAX_DEPTH - 1, False), (5000, False)])
+def test_nesting_that_is_too_deep_is_text(depth: int, is_call: bool) -> None:
+    arguments = '{"a":' + "[" * depth + "]" * depth + "}"
+    output = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
     splitter = SectionSplitter(HERMES)
-    assert joined([splitter.feed(output), splitter.flush()]) == (output, "", [])
+    found = joined([splitter.feed(output), splitter.flush()])
+    assert found == (("", "", [("f", arguments)]) if is_call else (output, "", []))
 
 
 def test_a_special_opening_is_no_text_where_special_tokens_are_skipped() -> None:

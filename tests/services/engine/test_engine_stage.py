@@ -32,6 +32,34 @@ def run(stage: EngineStage) -> None:
         pass
 
 
+class Steps:
+    """A measurement of so many steps, each of which is written down."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def idle(self) -> bool:
+        self.left -= 1
+        return self.left > 0
+
+
+def test_threads_are_measured_while_nothing_is_open_and_a_request_waits_for_one_step() -> None:
+    sent: list[Message] = []
+    tuner = Steps(5)
+    scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
+    engine = Engine(scheduler, Nines(), tuner=tuner)
+    stage = EngineStage(engine, Place("engine-0", 1), sent.append, unrecorded)
+    assert stage.turn() and stage.turn() and tuner.left == 3
+    stage.handle(prompt())
+    tokens = []
+    while stage.num_open:
+        stage.turn()
+        tokens.append(sum(isinstance(one, Tokens) for one in sent))
+    assert tuner.left == 3 and tokens == [1, 2, 3]
+    run(stage)
+    assert tuner.left == 0
+
+
 def test_each_output_is_admitted_and_ends_for_itself() -> None:
     stage, sent = make()
     stage.handle(prompt(n=3))

@@ -38,6 +38,7 @@ OF_NO_REQUEST = {
     ("watched.py", "%s was read again"),
     ("engine/process.py", "loaded %s on %s in %s (%s kernels) with %d cache blocks in %s in %.2f s"),
     ("engine/process.py", "computing %s on %d threads (%s) with %s"),
+    ("engine/process.py", "computing on %d threads from now on (%s)"),
     ("engine/process.py", "<note>"),
     ("grammar_ids.py", "no constrained output with %s: %s"),
     ("ring/loop.py", "%s cannot go on"),
