@@ -22,6 +22,7 @@ from services.telemetry import catalogue
 from services.telemetry.metrics import Sample
 from services.telemetry.observer import GatewayObserver
 from services.telemetry.request_log import RequestLog
+from services.text_bound import longest_token
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ def settings_of(process: Process) -> GatewaySettings:
                 min_p=defaults.min_p or 0.0,
             ),
             architecture=model.architecture,
+            longest_token=longest_token(process.source.directory / "tokenizer.json"),
         ),
         limits=process.limits,
         listen=config.listen,

@@ -167,9 +167,14 @@ def _service(
             request_deserializer=_parser(
                 message_factory.GetMessageClass(method.input_type), wire.level_of(method.input_type, most)
             ),
-            response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
+            response_serializer=serialized,
         )
     return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+
+
+def serialized(answer: Message | bytes) -> bytes:
+    """An answer as it is sent; one that took long to make comes so."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 class Malformed:

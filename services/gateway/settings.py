@@ -19,6 +19,7 @@ class ModelInfo:
         eos_ids: ids that end an output.
         defaults: values of absent knobs (temperature, top_k, top_p, min_p, max_tokens).
         architecture: name, for people.
+        longest_token: bytes of text that one token stands for at most; 0 where that is not known.
     """
 
     id: str
@@ -27,6 +28,7 @@ class ModelInfo:
     eos_ids: tuple[int, ...] = ()
     defaults: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     architecture: str = ""
+    longest_token: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ async def test_tokenize_and_detokenize_go_round_the_ring() -> None:
 
         def script(submit: object) -> None:
             ask = rig.ring.submits[-1]
-            value = Tokenized(ids, (b"a", b"b")) if isinstance(ask.work, Tokenize) else Detokenized("ab")
+            value = Tokenized(ids, b"ab", pack_ids([1, 1])) if isinstance(ask.work, Tokenize) else Detokenized("ab")
             rig.gateway.deliver(Result(ask.envelope, value))
 
         rig.ring.script = script

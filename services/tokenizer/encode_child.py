@@ -1,0 +1,40 @@
+"""The process that encodes long texts, one after another, until its input ends. Its parent bounds its time.
+
+Its priority is lower than that of those who share the processors: what it is late for is late by itself.
+"""
+
+import os
+from pathlib import Path
+
+from engine.allocator import give_back
+from engine.errors import ServiceError
+from services.tokenizer.answers import Answers
+from services.tokenizer.chat import ChatTemplate, TemplateSource
+from services.tokenizer.child_pipe import Ready, Unready, begin, receive, send
+from services.tokenizer.encode_frames import Setup, Task
+from services.tokenizer.encoding import TextEncoder, load_tokenizer
+
+
+def main() -> None:
+    """Serve the parent at the other end of stdin and stdout."""
+    begin()
+    setup = receive(Setup)
+    if setup is None:
+        return
+    os.nice(setup.niceness)
+    try:
+        path = Path(setup.directory) / "tokenizer.json"
+        encoder = TextEncoder(load_tokenizer(path), ChatTemplate(TemplateSource()), path)  # chats come rendered
+    except ServiceError:
+        send(Unready())
+        return
+    answers = Answers(encoder, setup.limits)
+    send(Ready())
+    while (task := receive(Task)) is not None:
+        send(answers.answer(task.message, task.start, task.rendered))
+        task = None
+        give_back()  # of 1 MiB of text some hundred
+
+
+if __name__ == "__main__":
+    main()
