@@ -1,6 +1,6 @@
 """The process that encodes long texts, one after another, until its input ends. Its parent bounds its time.
 
-Its priority is lower than that of those who share the processors: what it is late for is late by itself.
+Its priority is lower than that of the engine and of the other stages, with which it shares the processors.
 """
 
 import os
@@ -33,7 +33,7 @@ def main() -> None:
     while (task := receive(Task)) is not None:
         send(answers.answer(task.message, task.start, task.rendered))
         task = None
-        give_back()  # of 1 MiB of text some hundred
+        give_back()  # for 1 MiB of text hundreds of MiB were taken
 
 
 if __name__ == "__main__":

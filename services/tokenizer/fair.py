@@ -1,7 +1,7 @@
 """Jobs that wait for an executor, in a fair order: tenants by what they have had, a tenant's own by when they are due.
 
-A job is due the later the larger it is, so that a small one passes large ones that came before it, and none waits for
-ever. What waits of one tenant is bounded in bytes. Thread-safe. Knows no text.
+A job is due the later the larger it is: a small one passes large ones that came before it, and each has its turn in
+the end. What waits of one tenant is bounded in bytes. Thread-safe. Knows no text.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class _Job(Generic[_T]):
 class _Tenant(Generic[_T]):
     """Attributes:
     num_bytes: waiting.
-    served: bytes that were begun for it, more when it was away: it gets no credit for that.
+    served: bytes that were begun for it; a tenant that comes anew begins with as many as the one whose turn it is.
     """
 
     jobs: list[_Job[_T]] = dataclasses.field(default_factory=list)

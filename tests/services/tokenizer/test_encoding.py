@@ -63,6 +63,17 @@ def test_pieces_are_the_bytes_of_the_text(family: str, tmp_path: Path) -> None:
     assert encoder.pieces([100_000]) == (b"",)
 
 
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_ids_are_those_of_the_library_with_places(family: str, tmp_path: Path) -> None:
+    tokenizer = FAMILIES[family](tmp_path)
+    encoder = TextEncoder.load(tmp_path)
+    limits = Limits(1 << 20, 1000)
+    for text in ("", "hello world", "<s> a <|user|>addedword b</s>", "é 😀\n\n 你好 " * 500, "x" * 3000):
+        for special in (True, False):
+            expected = tokenizer.encode(text, add_special_tokens=special).ids
+            assert encoder.encode(TextPrompt(text), limits, special) == expected
+
+
 def refused(encoder: TextEncoder, prompt: TextPrompt | TokenPrompt | ChatPrompt) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
         if isinstance(prompt, ChatPrompt):

@@ -1,3 +1,4 @@
+import asyncio
 import functools
 from collections.abc import Awaitable
 
@@ -10,7 +11,7 @@ from sluice.v1 import inference_pb2, types_pb2
 from engine.errors import Code, stage_lost
 from services.details import Detokenized, Tokenized
 from services.messages import Failed, Result
-from services.work import Tokenize
+from services.work import Tokenize, pack_ids
 from tests.services.gateway.fake_ring import (
     Rig,
     generation,
@@ -190,6 +191,29 @@ async def test_tokenize_and_detokenize_go_round_the_ring() -> None:
         text = await rig.stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[5, 6]))
         assert [(token.id, token.piece) for token in tokens.tokens] == [(5, b"a"), (6, b"b")]
         assert text.text == "ab"
+
+
+async def test_a_long_text_is_told_in_slices_and_others_have_their_turns() -> None:
+    num = 20_500
+    async with running() as rig:
+        value = Tokenized(pack_ids(range(num)), b"ab" * num, pack_ids([2] * num))
+        slices: list[int] = []
+
+        def script(submit: object) -> None:
+            rig.gateway.deliver(Result(rig.ring.submits[-1].envelope, value))
+
+        async def other() -> None:
+            while True:
+                slices.append(1)
+                await asyncio.sleep(0)
+
+        rig.ring.script = script
+        beside = asyncio.create_task(other())
+        answer = await rig.stub.Tokenize(inference_pb2.TokenizeRequest(text="ab"))
+        beside.cancel()
+        assert len(slices) > num // 1000
+        assert (answer.model, len(answer.tokens)) == ("toy", num)
+        assert [token.id for token in answer.tokens[-2:]] == [num - 2, num - 1] and answer.tokens[-1].piece == b"ab"
 
 
 async def test_queue_full_names_the_depth_and_when_to_retry() -> None:
