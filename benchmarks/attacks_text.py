@@ -1,10 +1,10 @@
-"""What one client can do to another one with legal texts, ids and grammars: the other's requests of one token, with and without.
+"""What one client can do to another with legal texts, ids and grammars: the other's requests with and without.
 
-    python -m benchmarks.attacks_text [--model demo] [--only repeated,…] [--seconds 8] [--in-flight 8] [--trees PATH,…]
+    python -m benchmarks.attacks_text [--model demo] [--only NAME,…] [--seconds 8] [--in-flight 8] [--trees PATH,…]
 
 Each attack is a coroutine that makes one call; a process of its own, of the lowest priority, repeats it with so many in
 flight and never waits. The neighbour asks for one token, one request after the other. Figures are milliseconds of the
-neighbour's requests, what became of the attacker's, and the memory of the service's processes that grew.
+neighbour's requests, what became of the attacker's, and MiB of the service's processes before, during and after.
 """
 
 import argparse

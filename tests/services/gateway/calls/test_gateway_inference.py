@@ -1,5 +1,6 @@
 import asyncio
 import functools
+import gc
 from collections.abc import Awaitable
 
 import grpc
@@ -8,7 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code, stage_lost
+from engine.errors import Code, ServiceError, stage_lost
 from services.details import Detokenized, Tokenized
 from services.messages import Failed, Result
 from services.work import Tokenize, pack_ids
@@ -214,6 +215,23 @@ async def test_a_long_text_is_told_in_slices_and_others_have_their_turns() -> No
         assert len(slices) > num // 1000
         assert (answer.model, len(answer.tokens)) == ("toy", num)
         assert [token.id for token in answer.tokens[-2:]] == [num - 2, num - 1] and answer.tokens[-1].piece == b"ab"
+
+
+async def test_a_refused_request_is_gone_when_its_call_has_ended() -> None:
+    """Large ones that are refused again and again must not pile up until the garbage collector runs."""
+    async with running() as rig:
+        too_long = inference_pb2.GenerateRequest(
+            spec=types_pb2.GenerationSpec(token_ids=types_pb2.TokenIds(ids=[1] * 5000))
+        )
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(8):
+                await failure(rig.stub.Generate(too_long))
+            left = [one for one in gc.get_objects() if isinstance(one, ServiceError)]
+            assert len(left) < 4
+        finally:
+            gc.enable()
 
 
 async def test_queue_full_names_the_depth_and_when_to_retry() -> None:
