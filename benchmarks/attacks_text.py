@@ -52,20 +52,22 @@ def text_of(num_bytes: int, seed: int = 1) -> str:
 LONG = text_of(MIB)
 
 
-def one_token(text: str, **fields: int) -> inference_pb2.GenerateRequest:
-    """A request for one token."""
+def one_token(text: str, keep_last: int | None = None) -> inference_pb2.GenerateRequest:
+    """A request for one token, behind so many of the prompt's last ones."""
     sampling = types_pb2.SamplingParams(max_tokens=1, temperature=0.0)
-    return inference_pb2.GenerateRequest(spec=types_pb2.GenerationSpec(text=text, sampling=sampling, **fields))
+    return inference_pb2.GenerateRequest(
+        spec=types_pb2.GenerationSpec(text=text, sampling=sampling, truncate_prompt_tokens=keep_last)
+    )
 
 
 def call(channel: grpc.aio.Channel, method: str, request: bytes) -> Awaitable[bytes]:
     """A call whose answer is not parsed: the attacker shall cost itself little."""
-    made = channel.unary_unary(f"/sluice.v1.InferenceService/{method}")
+    made: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/sluice.v1.InferenceService/{method}")
     return made(request, timeout=TIMEOUT_S)
 
 
 _TOO_LONG = one_token(LONG).SerializeToString()
-_TRUNCATED = one_token(LONG, truncate_prompt_tokens=10).SerializeToString()
+_TRUNCATED = one_token(LONG, keep_last=10).SerializeToString()
 _TOKENIZE = inference_pb2.TokenizeRequest(text=LONG).SerializeToString()
 _DETOKENIZE = inference_pb2.DetokenizeRequest(token_ids=[300 + at % 700 for at in range(MOST_IDS)]).SerializeToString()
 _IDS = inference_pb2.GenerateRequest(
@@ -101,7 +103,7 @@ async def too_many_ids(channel: grpc.aio.Channel, rng: random.Random) -> object:
 async def middling(channel: grpc.aio.Channel, rng: random.Random) -> object:
     """16 KiB of text, truncated: as much as is still thought short."""
     text = LONG[: 16 << 10]
-    return await call(channel, "Generate", one_token(text, truncate_prompt_tokens=10).SerializeToString())
+    return await call(channel, "Generate", one_token(text, keep_last=10).SerializeToString())
 
 
 async def regexes(channel: grpc.aio.Channel, rng: random.Random) -> object:

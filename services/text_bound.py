@@ -22,7 +22,13 @@ def longest_token(path: Path) -> int:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return _longest(found) if _keeps_all(found) else 0
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # whoever reads it to encode says so
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):  # the tokenizer process refuses to start, and says why
         return 0
 
 

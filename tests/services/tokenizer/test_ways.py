@@ -16,7 +16,17 @@ from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.killable import Patience
 from services.tokenizer.stage import Threads, TokenizerStage
 from services.tokenizer.ways import MIDDLE_BYTES, SHORT_BYTES, Apart, size_of
-from services.work import ChatMessage, ChatPrompt, Detokenize, Generate, TextPrompt, Tokenize, TokenPrompt, pack_ids
+from services.work import (
+    ChatMessage,
+    ChatPrompt,
+    Detokenize,
+    Generate,
+    TextPrompt,
+    Tokenize,
+    TokenPrompt,
+    Work,
+    pack_ids,
+)
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints
@@ -114,7 +124,7 @@ def test_too_much_of_one_tenant_is_refused_and_others_are_not(encoder: TextEncod
     assert sorted(rig.run()) == ["again", "b"]  # what was cancelled left its place
 
 
-WORKS = {
+WORKS: dict[str, Work] = {
     "cut": Generate(TextPrompt("hello <s> é 😀" * 20), PARAMS, keep_last=5, echo=True),
     "whole": Generate(TextPrompt("hello wörld"), PARAMS, more=(TextPrompt(" and"),), bad_words=("fox",)),
     "ids": Generate(TokenPrompt(pack_ids([3, 4, 5])), PARAMS),
