@@ -124,7 +124,9 @@ class Guard(grpc.aio.ServerInterceptor):
                 CALLER.set(self.identify(method, context))
             except ServiceError as error:
                 await turn_away(self._observer, method, context, error)
-            return await run(request, context)
+            running = run(request, context)
+            del request  # the traceback of an error that grpc keeps would hold it
+            return await running
 
         make = _KINDS[(bool(handler.request_streaming), bool(handler.response_streaming))]
         return make(checked, handler.request_deserializer, handler.response_serializer)
