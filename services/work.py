@@ -157,10 +157,15 @@ def pack_ids(ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_ids(data: bytes) -> list[int]:
-    """The ids in `data`. Raises ValueError when its length is no multiple of four."""
+def ints(data: bytes) -> "array[int]":
+    """The int32 in `data`. Raises ValueError when its length is no multiple of four."""
     packed = array("i")
     packed.frombytes(data)
     if sys.byteorder == "big":
         packed.byteswap()
-    return packed.tolist()
+    return packed
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """The ids in `data`. Raises ValueError when its length is no multiple of four."""
+    return ints(data).tolist()

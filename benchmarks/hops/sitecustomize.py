@@ -23,7 +23,8 @@ OF_REQUESTS = frozenset({"Submit", "Prompt", "Tokens", "Text"})
 PLACES = {  # by module and class: methods whose begin and end are noted
     ("services.gateway.calls.inference", "Inference"): ("stream_generate",),
     ("services.gateway.calls.session", "Session"): ("_write",),
-    ("services.tokenizer.stage", "TokenizerStage"): ("_answer",),
+    ("services.tokenizer.stage", "TokenizerStage"): ("_answer",),  # of trees that have no `answers`
+    ("services.tokenizer.answers", "Answers"): ("answer",),
     ("engine.engine", "Engine"): ("step", "_plan"),
     ("engine.models.model", "Model"): ("forward", "logits"),
     ("engine.sampling.sampler", "Sampler"): ("sample",),
@@ -37,8 +38,10 @@ def note(name: str) -> None:
 
 
 def follow(owner: type, method: str) -> None:
-    """Note the begin of a method, and its end."""
-    plain = vars(owner)[method]
+    """Note the begin of a method, and its end, if this tree has it."""
+    plain = vars(owner).get(method)
+    if plain is None:
+        return
     name = method.strip("_")
 
     @functools.wraps(plain)

@@ -1,6 +1,7 @@
 """Grammars compiled for one model's tokenizer: from llguidance's own form to something that can follow an output.
 
-Compiled ones are kept while somebody holds them, and the last used ones beyond that, bounded in bytes of their source.
+Compiled ones are kept while a request holds them, and the last used ones beyond that, bounded in the bytes that they
+take at most: llguidance tells no sizes, and what it learns as an output is followed it keeps with the grammar.
 Thread-safe; compiling and filling masks leave the interpreter to others. What a grammar may cost at most is said here,
 and is the same in the process that tries grammars out first. Knows no request, no slot, no logits and no file; of
 text only the bytes of each id, inside llguidance's tokenizer, which is given to it.
@@ -15,7 +16,15 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.errors import Code, ServiceError, invalid
 
 FIELD = "constraint"
-MAX_KEPT_BYTES = 1 << 20  # of sources; a compiled one takes some ten times that
+MAX_KEPT_BYTES = 32 << 20
+NUM_KEPT = 4  # at least, however large: to compile one that is in use again and again takes time
+# Measured with vocabularies of 1,300 and 49,000 ids: 30 to 200 kB once compiled, and 1.6 kB (a schema) to 45 kB
+# (alternatives that overlap) more for each mask, until no lexer state is new.
+COMPILED_BYTES = 256 << 10
+BYTES_PER_SOURCE_BYTE = 16
+BYTES_PER_MASK = 64 << 10
+BYTES_PER_LEXER_STATE = 2 << 10
+MAX_LEXER_STATES = 20_000
 # A mask costs 14k of fuel a millisecond, and 20k items a millisecond; a lexer state takes 1 to 2 kB. An object with 100
 # optional properties has rows of 500 items; with 2,000, the default, an ambiguous grammar takes 100 ms a token.
 LIMITS = LLParserLimits(
@@ -23,18 +32,29 @@ LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
-    max_lexer_states=20_000,
+    max_lexer_states=MAX_LEXER_STATES,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
 
 
 class Grammar:
-    """A compiled grammar at its beginning."""
+    """A compiled grammar at its beginning.
+
+    Attributes:
+        num_masks: that were computed of it: its matchers share what they learn.
+    """
 
     def __init__(self, source: str, start: LLMatcher) -> None:
         self.source = source
+        self.num_masks = 0
         self._start = start
+
+    @property
+    def num_bytes(self) -> int:
+        """That it takes at most."""
+        learnt = min(self.num_masks * BYTES_PER_MASK, MAX_LEXER_STATES * BYTES_PER_LEXER_STATE)
+        return COMPILED_BYTES + len(self.source) * BYTES_PER_SOURCE_BYTE + learnt
 
     def matcher(self) -> LLMatcher:
         """One that follows an output from its first token."""
@@ -50,12 +70,27 @@ class Grammars:
         self._lock = threading.Lock()
         self._alive: weakref.WeakValueDictionary[str, Grammar] = weakref.WeakValueDictionary()
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
-        self._num_bytes = 0
+        self._dropped_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """That those take at most which are kept though no request may hold them."""
+        with self._lock:
+            return sum([grammar.num_bytes for grammar in self._kept.values()])
+
+    def take_dropped_bytes(self) -> int:
+        """What was dropped since this was asked last."""
+        with self._lock:
+            dropped, self._dropped_bytes = self._dropped_bytes, 0
+            return dropped
 
     def compiled(self, source: str) -> Grammar | None:
-        """The grammar, if it has been compiled and somebody has it still."""
+        """The grammar, if it has been compiled and is still there."""
         with self._lock:
-            return self._alive.get(source)
+            found = self._alive.get(source)
+            if found is not None:
+                self._keep(found)
+            return found
 
     def compile(self, source: str) -> Grammar:
         """The grammar. Raises ServiceError: no tokenizer, or it does not compile within the limits."""
@@ -78,13 +113,14 @@ class Grammars:
         return made
 
     def _keep(self, grammar: Grammar) -> None:
-        """Two threads may have compiled the same: the later one stays."""
-        replaced = self._kept.pop(grammar.source, None)
-        self._num_bytes += 0 if replaced is not None else len(grammar.source)
+        """As the last used one. Two threads may have compiled the same: the later one stays."""
+        self._kept.pop(grammar.source, None)
         self._alive[grammar.source] = self._kept[grammar.source] = grammar
-        while self._num_bytes > MAX_KEPT_BYTES:
-            source, _ = self._kept.popitem(last=False)
-            self._num_bytes -= len(source)
+        num_bytes = sum([one.num_bytes for one in self._kept.values()])
+        while num_bytes > MAX_KEPT_BYTES and len(self._kept) > NUM_KEPT:
+            _, dropped = self._kept.popitem(last=False)
+            num_bytes -= dropped.num_bytes
+            self._dropped_bytes += dropped.num_bytes
 
 
 def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:

@@ -15,17 +15,18 @@ from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmas
 
 from engine.errors import ServiceError
 from engine.plan import Placement
-from engine.sampling.grammars import Grammars
+from engine.sampling.grammars import Grammar, Grammars
 from engine.sampling.rows import Bits, Ints, Masks, Words
 
 
 @dataclasses.dataclass(slots=True)
 class _Follower:
     """Attributes:
-    matcher: None when the grammar could not be had.
+    grammar: None when it could not be had, as then is `matcher`.
     num_tokens: of prompt and output, up to which it has followed.
     """
 
+    grammar: Grammar | None
     matcher: LLMatcher | None
     num_tokens: int
 
@@ -64,10 +65,10 @@ class SlotMatchers:
         if not placement.params.grammar:
             return
         try:
-            matcher = self._grammars.compile(placement.params.grammar).matcher()
+            grammar = self._grammars.compile(placement.params.grammar)
         except ServiceError:  # it compiled when it came in: told when the row samples
-            matcher = None
-        follower = _Follower(matcher, placement.num_prompt)
+            grammar = None
+        follower = _Follower(grammar, grammar.matcher() if grammar is not None else None, placement.num_prompt)
         follower.append(placement.tokens[placement.num_prompt :])
         self._followers[placement.slot] = follower
 
@@ -107,6 +108,8 @@ class SlotMatchers:
             else:
                 drafts[firsts[-1][1]] = ahead[row]
             rows.append(row)
+            if follower.grammar is not None:
+                follower.grammar.num_masks += 1
         bits: Bits = np.full((len(rows), self._width), -1, dtype=np.int32)
         plain = [(one, at) for one, at in firsts if at not in drafts]
         drafted = [(one, at, list(drafts[at])) for one, at in firsts if at in drafts]

@@ -12,12 +12,15 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
+from engine.allocator import give_back
 from engine.errors import ServiceError
 from engine.sampling.grammars import Grammar, Grammars
 from services.engine.stage import Emit, EngineStage
 from services.faults import fault
 from services.messages import Cancel, Census, Message, OfNoRequest, Prompt, Role, failed
 from services.telemetry.logs import about
+
+WORTHWHILE_BYTES = 16 << 20  # to look through the heap takes some milliseconds
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -45,6 +48,7 @@ class GrammarGate:
         self._waiting: dict[str, _Waiting] = {}
         self._compiled: deque[_Waiting] = deque()
         self._kept: dict[str, Grammar] = {}
+        self._dropped_bytes = 0  # of grammars, that the C library may keep
 
     @property
     def progress(self) -> int:
@@ -97,8 +101,13 @@ class GrammarGate:
         return self._stage.turn()
 
     def reap(self) -> None:
-        """Who waits comes in, and goes then."""
+        """Who waits comes in, and goes then. While no request has a grammar, memory of those dropped goes back."""
         self._stage.reap()
+        if not self._waiting and not self._kept:
+            self._dropped_bytes += self._grammars.take_dropped_bytes()
+            if self._dropped_bytes >= WORTHWHILE_BYTES:
+                self._dropped_bytes = 0
+                give_back()
 
     def _take(self, prompt: Prompt) -> None:
         source = prompt.params.grammar

@@ -30,6 +30,7 @@ from services.telemetry import catalogue
 from services.telemetry.metrics import Sample
 from services.telemetry.observer import GatewayObserver
 from services.telemetry.request_log import RequestLog
+from services.text_bound import longest_token
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +92,8 @@ def say_ready(process_id: str, address: str, revision: str) -> None:
         os.write(int(os.environ[READY_FD]), f"ready {process_id} {address} {revision}\n".encode())
 
 
-def model_of(process: Process, model: ModelConfig, revision: str) -> ModelInfo:
-    """What clients are told of the model."""
+def model_of(process: Process, directory: Path, model: ModelConfig, revision: str) -> ModelInfo:
+    """What is known of the model whose files are in `directory`."""
     defaults = model.defaults
     return ModelInfo(
         id=process.config.served_model_name or process.source.name,
@@ -107,6 +108,7 @@ def model_of(process: Process, model: ModelConfig, revision: str) -> ModelInfo:
         ),
         architecture=model.architecture,
         label=process.source.label,
+        longest_token=longest_token(directory / "tokenizer.json"),
     )
 
 
@@ -120,13 +122,14 @@ def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | No
     try:
         contents = Contents(process.source, remembered())
         model = read_served(contents.directory)
+        found = model_of(process, contents.directory, model, revision)
         contents.check()
     except ServiceError as error:  # they are being replaced
         logger.warning("%s", error.message)
         return None
     if not fits(revision, contents.configuration):
         return None
-    return model_of(process, model, revision), limits_for(process, model)
+    return found, limits_for(process, model)
 
 
 def settings_of(process: Process) -> GatewaySettings:
@@ -135,7 +138,7 @@ def settings_of(process: Process) -> GatewaySettings:
     max_connections = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return GatewaySettings(
         gateway_id=process.ring.process_id,
-        model=model_of(process, process.model, ""),
+        model=model_of(process, process.contents.directory, process.model, ""),
         limits=process.limits,
         listen=config.listen,
         tls=files_of(config.tls_cert, config.tls_key, config.tls_client_ca),

@@ -172,9 +172,14 @@ def _service(
             request_deserializer=_parser(
                 message_factory.GetMessageClass(method.input_type), wire.level_of(method.input_type, most)
             ),
-            response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
+            response_serializer=serialized,
         )
     return handlers
+
+
+def serialized(answer: Message | bytes) -> bytes:
+    """An answer as it is sent; one that took long to make comes so."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 class Malformed:
@@ -195,9 +200,15 @@ def guarded(behaviour: Behaviour, type_name: str, away: TurnAway) -> Behaviour:
     """The handler behind the one answer to malformed bytes: a true coroutine function, as grpc asks for its kind."""
 
     async def handle(request: object, context: Context) -> object:
-        if isinstance(request, Malformed):
-            await away(context, malformed(type_name))
-        return await behaviour(request, context)
+        try:
+            if isinstance(request, Malformed):
+                await away(context, malformed(type_name))
+            return await behaviour(request, context)
+        except grpc.aio.AbortError as error:
+            # grpc keeps it with the call, and its traceback the frames that hold call and request: until the garbage
+            # collector came, 1 MiB for each that was refused.
+            del request, context
+            raise error.with_traceback(None)  # noqa: B904 # it is the same one
 
     return handle
 

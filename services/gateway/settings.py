@@ -21,6 +21,7 @@ class ModelInfo:
         defaults: values of absent knobs (temperature, top_k, top_p, min_p, max_tokens).
         architecture: name, for people.
         label: what the operator calls the revision: names it, too, where nothing is gone on with.
+        longest_token: bytes of text that one token stands for at most; 0 where that is not known.
     """
 
     id: str
@@ -30,6 +31,7 @@ class ModelInfo:
     defaults: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     architecture: str = ""
     label: str = ""
+    longest_token: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,45 +6,45 @@ Knows no grammar and no stage.
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from typing import TypeVar
 
 import msgspec
 
 from engine.checks import check_params
 from engine.request import Limits
-from services.messages import Envelope, Message, Prompt
-from services.tokenizer.grammar_frames import Job
+from services.messages import Envelope, Prompt
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unconstrained:
-    """A prompt that lacks its grammar."""
-
-    prompt: Prompt
-    job: Job
+_T = TypeVar("_T")
 
 
 def chained(
-    first: "Future[Message | Unconstrained]", executor: Executor, then: Callable[[Unconstrained], Message]
-) -> Future[Message]:
-    """What `first` makes, or what `then` makes of it in the executor; cancelled, nothing more is begun."""
-    whole: Future[Message] = Future()
+    first: "Future[_T]", executor: Executor, at_once: Callable[[_T], _T | None], then: Callable[[_T], _T]
+) -> "Future[_T]":
+    """What `at_once` makes of what `first` made, or, where that is None, what `then` makes of it in the executor;
+    cancelled, nothing more is begun."""
+    whole: Future[_T] = Future()
 
-    def go_on(done: "Future[Message | Unconstrained]") -> None:
+    def go_on(done: "Future[_T]") -> None:
         if done.cancelled() or not whole.set_running_or_notify_cancel():
             return
-        if done.exception() is None and isinstance(made := done.result(), Unconstrained):
-            executor.submit(then, made).add_done_callback(end)
-        else:
-            end(done)
-
-    def end(done: "Future[Message] | Future[Message | Unconstrained]") -> None:
-        error = done.exception()
-        if error is not None:
+        if done.exception() is not None:
+            whole.set_exception(done.exception())
+            return
+        try:
+            made = at_once(done.result())
+        except Exception as error:
             whole.set_exception(error)
             return
-        made = done.result()
-        assert not isinstance(made, Unconstrained)
-        whole.set_result(made)
+        if made is not None:
+            whole.set_result(made)
+        else:
+            executor.submit(then, done.result()).add_done_callback(end)
+
+    def end(done: "Future[_T]") -> None:
+        if done.exception() is not None:
+            whole.set_exception(done.exception())
+        else:
+            whole.set_result(done.result())
 
     whole.add_done_callback(lambda whole: first.cancel() if whole.cancelled() else None)
     first.add_done_callback(go_on)

@@ -35,8 +35,10 @@ class Crashed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     trace: str
 
 
-def serve(kind: type[_Job], answer: Callable[[_Job], msgspec.Struct]) -> None:
-    """Answer jobs until the parent has gone."""
+def serve(
+    kind: type[_Job], answer: Callable[[_Job], msgspec.Struct], settle: Callable[[], object] = lambda: None
+) -> None:
+    """Answer jobs until the parent has gone; `settle` is called behind each answer."""
     while (job := receive(kind)) is not None:
         try:
             answered = answer(job)
@@ -45,6 +47,8 @@ def serve(kind: type[_Job], answer: Callable[[_Job], msgspec.Struct]) -> None:
         except Exception:
             answered = Crashed(traceback.format_exc())
         send(answered)
+        del job, answered
+        settle()
 
 
 def begin() -> None:

@@ -4,22 +4,25 @@ Checks what it is given against the limits before and after encoding. Thread-saf
 keeps no state between calls. Knows no socket and no request.
 """
 
+import functools
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
 
+import msgspec
 from tokenizers import Tokenizer
 
 from engine.checks import check_ids
 from engine.errors import Code, ServiceError, invalid
 from engine.models.fields import is_file
 from engine.request import Limits
+from services.text_bound import longest_token
 from services.tokenizer.chat import ChatTemplate
 from services.tokenizer.pieces import Pieces
 from services.work import (
     ChatPrompt,
-    PromptInput,
     Sections,
     TextPrompt,
     TokenPrompt,
@@ -27,13 +30,26 @@ from services.work import (
 )
 
 
+class RenderedChat(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """A conversation as text, and what its answer may consist of."""
+
+    text: str
+    sections: Sections
+
+
 class TextEncoder:
     """Wraps the `tokenizers` library's tokenizer of one checkpoint."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, path: Path) -> None:
         self.tokenizer = tokenizer
         self.pieces = Pieces(tokenizer)
+        self._path = path
         self._template = template
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Bytes of text that one token stands for at most; 0 where that is not known."""
+        return longest_token(self._path)
 
     @classmethod
     def load(cls, directory: Path, num_renderers: int = 1) -> "TextEncoder":
@@ -42,29 +58,17 @@ class TextEncoder:
         So many chats are rendered at once at most; `close` when some were.
         """
         path = directory / "tokenizer.json"
-        if not is_file(path):
-            if (directory / "tokenizer.model").exists():
-                raise _invalid(path, "is missing; convert tokenizer.model to tokenizer.json first")
-            raise _invalid(path, "is missing, or no file")
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise _invalid(path, "is not a tokenizer that this server can read") from error
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return cls(tokenizer, ChatTemplate.load(directory, num_renderers))
+        return cls(load_tokenizer(path), ChatTemplate.load(directory, num_renderers), path)
 
     def close(self) -> None:
         """End the processes that render chats."""
         self._template.close()
 
-    def encode(self, prompt: PromptInput, limits: Limits, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, prompt: TextPrompt | TokenPrompt, limits: Limits, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises ServiceError INVALID_ARGUMENT naming the field, value and limit."""
         match prompt:
             case TextPrompt():
                 return self._encode(prompt.text, limits, "prompt.text", add_special_tokens)
-            case ChatPrompt():
-                return self.encode_chat(prompt, limits)[0]
             case TokenPrompt():
                 return unpack_checked(prompt.ids, limits, "prompt.token_ids")
             case _:
@@ -74,12 +78,15 @@ class TextEncoder:
         """Token ids of a piece that follows a prompt: for itself, without special tokens. Raises as `encode` does."""
         return self._encode(text, limits, "append.text", add_special_tokens=False)
 
-    def encode_chat(self, prompt: ChatPrompt, limits: Limits) -> tuple[list[int], Sections]:
-        """Token ids of a conversation, and what its answer may consist of. Raises as `encode` does."""
+    def render(self, prompt: ChatPrompt, limits: Limits) -> RenderedChat:
+        """A conversation as text. Raises ServiceError: no template, it refuses these messages, or a limit is passed."""
         text = self._template.render(prompt, limits.max_prompt_bytes)
+        return RenderedChat(text, self._template.sections(prompt, text))
+
+    def encode_chat(self, chat: RenderedChat, limits: Limits) -> list[int]:
+        """Token ids of a conversation. Raises as `encode` does."""
         # A template writes the special tokens itself.
-        ids = self._encode(text, limits, "prompt.chat", add_special_tokens=False)
-        return ids, self._template.sections(prompt, text)
+        return self._encode(chat.text, limits, "prompt.chat", add_special_tokens=False)
 
     def encode_words(self, words: Sequence[str], limits: Limits) -> tuple[tuple[int, ...], ...]:
         """Token ids of each word as it is written, with a space before it and without."""
@@ -106,10 +113,28 @@ class TextEncoder:
             raise invalid(field, f"is not valid Unicode: lone surrogate at character {error.start}") from error
         if size > limits.max_prompt_bytes:
             raise invalid(field, f"has {size} bytes; at most {limits.max_prompt_bytes}", limit=limits.max_prompt_bytes)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of one text, as only so the library leaves out where in it each token is, which takes longer than the rest.
+        (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         # A tokenizer may know more ids than the model has logits.
         check_ids(field, ids, limits)
         return ids
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json. Raises ServiceError MODEL_INVALID naming the file."""
+    if not is_file(path):
+        if (path.parent / "tokenizer.model").exists():
+            raise _invalid(path, "is missing; convert tokenizer.model to tokenizer.json first")
+        raise _invalid(path, "is missing, or no file")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library starts threads for a single text
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise _invalid(path, "is not a tokenizer that this server can read") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def unpack_checked(data: bytes, limits: Limits, field: str) -> list[int]:

@@ -14,11 +14,12 @@ from typing import TypeGuard
 import msgspec
 
 from services.messages import Append, Cancel, Change, Envelope, Failed, Message, Submit, Update
+from services.tokenizer.answers import Made
 from services.work import TextPrompt
 
 Behind = Change | Cancel  # a Cancel of one output
-Start = Callable[[Submit | Append], Future[Message]]
-Watch = Callable[[Submit | Append, Future[Message]], None]
+Start = Callable[[Submit | Append], Future[Made]]
+Watch = Callable[[Submit | Append, Future[Made]], None]
 
 
 @dataclasses.dataclass(slots=True)
@@ -26,7 +27,7 @@ class _Lane:
     """One request of which something is being encoded, and what has come behind that."""
 
     envelope: Envelope
-    future: Future[Message]
+    future: Future[Made]
     waiting: deque[tuple[Behind, float]]  # and when it came
 
 
@@ -70,7 +71,7 @@ class Lanes:
         for envelope in [lane.envelope for lane in self._lanes.values() if has_ended(lane.envelope)]:
             self._drop(envelope)
 
-    def is_current(self, envelope: Envelope, future: Future[Message]) -> bool:
+    def is_current(self, envelope: Envelope, future: Future[Made]) -> bool:
         """Whether somebody still waits for what an encoding made."""
         lane = self._lanes.get(envelope.request_id)
         return lane is not None and lane.future is future

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from engine.request import Limits
 from services.process import Process
 from services.telemetry import catalogue
 from services.telemetry.metrics import Sample
 from services.tokenizer.chat import read_template, unreadable
 from services.tokenizer.constraints import Constraints
+from services.tokenizer.encoders import Encoders
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.stage import Threads, TokenizerStage
 from services.tokenizer.template import check_syntax
+from services.tokenizer.ways import MIDDLE_BYTES, Apart
 
 NUM_COMPILERS = 2  # so that one grammar that takes long does not hold up the next
 
@@ -37,14 +40,30 @@ async def run(process: Process) -> int:
 
     num_threads = process.config.encoding_threads
     directory, limits = process.contents.directory, process.limits
-    encoder = TextEncoder.load(directory, num_threads)
-    check_template(directory)
     path = directory / "tokenizer.json"
-    with (
-        contextlib.closing(encoder),
-        contextlib.closing(Constraints(path, limits.vocab_size, process.model.eos_ids, NUM_COMPILERS)) as constraints,
-        ThreadPoolExecutor(num_threads, thread_name_prefix="encode") as pool,
-    ):
-        stage = TokenizerStage(encoder, constraints, limits, Threads(pool, on_loop), process.ring.emit, process.record)
+    with contextlib.ExitStack() as stack:
+        sizes = (MIDDLE_BYTES, max(limits.max_prompt_bytes, MIDDLE_BYTES))
+        apart = tuple(_apart(stack, directory, limits, size, num_threads) for size in sizes)
+        encoder = stack.enter_context(contextlib.closing(TextEncoder.load(directory, num_threads * (1 + len(apart)))))
+        check_template(directory)
+        constraints = stack.enter_context(
+            contextlib.closing(Constraints(path, limits.vocab_size, process.model.eos_ids, NUM_COMPILERS))
+        )
+        short, chats = (_threads(stack, num_threads, name) for name in ("encode", "chat"))
+        threads = Threads(short, on_loop, chats, apart)
+        stage = TokenizerStage(encoder, constraints, limits, threads, process.ring.emit, process.record)
         process.metrics.collect_from(lambda: [Sample(catalogue.OPEN, stage.num_encoding)])
         return await process.run(stage)
+
+
+def _apart(stack: contextlib.ExitStack, directory: Path, limits: Limits, max_bytes: int, num: int) -> Apart:
+    """Processes for messages of that size, started when they are first needed."""
+    encoders = stack.enter_context(contextlib.closing(Encoders(directory, limits, num)))
+    return Apart(max_bytes, _threads(stack, num, "apart"), encoders)
+
+
+def _threads(stack: contextlib.ExitStack, num: int, name: str) -> ThreadPoolExecutor:
+    """At the end what waits is dropped."""
+    executor = ThreadPoolExecutor(num, thread_name_prefix=name)
+    stack.callback(executor.shutdown, cancel_futures=True)
+    return executor

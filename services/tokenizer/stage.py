@@ -1,8 +1,8 @@
 """The tokenizer's place in the ring: Submit and Append in; Prompt, Result, Append or Failed out.
 
-Encoding runs in a thread pool, so that probes and other requests' control pass meanwhile, unless it is brief; what
-compiles constraints in another one; order holds per request: a Cancel drops its own unfinished encoding, anything else
-waits for it. Knows no engine and no socket.
+Encoding runs elsewhere (`ways`), so that probes and other requests' control pass meanwhile, unless it is brief; what
+compiles constraints in threads of its own; order holds per request: a Cancel drops its own unfinished encoding,
+anything else waits for it. Knows no engine and no socket.
 """
 
 import dataclasses
@@ -10,12 +10,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
-import msgspec
-
-from engine.checks import check_params, check_prompt
 from engine.errors import ServiceError
-from engine.request import Limits, SamplingParams
-from services.details import Detokenized, Tokenized
+from engine.request import Limits
 from services.faults import fault
 from services.messages import (
     Append,
@@ -26,7 +22,6 @@ from services.messages import (
     Grant,
     Message,
     Prompt,
-    Result,
     Role,
     Submit,
     Update,
@@ -35,35 +30,32 @@ from services.messages import (
 from services.telemetry import names
 from services.telemetry.logs import about
 from services.telemetry.phases import Phase, Record
-from services.tokenizer.awaiting import Unconstrained, chained, later, with_grammar
+from services.tokenizer.answers import Answers, Made
+from services.tokenizer.awaiting import chained, with_grammar
 from services.tokenizer.brief import AtOnce, is_brief
-from services.tokenizer.constrained import job_of
 from services.tokenizer.constraints import Constraints
-from services.tokenizer.encoding import TextEncoder, unpack_checked
-from services.tokenizer.grammar_frames import Job
+from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.lanes import Lanes
-from services.work import (
-    ChatPrompt,
-    Detokenize,
-    Generate,
-    Sections,
-    TextOptions,
-    TextPrompt,
-    Tokenize,
-    TokenPrompt,
-    Work,
-    pack_ids,
-)
+from services.tokenizer.ways import Apart, Ways
 
 Emit = Callable[[Message], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Threads:
-    """Where encoding runs, and the way back: `on_loop` runs a callable on the loop's thread."""
+    """Where encoding runs, and the way back.
+
+    Attributes:
+        executor: of short texts.
+        on_loop: runs a callable on the loop's thread.
+        chats: of short chats, which wait for another process; None has them among the texts.
+        apart: of longer ones, from the shortest on; without any, all are encoded by `executor`.
+    """
 
     executor: Executor
     on_loop: Callable[[Callable[[], None]], None]
+    chats: Executor | None = None
+    apart: tuple[Apart, ...] = ()
 
 
 class TokenizerStage:
@@ -79,10 +71,10 @@ class TokenizerStage:
         record: Record,
     ) -> None:
         self.progress = 0
-        self._encoder = encoder
         self._constraints = constraints
         self._limits = limits
-        self._executor = threads.executor
+        self._answers = Answers(encoder, limits)
+        self._ways = Ways(self._answers, threads.executor, threads.chats, threads.apart)
         self._at_once = AtOnce()
         self._emit = emit
         self._on_loop = threads.on_loop
@@ -118,13 +110,16 @@ class TokenizerStage:
             case _:
                 self._emit(message)
 
-    def _start(self, message: Submit | Append) -> Future[Message]:
-        """Encode, in a thread if that may take long; compile what constrains the output in another one."""
-        executor = self._at_once if is_brief(message) else self._executor
-        encoding = executor.submit(self._answer, message, time.monotonic())
-        return chained(encoding, self._constraints.executor, self._constrain)
+    def _start(self, message: Submit | Append) -> Future[Made]:
+        """Encode, at once or where a message of that size is encoded; compile what constrains the output elsewhere."""
+        start = time.monotonic()
+        if is_brief(message):
+            encoding = self._at_once.submit(self._answers.answer, message, start)
+        else:
+            encoding = self._ways.begin(message, start)
+        return chained(encoding, self._constraints.executor, self._with_known, self._constrain)
 
-    def _watch(self, message: Submit | Append, future: Future[Message]) -> None:
+    def _watch(self, message: Submit | Append, future: Future[Made]) -> None:
         """Come back when it is done."""
         start = time.monotonic()
         if future.done():
@@ -132,85 +127,39 @@ class TokenizerStage:
         else:
             future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(message, start, done)))
 
-    def _finish(self, message: Submit | Append, start: float, future: Future[Message]) -> None:
+    def _finish(self, message: Submit | Append, start: float, future: Future[Made]) -> None:
         """On the loop: send the answer, unless a Cancel or a later attempt came first."""
         if not self._lanes.is_current(message.envelope, future):
             return
-        answer = _broken(message, error) if (error := future.exception()) is not None else future.result()
-        self._lanes.finish(message.envelope, answer)
+        made = Made(_broken(message, error)) if (error := future.exception()) is not None else future.result()
         if isinstance(message, Submit):
-            self._record(message.envelope, _phase(start, answer))
+            self._record(message.envelope, _phase(start, made.answer))
+        if made.told is not None:
+            self._emit(made.told)
+        self._lanes.finish(message.envelope, made.answer)
 
-    def _answer(self, message: Submit | Append, start: float) -> Message | Unconstrained:
-        """Do the work, on whatever thread."""
-        try:
-            if isinstance(message, Append):
-                return Append(message.envelope, TokenPrompt(pack_ids(self._encode_more(message.piece))), message.index)
-            return self._do(message, message.work, start)
-        except ServiceError as error:
-            return failed(message.envelope, error)
+    def _with_known(self, made: Made) -> Made | None:
+        """The prompt with its grammar, where it needs none or that is known; else None."""
+        grammar = "" if made.job is None else self._constraints.known(made.job)
+        return None if grammar is None else self._with(made, grammar, 0.0)
 
-    def _constrain(self, lacking: Unconstrained) -> Message:
+    def _constrain(self, lacking: Made) -> Made:
         """In another thread: compile the grammar."""
         start = time.monotonic()
+        assert lacking.job is not None
         try:
             grammar = self._constraints.compile(lacking.job)
-            return with_grammar(lacking.prompt, grammar, self._limits, time.monotonic() - start)
         except ServiceError as error:
-            return failed(lacking.prompt.envelope, error)
+            return Made(failed(lacking.answer.envelope, error))
+        return self._with(lacking, grammar, time.monotonic() - start)
 
-    def _do(self, submit: Submit, work: Work, start: float) -> Message | Unconstrained:
-        envelope = submit.envelope
-        match work:
-            case Generate():
-                check_params(work.params, self._limits)
-                ids, sections = self._prompt(work)
-                ids = ids[-work.keep_last :]
-                for piece in work.more:
-                    ids = ids + self._encode_more(piece)
-                check_prompt(len(ids), work.params, self._limits)
-                if work.echo:
-                    told = Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
-                    self._on_loop(lambda: self._emit(told))  # in order: the Prompt's turn comes behind it
-                took = time.monotonic() - start
-                envelope, text = later(envelope, took), _text(work.text, sections)
-                prompt = Prompt(
-                    envelope, pack_ids(ids), self._params(work), work.stops, work.scheduling, took, text, submit.resume
-                )
-                return self._constrained(prompt, job_of(work, sections, self._encoder.mark))
-            case Tokenize():
-                ids = self._encoder.encode(work.prompt, self._limits, work.add_special_tokens)
-                return Result(envelope, Tokenized(pack_ids(ids), self._encoder.pieces(ids)))
-            case Detokenize():
-                decoded = self._encoder.decode(work.ids, self._limits, work.skip_special_tokens)
-                return Result(envelope, Detokenized(decoded))
-
-    def _encode_more(self, piece: TextPrompt | TokenPrompt) -> list[int]:
-        """A further piece of a prompt."""
-        if isinstance(piece, TextPrompt):
-            return self._encoder.encode_more(piece.text, self._limits)
-        return unpack_checked(piece.ids, self._limits, "append.token_ids")
-
-    def _prompt(self, work: Generate) -> tuple[list[int], Sections]:
-        """The ids, and what may follow them."""
-        if isinstance(work.prompt, ChatPrompt):
-            return self._encoder.encode_chat(work.prompt, self._limits)
-        return self._encoder.encode(work.prompt, self._limits), Sections()
-
-    def _params(self, work: Generate) -> SamplingParams:
-        """With the ids of words."""
-        if not work.bad_words:
-            return work.params
-        params = dataclasses.replace(work.params, bad_words=self._encoder.encode_words(work.bad_words, self._limits))
-        check_params(params, self._limits)
-        return params
-
-    def _constrained(self, prompt: Prompt, job: Job | None) -> Prompt | Unconstrained:
-        """The prompt with its grammar, if that is known."""
-        if job is None:
-            return prompt
-        grammar = self._constraints.known(job)
-        return Unconstrained(prompt, job) if grammar is None else with_grammar(prompt, grammar, self._limits)
+    def _with(self, made: Made, grammar: str, took: float) -> Made:
+        if not grammar or not isinstance(made.answer, Prompt):
+            return made
+        try:
+            return Made(with_grammar(made.answer, grammar, self._limits, took), made.told)
+        except ServiceError as error:
+            return Made(failed(made.answer.envelope, error))
 
 
 def _broken(message: Submit | Append, error: BaseException) -> Failed:
@@ -225,9 +174,3 @@ def _phase(start: float, answer: Message) -> Phase:
     num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
     error = answer.reason if isinstance(answer, Failed) else ""
     return Phase(names.SPAN_TOKENIZE, start, time.monotonic(), {names.NUM_PROMPT: num_tokens}, error=error)
-
-
-def _text(asked: TextOptions, sections: Sections) -> TextOptions:
-    """How text is made of what follows the prompt."""
-    found = sections if asked.split_sections and (sections.has_reasoning or sections.tools) else None
-    return msgspec.structs.replace(asked, sections=found)

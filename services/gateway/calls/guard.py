@@ -128,7 +128,9 @@ class Guard(grpc.aio.ServerInterceptor):
                     CALLER.set(self.identify(method, context))
                 except ServiceError as error:
                     await turn_away(self._observer, method, context, error)
-                return await _answered(run, method, request, context)
+                answering = _answered(run(request, context), method, context)
+                del request  # the traceback of an error that grpc keeps would hold it
+                return await answering
             except grpc.aio.AbortError as aborted:
                 # grpc keeps it, and raises it again itself: with our frames it would hold what holds it, for good.
                 aborted.__traceback__ = aborted.__context__ = None
@@ -138,10 +140,10 @@ class Guard(grpc.aio.ServerInterceptor):
         return make(checked, handler.request_deserializer, handler.response_serializer)
 
 
-async def _answered(run: Behaviour, method: str, request: object, context: Context) -> object:
+async def _answered(answering: Awaitable[object], method: str, context: Context) -> object:
     """What the handler answers; a fault of ours has its status and its line in the log, and its text stays inside."""
     try:
-        return await run(request, context)
+        return await answering
     except (ServiceError, grpc.aio.BaseError):
         raise  # the call has its status
     except Exception as error:  # grpc itself would tell the client its text

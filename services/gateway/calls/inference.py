@@ -47,6 +47,7 @@ class Inference:
         self._desk = desk
         self._neighbours = neighbours
         self._parking = parking
+        self._making = asyncio.Lock()  # of answers that take long to make
 
     async def generate(
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -107,15 +108,18 @@ class Inference:
 
         await self._answer("ResumeGenerate", context, take, body)
 
-    async def tokenize(
-        self, request: inference_pb2.TokenizeRequest, context: Context
-    ) -> inference_pb2.TokenizeResponse:
-        """Tokenize: through the ring, as everything."""
+    async def tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
+        """Tokenize: through the ring, as everything. The answer comes encoded; one is made at a time."""
 
-        async def body(session: Session) -> inference_pb2.TokenizeResponse:
+        async def body(session: Session) -> bytes:
             value = await session.outcome()
             assert isinstance(value, Tokenized)
-            return answers.tokenized(session.request, value)
+            slices = []
+            async with self._making:
+                for one in answers.tokenized(session.request, value):
+                    slices.append(one)
+                    await asyncio.sleep(0)
+            return b"".join(slices)
 
         def ask(call: Call) -> Asked:
             return translate.tokenization(request, self._desk.settings)

@@ -11,6 +11,7 @@ from sluice.v1 import inference_pb2, types_pb2
 from engine.checks import check_credit, check_ids, check_params, check_prompt
 from engine.errors import invalid, other_revision, unsupported
 from engine.request import Limits, SamplingParams
+from services import text_bound
 from services.gateway.access.admission import BYTES_PER_TOKEN
 from services.gateway.contract import knobs
 from services.gateway.contract.chat import chat_prompt, num_bytes
@@ -220,12 +221,13 @@ def _prompt(
             check_bytes(size, settings)
             if not size:
                 raise invalid("prompt", "is empty; send at least one byte of text")
+            if not spec.truncate_prompt_tokens:
+                text_bound.check_bytes(size, settings.model.longest_token, params, settings.limits)
             return TextPrompt(spec.text), size // BYTES_PER_TOKEN + 1
         case "token_ids":
-            ids = pack_checked("prompt.token_ids", spec.token_ids.ids, settings)
-            num = len(spec.token_ids.ids)
+            num = len(spec.token_ids.ids)  # looked at before what they are
             check_prompt(min(num, spec.truncate_prompt_tokens or num), params, settings.limits)
-            return TokenPrompt(ids), len(spec.token_ids.ids)
+            return TokenPrompt(pack_checked("prompt.token_ids", spec.token_ids.ids, settings)), num
         case "chat":
             chat, size = _chat(spec.chat, settings)
             return chat, size // BYTES_PER_TOKEN + len(chat.messages)
@@ -238,8 +240,9 @@ def pack_checked(field: str, ids: Sequence[int], settings: GatewaySettings, num_
     num, limit = num_before + len(ids), settings.max_token_ids
     if num > limit:
         raise invalid(field, f"{num} ids in all; at most {limit}", limit=limit, actual=num)
-    check_ids(field, ids, settings.limits)
-    return pack_ids(ids)
+    found = list(ids)  # read once: each look at a protobuf list takes as long
+    check_ids(field, found, settings.limits)
+    return pack_ids(found)
 
 
 def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, int]:

@@ -1,6 +1,7 @@
 """From messages to the contract: deltas, outputs, usage, timings. Pure; the hot path of a stream."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import inference_pb2, types_pb2
@@ -12,8 +13,9 @@ from services.gateway.contract.errors import to_rpc
 from services.gateway.requests.open_requests import OpenRequest
 from services.messages import Text
 from services.telemetry.observed import Used
-from services.work import Generate, unpack_ids
+from services.work import Generate, ints
 
+SLICE_TOKENS = 1000
 _REASONS = {
     FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
     FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
@@ -39,7 +41,7 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
     if isinstance(request.prompt, Scored):
         add_tokens(made.tokens.add, request.prompt.tokens)
     elif request.prompt is not None:
-        for token_id, piece in zip(unpack_ids(request.prompt.ids), request.prompt.pieces, strict=True):
+        for token_id, piece in _tokens(request.prompt):
             made.tokens.add(id=token_id, piece=piece)
     return made
 
@@ -165,12 +167,25 @@ def _output(request: OpenRequest, index: int) -> types_pb2.Output:
     return output
 
 
-def tokenized(request: OpenRequest, value: Tokenized) -> inference_pb2.TokenizeResponse:
-    """The answer of Tokenize."""
-    response = inference_pb2.TokenizeResponse(model=request.envelope.model, revision=request.envelope.revision)
-    for token_id, piece in zip(unpack_ids(value.ids), value.pieces, strict=True):
-        response.tokens.add(id=token_id, piece=piece)
-    return response
+def tokenized(request: OpenRequest, value: Tokenized) -> Iterator[bytes]:
+    """The answer of Tokenize in its encoding, in slices that take a millisecond each: a text of 1 MiB may be a million
+    tokens, and other calls have their turns between."""
+    envelope = request.envelope
+    yield inference_pb2.TokenizeResponse(model=envelope.model, revision=envelope.revision).SerializeToString()
+    found = _tokens(value)
+    while tokens := list(itertools.islice(found, SLICE_TOKENS)):
+        made = inference_pb2.TokenizeResponse()
+        for token_id, piece in tokens:
+            made.tokens.add(id=token_id, piece=piece)
+        yield made.SerializeToString()
+
+
+def _tokens(value: Tokenized) -> Iterator[tuple[int, bytes]]:
+    """Each token's id and piece."""
+    at, pieces = 0, value.pieces
+    for token_id, size in zip(ints(value.ids), ints(value.sizes), strict=True):
+        yield token_id, pieces[at : at + size]
+        at += size
 
 
 def effective(request: OpenRequest) -> types_pb2.EffectiveParams | None:

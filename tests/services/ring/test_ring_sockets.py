@@ -163,7 +163,7 @@ async def sent(outbox: Outbox, messages: list[Message]) -> list[Envelope]:
 
 def result(size: int, name: str = "a") -> Result:
     envelope = Envelope(request_id=f"{name:0>32}", origin="gateway-1")
-    return Result(envelope, Tokenized(os.urandom(size), ()))
+    return Result(envelope, Tokenized(os.urandom(size), b"", b""))
 
 
 async def test_a_message_too_large_is_given_back(net: Net, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ async def test_a_ring_of_four_loops(tmp_path: Path) -> None:
         ring.start(stages[role])
     home = stages[Role.GATEWAY].seen
     rings[Role.GATEWAY].emit(Probe("gateway-1", 1, ("t", "e", "d")))
-    rings[Role.GATEWAY].emit(Result(ENVELOPE, Tokenized(b"", ())))
+    rings[Role.GATEWAY].emit(Result(ENVELOPE, Tokenized(b"", b"", b"")))
     async with asyncio.timeout(10):
         while len(home) < 2:
             await asyncio.sleep(0.01)

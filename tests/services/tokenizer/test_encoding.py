@@ -45,7 +45,8 @@ def with_template(tmp_path: Path) -> Iterator[Callable[[str], TextEncoder]]:
 
 def test_a_template_writes_the_special_tokens_itself(with_template: Callable[[str], TextEncoder]) -> None:
     encoder = with_template("{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
-    ids = encoder.encode(ChatPrompt(MESSAGES), Limits(1000, 404))
+    limits = Limits(1000, 404)
+    ids = encoder.encode_chat(encoder.render(ChatPrompt(MESSAGES), limits), limits)
     bos, eos = (encoder.tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
     assert ids[0] == bos and [one in (bos, eos) for one in ids].count(True) == 4
     text = "<s> hi <b> </s>yes</s>é 😀</s>"
@@ -62,9 +63,23 @@ def test_pieces_are_the_bytes_of_the_text(family: str, tmp_path: Path) -> None:
     assert encoder.pieces([100_000]) == (b"",)
 
 
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_ids_are_those_of_the_library_with_places(family: str, tmp_path: Path) -> None:
+    tokenizer = FAMILIES[family](tmp_path)
+    encoder = TextEncoder.load(tmp_path)
+    limits = Limits(1 << 20, 1000)
+    for text in ("", "hello world", "<s> a <|user|>addedword b</s>", "é 😀\n\n 你好 " * 500, "x" * 3000):
+        for special in (True, False):
+            expected = tokenizer.encode(text, add_special_tokens=special).ids
+            assert encoder.encode(TextPrompt(text), limits, special) == expected
+
+
 def refused(encoder: TextEncoder, prompt: TextPrompt | TokenPrompt | ChatPrompt) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
-        encoder.encode(prompt, LIMITS)
+        if isinstance(prompt, ChatPrompt):
+            encoder.render(prompt, LIMITS)
+        else:
+            encoder.encode(prompt, LIMITS)
     return caught.value
 
 

@@ -1,4 +1,6 @@
+import asyncio
 import functools
+import gc
 from collections.abc import Awaitable
 
 import grpc
@@ -7,10 +9,10 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code, stage_lost
+from engine.errors import Code, ServiceError, stage_lost
 from services.details import Detokenized, Tokenized
 from services.messages import Failed, Result
-from services.work import Tokenize
+from services.work import Tokenize, pack_ids
 from tests.services.gateway.fake_ring import (
     Rig,
     generation,
@@ -182,7 +184,7 @@ async def test_tokenize_and_detokenize_go_round_the_ring() -> None:
 
         def script(submit: object) -> None:
             ask = rig.ring.submits[-1]
-            value = Tokenized(ids, (b"a", b"b")) if isinstance(ask.work, Tokenize) else Detokenized("ab")
+            value = Tokenized(ids, b"ab", pack_ids([1, 1])) if isinstance(ask.work, Tokenize) else Detokenized("ab")
             rig.gateway.deliver(Result(ask.envelope, value))
 
         rig.ring.script = script
@@ -190,6 +192,51 @@ async def test_tokenize_and_detokenize_go_round_the_ring() -> None:
         text = await rig.stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=[5, 6]))
         assert [(token.id, token.piece) for token in tokens.tokens] == [(5, b"a"), (6, b"b")]
         assert text.text == "ab"
+
+
+async def test_a_long_text_is_told_in_slices_and_others_have_their_turns() -> None:
+    num = 20_500
+    async with running() as rig:
+        value = Tokenized(pack_ids(range(num)), b"ab" * num, pack_ids([2] * num))
+        slices: list[int] = []
+
+        def script(submit: object) -> None:
+            rig.gateway.deliver(Result(rig.ring.submits[-1].envelope, value))
+
+        async def other() -> None:
+            while True:
+                slices.append(1)
+                await asyncio.sleep(0)
+
+        rig.ring.script = script
+        beside = asyncio.create_task(other())
+        answer = await rig.stub.Tokenize(inference_pb2.TokenizeRequest(text="ab"))
+        beside.cancel()
+        assert len(slices) > num // 1000
+        assert (answer.model, len(answer.tokens)) == ("toy", num)
+        assert [token.id for token in answer.tokens[-2:]] == [num - 2, num - 1] and answer.tokens[-1].piece == b"ab"
+
+
+def num_errors() -> int:
+    """That are still held, each with the frames of its traceback."""
+    return sum(isinstance(one, ServiceError) for one in gc.get_objects())
+
+
+async def test_a_refused_request_is_gone_when_its_call_has_ended() -> None:
+    """Large ones that are refused again and again must not pile up until the garbage collector runs."""
+    async with running() as rig:
+        too_long = inference_pb2.GenerateRequest(
+            spec=types_pb2.GenerationSpec(token_ids=types_pb2.TokenIds(ids=[1] * 5000))
+        )
+        gc.collect()
+        gc.disable()
+        before = num_errors()
+        try:
+            for _ in range(8):
+                await failure(rig.stub.Generate(too_long))
+            assert num_errors() - before < 4
+        finally:
+            gc.enable()
 
 
 async def test_queue_full_names_the_depth_and_when_to_retry() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from services.work import (
     Generate,
     TokenPrompt,
 )
-from tests.services.gateway.fake_ring import SETTINGS, settings, spec
+from tests.services.gateway.fake_ring import MODEL, SETTINGS, settings, spec
 
 CASES = {
     "adapter": {"adapter": "a"},
@@ -185,6 +186,21 @@ def test_prompt_bytes(size: int) -> None:
     with pytest.raises(ServiceError) as caught:
         translate.generation(asked, 0, limits)
     assert caught.value.field == "prompt"
+
+
+def test_a_text_that_no_context_holds_is_refused_by_its_bytes() -> None:
+    known = settings(model=dataclasses.replace(MODEL, longest_token=10))
+    with pytest.raises(ServiceError, match="prompt has 20000 bytes, which are 2000 tokens or more") as caught:
+        translate.generation(spec("a" * 20_000), 0, known)
+    assert caught.value.reason == "CONTEXT_LENGTH_EXCEEDED" and caught.value.details["limit"] == "1000"
+    assert translate.generation(spec("a" * 20_000, truncate_prompt_tokens=9), 0, known)
+    assert translate.generation(spec("a" * 20_000), 0, settings())  # of this model it is not known
+
+
+def test_too_many_ids_are_refused_by_their_number() -> None:
+    with pytest.raises(ServiceError) as caught:
+        translate.generation(types_pb2.GenerationSpec(token_ids=types_pb2.TokenIds(ids=[10**6] * 5000)), 0, settings())
+    assert caught.value.reason == "CONTEXT_LENGTH_EXCEEDED"
 
 
 def test_token_prompts_are_checked_and_packed() -> None:

@@ -1,0 +1,140 @@
+"""What the tokenizer makes of a message: a prompt as ids, an answer, or an error.
+
+Pure: runs in a thread of the tokenizer or in a process of its own. Knows no queue, no grammar's compiler and no socket.
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.checks import check_params, check_prompt
+from engine.errors import ServiceError
+from engine.request import Limits, SamplingParams
+from services.details import Detokenized, Tokenized
+from services.messages import Append, Failed, Prompt, Result, Submit, failed
+from services.text_bound import check_bytes
+from services.tokenizer.awaiting import later
+from services.tokenizer.constrained import job_of
+from services.tokenizer.encoding import RenderedChat, TextEncoder, unpack_checked
+from services.tokenizer.grammar_frames import Job
+from services.work import (
+    ChatPrompt,
+    Detokenize,
+    Generate,
+    Sections,
+    TextOptions,
+    TextPrompt,
+    Tokenize,
+    TokenPrompt,
+    Work,
+    pack_ids,
+)
+
+
+class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a message has become."""
+
+    answer: Prompt | Result | Append | Failed
+    told: Result | None = None  # ahead of it: the prompt's tokens
+    job: Job | None = None  # the prompt lacks its grammar
+
+
+class Answers:
+    """Encodes with one tokenizer. Thread-safe."""
+
+    def __init__(self, encoder: TextEncoder, limits: Limits) -> None:
+        self.encoder = encoder
+        self._limits = limits
+        self._longest = encoder.longest_token
+
+    def answer(self, message: Submit | Append, start: float, rendered: RenderedChat | None = None) -> Made:
+        """What becomes of a message that came at `start`; `rendered`: its chat, where that is done already."""
+        try:
+            if isinstance(message, Append):
+                ids = pack_ids(self._encode_more(message.piece))
+                return Made(Append(message.envelope, TokenPrompt(ids), message.index))
+            return self._do(message, message.work, start, rendered)
+        except ServiceError as error:
+            return Made(failed(message.envelope, error))
+
+    def prepare(self, message: Submit | Append) -> RenderedChat | None:
+        """The chat of a message as text, if it has one. Raises ServiceError for a prompt that is certain to be refused,
+        and nothing of it was encoded yet."""
+        work = message.work if isinstance(message, Submit) else None
+        if not isinstance(work, Generate | Tokenize):
+            return None
+        chat = self.encoder.render(work.prompt, self._limits) if isinstance(work.prompt, ChatPrompt) else None
+        if isinstance(work, Generate):
+            self._check_bytes(work, chat)
+        return chat
+
+    def _do(self, submit: Submit, work: Work, start: float, rendered: RenderedChat | None) -> Made:
+        envelope = submit.envelope
+        match work:
+            case Generate():
+                return self._prompt(submit, work, start, rendered)
+            case Tokenize():
+                if isinstance(work.prompt, ChatPrompt):
+                    chat = rendered or self.encoder.render(work.prompt, self._limits)
+                    ids = self.encoder.encode_chat(chat, self._limits)
+                else:
+                    ids = self.encoder.encode(work.prompt, self._limits, work.add_special_tokens)
+                return Made(Result(envelope, self._tokenized(ids)))
+            case Detokenize():
+                decoded = self.encoder.decode(work.ids, self._limits, work.skip_special_tokens)
+                return Made(Result(envelope, Detokenized(decoded)))
+
+    def _prompt(self, submit: Submit, work: Generate, start: float, rendered: RenderedChat | None) -> Made:
+        check_params(work.params, self._limits)
+        ids, sections = self._encode(work, rendered)
+        ids = ids[-work.keep_last :]
+        for piece in work.more:
+            ids = ids + self._encode_more(piece)
+        check_prompt(len(ids), work.params, self._limits)
+        told = Result(submit.envelope, self._tokenized(ids)) if work.echo else None
+        params = self._params(work)
+        took = time.monotonic() - start
+        envelope, text = later(submit.envelope, took), _text(work.text, sections)
+        prompt = Prompt(envelope, pack_ids(ids), params, work.stops, work.scheduling, took, text, submit.resume)
+        return Made(prompt, told, job_of(work, sections, self.encoder.mark))
+
+    def _encode(self, work: Generate, rendered: RenderedChat | None) -> tuple[list[int], Sections]:
+        """The ids, and what may follow them."""
+        if not isinstance(work.prompt, ChatPrompt):
+            self._check_bytes(work, None)
+            return self.encoder.encode(work.prompt, self._limits), Sections()
+        chat = rendered or self.encoder.render(work.prompt, self._limits)
+        self._check_bytes(work, chat)
+        return self.encoder.encode_chat(chat, self._limits), chat.sections
+
+    def _check_bytes(self, work: Generate, chat: RenderedChat | None) -> None:
+        """Raise ServiceError for a text that is certain to be longer than the context, unless it is cut."""
+        text = work.prompt.text if isinstance(work.prompt, TextPrompt) else chat.text if chat else ""
+        if not work.keep_last:  # a character has at least a byte
+            check_bytes(len(text), self._longest, work.params, self._limits)
+
+    def _encode_more(self, piece: TextPrompt | TokenPrompt) -> list[int]:
+        """A further piece of a prompt."""
+        if isinstance(piece, TextPrompt):
+            return self.encoder.encode_more(piece.text, self._limits)
+        return unpack_checked(piece.ids, self._limits, "append.token_ids")
+
+    def _tokenized(self, ids: Sequence[int]) -> Tokenized:
+        pieces = self.encoder.pieces(ids)
+        return Tokenized(pack_ids(ids), b"".join(pieces), pack_ids(list(map(len, pieces))))
+
+    def _params(self, work: Generate) -> SamplingParams:
+        """With the ids of words."""
+        if not work.bad_words:
+            return work.params
+        params = dataclasses.replace(work.params, bad_words=self.encoder.encode_words(work.bad_words, self._limits))
+        check_params(params, self._limits)
+        return params
+
+
+def _text(asked: TextOptions, sections: Sections) -> TextOptions:
+    """How text is made of what follows the prompt."""
+    found = sections if asked.split_sections and (sections.has_reasoning or sections.tools) else None
+    return msgspec.structs.replace(asked, sections=found)

@@ -1,0 +1,38 @@
+"""The process that encodes long texts, one after another, until its input ends. Its parent bounds its time.
+
+Its priority is lower than that of the engine and of the other stages, with which it shares the processors.
+"""
+
+import os
+from pathlib import Path
+
+from engine.allocator import give_back
+from engine.errors import ServiceError
+from services.tokenizer.answers import Answers
+from services.tokenizer.chat import ChatTemplate, TemplateSource
+from services.tokenizer.child_pipe import Ready, Unready, begin, receive, send, serve
+from services.tokenizer.encode_frames import Setup, Task
+from services.tokenizer.encoding import TextEncoder, load_tokenizer
+
+
+def main() -> None:
+    """Serve the parent at the other end of stdin and stdout."""
+    begin()
+    setup = receive(Setup)
+    if setup is None:
+        return
+    os.nice(setup.niceness)
+    try:
+        path = Path(setup.directory) / "tokenizer.json"
+        encoder = TextEncoder(load_tokenizer(path), ChatTemplate(TemplateSource()), path)  # chats come rendered
+    except ServiceError:
+        send(Unready())
+        return
+    answers = Answers(encoder, setup.limits)
+    send(Ready())
+    # For 1 MiB of text hundreds of MiB are taken.
+    serve(Task, lambda task: answers.answer(task.message, task.start, task.rendered), settle=give_back)
+
+
+if __name__ == "__main__":
+    main()
