@@ -73,7 +73,7 @@ def make(config: EngineConfig) -> Engine:
     draft = DEMO / folder if folder is not None else None
     target = DEMO / "target"
     grammars = grammars_of(target, model.vocab_size, model.eos_ids)
-    engine = build_engine(config, model, target, limits_of(config, model, 1 << 20), draft, grammars).engine
+    engine = build_engine(config, model, target, limits_of(config, model, 1 << 20), draft, grammars=grammars).engine
     return Engine(engine.scheduler, engine.runner, time.process_time, engine.proposer)
 
 

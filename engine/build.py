@@ -77,6 +77,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     directory: Path,
     limits: Limits,
     draft: Path | None = None,
+    *,
     digests: Callable[[], Digests] = Digests,
     grammars: Grammars | None = None,
 ) -> Built:

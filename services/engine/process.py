@@ -35,7 +35,7 @@ async def run(process: Process) -> int:
     directory, model, limits = process.contents.directory, process.model, process.limits
     with Naming(process.contents, drafting(config)) as naming:
         grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
-        built = build_engine(config, model, directory, limits, naming.draft, naming.digests, grammars)
+        built = build_engine(config, model, directory, limits, naming.draft, digests=naming.digests, grammars=grammars)
         process.ring.revision = naming.check()
     took = time.monotonic() - start
     how = built.computing

@@ -66,7 +66,7 @@ def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) 
     limits_of(engine, read_served(directory), service.max_prompt_bytes)
     if engine.draft_model:
         draft = resolve_draft(engine.draft_model, engine.speculation)
-        (read_head_config if engine.speculation == "eagle" else read_served)(draft)
+        (read_head_config if engine.speculation == "eagle" else read_served)(draft.path)
 
 
 def way_back(model: Path) -> tuple[str, str]:

@@ -40,7 +40,8 @@ class RenderedChat(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
 class TextEncoder:
     """Wraps the `tokenizers` library's tokenizer of one checkpoint."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, path: Path) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, path: Path | None = None) -> None:
+        """`path`: the tokenizer.json that it was read from."""
         self.tokenizer = tokenizer
         self.pieces = Pieces(tokenizer)
         self._path = path
@@ -49,7 +50,7 @@ class TextEncoder:
     @functools.cached_property
     def longest_token(self) -> int:
         """Bytes of text that one token stands for at most; 0 where that is not known."""
-        return longest_token(self._path)
+        return longest_token(self._path) if self._path is not None else 0
 
     @classmethod
     def load(cls, directory: Path, num_renderers: int = 1) -> "TextEncoder":

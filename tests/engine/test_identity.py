@@ -43,7 +43,7 @@ def make(checkpoint: Path, disk: Path, digests: Digests = V1, **settings: Any) -
     )
     model = read_config(checkpoint)
     limits, draft = limits_of(config, model, 1 << 20), checkpoint if config.draft_model else None
-    return build_engine(config, model, checkpoint, limits, draft, lambda: digests).engine
+    return build_engine(config, model, checkpoint, limits, draft, digests=lambda: digests).engine
 
 
 def ask(engine: Engine, prompt: tuple[int, ...], *, bypasses_cache: bool = False) -> tuple[int, tuple[int, ...]]:

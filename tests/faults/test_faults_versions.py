@@ -28,7 +28,7 @@ def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
         "SLUICE_LOG_FORMAT": "json",
         "SLUICE_HEARTBEAT_DIR": str(directory / "alive"),
     }
-    with four_roles(directory / "keys", environment, {"tokenizer": OTHER_RELEASE}) as running:
+    with four_roles(directory / "keys", environment=environment, of_one={"tokenizer": OTHER_RELEASE}) as running:
         yield running
 
 

@@ -37,7 +37,7 @@ def drafting(target: Path, draft: Path, config: EngineConfig, num: int = 4) -> E
         config, speculation="draft", draft_model="x", draft_length="fixed", max_draft_tokens=num
     )
     model = read_config(target)
-    return build_engine(config, model, target, limits_of(config, model, 1 << 20), draft, named).engine
+    return build_engine(config, model, target, limits_of(config, model, 1 << 20), draft, digests=named).engine
 
 
 def plain(target: Path, prompts: dict[str, list[int]], **params: Any) -> Outputs:  # noqa: ANN401 # of SamplingParams' types

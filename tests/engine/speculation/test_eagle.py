@@ -41,7 +41,7 @@ def drafting(target: Path, head: Path, config: EngineConfig, num: int = NUM_DRAF
         config, speculation="eagle", draft_model="x", draft_length="fixed", max_draft_tokens=num
     )
     model = read_config(target)
-    return build_engine(config, model, target, limits_of(config, model, 1 << 20), head, named).engine
+    return build_engine(config, model, target, limits_of(config, model, 1 << 20), head, digests=named).engine
 
 
 class Judge:

@@ -132,7 +132,7 @@ def drafting(directory: Path, config: EngineConfig, who: str, plain: dict[Key, O
     )
     model = read_config(directory)
     grammars = grammars_of(directory, model.vocab_size, model.eos_ids)
-    engine = build_engine(config, model, directory, limits_of(config, model, 1 << 20), draft, grammars).engine
+    engine = build_engine(config, model, directory, limits_of(config, model, 1 << 20), draft, grammars=grammars).engine
     if who == "prophet":
         known = {key: (output.ids, output.logprobs) for key, output in plain.items()}
         return Engine(engine.scheduler, engine.runner, proposer=Prophet(known, 0.8))

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 import grpc
 import pytest
-from services.gateway.observer import Unobserved
 
 from services.gateway import connections
 from services.gateway.floods import ALARM, Floods, floods
 from services.gateway.resets import Count
+from services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import generation, running, settings, stream_request, unary_request
 from tests.services.gateway.raw_http2 import PREFACE, RST_STREAM, SETTINGS, frame, headers
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import grpc
 import pytest
-from services.gateway.observer import Unobserved
 from sluice.v1 import inference_pb2_grpc
 
 from services.gateway.listener import Listener
+from services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import SETTINGS, generation, running, stream_request, unary_request
 from tests.services.gateway.raw_http2 import PREFACE, frame, headers, message, send
 from tests.services.gateway.raw_http2 import SETTINGS as HTTP2_SETTINGS
