@@ -34,11 +34,6 @@ class Ends:
         self._counts = counts
         self._unsent: dict[str, tuple[Envelope, ServiceError]] = {}  # requests of which something could not leave
 
-    @property
-    def are_due(self) -> bool:
-        """Whether a request is to be ended."""
-        return bool(self._unsent)
-
     def not_handled(self, stage: Handler, message: Message, error: Exception) -> None:
         """The stage raised, just now: its request fails."""
         self._counts["handler_errors"] += 1
@@ -57,14 +52,10 @@ class Ends:
         if refusal is Refusal.FULL:
             error = backlog_full(self._role, num_bytes, MAX_BYTES)
             self._unsent.setdefault(message.envelope.request_id, (message.envelope, error))
-        else:
-            self.refused(message.envelope)
-
-    def refused(self, envelope: Envelope) -> None:
-        """A message is too large to travel, or the disk did not take it."""
-        if envelope.request_id not in self._unsent:
+        elif message.envelope.request_id not in self._unsent:
             what = "made a message of this request that is larger than the ring carries"
-            self._unsent[envelope.request_id] = envelope, fault(self._role, about(envelope), what)
+            error = fault(self._role, about(message.envelope), what)
+            self._unsent[message.envelope.request_id] = message.envelope, error
 
     def end_unsent(self, stage: Handler) -> None:
         """At the end of a turn, as a stage may be in the middle of their work where they are found."""

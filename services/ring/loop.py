@@ -272,9 +272,6 @@ class RingLoop:
         """Messages that still wait after the attempt."""
         waiting = 0
         for outbox in self.outboxes.values():
-            for envelope in outbox.flush():
-                self._ends.refused(envelope)
+            outbox.flush()
             waiting += outbox.backlog
-        if self._ends.are_due:
-            self.schedule()
         return waiting

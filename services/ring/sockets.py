@@ -215,25 +215,24 @@ class Outbox:
         """Let go of what waits for requests that nobody waits for."""
         self._backlog.drop(is_pointless)
 
-    def flush(self) -> list[Envelope]:
-        """Hand what waits to ZeroMQ, never blocking; returns whose large message the disk did not take."""
+    def flush(self) -> None:
+        """Hand what waits to ZeroMQ, never blocking."""
         backlog = self._backlog
         whole = backlog.whole(FRAME_BYTES)
         if whole and self._send(whole):
             backlog.whole_sent()
-            return []
+            return
         backlog.settle()
-        refused: list[Envelope] = []
         while backlog and not whole:  # which did not leave just now
             head = backlog.head(FRAME_BYTES)
             first = head[0]
             if len(first.data) > FRAME_BYTES and first.envelope is not None and first.kind not in _OF_BLOBS:
-                self._make_blob(first.data, first.envelope, refused)
+                backlog.replace_head(put(self._blobs, first.envelope, first.data))
+                self.counts["blobs"] += 1
             elif self._send([one.data for one in head]):
                 backlog.sent(head)
             else:
                 break
-        return refused
 
     def close(self) -> None:
         """Close; what ZeroMQ holds gets the linger time."""
@@ -249,13 +248,3 @@ class Outbox:
         self._seq += 1
         self.counts["frames"] += 1
         return True
-
-    def _make_blob(self, data: bytes, envelope: Envelope, refused: list[Envelope]) -> None:
-        """Put a blob in the place of the backlog's first message; refuse that if the disk does not take it."""
-        try:
-            self._backlog.replace_head(put(self._blobs, envelope, data))
-            self.counts["blobs"] += 1
-        except OSError:
-            self._backlog.replace_head([])
-            refused.append(envelope)
-            self.counts["oversize"] += 1

@@ -138,7 +138,7 @@ async def test_outbox_keeps_what_cannot_leave_and_merges_it(net: Net, tmp_path: 
     outbox = net.outbox(address)
     for _ in range(5):
         assert outbox.put(Tokens(ENVELOPE, 0, (1,))) is None
-        assert outbox.flush() == []
+        outbox.flush()
     assert outbox.backlog == 5
     inbox = net.inbox(address)
     async with asyncio.timeout(10):
@@ -156,7 +156,7 @@ async def sent(outbox: Outbox, messages: list[Message]) -> list[Envelope]:
             refused.append(message.envelope)
     async with asyncio.timeout(10):
         while outbox.backlog:
-            refused += outbox.flush()
+            outbox.flush()
             await asyncio.sleep(0)
     return refused
 
