@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 from sluice.v1 import inference_pb2
 
 from services.gateway.requests import answers
-from services.gateway.requests.open_requests import OpenRequest, has_content
+from services.gateway.requests.deltas import has_content
+from services.gateway.requests.open_requests import OpenRequest
 from services.messages import Text
 
 Event = TypeVar(

@@ -9,7 +9,7 @@ import dataclasses
 import enum
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -19,14 +19,11 @@ from engine.request import FinishReason
 from engine.scheduler.draft_stats import DraftStats
 from services.details import Admitted, Detokenized, Scored, Tokenized
 from services.gateway.contract.translate import Asked
+from services.gateway.requests.deltas import MAX_DELTA_BYTES, has_content, taken_of
 from services.gateway.requests.history import History, num_bytes
 from services.gateway.requests.reader import Reader, SlotLimits
 from services.messages import Cancel, Change, Envelope, Grant, Resume, Text
 from services.work import Generate, pack_ids, unpack_ids
-
-# Of what `num_bytes` counts: characters may take four bytes and tokens have candidates, and a client that was told
-# nothing else receives messages of 4 MiB at most.
-MAX_DELTA_BYTES = 256 << 10
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
 
@@ -245,11 +242,11 @@ class OpenRequest:
         if self.last_seq == 0:
             taken, self._waiting = waiting[:1], waiting[1:]
         elif self._waiting_bytes > MAX_DELTA_BYTES:
-            taken, self._waiting = _within(waiting, MAX_DELTA_BYTES)
+            taken, self._waiting = taken_of(waiting, MAX_DELTA_BYTES)
         elif len(self.outputs) == 1:
             taken, self._waiting = waiting, []
         else:
-            taken, self._waiting = _within(waiting)
+            taken, self._waiting = taken_of(waiting)
         self._waiting_bytes = self._waiting_bytes - sum([num_bytes(one) for one in taken]) if self._waiting else 0
         if has_content(taken):
             self.last_seq += 1
@@ -277,29 +274,6 @@ class OpenRequest:
             return False
         too_long = self.reader.stalled_s >= limits.stall_timeout_s
         return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
-
-
-def _within(waiting: list[Text], max_bytes: int | None = None) -> tuple[list[Text], list[Text]]:
-    """Messages of the first one's output, up to so many bytes but at least one; and the rest."""
-    index, size = waiting[0].output_index, 0
-    taken: list[Text] = []
-    for one in waiting:
-        if one.output_index != index:
-            continue
-        size += num_bytes(one)
-        if taken and max_bytes is not None and size > max_bytes:
-            break
-        taken.append(one)
-    chosen = set(map(id, taken))
-    return taken, [one for one in waiting if id(one) not in chosen]
-
-
-def has_content(texts: Sequence[Text]) -> bool:
-    """Whether there is anything in them for a delta."""
-    for one in texts:  # noqa: SIM110 # a generator costs more than all of it, as nearly always the first decides
-        if one.tokens or one.text or one.reasoning or one.tool_calls:
-            return True
-    return False
 
 
 def _credit(asked: Asked) -> int | None:

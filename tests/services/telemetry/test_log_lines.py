@@ -31,6 +31,12 @@ OF_NO_REQUEST = {
     ("roles.py", "%s was replaced since this process read it, and others serve another revision: ending"),
     ("digests.py", "<text>"),
     ("gateway/listener.py", "the gRPC server %s; another one takes its place"),
+    (
+        "gateway/acceptor.py",
+        "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there; install 1.85.1",
+    ),
+    ("gateway/floods.py", "connections were cut that reset their calls as they began, or were too many: %s"),
+    ("gateway/floods.py", "looking after the connections failed"),
     ("gateway/listener.py", "a gRPC server that had stopped by itself says so again"),
     ("telemetry/queue.py", "spans do not reach the collector: until they do they are dropped and counted"),
     ("telemetry/queue.py", "%d spans cannot be sent"),

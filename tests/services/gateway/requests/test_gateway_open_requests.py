@@ -7,8 +7,9 @@ from engine.errors import Code, stage_lost
 from engine.request import FinishReason
 from services.details import TokenRecord
 from services.gateway.contract.translate import Asked
+from services.gateway.requests.deltas import MAX_DELTA_BYTES
 from services.gateway.requests.history import num_bytes
-from services.gateway.requests.open_requests import MAX_DELTA_BYTES, OpenRequest, State
+from services.gateway.requests.open_requests import OpenRequest, State
 from services.gateway.requests.reader import SlotLimits
 from services.gateway.requests.registry import OpenRequests
 from services.messages import CloseInput, Envelope, Failed, Grant, Text
