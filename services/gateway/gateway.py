@@ -189,5 +189,5 @@ def _access(path: Path | None) -> Watched[Access] | None:
 
 def _quotas(access: Watched[Access] | None, num_gateways: int) -> Quotas:
     if access is None:
-        return Quotas(lambda tenant: TenantLimits())
+        return Quotas(lambda tenant: TenantLimits(), num_gateways)
     return Quotas(lambda tenant: access.value.limits_of(tenant), num_gateways)

@@ -123,7 +123,7 @@ class Front:
             stages=(IDS[Role.TOKENIZER], IDS[Role.ENGINE], IDS[Role.DETOKENIZER]),
             recovery_timeout_s=1e9,
         )
-        quotas = Quotas(lambda tenant: TenantLimits())
+        quotas = Quotas(lambda tenant: TenantLimits(), 1)
         self.desk = Desk(settings, node.emit, Unobserved(), world.clock, quotas)
         self.desk.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
         senses = Senses(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)

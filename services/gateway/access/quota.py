@@ -87,7 +87,7 @@ class _Account:
 class Quotas:
     """The use of all tenants; `limits_of` is asked at every request, so that a change of it holds at once."""
 
-    def __init__(self, limits_of: Callable[[str], TenantLimits], num_gateways: int = 1) -> None:
+    def __init__(self, limits_of: Callable[[str], TenantLimits], num_gateways: int) -> None:
         """`num_gateways` share the limits: here their part of them is given away."""
         self._limits_of = limits_of
         self._num_gateways = num_gateways

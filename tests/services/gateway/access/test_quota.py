@@ -8,7 +8,7 @@ from services.gateway.contract.errors import to_rpc
 
 
 def quotas(**limits: int) -> Quotas:
-    return Quotas(lambda tenant: TenantLimits(**limits) if tenant == "a" else TenantLimits())
+    return Quotas(lambda tenant: TenantLimits(**limits) if tenant == "a" else TenantLimits(), 1)
 
 
 def refusal(of: Quotas, num_tokens: int, now_s: float) -> ServiceError:
@@ -57,7 +57,7 @@ def test_places_are_given_back() -> None:
 
 def test_changed_limits_hold_at_once_and_refill_nothing() -> None:
     limits = [TenantLimits(requests_per_minute=1)]
-    some = Quotas(lambda tenant: limits[0])
+    some = Quotas(lambda tenant: limits[0], 1)
     some.take("a", 0, 0.0)
     limits[0] = TenantLimits(requests_per_minute=60)
     assert refusal(some, 0, 0.0).retry_after_s == pytest.approx(1.0)

@@ -17,7 +17,7 @@ from tests.services.gateway.requests.test_history import texts
 
 
 def _over_quota() -> ServiceError:
-    quotas = Quotas(lambda tenant: TenantLimits(requests_per_minute=1))
+    quotas = Quotas(lambda tenant: TenantLimits(requests_per_minute=1), 1)
     quotas.take("acme", 1, 0.0)
     with pytest.raises(ServiceError) as caught:
         quotas.take("acme", 1, 0.0)
