@@ -31,7 +31,7 @@ def tests_of(forced: Forced) -> list[str]:
 
 def run(forced: Forced, tests: list[str], marks: str) -> tuple[bool, str]:
     """Whether tests pass under a set, and pytest's last line or, if they fail, all it says."""
-    words = [sys.executable, "-m", "pytest", "-p", "tests.isa.forced", "-q", "--timeout", "600", "-m", marks, *tests]
+    words = [sys.executable, "-m", "pytest", "-p", "tests.isa.forced", "--timeout", "600", "-m", marks, *tests]
     done = subprocess.run(words, cwd=ROOT, env=forced.variables(), capture_output=True, text=True, check=False)
     text = (done.stdout + done.stderr).strip()
     return done.returncode == 0, text.rpartition("\n")[2] if done.returncode == 0 else text
