@@ -95,7 +95,8 @@ KINDS: Mapping[str, tuple[Kind, ...]] = {
         dataclasses.replace(ONEDNN, fits=lambda device: serves_onednn() and ONEDNN.fits(device)),
         OWN,
         ONEDNN,
-        Kind(_on_cpu, lambda weight, bias, gated: Blocked(weight, bias)),
+        # A copy: what is kept as it was read would be the file's own memory, which changes when that is written over.
+        Kind(_on_cpu, lambda weight, bias, gated: Blocked(weight.clone(), bias)),
         GPU,
         ANY,
     ),

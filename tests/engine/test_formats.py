@@ -10,7 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ServiceError
 from engine.formats import choose_formats, name_of
-from kernels import builds, kinds
+from kernels import builds, kinds, private
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -119,6 +119,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, *runnable: str) -> None:
     monkeypatch.setattr(builds, "instruction_set", lambda: next(iter(runnable), "none"))
 
 
+HAS_PACKED = not private.fault(private.PACKED_LINEAR[torch.bfloat16])
+needs_packed = pytest.mark.skipif(not HAS_PACKED, reason="this CPU's oneDNN has no packed linear of bfloat16")
+
+
+@needs_packed
 @pytest.mark.parametrize("has_own", [True, False])
 @pytest.mark.parametrize(
     ("lost", "text"),
@@ -151,6 +156,7 @@ def test_a_torch_without_the_private_operator_is_told_of(
     assert "packed bfloat16 linear" not in " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)
 
 
+@needs_packed
 def test_a_private_operator_is_used_only_when_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     """oneDNN's packed linear gone, or giving something else: another kind serves."""
     weight, x = torch.randn(16, 32).bfloat16(), torch.randn(5, 32)

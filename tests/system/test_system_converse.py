@@ -104,7 +104,7 @@ def test_a_generation_goes_on_from_what_its_client_has(service: Service) -> None
         asked = spec("Once upon a time", 40, temperature=1.0)
         events = list(stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=asked), timeout=60))
         accepted, deltas = events[0].accepted, [event.delta for event in events if event.HasField("delta")]
-        had, rest = deltas[:7], deltas[7:]
+        had, rest = deltas[:1], deltas[1:]  # the first is alone; how many follow depends on the machine's speed
         ids = [token.id for delta in had for token in delta.tokens]
         again = types_pb2.GenerationSpec(text="Once upon a time", revision=accepted.revision)
         again.sampling.CopyFrom(accepted.params.sampling)

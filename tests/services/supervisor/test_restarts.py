@@ -1,7 +1,9 @@
 """Restarts that are asked for, with children of a few lines: those that succeed, and all the ways not to."""
 
 import re
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from services.messages import Role
@@ -28,10 +30,9 @@ def is_up(role):
         os.kill(pid_of(role), 0)
         return True
     except (OSError, ValueError): return False
-def ask(step):
-    for name in step.split("+"):
-        if name.isupper(): os.kill(parent, signal.Signals["SIG" + name])
-        elif name: os.kill(pid_of(name), signal.SIGKILL)
+def ask(name):
+    if name.isupper(): os.kill(parent, signal.Signals["SIG" + name])
+    elif name: os.kill(pid_of(name), signal.SIGKILL)
 if me == "gateway":
     inner = os.environ["INNER"].split(",")
     told = {signal.SIGUSR1: "lost ", signal.SIGUSR2: "planned ", signal.SIGTERM: "term ", signal.SIGQUIT: "quit "}
@@ -65,8 +66,10 @@ while True: signal.pause()
 """
 
 
-def supervise(directory: Path, restarts: Restarts, on_loss: str = "", **plans: str) -> tuple[int, list[str]]:
-    """Exit status and lines for people."""
+def supervise(
+    directory: Path, restarts: Restarts, on_loss: str = "", at_ready: Sequence[signal.Signals] = (), **plans: str
+) -> tuple[int, list[str]]:
+    """Exit status and lines for people. `at_ready` are signals that come all at once when the service is ready."""
     directory.chmod(0o700)
     said: list[str] = []
     inner = ",".join(role for role in plans if role != "gateway")
@@ -76,7 +79,13 @@ def supervise(directory: Path, restarts: Restarts, on_loss: str = "", **plans: s
     command = (sys.executable, "-c", CHILD)
     way_back = ("the model", "start again")
     supervisor = Supervisor(children, command, RunDirectory(directory), restarts, said.append, way_back)
-    return supervisor.run(lambda address: said.append("ready"), grace_s=10.0), said
+
+    def on_ready(address: str) -> None:
+        said.append("ready")
+        for number in at_ready:
+            signal.raise_signal(number)
+
+    return supervisor.run(on_ready, grace_s=10.0), said
 
 
 def num_starts(directory: Path, role: str = "engine") -> int:
@@ -122,7 +131,8 @@ def test_one_that_starts_and_never_serves_is_killed_and_counts(tmp_path: Path) -
 
 
 def test_asked_twice_at_once_each_is_restarted_once(tmp_path: Path) -> None:
-    status, _ = supervise(tmp_path, Restarts(0), engine="serves", tokenizer="serves", gateway="HUP+HUP,,TERM")
+    twice = (signal.SIGHUP, signal.SIGHUP)
+    status, _ = supervise(tmp_path, Restarts(0), at_ready=twice, engine="serves", tokenizer="serves", gateway=",,TERM")
     assert status == 0 and [num_starts(tmp_path, role) for role in ("engine", "tokenizer")] == [2, 2]
 
 
