@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from services.messages import Role
 from services.supervisor.children import Child
@@ -148,7 +149,7 @@ def test_asked_before_all_serve_it_is_done_once_they_do(tmp_path: Path) -> None:
 
 
 def test_one_that_dies_before_its_turn_has_had_it(tmp_path: Path) -> None:
-    plans = {"engine": "serves", "tokenizer": "serves", "gateway": "HUP,TERM"}
+    plans: dict[str, Any] = {"engine": "serves", "tokenizer": "serves", "gateway": "HUP,TERM"}
     status, said = supervise(tmp_path, Restarts(1), on_loss="tokenizer", **plans)
     assert status == 0 and [num_starts(tmp_path, role) for role in ("engine", "tokenizer")] == [2, 2]
     assert "sluice: tokenizer-0 was killed by SIGKILL; starting it again" in said
