@@ -6,7 +6,6 @@ What is computed here (dtype, block count) is returned in `Built`, never written
 import dataclasses
 import functools
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from engine.allocator import allocator, give_back
 from engine.cache.cache import KVCache, Window
 from engine.cache.identity import CacheIdentity
 from engine.cache.tiers import Tiers
+from engine.compute_threads import set_threads, tune_threads
 from engine.computing import Computing
 from engine.config import EngineConfig
-from engine.cores import find_cores
 from engine.disk import names_on_disk
 from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
@@ -38,7 +37,7 @@ from engine.runner.rates import measure_costs, one_token
 from engine.runner.runner import Runner
 from engine.runner.state import Slots
 from engine.runner.store import BlockStore
-from engine.runner.threads import ThreadTuner, counts_of
+from engine.runner.threads import ThreadTuner
 from engine.runner.trial import check_trial
 from engine.sampling.grammars import Grammars
 from engine.scheduler.scheduler import Scheduler
@@ -87,22 +86,8 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
 
     Raises ServiceError naming what is wrong and what to do.
     """
-    device = choose_device(config.device)
-    check_trees(config, model_config, device)
-    formats = choose_formats(config, device)
-    check_stored(model_config, formats)
-    check_gpu(model_config, formats, config.block_size, device)
-    check_tables(model_config, limits, _memory("SC_PHYS_PAGES"))
-    notes = check_invariance(config, model_config.head_dim, device)
-    if device.type == "cpu":
-        set_threads(config)
-    pack = functools.partial(ops.pack_linear, weights=formats.weights)
-    with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
-        model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
-        drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
-    give_back()
-    if config.batch_invariant:
-        model.fix()
+    device, formats, notes = chosen(config, model_config, limits)
+    model, drafter = loaded(config, model_config, directory, limits, draft, formats, device)
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
     num_blocks = cache_blocks(config, size, limits, cache_room(config, model, formats, limits))
     what = f"a cache of {num_blocks * config.block_size * size >> 20} MiB; set --kv-cache-tokens lower"
@@ -142,6 +127,42 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     )
 
 
+def chosen(
+    config: EngineConfig, model_config: ModelConfig, limits: Limits
+) -> tuple[torch.device, Formats, tuple[str, ...]]:
+    """Where and in which formats a model is computed, and what an operator should know of that. Raises ServiceError for
+    what cannot be served so, before any weight is read."""
+    device = choose_device(config.device)
+    check_trees(config, model_config, device)
+    formats = choose_formats(config, device)
+    check_stored(model_config, formats)
+    check_gpu(model_config, formats, config.block_size, device)
+    check_tables(model_config, limits, _memory("SC_PHYS_PAGES"))
+    return device, formats, check_invariance(config, model_config.head_dim, device)
+
+
+def loaded(  # noqa: PLR0913 # all that is loaded
+    config: EngineConfig,
+    model_config: ModelConfig,
+    directory: Path,
+    limits: Limits,
+    draft: Path | None,
+    formats: Formats,
+    device: torch.device,
+) -> tuple[Model, Drafter | None]:
+    """The model, and what drafts for it if anything does."""
+    if device.type == "cpu":
+        set_threads(config)
+    pack = functools.partial(ops.pack_linear, weights=formats.weights)
+    with at_start("--model", f"its weights in {formats.weights or name_of(formats.dtype)}; try --quantization int4"):
+        model = load_model(directory, model_config, formats.dtype, device, limits.context_length, pack)
+        drafter = load_drafter(config.speculation, draft, model, limits, pack) if draft is not None else None
+    give_back()
+    if config.batch_invariant:
+        model.fix()
+    return model, drafter
+
+
 def computing_of(
     device: torch.device, formats: Formats, model: Model, tuner: ThreadTuner | None, notes: Sequence[str] = ()
 ) -> Computing:
@@ -161,30 +182,6 @@ def computing_of(
         allocator=allocator(),
         notes=(*formats.notes, *model.notes, *notes),
     )
-
-
-def set_threads(config: EngineConfig) -> tuple[int, str]:
-    """Compute with as many threads as asked for, else with those that `engine.cores` allows: how many, and why."""
-    cores = find_cores()
-    threads = config.threads or cores.usable
-    use_threads(threads)
-    return threads, "--threads" if config.threads else str(cores)
-
-
-def use_threads(num: int) -> None:
-    """Compute with so many."""
-    torch.set_num_threads(num)
-    builds.set_threads(num)
-
-
-def tune_threads(config: EngineConfig, step: Callable[[], object]) -> ThreadTuner:
-    """What measures how many of the threads that `set_threads` sets pay, and has done so once; unless their number was
-    asked for."""
-    most, why = set_threads(config)
-    counts = (most,) if config.threads else counts_of(most)
-    tuner = ThreadTuner(step, use_threads, counts, why, time.perf_counter)
-    tuner.start()
-    return tuner
 
 
 def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:

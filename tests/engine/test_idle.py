@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import build
+from engine import compute_threads
 from engine.build import Built, build_engine
 from engine.config import EngineConfig
 from engine.cores import Cores
@@ -31,7 +31,7 @@ def built_by_a_clock(checkpoint: Path, config: EngineConfig, monkeypatch: pytest
     """An engine of two cores whose clock goes on by a second each time it is read."""
     seconds = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
-    monkeypatch.setattr(build, "find_cores", lambda: Cores(2, None))
+    monkeypatch.setattr(compute_threads, "find_cores", lambda: Cores(2, None))
     model = read_config(checkpoint)
     return build_engine(config, model, checkpoint, limits_of(config, model, 1 << 20))
 
