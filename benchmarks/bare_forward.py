@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.models.config import ModelConfig
-from engine.models.layers import Packer
+from engine.models.layers.decoder import LayerLoader
 from engine.models.rope import rope_table
 from engine.models.weights import WeightSource
-from kernels.linear import PackedLinear, Transposed
+from kernels.formats.linear import PackedLinear, TransposedLinear
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def transposed(
     weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False
 ) -> PackedLinear:
     """The fastest form that torch's own operators take in float32, whatever it is for."""
-    return Transposed(weight, bias)
+    return TransposedLinear(weight, bias)
 
 
 class BareModel:
@@ -39,35 +39,35 @@ class BareModel:
 
     def __init__(self, config: ModelConfig, source: WeightSource, num: int, length: int) -> None:
         self._config = config
-        packer = Packer(source, torch.float32, transposed)
-        self._layers = [self._layer(packer, i) for i in range(config.num_layers)]
+        loader = LayerLoader(source, torch.float32, transposed)
+        self._layers = [self._layer(loader, i) for i in range(config.num_layers)]
         hidden, vocab = config.hidden_size, config.vocab_size
         self._embeddings = source.get("model.embed_tokens.weight", (vocab, hidden))
-        norm = packer.norm("model.norm", hidden)
-        self._head = packer.linear([("lm_head", vocab)], hidden, norm=norm).weight
+        norm = loader.norm("model.norm", hidden)
+        self._head = loader.linear([("lm_head", vocab)], hidden, norm=norm).weight
         self._cis = rope_table(config, config.context_length, torch.device("cpu"))
         shape = (config.num_layers, 2, num, config.num_kv_heads, length, config.head_dim)
         self._cache = torch.randn(shape) * 0.1
 
-    def _layer(self, packer: Packer, index: int) -> BareLayer:
+    def _layer(self, loader: LayerLoader, index: int) -> BareLayer:
         c, at = self._config, f"model.layers.{index}"
         q, k, v = (f"{at}.self_attn.{name}_proj" for name in "qkv")
         rows = (c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim)
         size = c.intermediate_size
         return BareLayer(
-            qkv=packer.linear(
+            qkv=loader.linear(
                 [(q, rows[0]), (k, rows[1]), (v, rows[1])],
                 c.hidden_size,
-                norm=packer.norm(f"{at}.input_layernorm", c.hidden_size),
+                norm=loader.norm(f"{at}.input_layernorm", c.hidden_size),
                 rotated={q: c.head_dim, k: c.head_dim},
             ).weight,
-            output=packer.linear([(f"{at}.self_attn.o_proj", c.hidden_size)], rows[0]).weight,
-            gate_up=packer.linear(
+            output=loader.linear([(f"{at}.self_attn.o_proj", c.hidden_size)], rows[0]).weight,
+            gate_up=loader.linear(
                 [(f"{at}.mlp.gate_proj", size), (f"{at}.mlp.up_proj", size)],
                 c.hidden_size,
-                norm=packer.norm(f"{at}.post_attention_layernorm", c.hidden_size),
+                norm=loader.norm(f"{at}.post_attention_layernorm", c.hidden_size),
             ).weight,
-            down=packer.linear([(f"{at}.mlp.down_proj", c.hidden_size)], size).weight,
+            down=loader.linear([(f"{at}.mlp.down_proj", c.hidden_size)], size).weight,
         )
 
     @torch.inference_mode()

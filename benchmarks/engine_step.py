@@ -13,16 +13,16 @@ import torch
 
 from benchmarks.bare_forward import BareModel
 from benchmarks.machine import median, write
-from engine.cache.cache import KVCache
 from engine.engine import Engine
+from engine.kv_cache.block_store import BlockStore
+from engine.kv_cache.cache import KVCache
 from engine.models.by_layer import RopeConfig
 from engine.models.config import GenerationDefaults, ModelConfig
 from engine.models.model import Model
 from engine.request import EngineRequest, Limits, SamplingParams
-from engine.runner.runner import Runner
-from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
-from kernels import builds
+from engine.worker.runner import Runner
+from kernels.cpu import builds
 
 PROMPT = 128
 BLOCK = 8

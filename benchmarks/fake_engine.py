@@ -15,20 +15,20 @@ from pathlib import Path
 
 import typer
 
-from engine.cache.cache import KVCache
-from engine.cache.tiers import Move
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import Plan, StepResult
+from engine.kv_cache.cache import KVCache
+from engine.kv_cache.tiers import Move
+from engine.plan import StepPlan, StepResult
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
 from services.cli.options import takes_settings
 from services.config import ServiceConfig
 from services.engine import process as engine_process
-from services.engine.stage import EngineStage, Place
-from services.messages import Cancel, Message, Tokens
-from services.process import Process
-from services.roles import run_role
+from services.engine.stage import EngineStage, RingMembership
+from services.messages.messages import Cancel, Message, Tokens
+from services.process.process import Process
+from services.process.roles import run_role
 
 FIRST_ID, NUM_IDS = 300, 1000  # ordinary words of the demo model's vocabulary
 
@@ -38,7 +38,7 @@ class FakeStep:
 
     is_done = False
 
-    def __init__(self, plan: Plan, end_s: float) -> None:
+    def __init__(self, plan: StepPlan, end_s: float) -> None:
         self._plan = plan
         self._end_s = end_s
 
@@ -71,14 +71,14 @@ class FakeRunner:
         """None."""
         return []
 
-    def place(self, plan: Plan) -> None:
+    def place(self, plan: StepPlan) -> None:
         """It has no state."""
 
     def idle(self) -> bool:
         """It has nothing to prepare."""
         return False
 
-    def launch(self, plan: Plan) -> FakeStep:
+    def launch(self, plan: StepPlan) -> FakeStep:
         """Begin."""
         self.progress += 1
         self._on_layer()
@@ -109,7 +109,7 @@ async def run(process: Process) -> int:
             cancelled[message.envelope.request_id] = time.monotonic()
         process.ring.emit(message)
 
-    place = Place(process.ring.process_id, process.ring.epoch, process.ring.leases)
+    place = RingMembership(process.ring.process_id, process.ring.epoch, process.ring.leases)
     stage = EngineStage(engine, place, emit, process.record)
 
     def beat() -> None:

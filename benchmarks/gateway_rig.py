@@ -19,9 +19,9 @@ import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from engine.config import EngineConfig
+from services.checkpoint.model_source import resolve_model
 from services.config import ServiceConfig
-from services.messages import Role
-from services.model_source import resolve_model
+from services.messages.messages import Role
 from services.supervisor.plan import free_address, plan_children
 
 START_TIMEOUT_S = 60.0

@@ -20,8 +20,8 @@ from benchmarks.gpu_cases import Place
 from benchmarks.gpu_command import Ground, asked
 from benchmarks.gpu_peers import Problem, figures
 from benchmarks.gpu_results import Row
-from kernels import slots
-from kernels.ragged import AttentionOptions, Ragged, Shared
+from kernels.layout import slots
+from kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
 from kernels.triton.attention import paged_attention
 
 PARTS = ("decode", "prefill", "cascade")
@@ -154,7 +154,7 @@ def cascade(ground: Ground, sizes: Sizes, batch: int, prefix: int) -> Row:
     rows.tables[:, : prefix // sizes.block] = rows.tables[0, : prefix // sizes.block]
     each = torch.full_like(rows.contexts, prefix)
     starts = torch.tensor([0, batch], dtype=torch.int32, device=ground.at.device)
-    split = dataclasses.replace(rows, shared=Shared(starts, each[:1], rows.tables[:1], each, batch, prefix))
+    split = dataclasses.replace(rows, shared=SharedPrefixRows(starts, each[:1], rows.tables[:1], each, batch, prefix))
     calls = (functools.partial(paged_attention, q, cache, one, sizes.options) for one in (split, rows))
     took, apart = (ground.clock(call) for call in calls)
     read = (prefix + batch * sizes.own) * 2 * sizes.kv_heads * sizes.dim * 2

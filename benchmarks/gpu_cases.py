@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import attention, elementwise, slots
-from kernels.layout import blocks_of, new_layers
-from kernels.sampling import Rows
+from kernels.layout import slots
+from kernels.layout.layout import blocks_of, new_layers
+from kernels.reference import attention, elementwise
+from kernels.reference.sampling import Rows
 from kernels.triton import activation, kv_write, norm, sampling
 from kernels.triton import copy_blocks as copies
 

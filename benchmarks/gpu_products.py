@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu_cases import Case, Place, Sizes, Work, pure
-from kernels.gpu_linear import round_groups
-from kernels.moe import Stack
-from kernels.packed_weights import dequantise, quantise_rows
+from kernels.formats.gpu_linear import round_groups
+from kernels.formats.packed_weights import dequantise, quantise_rows
+from kernels.reference.moe import ExpertStack
 from kernels.triton import linear4, linear8, moe
 
 
@@ -93,5 +93,5 @@ def mlp(at: Place, tokens: int, num_experts: int, sizes: Sizes) -> Work:
 
     moved = len(owned) * (gate_up[0].nbytes + down[0].nbytes) + 2 * x.nbytes
     flops = 6 * experts.numel() * hidden * inner
-    ours = partial(moe.experts_mlp, x, Stack(gate_up), Stack(down), experts, shares)
+    ours = partial(moe.experts_mlp, x, ExpertStack(gate_up), ExpertStack(down), experts, shares)
     return pure(ours, peer, moved)._replace(flops=flops)

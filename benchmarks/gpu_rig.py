@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.cache import KVCache
 from engine.engine import Engine, StepRunner
+from engine.kv_cache.block_store import BlockStore
+from engine.kv_cache.cache import KVCache
 from engine.models.by_layer import RopeConfig
 from engine.models.config import GenerationDefaults, ModelConfig
 from engine.models.model import Model
 from engine.request import EngineRequest, Limits, SamplingParams
-from engine.runner.device import Arrival, CudaDevice, Device
-from engine.runner.overlapped import overlap
-from engine.runner.runner import Runner
-from engine.runner.state import Slots
-from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
+from engine.worker.device import CudaDevice, Device, HostCopy
+from engine.worker.overlapped import overlap
+from engine.worker.runner import Runner
+from engine.worker.slots.state import Slots
 from kernels import ops
 
 BLOCK = 32
@@ -138,7 +138,7 @@ class Watched:
 class WatchedArrival:
     """An arrival of a watched device."""
 
-    def __init__(self, watched: Watched, arrival: Arrival) -> None:
+    def __init__(self, watched: Watched, arrival: HostCopy) -> None:
         self._watched, self._arrival = watched, arrival
 
     def wait(self) -> "np.ndarray[Any, Any]":

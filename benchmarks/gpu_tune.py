@@ -20,8 +20,8 @@ from benchmarks.gpu_attention import DRY, SIZES, kept_as, paged
 from benchmarks.gpu_command import Clock, asked
 from benchmarks.gpu_results import Row
 from kernels.triton import configs
-from kernels.triton.attention import Gpu, gpu_of, paged_attention
-from kernels.triton.configs import Shape, Tiles
+from kernels.triton.attention import GpuTraits, gpu_of, paged_attention
+from kernels.triton.configs import AttentionShape, AttentionTiles
 
 # Of the table, rows and keys, queries of each, rows of a tile that are tried; of the dry run, these.
 TRIED = {"decode": ("split", (32, 8192), 1, (16,)), "prefill": ("prefill", (1, 8192), 8192, (64, 128))}
@@ -35,22 +35,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = asked("gpu_tune", __doc__, tuple(TRIED), arguments)
     ground, is_dry = given.ground, given.ground.is_dry
     sizes, tried, every = (DRY, DRY_TRIED, DRY_EVERY) if is_dry else (SIZES, TRIED, EVERY)
-    gpu = Gpu("dry run", 90, 2) if is_dry else gpu_of(ground.at.device)
+    gpu = GpuTraits("dry run", 90, 2) if is_dry else gpu_of(ground.at.device)
     table = given.results.folder / f"{configs.table_path(gpu.name).name}" if is_dry else configs.table_path(gpu.name)
     todo: list[tuple[str, Callable[[], Row]]] = []
     for kept, part in itertools.product(kept_as(ground), given.parts):
         kind, rows, num, blocks = tried[part]
-        key = Shape(sizes.dim, sizes.heads // sizes.kv_heads, kept.itemsize, gpu.capability).key(kind)
+        key = AttentionShape(sizes.dim, sizes.heads // sizes.kv_heads, kept.itemsize, gpu.capability).key(kind)
         q, cache, batch, scales = paged(ground.at, sizes, *rows, num, kept)
         call = functools.partial(paged_attention, q, cache, batch, sizes.options, scales, gpu)
-        tiles = [Tiles(*one) for one in itertools.product(blocks, *every)]
+        tiles = [AttentionTiles(*one) for one in itertools.product(blocks, *every)]
         todo.append((key, functools.partial(best, gpu.name, table, key, call, tiles, ground.clock)))
     ended = given.run(todo)
     configs.tuned_for.cache_clear()
     return ended
 
 
-def best(gpu: str, table: Path, key: str, call: Callable[[], object], tiles: Sequence[Tiles], clock: Clock) -> Row:
+def best(
+    gpu: str, table: Path, key: str, call: Callable[[], object], tiles: Sequence[AttentionTiles], clock: Clock
+) -> Row:
     """The fastest, which is written to the table."""
     times = {one: tried(gpu, key, call, one, clock) for one in tiles}
     found = min(times, key=lambda one: times[one])
@@ -61,7 +63,7 @@ def best(gpu: str, table: Path, key: str, call: Callable[[], object], tiles: Seq
     return {"us": times[found] * 1e6, **dataclasses.asdict(found)}
 
 
-def tried(gpu: str, key: str, call: Callable[[], object], tiles: Tiles, clock: Clock) -> float:
+def tried(gpu: str, key: str, call: Callable[[], object], tiles: AttentionTiles, clock: Clock) -> float:
     """Seconds of a call with these tiles; infinite where they do not fit."""
     configs.tuned_for(gpu)[key] = tiles
     try:

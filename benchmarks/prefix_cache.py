@@ -16,14 +16,14 @@ import torch
 
 from benchmarks.engine_step import CONFIG, RandomWeights
 from benchmarks.machine import median, write
-from engine.cache.cache import KVCache
 from engine.engine import Engine
+from engine.kv_cache.block_store import BlockStore
+from engine.kv_cache.cache import KVCache
 from engine.models.model import Model
 from engine.request import EngineRequest, Limits, SamplingParams
-from engine.runner.runner import Runner
-from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
-from kernels import builds
+from engine.worker.runner import Runner
+from kernels.cpu import builds
 
 CONTEXT, BLOCK, BLOCKS = 16384, 32, 700
 LONG = 10_000

@@ -24,13 +24,13 @@ from benchmarks.machine import median, write
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.request import EngineRequest, SamplingParams
-from services.grammar_ids import grammars_of
+from services.checkpoint.grammar_ids import grammars_of
+from services.messages.work import Constraint, ConstraintForm
 from services.tokenizer.grammar_forms import grammar_of
-from services.tokenizer.grammar_frames import Job
-from services.work import Constraint, ConstraintForm
+from services.tokenizer.grammar_frames import GrammarJob
 
 DEMO = Path(__file__).parents[1] / "demo" / "target"
 PROMPT = 64
@@ -137,7 +137,7 @@ def main() -> None:
     plain, mixed = (median([pair[at] for pair in pairs]) for at in (0, 1))
     added = median([pair[1] / pair[0] - 1 for pair in pairs])
     print(f"32 sequences: greedy {plain:.2f} ms, all knobs mixed {mixed:.2f} ms: +{added:.1%}", flush=True)
-    grammar = grammar_of(Job(Constraint(ConstraintForm.JSON_SCHEMA, json.dumps(SCHEMA))))
+    grammar = grammar_of(GrammarJob(Constraint(ConstraintForm.JSON_SCHEMA, json.dumps(SCHEMA))))
     free = [SamplingParams(max_tokens=steps + 40, ignore_eos=True, seed=at, **SAMPLED) for at in range(16)]
     bound = [dataclasses.replace(one, ignore_eos=False, grammar=grammar) for one in free]
     pairs = [compare(free, bound, steps, seed, threads) for seed in range(options.runs)]

@@ -9,8 +9,8 @@ import math
 import random
 from collections.abc import Callable
 
-from engine.cache.cache import KVCache
-from engine.plan import Plan, StepResult
+from engine.kv_cache.cache import KVCache
+from engine.plan import StepPlan, StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
@@ -38,7 +38,7 @@ class Cost:
     b: float = 0.00002
     c: float = 0.0
 
-    def __call__(self, plan: Plan) -> float:
+    def __call__(self, plan: StepPlan) -> float:
         """Of this plan."""
         attended = sum(num * (start + num / 2) for num, start in zip(plan.query_lens, plan.starts, strict=True))
         return self.a + self.b * plan.num_tokens + self.c * attended
@@ -62,7 +62,7 @@ class Simulated:
         jobs: list[Job],
         num_blocks: int,
         settings: SchedulerSettings,
-        cost: Callable[[Plan], float],
+        cost: Callable[[StepPlan], float],
         num_seqs: int = 256,
         budget: int = 512,
     ) -> None:
@@ -110,7 +110,7 @@ class Simulated:
             )
         )
 
-    def _compute(self, plan: Plan) -> StepResult:
+    def _compute(self, plan: StepPlan) -> StepResult:
         for placement in plan.placements:
             self._slots[placement.slot] = placement.params.seed
         ids = []

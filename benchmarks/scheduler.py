@@ -18,15 +18,15 @@ import torch
 from benchmarks.engine_step import CONFIG, RandomWeights
 from benchmarks.machine import median, write
 from benchmarks.scheduled import BLOCK, WORD, Cost, Job, Simulated, chat_jobs
-from engine.cache.cache import KVCache
 from engine.engine import Engine
+from engine.kv_cache.block_store import BlockStore
+from engine.kv_cache.cache import KVCache
 from engine.models.model import Model
 from engine.plan import StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
-from engine.runner.runner import Runner
-from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
+from engine.worker.runner import Runner
 
 WINDOW_S = 10.0
 SETTINGS = SchedulerSettings()
@@ -144,7 +144,7 @@ def waste(seed: int) -> dict[str, float]:
     blocks, contiguous = [], []
 
     def watch() -> None:
-        running = simulated.scheduler._floor.running
+        running = simulated.scheduler._state.running
         used = sum(one.num_computed for one in running)
         allocated = sum(len(one.table.blocks) for one in running) * BLOCK
         reserved = sum(len(one.group.prompt) + one.group.max_tokens for one in running)

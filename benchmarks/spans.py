@@ -20,21 +20,21 @@ from multiprocessing.synchronize import Event
 from benchmarks.machine import median, write
 from benchmarks.telemetry import collector
 from engine.request import SamplingParams
-from engine.trail import Kind, Mark
-from services.engine.trace import End, EngineTrace
-from services.messages import Envelope
+from engine.timeline import EventKind, TimelineEvent
+from services.engine.trace import EngineTrace, RequestEnd
+from services.messages.messages import Envelope
+from services.messages.work import Generate, TextPrompt
 from services.telemetry import names
 from services.telemetry.metrics import Metrics
-from services.telemetry.observed import Started, Used
+from services.telemetry.observed import RequestUsage, StartedRequest
 from services.telemetry.observer import GatewayObserver
 from services.telemetry.phases import Phase
 from services.telemetry.spans import Parent
 from services.telemetry.tracing import Tracer
-from services.work import Generate, TextPrompt
 
 LENGTH = 64
 WORK = Generate(TextPrompt("x" * LENGTH), SamplingParams(max_tokens=LENGTH))
-USED = Used(num_prompt=LENGTH, num_completion=LENGTH, finish_reason="length")
+USED = RequestUsage(num_prompt=LENGTH, num_completion=LENGTH, finish_reason="length")
 RESOURCE = {"service.name": "sluice", "service.instance.id": "all-0"}
 
 
@@ -49,15 +49,19 @@ class Ring:
     def request(self) -> None:
         """One request from its start to its end."""
         asked = Envelope(secrets.token_hex(16), "all-0", tenant="t", model="demo", revision="r")
-        trace = self._observer.request_started(Started(asked, "StreamGenerate", WORK, is_streamed=True))
+        trace = self._observer.request_started(StartedRequest(asked, "StreamGenerate", WORK, is_streamed=True))
         envelope = Envelope(asked.request_id, "all-0", model="demo", traceparent=trace.traceparent)
         now = time.monotonic()
         self._record(envelope, Phase(names.SPAN_TOKENIZE, now, now, {names.NUM_PROMPT: LENGTH}))
         traced = self._engine.begin(envelope, now)
         if traced is not None:
-            for mark in (Mark(Kind.ADMITTED, now), Mark(Kind.CHUNK, now, LENGTH), Mark(Kind.FIRST_TOKEN, now)):
-                traced.trail.note(mark)
-        self._engine.end(traced, End(now, attributes={names.NUM_TOKENS: LENGTH, names.NUM_PREEMPTIONS: 0}))
+            for mark in (
+                TimelineEvent(EventKind.ADMITTED, now),
+                TimelineEvent(EventKind.CHUNK, now, LENGTH),
+                TimelineEvent(EventKind.FIRST_TOKEN, now),
+            ):
+                traced.timeline.note(mark)
+        self._engine.end(traced, RequestEnd(now, attributes={names.NUM_TOKENS: LENGTH, names.NUM_PREEMPTIONS: 0}))
         self._record(envelope, Phase(names.SPAN_DETOKENIZE, now, now, {names.OUTPUT: 0, names.NUM_TOKENS: LENGTH}))
         trace.first_token()
         trace.ended(0, "", USED)

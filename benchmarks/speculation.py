@@ -32,9 +32,9 @@ from benchmarks.speculation_plot import plot
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.limits import limits_of
 from engine.models.config import read_config
-from services.grammar_ids import grammars_of
+from engine.models.limits import limits_of
+from services.checkpoint.grammar_ids import grammars_of
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", threads=1, kv_cache_tokens=1 << 16)
 KINDS = {

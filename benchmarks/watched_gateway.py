@@ -20,10 +20,10 @@ from engine.config import EngineConfig
 from services.cli.options import takes_settings
 from services.config import ServiceConfig
 from services.gateway import process as gateway_process
-from services.gateway.requests.desk import Desk
+from services.gateway.requests.desk import RequestManager
 from services.gateway.requests.open_requests import OpenRequest
-from services.process import Process
-from services.roles import run_role
+from services.process.process import Process
+from services.process.roles import run_role
 
 serve = gateway_process.run
 
@@ -64,14 +64,14 @@ def main(engine: EngineConfig, service: ServiceConfig) -> None:
     """Run one gateway of a ring."""
     num_bytes = int(os.environ.get("LEAK_BYTES", "0"))
     kept: list[bytes] = []
-    close = Desk.close
+    close = RequestManager.close
 
-    def close_and_keep(desk: Desk, request: OpenRequest) -> None:
+    def close_and_keep(desk: RequestManager, request: OpenRequest) -> None:
         kept.append(request.envelope.request_id.encode() * (num_bytes // 32))
         close(desk, request)
 
     if num_bytes:
-        Desk.close = close_and_keep  # type: ignore[assignment,method-assign] # the fault itself
+        RequestManager.close = close_and_keep  # type: ignore[assignment,method-assign] # the fault itself
     gateway_process.run = run  # what the role's own body calls
     raise typer.Exit(run_role(engine, service))
 

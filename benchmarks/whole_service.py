@@ -30,10 +30,10 @@ def engine_alone(streams: int, requests: int) -> float:
     """Output tokens a second of the engine without any service, in this process."""
     from engine.build import build_engine
     from engine.config import EngineConfig
-    from engine.limits import limits_of
     from engine.models.config import read_config
+    from engine.models.limits import limits_of
     from engine.request import EngineRequest, SamplingParams
-    from services.model_source import resolve_model
+    from services.checkpoint.model_source import resolve_model
 
     directory, config = resolve_model("demo", "").directory, EngineConfig()
     model = read_config(directory)

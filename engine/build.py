@@ -1,6 +1,6 @@
 """Makes an engine from settings and a checkpoint directory: device, number formats, weights, cache size.
 
-What is computed here (dtype, block count) is returned in `Built`, never written back into the settings.
+What is computed here (dtype, block count) is returned in `BuiltEngine`, never written back into the settings.
 """
 
 import dataclasses
@@ -12,33 +12,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.allocator import allocator, give_back
-from engine.cache.cache import KVCache, Window
-from engine.cache.identity import CacheIdentity
-from engine.cache.tiers import Tiers
-from engine.compute_threads import set_threads, tune_threads
-from engine.computing import Computing
 from engine.config import EngineConfig
-from engine.disk import names_on_disk
 from engine.engine import Engine, StepRunner
 from engine.errors import Code, ServiceError
-from engine.formats import Formats, check_stored, choose_formats, name_of
-from engine.gpu import check_gpu
-from engine.identity import Digests, identity_of
-from engine.invariance import check_invariance
-from engine.limits import check_tables
+from engine.executor.computing import Computing
+from engine.kv_cache.block_store import BlockStore
+from engine.kv_cache.cache import KVCache, Window
+from engine.kv_cache.disk import names_on_disk
+from engine.kv_cache.identity import CacheIdentity
+from engine.kv_cache.tiers import Tiers
 from engine.models.config import ModelConfig
+from engine.models.limits import check_tables
 from engine.models.model import Model, load_model
 from engine.request import Limits
-from engine.runner.device import CudaDevice
-from engine.runner.memory import at_start, cuda_room, give_back_unused
-from engine.runner.overlapped import Drafts, overlap, recorded_bytes
-from engine.runner.rates import measure_costs, one_token
-from engine.runner.runner import Runner
-from engine.runner.state import Slots
-from engine.runner.store import BlockStore
-from engine.runner.threads import ThreadTuner
-from engine.runner.trial import check_trial
 from engine.sampling.grammars import Grammars
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
@@ -46,14 +32,29 @@ from engine.speculation.draft import DraftProposer
 from engine.speculation.drafters import Drafter, ModelDrafter, load_drafter
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposer import Proposer
-from kernels import builds, ops
-from kernels.ragged import MAX_TREE
+from engine.worker.device import CudaDevice
+from engine.worker.host.allocator import allocator, give_back
+from engine.worker.host.compute_threads import set_threads, tune_threads
+from engine.worker.host.threads import ThreadTuner
+from engine.worker.overlapped import InFlightDrafts, overlap, recorded_bytes
+from engine.worker.runner import Runner
+from engine.worker.slots.state import Slots
+from engine.worker.startup.formats import Formats, check_stored, choose_formats, name_of
+from engine.worker.startup.gpu import check_gpu
+from engine.worker.startup.identity import Digests, identity_of
+from engine.worker.startup.invariance import check_invariance
+from engine.worker.startup.memory import at_start, cuda_room, give_back_unused
+from engine.worker.startup.rates import measure_costs, one_token
+from engine.worker.startup.trial import check_trial
+from kernels import ops
+from kernels.cpu import builds
+from kernels.layout.ragged import MAX_TREE
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Built:
+class BuiltEngine:
     """An engine and what was decided while building it.
 
     Attributes:
@@ -79,7 +80,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     *,
     digests: Callable[[], Digests] = Digests,
     grammars: Grammars | None = None,
-) -> Built:
+) -> BuiltEngine:
     """Load the checkpoint, and that of a draft where one drafts, and put an engine around it. `digests`, asked once the
     weights are loaded, gives the names of their contents, without which nothing can be kept on disk. Without `grammars`
     none is followed.
@@ -116,7 +117,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     grammars = grammars or Grammars(None)
     plain = Runner(model, store, config.block_size, config.max_num_seqs, limits.context_length, grammars)
     runner = runner_for(config, plain, model, store, limits)
-    return Built(
+    return BuiltEngine(
         engine=Engine(
             scheduler, runner, proposer=make_proposer(config, drafter, beside), identity=identity, tuner=tuner
         ),
@@ -263,10 +264,10 @@ def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockSt
         return overlap(plain, model, store, CudaDevice(model.device), *recorded_for(config, limits))
 
 
-def recorded_for(config: EngineConfig, limits: Limits) -> tuple[Slots, Drafts]:
+def recorded_for(config: EngineConfig, limits: Limits) -> tuple[Slots, InFlightDrafts]:
     """What steps are recorded for."""
     slots = Slots(config.max_num_seqs, limits.context_length, config.block_size)
-    return slots, Drafts(recorded_drafts(config), config.max_draft_width > 1)
+    return slots, InFlightDrafts(recorded_drafts(config), config.max_draft_width > 1)
 
 
 def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:

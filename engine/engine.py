@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.attempt import Attempt, Launcher
-from engine.cache.identity import UNNAMED, CacheIdentity
-from engine.cache.tiers import Move
 from engine.errors import ServiceError
-from engine.plan import Plan
+from engine.executor.step_retry import Launcher, StepRetry
+from engine.kv_cache.identity import UNNAMED, CacheIdentity
+from engine.kv_cache.tiers import Move
+from engine.plan import StepPlan
 from engine.request import EngineRequest
 from engine.scheduler.events import Sampled
-from engine.scheduler.pace import Pace
 from engine.scheduler.scheduler import Scheduler
+from engine.scheduler.step_rates import StepRates
 from engine.speculation.proposer import Proposer, proposals
 
 
@@ -51,7 +51,7 @@ class StepRunner(Launcher, Protocol):
     def moved(self) -> list[tuple[Move, bool]]:
         """Transfers with the disk that have ended since the last call, and whether well."""
 
-    def place(self, plan: Plan) -> None:
+    def place(self, plan: StepPlan) -> None:
         """Apply the plan's placements and block-table additions."""
 
     def idle(self) -> bool:
@@ -107,10 +107,10 @@ class Engine:
         self.split = StepSplit()
         self._clock = clock
         self._tuner = tuner
-        self._flights: deque[Attempt] = deque()  # launched and not collected, oldest first
+        self._flights: deque[StepRetry] = deque()  # launched and not collected, oldest first
 
     @property
-    def stats(self) -> Pace:
+    def stats(self) -> StepRates:
         """Running figures of the steps."""
         return self.scheduler.pace
 
@@ -188,7 +188,7 @@ class Engine:
             self.scheduler.offer(asks, drafts, self._clock() - start)  # who chose whom to ask is a cost of drafts too
         self.split.draft_s += self._clock() - start
 
-    def _plan(self) -> Plan | None:
+    def _plan(self) -> StepPlan | None:
         start = self._clock()
         plan = self.scheduler.plan(start)
         self._move()
@@ -200,10 +200,10 @@ class Engine:
         if moves:
             self.runner.move(moves)
 
-    def _launch(self, plan: Plan) -> None:
+    def _launch(self, plan: StepPlan) -> None:
         start = self._clock()
         self.runner.place(plan)
-        self._flights.append(Attempt(self.runner, plan, self._flights[-1] if self._flights else None))
+        self._flights.append(StepRetry(self.runner, plan, self._flights[-1] if self._flights else None))
         self.split.compute_s += self._clock() - start
 
     def _collect(self, most: int, events: StepEvents) -> None:

@@ -21,7 +21,7 @@ class Placement:
     Attributes:
         slot: the permanent row of the runner's state.
         barred_ids: ids that may not be sampled before position `min_position` (min_tokens).
-        min_position: first position whose token may be one of `barred_ids`.
+        min_position: first position whose token may be one of `banned_ids`.
         output_index: of the output within its request: part of the key of its noise.
         tokens: prompt and output so far, where what is sampled depends on them; else empty.
         num_prompt: how many of `tokens` are the prompt's.
@@ -29,7 +29,7 @@ class Placement:
 
     slot: int
     params: SamplingParams
-    barred_ids: tuple[int, ...]
+    banned_ids: tuple[int, ...]
     min_position: int
     output_index: int = 0
     tokens: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class Placement:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """One step.
 
     Attributes:
@@ -51,7 +51,7 @@ class Plan:
         placements: slots newly taken since the last plan, applied first.
         new_blocks: (slot, index in its block table, block ids) added since the last plan.
         drafts: rows whose last tokens are drafted, and how many: a token is sampled before the first and behind each.
-        parents: of rows whose drafts are a tree and no chain; see `engine.trees`.
+        parents: of rows whose drafts are a tree and no chain; see `engine.speculation.trees`.
     """
 
     step: int
@@ -70,10 +70,10 @@ class Plan:
         """Tokens computed in this step."""
         return len(self.token_ids)
 
-    def row(self, i: int) -> "Plan":
+    def row(self, i: int) -> "StepPlan":
         """The plan of row `i` alone, its slot already placed: used to find the one request that breaks a step."""
         first = sum(self.query_lens[:i])
-        return Plan(
+        return StepPlan(
             step=self.step,
             slots=[self.slots[i]],
             query_lens=[self.query_lens[i]],
@@ -86,7 +86,7 @@ class Plan:
             parents={0: self.parents[i]} if i in self.parents else {},
         )
 
-    def known(self, sampled: Mapping[int, int]) -> "Plan":
+    def known(self, sampled: Mapping[int, int]) -> "StepPlan":
         """The plan with what is in flight filled in from what slots have sampled; nothing of use where that failed."""
         if IN_FLIGHT not in self.token_ids:
             return self
@@ -97,12 +97,12 @@ class Plan:
             at += num
         return dataclasses.replace(self, token_ids=ids)
 
-    def without_drafts(self) -> "Plan":
+    def without_drafts(self) -> "StepPlan":
         """Of a plan of one row: its certain tokens only."""
         num = self.num_tokens - self.drafts[0]
         return dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], drafts={}, parents={})
 
-    def halves(self) -> "tuple[Plan, Plan]":
+    def halves(self) -> "tuple[StepPlan, StepPlan]":
         """Of a plan of one row without drafts: its first tokens, behind which nothing is sampled, and the rest."""
         num = self.num_tokens // 2
         first = dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], samples=[False])
@@ -140,7 +140,7 @@ class TokenLogprob(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class PromptScores:
+class PromptLogprobs:
     """Log probabilities of tokens of a prompt, contiguous from position `first` (≥ 1)."""
 
     first: int
@@ -148,7 +148,7 @@ class PromptScores:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class VerifiedDrafts:
     """What a row with k drafts sampled: 1 + k tokens at most, each as if all drafts before it were right. Of a tree
     only those behind the drafts that stand.
 
@@ -176,12 +176,12 @@ class StepResult:
     token_ids: list[int]
     failed: frozenset[int] = frozenset()
     logprobs: dict[int, TokenLogprob] = dataclasses.field(default_factory=dict)
-    runs: dict[int, Run] = dataclasses.field(default_factory=dict)
+    runs: dict[int, VerifiedDrafts] = dataclasses.field(default_factory=dict)
     errors: dict[int, ServiceError] = dataclasses.field(default_factory=dict)
-    prompts: dict[int, PromptScores] = dataclasses.field(default_factory=dict)
+    prompts: dict[int, PromptLogprobs] = dataclasses.field(default_factory=dict)
 
 
-class Memory:
+class ProposerMemory:
     """Where a proposer keeps what it knows of one sequence; gone with the sequence.
 
     Attributes:
@@ -197,7 +197,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ask:
+class DraftRequest:
     """A sequence that the next step could verify drafts for.
 
     Attributes:
@@ -215,7 +215,7 @@ class Ask:
     params: SamplingParams
     output_index: int
     num: int
-    memory: Memory
+    memory: ProposerMemory
     names: Sequence[bytes] = ()
     place: int = 0
     is_trimmed: bool = False
@@ -227,7 +227,7 @@ class DraftTree:
     """Drafts that branch, the ones least worth it last: a step may have no room for them."""
 
     token_ids: tuple[int, ...]
-    parents: tuple[int, ...]  # see `engine.trees`
+    parents: tuple[int, ...]  # see `engine.speculation.trees`
 
 
 def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:

@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import math
 
-from engine.trail import Trail
+from engine.timeline import RequestTimeline
 
 MAX_PROMPT_BYTES = 1 << 20  # by default
 MAX_DRAFT_TOKENS = 64  # of one sequence in one step
@@ -184,4 +184,4 @@ class EngineRequest:
     is_open: bool = False
     resume_ids: tuple[tuple[int, ...] | None, ...] = ()
     max_draft_tokens: int | None = None
-    trail: Trail | None = None
+    timeline: RequestTimeline | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kernels import builds
+from kernels.cpu import builds
 
 CONTRACT = 1  # grows with each change of what kernels, their twins or the models above them compute, to the bit
 

@@ -1,13 +1,13 @@
 """A decoder layer, by the one call of our own CPU kernels or operation by operation.
 
-Takes what `kernels.layer` describes. Knows nothing of models' names or of batching.
+Takes what `engine.models.layers.layer` describes. Knows nothing of models' names or of batching.
 """
 
 from torch import Tensor
 
+from engine.models.layers.layer import Layer, forward_, is_one_call
 from kernels import ops
-from kernels.layer import Layer, forward_, is_one_call
-from kernels.metadata import AttentionMetadata
+from kernels.layout.metadata import AttentionMetadata
 
 
 def decoder_layer_(

@@ -5,7 +5,7 @@ nothing else.
 
 import torch
 
-from kernels import builds, native
+from kernels.cpu import builds, native
 
 
 def is_batch_invariant(device: torch.device, head_dim: int, *, is_fixed: bool = False) -> dict[str, bool]:

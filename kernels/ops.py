@@ -10,40 +10,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import (
-    adjust,
-    attention,
-    blocks,
-    builds,
-    elementwise,
-    gpu,
-    inputs,
-    kinds,
-    moe,
-    native,
-    native_sampling,
-    sampling,
-    scores,
-    slots,
-    speculation,
-)
-from kernels.adjust import NO_CHANGES, Changes
-from kernels.automaton import SuffixAutomaton
-from kernels.choice import Chosen, Wanted
-from kernels.inputs import Inputs
-from kernels.linear import PackedLinear
-from kernels.metadata import AttentionMetadata
-from kernels.moe import Stack
-from kernels.ragged import AttentionOptions
-from kernels.sampling import Rows
-from kernels.scores import Asked, Scores
+from kernels import gpu
+from kernels.cpu import builds, native
+from kernels.cpu import sampling as native_sampling
+from kernels.formats import weight_formats as kinds
+from kernels.formats.linear import PackedLinear
+from kernels.layout import slots
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.ragged import AttentionOptions
+from kernels.reference import adjust, attention, blocks, elementwise, inputs, moe, sampling, scores, speculation
+from kernels.reference.adjust import NO_CHANGES, LogitAdjustments
+from kernels.reference.automaton import SuffixAutomaton
+from kernels.reference.choice import ChosenTokens, ScoredRows
+from kernels.reference.inputs import Inputs
+from kernels.reference.moe import ExpertStack
+from kernels.reference.sampling import Rows
+from kernels.reference.scores import ScoreRequest, Scores
 
 
 def pack_linear(
     weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False, weights: str = ""
 ) -> PackedLinear:
     """Pack a weight [N, K] and bias [N] for the device they are on; `gated` if only `linear_gated` will use it. See
-    `kernels.kinds.pack`."""
+    `kernels.formats.weight_formats.pack`."""
     return kinds.pack(weight, bias, gated=gated, precise=precise, weights=weights)
 
 
@@ -59,7 +48,7 @@ def linear_normed(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLine
 
 def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear, activation: str = "silu") -> Tensor:
     """activation(gate) · up of RMSNorm(x [M, K]), gate and up being the halves of the weight → [M, N / 2]; see
-    `kernels.elementwise.GATES`."""
+    `kernels.reference.elementwise.GATES`."""
     return weight.apply_gated(x, norm, eps, activation)
 
 
@@ -81,7 +70,7 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """RMSNorm over the last dimension, returned in `dtype`; see `kernels.elementwise`."""
+    """RMSNorm over the last dimension, returned in `dtype`; see `kernels.reference.elementwise`."""
     chosen = gpu.family("norm") if gpu.takes(x) else elementwise
     normed: Tensor = chosen.rms_norm(x, weight, eps, dtype)
     return normed
@@ -104,8 +93,9 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
         heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values; rows beyond `meta.num_tokens` are padding.
         cis: complex64 [T or more, 1, D/2]. Checkpoints rotate (i, i + D/2); loading permutes the rows of the
             projections so that pairs are neighbours.
-        cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], in an order of bytes that `kernels.layout` chooses;
-            see `kernels.slots`.
+        cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], in an order of bytes that `kernels.layout.layout`
+        chooses;
+            see `kernels.layout.slots`.
     """
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, heads.shape[2])
@@ -156,7 +146,7 @@ def paged_attention(
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """One id per row of logits [R, V], and which rows are bad; see `kernels.sampling.sample`."""
+    """One id per row of logits [R, V], and which rows are bad; see `kernels.reference.sampling.sample`."""
     if gpu.takes(logits):
         drawn: tuple[Tensor, Tensor] = gpu.family("sampling").sample(logits, rows)
         return drawn
@@ -167,25 +157,25 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Tensor:
-    """Which tokens of trees stand, in their order; see `kernels.speculation.standing`."""
+    """Which tokens of trees stand, in their order; see `kernels.reference.speculation.standing`."""
     chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
     found: Tensor = chosen.standing(sampled, ids, parents, ends)
     return found
 
 
 def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
-    """Copy cache blocks of all layers; see `kernels.blocks.copy_blocks`."""
+    """Copy cache blocks of all layers; see `kernels.reference.blocks.copy_blocks`."""
     chosen = gpu.family("copy_blocks") if gpu.takes(pairs) else blocks
     chosen.copy_blocks(sources, targets, pairs)
 
 
 def move_slots_(layers: list[Tensor], sources: Tensor, targets: Tensor) -> None:
-    """Copy tokens to other slots of all layers; see `kernels.blocks.move_slots_`."""
+    """Copy tokens to other slots of all layers; see `kernels.reference.blocks.move_slots_`."""
     blocks.move_slots_(layers, sources, targets)
 
 
 def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, values: Tensor) -> None:
-    """Change a table by short runs of numbers, in place; see `kernels.inputs.write_runs_`."""
+    """Change a table by short runs of numbers, in place; see `kernels.reference.inputs.write_runs_`."""
     chosen = gpu.family("inputs") if gpu.takes(table) else inputs
     chosen.write_runs_(table, rows, firsts, offsets, values)
 
@@ -193,34 +183,34 @@ def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, va
 def build_inputs(
     tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
 ) -> Inputs:
-    """A step's inputs from the state of its slots; see `kernels.inputs.build_inputs`."""
+    """A step's inputs from the state of its slots; see `kernels.reference.inputs.build_inputs`."""
     chosen = gpu.family("inputs") if gpu.takes(tokens) else inputs
     found: Inputs = chosen.build_inputs(tokens, tables, slots, starts, ends, block_size, num_tokens)
     return found
 
 
 def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
-    """The experts that each token takes, and their shares; see `kernels.moe.route`."""
+    """The experts that each token takes, and their shares; see `kernels.reference.moe.route`."""
     return moe.route(logits, per_token, renormalises=renormalises)
 
 
 def experts_mlp(
     x: Tensor,
-    gate_up: Stack,
-    down: Stack,
+    gate_up: ExpertStack,
+    down: ExpertStack,
     experts: Tensor,
     shares: Tensor,
     activation: str = "silu",
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
+    """The MLPs of the experts that each token chose, by its shares; see `kernels.reference.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
     y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, activation, is_fixed=is_fixed)
     return y
 
 
-def choose(logits: Tensor, rows: Rows, changes: Changes, wanted: Wanted | None) -> Chosen:
+def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: ScoredRows | None) -> ChosenTokens:
     """Change logits [R, V], which are overwritten, draw a token for each row, and score those that are wanted under
     their logits as they came."""
     if native_sampling.takes(logits):
@@ -231,19 +221,19 @@ def choose(logits: Tensor, rows: Rows, changes: Changes, wanted: Wanted | None) 
     ids, bad = sample(logits, rows)
     ids = ids.masked_fill(bad, -1)
     if wanted is None or raw is None:
-        return Chosen(ids, None)
+        return ChosenTokens(ids, None)
     own = ids[wanted.at].clamp(min=0)
-    return Chosen(ids, score(raw, Asked(own, wanted.nums, wanted.rows, wanted.others, wanted.width)))
+    return ChosenTokens(ids, score(raw, ScoreRequest(own, wanted.nums, wanted.rows, wanted.others, wanted.width)))
 
 
-def adjust_(logits: Tensor, changes: Changes) -> None:
-    """Change single logits of [R, V] in place before sampling; see `kernels.adjust.adjust_`."""
+def adjust_(logits: Tensor, changes: LogitAdjustments) -> None:
+    """Change single logits of [R, V] in place before sampling; see `kernels.reference.adjust.adjust_`."""
     chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
     chosen.adjust_(logits, changes)
 
 
-def score(logits: Tensor, asked: Asked) -> Scores:
-    """Log probabilities and ranks under logits [L, V]; see `kernels.scores.score`."""
+def score(logits: Tensor, asked: ScoreRequest) -> Scores:
+    """Log probabilities and ranks under logits [L, V]; see `kernels.reference.scores.score`."""
     if gpu.takes(logits):
         found: Scores = gpu.family("scores").score(logits, asked)
         return found

@@ -9,13 +9,13 @@ import math
 from pathlib import Path
 
 from engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig, option
-from engine.cores import THREADS_A_CORE, find_cores
-from engine.disk import check_directory
 from engine.errors import Code, ServiceError
+from engine.kv_cache.disk import check_directory
 from engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH, MAX_PROMPT_BYTES
 from engine.scheduler.policies import POLICIES
 from engine.scheduler.settings import parse_weights
-from services.messages import Role
+from engine.worker.host.cores import THREADS_A_CORE, find_cores
+from services.messages.messages import Role
 
 ENV_PREFIX = "SLUICE_"
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 
 from engine.errors import ServiceError, engine_fault
-from services.messages import Role
+from services.messages.messages import Role
 from services.telemetry.logs import FIELDS
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # else the size of the machine cod
 
 import triton
 
-from kernels.triton.aot import SHARED_BYTES, Case, Resources, compile_case, faults
+from kernels.triton.aot import SHARED_BYTES, AotCase, KernelResources, compile_case, faults
 from kernels.triton.cases import CASES
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests/kernels/triton/resources.json"
@@ -50,7 +50,7 @@ def main() -> int:
     return bool(wrong)
 
 
-def compile_all(cases: Sequence[Case], jobs: int) -> tuple[dict[str, Resources], list[str]]:
+def compile_all(cases: Sequence[AotCase], jobs: int) -> tuple[dict[str, KernelResources], list[str]]:
     """Each case for each architecture: its resources, by name and architecture, and what is wrong."""
     asked = [
         (CASES.index(case), capability)
@@ -71,13 +71,13 @@ def compile_all(cases: Sequence[Case], jobs: int) -> tuple[dict[str, Resources],
     return found, wrong
 
 
-def _compile(asked: tuple[int, int]) -> tuple[Resources, list[str]]:
+def _compile(asked: tuple[int, int]) -> tuple[KernelResources, list[str]]:
     index, capability = asked  # a case by its place: kernels do not travel between processes
     resources = compile_case(CASES[index], capability)
     return resources, faults(CASES[index], capability, resources)
 
 
-def differences(golden: dict[str, dict[str, int]], found: dict[str, Resources]) -> list[str]:
+def differences(golden: dict[str, dict[str, int]], found: dict[str, KernelResources]) -> list[str]:
     """What is not as in the golden figures, a line each."""
     lines = []
     for key, resources in found.items():
@@ -88,7 +88,7 @@ def differences(golden: dict[str, dict[str, int]], found: dict[str, Resources]) 
     return lines
 
 
-def write(golden: dict[str, Any], found: dict[str, Resources], is_whole: bool) -> None:
+def write(golden: dict[str, Any], found: dict[str, KernelResources], is_whole: bool) -> None:
     """Accept `found`; what else the file has stays unless everything was compiled."""
     before = golden["cases"] if golden["triton"] == triton.__version__ and not is_whole else {}
     cases = {**before, **{key: dataclasses.asdict(resources) for key, resources in found.items()}}

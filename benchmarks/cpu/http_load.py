@@ -10,7 +10,7 @@ import json
 import random
 import time
 
-from services.cli.load import Sample, random_prompt
+from services.cli.load import RequestSample, random_prompt
 
 END = b"[DONE]"
 
@@ -31,11 +31,11 @@ class Ask:
         return json.dumps({**fields, "ignore_eos": True, "stream": True}).encode()
 
 
-async def closed_loop(ask: Ask, streams: int, requests: int, seed: int) -> list[Sample]:
+async def closed_loop(ask: Ask, streams: int, requests: int, seed: int) -> list[RequestSample]:
     """`requests` of them, `streams` at a time. Raises ConnectionError for an answer that is none."""
     rng = random.Random(seed)
     waiting = [ask.body(rng) for _ in range(requests)]
-    samples: list[Sample] = []
+    samples: list[RequestSample] = []
 
     async def stream() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", ask.port)
@@ -49,7 +49,9 @@ async def closed_loop(ask: Ask, streams: int, requests: int, seed: int) -> list[
     return samples
 
 
-async def _one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, num_tokens: int) -> Sample:
+async def _one(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, num_tokens: int
+) -> RequestSample:
     """One request. All tokens are put at the end but the first, whose event is the first: their number is known."""
     start = time.perf_counter()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
@@ -66,4 +68,4 @@ async def _one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     end = time.perf_counter()
     if END not in last:
         raise ConnectionError(f"a stream ended with {last!r}")
-    return Sample(start, ((first, 1), (end, num_tokens - 1)), end)
+    return RequestSample(start, ((first, 1), (end, num_tokens - 1)), end)

@@ -20,8 +20,8 @@ from benchmarks.bare_forward import BareModel
 from benchmarks.cpu.shapes import checkpoint
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.models.weights import Checkpoint
 from engine.request import EngineRequest, SamplingParams
 

@@ -23,8 +23,9 @@ from benchmarks.machine import write
 from demo import bpe, corpus
 from engine.models.config import read_config
 from engine.models.model import Model, load_model
-from kernels import builds, ops
-from kernels.metadata import AttentionMetadata
+from kernels import ops
+from kernels.cpu import builds
+from kernels.layout.metadata import AttentionMetadata
 
 DIRECTORY = Path(demo.__file__).parent / "target"
 WINDOW = 512

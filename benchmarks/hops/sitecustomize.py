@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from services.messages import Message
+    from services.messages.messages import Message
     from services.ring.backlog import Refusal
     from services.ring.loop import RingLoop, Stage
     from services.ring.sockets import Inbox, Outbox

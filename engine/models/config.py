@@ -93,7 +93,7 @@ MAX_EOS_IDS = 1024
 ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
-}  # of a file → of `kernels.elementwise`
+}  # of a file → of `kernels.reference.elementwise`
 
 
 def read_config(directory: Path) -> ModelConfig:

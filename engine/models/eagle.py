@@ -12,19 +12,19 @@ from torch import Tensor
 
 from engine.models.config import HeadConfig, read_head_config
 from engine.models.fields import MENDING
-from engine.models.layers import Pack, Packer
+from engine.models.layers.decoder import LayerLoader, Pack
 from engine.models.model import Model, owned, token_bytes, zeros
 from engine.models.rope import rope_table
 from engine.models.weights import Checkpoint
 from kernels import ops
-from kernels.metadata import AttentionMetadata
-from kernels.slots import slot_width
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.slots import slot_width
 
 NUM_STATES = 3  # hidden states of the target that are read: low, middle, high
 STATE_DTYPE = torch.bfloat16  # of these in the cache: guesses need no more, and every step writes them
 
 
-class Head:
+class EagleHead:
     """Weights of one head, packed for its target's device.
 
     Attributes:
@@ -37,26 +37,26 @@ class Head:
         self.behind = head.behind or default_behind(target.config.num_layers)
         self._heads, self._kv_heads, self._dim = config.num_heads, config.num_kv_heads, config.head_dim
         hidden, size = config.hidden_size, config.intermediate_size
-        packer = Packer(source, target.dtype, pack)
-        self._fuse = packer.linear([("fc", hidden)], NUM_STATES * hidden)
+        loader = LayerLoader(source, target.dtype, pack)
+        self._fuse = loader.linear([("fc", hidden)], NUM_STATES * hidden)
         own = source.has("embed_tokens.weight")
         shape = (config.vocab_size, hidden)
         self._embeddings = owned(source.get("embed_tokens.weight", shape)) if own else target.embeddings
-        norms = (packer.norm(f"midlayer.{name}", hidden) for name in ("input_layernorm", "hidden_norm"))
+        norms = (loader.norm(f"midlayer.{name}", hidden) for name in ("input_layernorm", "hidden_norm"))
         self._norms = torch.stack([norm.float() for norm in norms])  # of a token and of what was thought before it
         q, k, v = (f"midlayer.self_attn.{name}_proj" for name in "qkv")
         queries, keys = self._heads * self._dim, self._kv_heads * self._dim
         parts = [(q, queries), (k, keys), (v, keys)]
-        self._qkv = packer.linear(parts, 2 * hidden, rotated={q: self._dim, k: self._dim})
-        self._output = packer.linear([("midlayer.self_attn.o_proj", hidden)], queries)
-        norm = packer.norm("midlayer.post_attention_layernorm", hidden)
-        self._mlp_norm = packer.kept(norm)
+        self._qkv = loader.linear(parts, 2 * hidden, rotated={q: self._dim, k: self._dim})
+        self._output = loader.linear([("midlayer.self_attn.o_proj", hidden)], queries)
+        norm = loader.norm("midlayer.post_attention_layernorm", hidden)
+        self._mlp_norm = loader.kept(norm)
         gate_up = [("midlayer.mlp.gate_proj", size), ("midlayer.mlp.up_proj", size)]
-        self._gate_up = packer.linear(gate_up, hidden, norm=norm, gated=True)
-        self._down = packer.linear([("midlayer.mlp.down_proj", hidden)], size)
-        norm = packer.norm("norm", hidden)
-        self._norm = packer.kept(norm)
-        self._head = packer.head("lm_head", (head.draft_vocab_size, hidden), norm)
+        self._gate_up = loader.linear(gate_up, hidden, norm=norm, gated=True)
+        self._down = loader.linear([("midlayer.mlp.down_proj", hidden)], size)
+        norm = loader.norm("norm", hidden)
+        self._norm = loader.kept(norm)
+        self._head = loader.head("lm_head", (head.draft_vocab_size, hidden), norm)
         self._ids = _ids_of(source, head)
         self._cis = rope_table(config, num_positions, self.device).unsqueeze(1)
         self.num_parameters = source.num_parameters
@@ -107,10 +107,10 @@ class Head:
         return own.new_full((len(own), self.config.vocab_size), float("-inf")).index_copy_(1, self._ids, own)
 
 
-def load_head(directory: Path, target: Model, num_positions: int, pack: Pack) -> Head:
+def load_head(directory: Path, target: Model, num_positions: int, pack: Pack) -> EagleHead:
     """Read a head's directory. Raises ServiceError MODEL_INVALID naming file and tensor."""
     config = read_head_config(directory)
-    return Head(config, Checkpoint(directory, target.dtype, target.device), target, num_positions, pack)
+    return EagleHead(config, Checkpoint(directory, target.dtype, target.device), target, num_positions, pack)
 
 
 def default_behind(num_layers: int) -> tuple[int, ...]:

@@ -4,13 +4,13 @@ import dataclasses
 
 from engine.models import gemma
 from engine.models.config import ModelConfig
-from engine.models.style import Style
+from engine.models.traits import ArchitectureTraits
 
 
-def style(config: ModelConfig) -> Style:
+def traits(config: ModelConfig) -> ArchitectureTraits:
     """Gemma's, with a scale of its own for the scores, and with caps where the checkpoint has them."""
     return dataclasses.replace(
-        gemma.style(config),
+        gemma.traits(config),
         post_norms=True,
         query_scalar=config.query_scalar,
         score_cap=config.score_cap,

@@ -6,12 +6,12 @@ import dataclasses
 from engine.errors import unsupported
 from engine.models import gemma2
 from engine.models.config import ModelConfig
-from engine.models.style import Style
+from engine.models.traits import ArchitectureTraits
 
 
-def style(config: ModelConfig) -> Style:
+def traits(config: ModelConfig) -> ArchitectureTraits:
     """Gemma 2's with norms of query and key heads. Raises ServiceError UNIMPLEMENTED."""
     if config.score_cap:
         text = f"attn_logit_softcapping is {config.score_cap}; Gemma 3 is supported without"
         raise unsupported("attn_logit_softcapping", text)
-    return dataclasses.replace(gemma2.style(config), qk_norm=True)
+    return dataclasses.replace(gemma2.traits(config), qk_norm=True)

@@ -1,9 +1,9 @@
 """Mistral (Jiang et al. 2023): Llama with a sliding window."""
 
 from engine.models.config import ModelConfig
-from engine.models.style import Style
+from engine.models.traits import ArchitectureTraits
 
 
-def style(config: ModelConfig) -> Style:
+def traits(config: ModelConfig) -> ArchitectureTraits:
     """No biases; the window of the checkpoint, where it has one."""
-    return Style(windows=config.windows)
+    return ArchitectureTraits(windows=config.windows)

@@ -12,22 +12,25 @@ from torch import Tensor
 
 from engine.models.config import ModelConfig
 from engine.models.fields import MENDING, invalid_model
-from engine.models.layers import DecoderLayer, Pack, Packer
-from engine.models.mlp import make_mlp
+from engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack
+from engine.models.layers.mlp_weights import make_mlp
 from engine.models.registry import style_of
 from engine.models.rope import rope_table
-from engine.models.weights import Checkpoint, Plan, WeightSource
-from kernels import gpu, memory, ops
-from kernels.layout import new_layers
-from kernels.linear import gather
-from kernels.metadata import AttentionMetadata
-from kernels.slots import GPU_ALIGN, SCALE_BYTES, slot_width
+from engine.models.weights import Checkpoint, PlannedWeights, WeightSource
+from kernels import gpu, ops
+from kernels.cpu import memory
+from kernels.formats.linear import gather
+from kernels.layout.layout import new_layers
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
 LAYERS = "model.layers."  # what names of tensors of layers begin with
-Tap: TypeAlias = Mapping[int, Callable[[Tensor, Tensor, int], None]]  # by layer: who keeps its states, by slot
+HiddenStateHooks: TypeAlias = Mapping[
+    int, Callable[[Tensor, Tensor, int], None]
+]  # by layer: who keeps its states, by slot
 
 
-def tap_of(behind: tuple[int, ...], states: Tensor) -> Tap:
+def hooks_of(behind: tuple[int, ...], states: Tensor) -> HiddenStateHooks:
     """Keep what stands behind these layers in `states`, bfloat16 [slots, len(behind) * hidden], side by side."""
     width = states.shape[1] // len(behind)
     return {num: ops.keeper(states, i * width, width) for i, num in enumerate(behind)}
@@ -51,26 +54,27 @@ class Model:
         self.num_parameters = 0  # set by `load_model`
         self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
-        self.tap: Tap = {}  # for whoever else reads hidden states
+        self.hidden_state_hooks: HiddenStateHooks = {}  # for whoever else reads hidden states
         self.is_fixed = False  # set by `fix`
-        style = style_of(config)
-        self.has_full_attention = None in style.windows
-        packer = Packer(source, dtype, pack, is_stored=config.stored is not None, norm_offset=style.norm_offset)
+        traits = style_of(config)
+        self.has_full_attention = None in traits.windows
+        loader = LayerLoader(source, dtype, pack, is_stored=config.stored is not None, norm_offset=traits.norm_offset)
         hidden, vocab = config.hidden_size, config.vocab_size
         self.embeddings = owned(source.get("model.embed_tokens.weight", (vocab, hidden)))
-        self._scale = torch.tensor(hidden**0.5, dtype=dtype, device=device) if style.scales_embeddings else None
+        self._scale = torch.tensor(hidden**0.5, dtype=dtype, device=device) if traits.scales_embeddings else None
         self._layers = [
-            DecoderLayer(config, style, i, packer, make_mlp(config, style, i, packer)) for i in range(config.num_layers)
+            DecoderLayer(config, traits, i, loader, make_mlp(config, traits, i, loader))
+            for i in range(config.num_layers)
         ]
-        norm = packer.norm("model.norm", hidden)
-        self._norm = packer.kept(norm)
+        norm = loader.norm("model.norm", hidden)
+        self._norm = loader.kept(norm)
         # A checkpoint may leave out a head that is tied.
         tied = config.tied_embeddings or not source.has("lm_head.weight")
-        self._head = packer.head("model.embed_tokens" if tied else "lm_head", (vocab, hidden), norm)
-        self._logit_cap = style.logit_cap
+        self._head = loader.head("model.embed_tokens" if tied else "lm_head", (vocab, hidden), norm)
+        self._logit_cap = traits.logit_cap
         gather(linear for layer in self._layers for linear in layer.linears)
         self.kernel = self._head.kernel  # what multiplies
-        self.notes = tuple(packer.notes)  # what an operator should know of how weights are kept
+        self.notes = tuple(loader.notes)  # what an operator should know of how weights are kept
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
         self._cis = [rope_table(config, num_positions, device, rope).unsqueeze(1) for rope in ropes]
 
@@ -83,7 +87,7 @@ class Model:
 
     @property
     def slot_align(self) -> int:
-        """Of slots in 8 bits; see `kernels.slots`."""
+        """Of slots in 8 bits; see `kernels.layout.slots`."""
         return GPU_ALIGN if gpu.takes(self.embeddings) else SCALE_BYTES
 
     def token_bytes(self, cache: torch.dtype) -> int:
@@ -112,17 +116,17 @@ class Model:
         """Hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values. `kept`,
         int64 and ascending: the only tokens whose hidden states are wanted; then [len(kept), hidden]."""
         h = self._embed(ids)
-        cis, tap = [table[positions] for table in self._cis], self.tap
+        cis, hidden_state_hooks = [table[positions] for table in self._cis], self.hidden_state_hooks
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
-            is_last = num == len(self._layers) and num not in tap  # what is tapped is wanted of all
+            is_last = num == len(self._layers) and num not in hidden_state_hooks  # what is tapped is wanted of all
             layer.forward(h, cis[layer.rope], layer_cache, meta, kept if is_last else None)
-            if num in tap:
-                tap[num](h, meta.write_slots, meta.num_tokens)
+            if num in hidden_state_hooks:
+                hidden_state_hooks[num](h, meta.write_slots, meta.num_tokens)
             self.layers_done += 1
             self.on_layer()
         if kept is None:
             return h[: meta.num_tokens]
-        return h[kept] if len(self._layers) in tap else h[: len(kept)]
+        return h[kept] if len(self._layers) in hidden_state_hooks else h[: len(kept)]
 
     def _embed(self, ids: Tensor) -> Tensor:
         """Embeddings [T, hidden] (float32) of ids, scaled where the architecture does so in their dtype."""
@@ -151,7 +155,7 @@ def token_bytes(config: ModelConfig, cache: torch.dtype, align: int) -> int:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero tensor; on CPU as of `kernels.memory`."""
+    """A zero tensor; on CPU as of `kernels.cpu.memory`."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return memory.zeros(torch.Size(shape).numel(), dtype).view(shape)
@@ -188,8 +192,8 @@ def check_layers(directory: Path, config: ModelConfig, source: Checkpoint) -> No
         raise invalid_model(directory / "config.json", text)
 
 
-def plan_model(config: ModelConfig, dtype: torch.dtype) -> Plan:
+def plan_model(config: ModelConfig, dtype: torch.dtype) -> PlannedWeights:
     """Names and shapes of every tensor that loading would read; allocates nothing."""
-    plan = Plan(dtype)
+    plan = PlannedWeights(dtype)
     Model(config, plan, dtype, torch.device("meta"), num_positions=1)
     return plan

@@ -4,10 +4,10 @@ import dataclasses
 
 from engine.models import qwen3
 from engine.models.config import ModelConfig
-from engine.models.style import ExpertStyle, Style
+from engine.models.traits import ArchitectureTraits, ExpertTraits
 
 
-def style(config: ModelConfig) -> Style:
+def traits(config: ModelConfig) -> ArchitectureTraits:
     """Shares add up to 1 where the checkpoint says so."""
     renormalises = config.experts is not None and config.experts.renormalises
-    return dataclasses.replace(qwen3.style(config), experts=ExpertStyle(renormalises=renormalises))
+    return dataclasses.replace(qwen3.traits(config), experts=ExpertTraits(renormalises=renormalises))

@@ -7,23 +7,23 @@ from engine.errors import unsupported
 from engine.models import gemma, gemma2, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from engine.models.config import ACTIVATIONS, ModelConfig, read_config
 from engine.models.fields import shown
-from engine.models.style import Style
+from engine.models.traits import ArchitectureTraits
 
-ARCHITECTURES: dict[str, Callable[[ModelConfig], Style]] = {
-    "GemmaForCausalLM": gemma.style,
-    "Gemma2ForCausalLM": gemma2.style,
-    "Gemma3ForCausalLM": gemma3.style,
-    "GptOssForCausalLM": gpt_oss.style,
-    "LlamaForCausalLM": llama.style,
-    "MistralForCausalLM": mistral.style,
-    "MixtralForCausalLM": mixtral.style,
-    "Qwen2ForCausalLM": qwen2.style,
-    "Qwen3ForCausalLM": qwen3.style,
-    "Qwen3MoeForCausalLM": qwen3_moe.style,
+ARCHITECTURES: dict[str, Callable[[ModelConfig], ArchitectureTraits]] = {
+    "GemmaForCausalLM": gemma.traits,
+    "Gemma2ForCausalLM": gemma2.traits,
+    "Gemma3ForCausalLM": gemma3.traits,
+    "GptOssForCausalLM": gpt_oss.traits,
+    "LlamaForCausalLM": llama.traits,
+    "MistralForCausalLM": mistral.traits,
+    "MixtralForCausalLM": mixtral.traits,
+    "Qwen2ForCausalLM": qwen2.traits,
+    "Qwen3ForCausalLM": qwen3.traits,
+    "Qwen3MoeForCausalLM": qwen3_moe.traits,
 }
 
 
-def style_of(config: ModelConfig) -> Style:
+def style_of(config: ModelConfig) -> ArchitectureTraits:
     """The style of a checkpoint's architecture. Raises ServiceError UNIMPLEMENTED listing what is supported."""
     make = ARCHITECTURES.get(config.architecture)
     if make is None:
@@ -31,16 +31,16 @@ def style_of(config: ModelConfig) -> Style:
         raise unsupported(
             "architecture", f"architecture {shown(config.architecture)} is not supported; supported are {known}"
         )
-    style = make(config)
-    known_here = ACTIVATIONS.values() if style.experts is None else ("silu",)
+    traits = make(config)
+    known_here = ACTIVATIONS.values() if traits.experts is None else ("silu",)
     if config.activation not in known_here:
         known = ", ".join(name for name, one in ACTIVATIONS.items() if one in known_here)
         text = f"hidden_act {shown(config.activation)} is not supported; supported are {known}"
         raise unsupported("hidden_act", text)
-    if (style.experts is None) is not (config.experts is None):
+    if (traits.experts is None) is not (config.experts is None):
         named = "no" if config.experts is None else config.experts.num
         raise unsupported("experts", f"config.json names {named} experts: {config.architecture!r} is not served so")
-    return style
+    return traits
 
 
 def read_served(directory: Path) -> ModelConfig:

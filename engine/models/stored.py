@@ -1,6 +1,6 @@
 """Weights that are quantised already: a table from the layout of a checkpoint to what reads a projection in it.
 
-Takes tensors as they are stored, gives what kernels know (`kernels.packed_weights`). What a checkpoint leaves
+Takes tensors as they are stored, gives what kernels know (`kernels.formats.packed_weights`). What a checkpoint leaves
 unquantised is told by the tensors that are there, not by the lists of names in its config.json.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.models.stored_form import StoredForm
-from kernels.packed_weights import Int8Weight, Packed, from_awq, from_gptq
+from kernels.formats.packed_weights import Int8Weight, Packed, from_awq, from_gptq
 
 NIBBLES = 8  # of a word
 WORDS = (torch.int32,)
@@ -20,7 +20,7 @@ SCALES = (torch.float16, torch.bfloat16, torch.float32)
 FP8 = (torch.float8_e4m3fn,)
 
 
-class Raw(Protocol):
+class RawTensors(Protocol):
     """Tensors as they are stored."""
 
     def raw(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> Tensor:
@@ -31,17 +31,17 @@ class Raw(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reader:
+class StoredWeightReader:
     """Attributes:
     mark: the tensor of a projection that only a quantised one has.
     read: a projection [N, K] by its name. Raises ValueError for what kernels do not take.
     """
 
     mark: str
-    read: Callable[[Raw, str, tuple[int, int], StoredForm], Packed]
+    read: Callable[[RawTensors, str, tuple[int, int], StoredForm], Packed]
 
 
-def _awq(source: Raw, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _awq(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
     rows, width = shape
     num, words = _groups(shape, form), rows // NIBBLES
     weight = source.raw(f"{name}.qweight", [(width, words)], WORDS)
@@ -49,7 +49,7 @@ def _awq(source: Raw, name: str, shape: tuple[int, int], form: StoredForm) -> Pa
     return from_awq(weight, zeros, source.raw(f"{name}.scales", [(num, rows)], SCALES))
 
 
-def _gptq(source: Raw, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _gptq(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
     rows, width = shape
     num = _groups(shape, form)
     weight = source.raw(f"{name}.qweight", [(width // NIBBLES, rows)], WORDS)
@@ -59,7 +59,7 @@ def _gptq(source: Raw, name: str, shape: tuple[int, int], form: StoredForm) -> P
     return from_gptq(weight, zeros, scales, order)
 
 
-def _fp8(source: Raw, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
+def _fp8(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
     """A scale for the whole weight is one for each of its rows, too: the rows of projections are put together."""
     rows = shape[0]
     scales = source.raw(f"{name}.weight_scale", [(rows, 1), (rows,), (1,), ()], SCALES)
@@ -76,8 +76,8 @@ def _groups(shape: tuple[int, int], form: StoredForm) -> int:
     return width // group
 
 
-READERS: Mapping[str, Reader] = {
-    "awq": Reader("qweight", _awq),
-    "gptq": Reader("qweight", _gptq),
-    "fp8": Reader("weight_scale", _fp8),
+READERS: Mapping[str, StoredWeightReader] = {
+    "awq": StoredWeightReader("qweight", _awq),
+    "gptq": StoredWeightReader("qweight", _gptq),
+    "fp8": StoredWeightReader("weight_scale", _fp8),
 }

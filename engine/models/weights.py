@@ -18,7 +18,7 @@ from engine.errors import ServiceError
 from engine.models.fields import MENDING, Fields, invalid_model, is_file, read_json, shown
 from engine.models.stored import READERS
 from engine.models.stored_form import StoredForm
-from kernels.packed_weights import Packed
+from kernels.formats.packed_weights import Packed
 
 INDEX = "model.safetensors.index.json"
 FP8_NAN = 0x7F  # bits of float8_e4m3fn beside the sign
@@ -37,7 +37,7 @@ class WeightSource(Protocol):
         """Whether it is there."""
 
 
-class Plan:
+class PlannedWeights:
     """Meta tensors of any name and shape; remembers what was asked for: an 8B model is planned in no memory."""
 
     def __init__(self, dtype: torch.dtype) -> None:

@@ -24,7 +24,7 @@ class BadWords:
         self.num_tokens += len(tokens)
         self._extend(tokens)
 
-    def barred(self, ahead: Sequence[int] = ()) -> list[int]:
+    def banned(self, ahead: Sequence[int] = ()) -> list[int]:
         """Ids that would complete a word, after the output and `ahead`."""
         tail = (*self._tail, *ahead)
         found: list[int] = []

@@ -11,60 +11,67 @@ from torch import Tensor
 
 from engine.plan import TokenLogprob
 from engine.sampling.logprobs import read, spans, want
-from engine.sampling.rows import Allowed, KnobRows, Pairs, SamplingRows
-from engine.sampling.rows import Penalties as PenaltyRows
-from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
-from kernels.sampling import Rows
-from kernels.scores import Scores
+from engine.sampling.rows import AllowedTokenRows, SamplingParamRows, SamplingRows, TokenPairs
+from engine.sampling.rows import PenaltyRows as PenaltyRows
+from kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
+from kernels.reference.sampling import Rows
+from kernels.reference.scores import Scores
 
 
-class Fixed:
-    """Of `knobs`, for logits `vocab` wide."""
+class FixedRows:
+    """Of `param_rows`, for logits `vocab` wide."""
 
-    def __init__(self, knobs: KnobRows, vocab: int, device: torch.device) -> None:
-        self.knobs = knobs
+    def __init__(self, param_rows: SamplingParamRows, vocab: int, device: torch.device) -> None:
+        self.param_rows = param_rows
         self._device = device
-        truncation = (knobs.top_k, knobs.top_p, knobs.min_p, knobs.typical_p)
-        columns = (knobs.temperature, *truncation, knobs.seed, knobs.seed, knobs.output)
+        truncation = (param_rows.top_k, param_rows.top_p, param_rows.min_p, param_rows.typical_p)
+        columns = (param_rows.temperature, *truncation, param_rows.seed, param_rows.seed, param_rows.output)
         self._rows = Rows(*(self._on(column) for column in columns))  # positions are each step's own
-        asked, biases = knobs.logprobs, knobs.biases
+        asked, biases = param_rows.logprobs, param_rows.biases
         self.wanted = None if asked is None else want(asked, vocab, device)
         self._at = [] if asked is None else asked.rows.tolist()
         self._spans = [] if asked is None or self.wanted is None else spans(self.wanted.nums.tolist(), asked.ids)
         self._biases = (
-            None if biases is None else Biases(self._on(biases.rows), self._on(biases.ids), self._on(biases.values))
+            None
+            if biases is None
+            else LogitBiases(self._on(biases.rows), self._on(biases.ids), self._on(biases.values))
         )
-        self._barred: tuple[Pairs, Bars] | None = None  # of the step before: often the same
+        self._banned: tuple[TokenPairs, BannedTokens] | None = None  # of the step before: often the same
         self._penalised: tuple[PenaltyRows, Penalties] | None = None  # likewise: it changes in place
-        self._masks = () if knobs.allowed is None else (self._mask(knobs.allowed),)
-        self._changes: Changes | None = None  # likewise
+        self._masks = () if param_rows.allowed is None else (self._mask(param_rows.allowed),)
+        self._changes: LogitAdjustments | None = None  # likewise
 
     def rows(self, position: "np.ndarray[Any, Any]") -> Rows:
         """The rows that sample tokens at these positions, int64 [R]."""
         return self._rows._replace(positions=self._on(position))
 
-    def changes(self, rows: SamplingRows) -> Changes:
+    def changes(self, rows: SamplingRows) -> LogitAdjustments:
         """Of rows of these knobs: grammars and what is allowed first."""
-        bars = None if rows.barred is None else self._bars(rows.barred)
+        banned_tokens = None if rows.banned is None else self._banned_tokens(rows.banned)
         penalties = None if rows.penalties is None else self._penalties(rows.penalties)
         last = self._changes
         if rows.masks is not None:
             masks = (*self._masks, self._mask(rows.masks))
-        elif last is not None and last.bars is bars and last.penalties is penalties and last.masks is self._masks:
+        elif (
+            last is not None
+            and last.banned_tokens is banned_tokens
+            and last.penalties is penalties
+            and last.masks is self._masks
+        ):
             return last
         else:
             masks = self._masks
-        self._changes = Changes(masks, bars, self._biases, penalties)
+        self._changes = LogitAdjustments(masks, banned_tokens, self._biases, penalties)
         return self._changes
 
     def read(self, scores: Scores) -> dict[int, TokenLogprob]:
         """Of the rows that asked."""
         return dict(zip(self._at, read(scores, self._spans), strict=True))
 
-    def _bars(self, barred: Pairs) -> Bars:
-        if self._barred is None or self._barred[0] is not barred:
-            self._barred = barred, Bars(self._on(barred.rows), self._on(barred.ids))
-        return self._barred[1]
+    def _banned_tokens(self, banned: TokenPairs) -> BannedTokens:
+        if self._banned is None or self._banned[0] is not banned:
+            self._banned = banned, BannedTokens(self._on(banned.rows), self._on(banned.ids))
+        return self._banned[1]
 
     def _penalties(self, found: PenaltyRows) -> Penalties:
         if self._device.type != "cpu":
@@ -82,8 +89,8 @@ class Fixed:
         entries = (on(np.cumsum(sizes) - sizes), on(sizes), on(found.ids[at]), on(found.counts[at]))
         return Penalties(on(found.rows), *entries, on(found.repetition), on(found.presence), on(found.frequency))
 
-    def _mask(self, allowed: Allowed) -> Mask:
-        return Mask(self._on(allowed.rows), self._on(allowed.bits))
+    def _mask(self, allowed: AllowedTokenRows) -> TokenMask:
+        return TokenMask(self._on(allowed.rows), self._on(allowed.bits))
 
     def _on(self, values: "np.ndarray[Any, Any]") -> Tensor:
         found = torch.from_numpy(values)

@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.plan import TokenLogprob
 from engine.sampling.rows import LogprobRows
 from kernels import ops
-from kernels.choice import Wanted
-from kernels.scores import Asked, Scores, room
+from kernels.reference.choice import ScoredRows
+from kernels.reference.scores import ScoreRequest, Scores, room
 
 
 @torch.inference_mode()
@@ -25,11 +25,11 @@ def score(logits: Tensor, ids: Sequence[int], num: int) -> list[TokenLogprob]:
     num, device = min(num, logits.shape[1]), logits.device
     own = torch.tensor(ids, dtype=torch.int64, device=device)
     nobody = own.new_empty(0)
-    found = ops.score(logits, Asked(own, torch.full_like(own, num), nobody, nobody, num))
+    found = ops.score(logits, ScoreRequest(own, torch.full_like(own, num), nobody, nobody, num))
     return read(found, spans([num] * len(ids), {}))
 
 
-def want(asked: LogprobRows, vocab: int, device: torch.device) -> Wanted:
+def want(asked: LogprobRows, vocab: int, device: torch.device) -> ScoredRows:
     """What is asked for, of logits so wide."""
     nums = np.minimum(asked.nums, vocab)
     rows = [row for row, others in asked.ids.items() for _ in others]
@@ -37,7 +37,7 @@ def want(asked: LogprobRows, vocab: int, device: torch.device) -> Wanted:
     pairs = torch.tensor([rows, others], dtype=torch.int64, device=device)
     at, wanted = (torch.from_numpy(values).to(device) for values in (asked.rows, nums))
     width = int(nums.max(initial=0))
-    return Wanted(at, wanted, pairs[0], pairs[1], width, room(len(nums), width, len(rows)))
+    return ScoredRows(at, wanted, pairs[0], pairs[1], width, room(len(nums), width, len(rows)))
 
 
 class Span(NamedTuple):

@@ -16,7 +16,7 @@ from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmas
 from engine.errors import ServiceError
 from engine.plan import Placement
 from engine.sampling.grammars import Grammar, Grammars
-from engine.sampling.rows import Bits, Ints, Masks, Words
+from engine.sampling.rows import Bits, GrammarMasks, Ints, Words
 
 
 @dataclasses.dataclass(slots=True)
@@ -78,7 +78,7 @@ class SlotMatchers:
         if follower is not None and follower.num_tokens < position:
             follower.append(computed[follower.num_tokens - position :])
 
-    def start(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> "Future[Masks | None]":
+    def start(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> "Future[GrammarMasks | None]":
         """Begin to fill the masks of the rows of these slots, in their order.
 
         A slot may have several rows, one behind the other; `ahead`: tokens drafted before such a row, each row's one
@@ -86,12 +86,12 @@ class SlotMatchers:
         nobody gets there. No slot may change before the result is there.
         """
         if not self._followers:
-            nothing: Future[Masks | None] = Future()
+            nothing: Future[GrammarMasks | None] = Future()
             nothing.set_result(None)
             return nothing
         return self._aside.submit(self._fill, slots, ahead)
 
-    def _fill(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> Masks | None:
+    def _fill(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> GrammarMasks | None:
         rows: list[int] = []
         lost: list[int] = []
         firsts: list[tuple[LLMatcher, int]] = []  # and the index in `rows` of its first row
@@ -121,4 +121,4 @@ class SlotMatchers:
         if not rows and not lost:
             return None
         at_rows: Ints = np.array(rows, dtype=np.int64)
-        return Masks(at_rows, bits, frozenset(lost), self._no_end)
+        return GrammarMasks(at_rows, bits, frozenset(lost), self._no_end)

@@ -20,8 +20,9 @@ def above_zero(value: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Penalties:
-    """What the rows that ask for penalties have; see `kernels.adjust.Penalties`. The same object as in the step before
+class PenaltyRows:
+    """What the rows that ask for penalties have; see `kernels.reference.adjust.Penalties`. The same object as in the
+    step before
     where only sizes and what they count have changed, in place."""
 
     rows: Ints
@@ -35,7 +36,7 @@ class Penalties:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Biases:
+class LogitBiasRows:
     """What is added to single logits: row, id and value, all [N]; rows ascending."""
 
     rows: Ints
@@ -44,7 +45,7 @@ class Biases:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Pairs:
+class TokenPairs:
     """(row, id) pairs, rows ascending. Both [N]."""
 
     rows: Ints
@@ -67,7 +68,7 @@ class LogprobRows:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Allowed:
+class AllowedTokenRows:
     """Rows that may have some ids only.
 
     Attributes:
@@ -80,7 +81,7 @@ class Allowed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Masks(Allowed):
+class GrammarMasks(AllowedTokenRows):
     """What grammars allow.
 
     Attributes:
@@ -99,7 +100,7 @@ class Masks(Allowed):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class KnobRows:
+class SamplingParamRows:
     """Parameters of R rows, which stay as they are as long as the same sequences sample.
 
     Attributes:
@@ -121,8 +122,8 @@ class KnobRows:
     typical_p: Floats
     seed: Ints
     output: Ints
-    biases: Biases | None = None
-    allowed: Allowed | None = None
+    biases: LogitBiasRows | None = None
+    allowed: AllowedTokenRows | None = None
     logprobs: LogprobRows | None = None
 
 
@@ -138,23 +139,25 @@ class SamplingRows:
         masks: of the rows that follow a grammar; None if none does.
     """
 
-    knobs: KnobRows
+    param_rows: SamplingParamRows
     position: Ints
-    penalties: Penalties | None = None
-    barred: Pairs | None = None
-    masks: Masks | None = None
+    penalties: PenaltyRows | None = None
+    banned: TokenPairs | None = None
+    masks: GrammarMasks | None = None
 
     @property
     def is_adjusted(self) -> bool:
         """Whether any logit is changed before sampling."""
-        return bool(self.barred or self.knobs.allowed or self.penalties or self.knobs.biases or self.masks)
+        return bool(self.banned or self.param_rows.allowed or self.penalties or self.param_rows.biases or self.masks)
 
 
-def allow(found: Sequence[tuple[int, Bits]]) -> Allowed | None:
+def allow(found: Sequence[tuple[int, Bits]]) -> AllowedTokenRows | None:
     """Rows, ascending, and what they allow, [1, W] each; None if there are none."""
     if not found:
         return None
-    return Allowed(np.array([row for row, _ in found], dtype=np.int64), np.concatenate([bits for _, bits in found]))
+    return AllowedTokenRows(
+        np.array([row for row, _ in found], dtype=np.int64), np.concatenate([bits for _, bits in found])
+    )
 
 
 def bits_of(ids: Sequence[int], vocab_size: int) -> Bits:
@@ -164,14 +167,14 @@ def bits_of(ids: Sequence[int], vocab_size: int) -> Bits:
     return np.packbits(flags, axis=1, bitorder="little").view(np.int32)
 
 
-def join(found: Sequence[tuple[int, Ints]]) -> Pairs | None:
+def join(found: Sequence[tuple[int, Ints]]) -> TokenPairs | None:
     """The ids of rows, which may come again, as pairs; None if there are none."""
     if not found:
         return None
     found = sorted(found, key=_row_of)
     sizes = [len(ids) for _, ids in found]
     rows: Ints = np.repeat(np.array([row for row, _ in found], dtype=np.int64), sizes)
-    return Pairs(rows, np.concatenate([ids for _, ids in found]))
+    return TokenPairs(rows, np.concatenate([ids for _, ids in found]))
 
 
 _row_of: Callable[[tuple[int, Ints]], int] = operator.itemgetter(0)

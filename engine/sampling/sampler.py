@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.errors import ServiceError, constraint_lost, nothing_left
 from engine.plan import TokenLogprob
-from engine.sampling.fixed import Fixed
-from engine.sampling.rows import KnobRows, SamplingRows
+from engine.sampling.fixed import FixedRows
+from engine.sampling.rows import SamplingParamRows, SamplingRows
 from kernels import ops
 
 MAX_KEPT = 32  # knobs: those of drafts of other lengths come in turns
@@ -37,16 +37,16 @@ class Sampler:
     position, token id)."""
 
     def __init__(self) -> None:
-        self._fixed: dict[KnobRows, Fixed] = {}
+        self._fixed: dict[SamplingParamRows, FixedRows] = {}
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: SamplingRows) -> SampledRows:
         """logits float32 [R, V], which it may overwrite; rows of R."""
-        fixed = self._fixed.get(rows.knobs)
+        fixed = self._fixed.get(rows.param_rows)
         if fixed is None:
             if len(self._fixed) >= MAX_KEPT:
                 self._fixed.clear()
-            fixed = self._fixed[rows.knobs] = Fixed(rows.knobs, logits.shape[1], logits.device)
+            fixed = self._fixed[rows.param_rows] = FixedRows(rows.param_rows, logits.shape[1], logits.device)
         chosen = ops.choose(logits, fixed.rows(rows.position), fixed.changes(rows), fixed.wanted)
         ids: list[int] = chosen.ids.tolist()
         bad = [row for row, token in enumerate(ids) if token < 0]
@@ -65,7 +65,7 @@ class Sampler:
 def _errors(logits: Tensor, rows: SamplingRows, bad: list[int]) -> dict[int, ServiceError]:
     """What requests did to fail: they left their grammar, or nothing that they allow. `logits` are adjusted."""
     masks = rows.masks
-    restrictions = (rows.knobs.allowed, rows.barred, masks)
+    restrictions = (rows.param_rows.allowed, rows.banned, masks)
     restricted = {row for some in restrictions if some is not None for row in some.rows.tolist()}
     empty = [row for row in bad if row in restricted and bool(logits[row].isneginf().all())]
     lost = masks.lost if masks is not None else ()

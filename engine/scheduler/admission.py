@@ -6,25 +6,27 @@ prediction costs a preemption, never an answer. Knows no budget beyond the room 
 """
 
 from engine.scheduler import victims
-from engine.scheduler.census import Census
-from engine.scheduler.floor import Floor
-from engine.scheduler.group import Group
+from engine.scheduler.group import SequenceGroup
 from engine.scheduler.lengths import OutputLengths
 from engine.scheduler.policies import Policy
-from engine.scheduler.sequence import Sequence, State
+from engine.scheduler.running_stats import RunningStats
+from engine.scheduler.sequence import Sequence, SequenceStatus
 from engine.scheduler.settings import SchedulerSettings
-from engine.trail import Kind
+from engine.scheduler.state import SchedulerState
+from engine.timeline import EventKind
 
 LOOK_AHEAD = 8  # sequences that are tried in vain in one step: bounds the time that a full cache costs
 PEAK_STEPS = 3  # who would bring too high a peak is tried again after so many: those that run come nearer to their ends
 RETRY_STEPS = 16  # who did not fit is tried again after so many steps even if no more is free than then
 
 
-class Admission:
+class AdmissionControl:
     """Lets sequences in."""
 
-    def __init__(self, floor: Floor, policy: Policy, lengths: OutputLengths, settings: SchedulerSettings) -> None:
-        self._floor = floor
+    def __init__(
+        self, state: SchedulerState, policy: Policy, lengths: OutputLengths, settings: SchedulerSettings
+    ) -> None:
+        self._state = state
         self._policy = policy
         self._lengths = lengths
         self._settings = settings
@@ -32,26 +34,26 @@ class Admission:
 
     def is_due(self, step: int) -> bool:
         """Whether somebody waits who is to be looked at in that step."""
-        return bool(self._floor.waiting) and (self._floor.has_changed or step % RETRY_STEPS == 0)
+        return bool(self._state.waiting) and (self._state.has_changed or step % RETRY_STEPS == 0)
 
     def admit(self, now: float, step: int, budget: int, prefills: list[Sequence]) -> None:
         """Place waiting sequences while slots, blocks and room last. `prefills` are the running ones; who comes in is
         added to them."""
-        floor = self._floor
+        state = self._state
         if not self.is_due(step):
             return
-        floor.has_changed = False
+        state.has_changed = False
         self._begin(step)
         long = sum(one.num_missing > budget for one in prefills)
         room = budget - sum(one.num_missing for one in prefills if one.num_missing <= budget)
-        passed: list[Group] = []
-        for sequence in floor.waiting.in_order():
+        passed: list[SequenceGroup] = []
+        for sequence in state.waiting.in_order():
             if room <= 0 or self._is_over():
-                floor.has_changed = bool(floor.free_slots)  # else the next to end says so
+                state.has_changed = bool(state.free_slots)  # else the next to end says so
                 return
             is_long = sequence.group.num_ready(sequence) > budget
             if (is_long and long >= self._settings.max_long_prefills) or self._awaits_disk(sequence):
-                floor.has_changed = True  # it waits for a turn, or for the disk, not for blocks
+                state.has_changed = True  # it waits for a turn, or for the disk, not for blocks
                 continue
             if self._try(sequence, now, step):
                 long += sequence.num_missing > budget
@@ -65,7 +67,7 @@ class Admission:
                 if sequence.group.num_overtaken >= self._settings.max_overtakes:
                     return
 
-    def _overtake(self, passed: list[Group]) -> bool:
+    def _overtake(self, passed: list[SequenceGroup]) -> bool:
         """Count it for those who were passed over; whether that is enough for one of them."""
         for group in passed:
             group.num_overtaken += 1
@@ -73,11 +75,11 @@ class Admission:
 
     def _begin(self, step: int) -> None:
         """Nobody has been tried in this step yet."""
-        self._census = self._count()
+        self._running_stats = self._count()
         self._step = step
         self._num_refused = 0
         self._tried_priority = -(1 << 30)  # that found nobody to displace in this step
-        self._forgets = step % RETRY_STEPS == 0 or not self._census.num_active
+        self._forgets = step % RETRY_STEPS == 0 or not self._running_stats.num_active
 
     def _try(self, sequence: Sequence, now: float, step: int) -> bool:
         """Let the sequence in if it is worth a try, and fits."""
@@ -85,7 +87,7 @@ class Admission:
             return False
         if self._let_in(sequence, now, step):
             return True
-        if len(self._floor.free_slots) >= sequence.group.num_slots(sequence):
+        if len(self._state.free_slots) >= sequence.group.num_slots(sequence):
             self._remember(sequence)
         return False
 
@@ -94,97 +96,97 @@ class Admission:
         if self._has_blocks(sequence, []):
             sequence.retry_step = self._step + PEAK_STEPS
         else:
-            sequence.refused_free = self._floor.cache.pool.num_free
+            sequence.refused_free = self._state.cache.pool.num_free
 
     def _is_over(self) -> bool:
         """Enough were tried, or no slot is left and nobody could be made to leave one."""
-        full = not (self._floor.free_slots or self._policy.preempts or self._census.has_idle)
+        full = not (self._state.free_slots or self._policy.preempts or self._running_stats.has_idle)
         return full or self._num_refused >= LOOK_AHEAD
 
-    def _count(self) -> Census:
-        return Census(self._floor.running, self._floor.cache, self._lengths)
+    def _count(self) -> RunningStats:
+        return RunningStats(self._state.running, self._state.cache, self._lengths)
 
     def _awaits_disk(self, sequence: Sequence) -> bool:
-        return not self._is_hopeless(sequence) and self._floor.cache.is_awaited(sequence.table, _known(sequence))
+        return not self._is_hopeless(sequence) and self._state.cache.is_awaited(sequence.table, _known(sequence))
 
     def _is_hopeless(self, sequence: Sequence) -> bool:
         """It was refused for want of blocks when no less was free, or just now for the peak that it would bring."""
         if self._forgets:
             return False
-        return self._floor.cache.pool.num_free <= sequence.refused_free or self._step < sequence.retry_step
+        return self._state.cache.pool.num_free <= sequence.refused_free or self._step < sequence.retry_step
 
     def _let_in(self, sequence: Sequence, now: float, step: int) -> bool:
         """Place the sequence if there is, or can be made, room for it."""
-        floor, group, census = self._floor, sequence.group, self._census
-        displaces = self._policy.preempts and group.priority > max(census.lowest_priority, self._tried_priority)
-        if len(floor.free_slots) < group.num_slots(sequence) and not (displaces or census.has_idle):
+        state, group, running_stats = self._state, sequence.group, self._running_stats
+        displaces = self._policy.preempts and group.priority > max(running_stats.lowest_priority, self._tried_priority)
+        if len(state.free_slots) < group.num_slots(sequence) and not (displaces or running_stats.has_idle):
             return False
-        found = floor.cache.match(sequence.table, _known(sequence))
-        fits = self._fits(sequence, found) or (census.has_idle and self._evict_idle(sequence, found, step))
+        found = state.cache.match(sequence.table, _known(sequence))
+        fits = self._fits(sequence, found) or (running_stats.has_idle and self._evict_idle(sequence, found, step))
         if not fits and displaces:
             fits = self._displace(sequence, found, step)
             self._tried_priority = group.priority if not fits else self._tried_priority
         if not fits:
             self._num_refused += 1
             return False
-        floor.place(sequence, found)
-        self._census.add(sequence)
+        state.place(sequence, found)
+        self._running_stats.add(sequence)
         group.num_overtaken = 0
         if group.num_cached < 0:
             group.num_cached = sequence.num_computed
             group.first_scheduled_s = now
-            group.note(Kind.ADMITTED, now, sequence.num_computed)
+            group.note(EventKind.ADMITTED, now, sequence.num_computed)
             self._policy.start(group)
         if group.can_fork:
-            floor.fork_all(group)
+            state.fork_all(group)
         return True
 
     def _fits(self, sequence: Sequence, found: list[int]) -> bool:
         """Whether slots, blocks and the predicted peak allow it. Alone, it always fits: the door saw to that."""
         if not self._has_blocks(sequence, found):
             return False
-        if not self._census.num_active:
+        if not self._running_stats.num_active:
             return True
-        limit = int(self._floor.cache.pool.num_blocks * (1 - self._settings.watermark))
-        return self._census.peak_with(sequence, found) <= limit
+        limit = int(self._state.cache.pool.num_blocks * (1 - self._settings.watermark))
+        return self._running_stats.peak_with(sequence, found) <= limit
 
     def _has_blocks(self, sequence: Sequence, found: list[int]) -> bool:
         """Slots for all of its group, blocks for all of its tokens, and one for the next token of everybody."""
-        floor, group = self._floor, sequence.group
+        state, group = self._state, sequence.group
         num_slots = group.num_slots(sequence)
-        if num_slots > len(floor.free_slots):
+        if num_slots > len(state.free_slots):
             return False
-        spare = num_slots - 1 + self._census.num_active
-        return floor.cache.can_take(found, max(group.num_ready(sequence), 1), spare)
+        spare = num_slots - 1 + self._running_stats.num_active
+        return state.cache.can_take(found, max(group.num_ready(sequence), 1), spare)
 
     def _evict_idle(self, sequence: Sequence, found: list[int], step: int) -> bool:
         """Take from the paused until it fits."""
-        while (victim := victims.idle(self._floor.running, step)) is not None:
-            self._floor.evict(victim)
-            self._census = self._count()
+        while (victim := victims.idle(self._state.running, step)) is not None:
+            self._state.evict(victim)
+            self._running_stats = self._count()
             if self._fits(sequence, found):
                 return True
         return False
 
     def _displace(self, sequence: Sequence, found: list[int], step: int) -> bool:
         """Preempt sequences of lower priority, but only if that is enough."""
-        floor, group = self._floor, sequence.group
-        slots = group.num_slots(sequence) - len(floor.free_slots)
-        blocks = floor.cache.blocks_for(group.num_ready(sequence)) + group.num_slots(sequence) - len(found)
-        blocks += len(floor.running) - floor.cache.pool.num_free
+        state, group = self._state, sequence.group
+        slots = group.num_slots(sequence) - len(state.free_slots)
+        blocks = state.cache.blocks_for(group.num_ready(sequence)) + group.num_slots(sequence) - len(found)
+        blocks += len(state.running) - state.cache.pool.num_free
         leaving: list[Sequence] = []
-        for victim in victims.below(floor.running, sequence, step, self._settings.max_preemptions):
+        for victim in victims.below(state.running, sequence, step, self._settings.max_preemptions):
             if slots <= 0 and blocks <= 0:
                 break
             leaving.append(victim)
             slots -= 1
-            blocks -= 1 + sum(floor.cache.pool.refs(block) == 1 for block in victim.table.blocks)
+            blocks -= 1 + sum(state.cache.pool.refs(block) == 1 for block in victim.table.blocks)
         if slots > 0 or blocks > 0:
             return False
         for victim in leaving:
-            if victim.state is State.RUNNING:  # a sibling's eviction may have taken it along
-                floor.evict(victim)
-        self._census = self._count()
+            if victim.state is SequenceStatus.RUNNING:  # a sibling's eviction may have taken it along
+                state.evict(victim)
+        self._running_stats = self._count()
         return self._has_blocks(sequence, found)
 
 

@@ -14,7 +14,7 @@ from engine.plan import TokenLogprob
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class BeamExtension:
     """One beam goes on, or completes, with one token.
 
     Attributes:
@@ -30,7 +30,7 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Advance:
+class BeamStep:
     """What a step of the search decided.
 
     Attributes:
@@ -38,8 +38,8 @@ class Advance:
         complete: hypotheses that are complete with this step, and their final scores.
     """
 
-    live: tuple[Step, ...]
-    complete: tuple[tuple[float, Step], ...]
+    live: tuple[BeamExtension, ...]
+    complete: tuple[tuple[float, BeamExtension], ...]
 
 
 class BeamSearch:
@@ -53,13 +53,13 @@ class BeamSearch:
 
     def advance(
         self, beams: Sequence[tuple[float, TokenLogprob]], length: int, end_ids: frozenset[int], at_end: bool
-    ) -> Advance:
+    ) -> BeamStep:
         """Decide. `beams`: per beam its score and candidates, at least width + len(end_ids) where the vocabulary has
         them; `length`: tokens of a hypothesis after this step; `at_end`: no hypothesis may grow further; ids that
         `end_ids` names complete a hypothesis."""
         ranked = _ranked(beams)
-        complete: list[tuple[float, Step]] = []
-        live: list[Step] = []
+        complete: list[tuple[float, BeamExtension]] = []
+        live: list[BeamExtension] = []
         for rank, step in enumerate(ranked):
             if not at_end and step.token not in end_ids:
                 live.append(step)
@@ -70,7 +70,7 @@ class BeamSearch:
         if self._early_stopping and len(self._scores) == self.width:
             complete = []
         complete = [(score, step) for score, step in complete if self._keep(score)]
-        return Advance(tuple(live) if live and not self._is_over(live[0].score, length) else (), tuple(complete))
+        return BeamStep(tuple(live) if live and not self._is_over(live[0].score, length) else (), tuple(complete))
 
     def _keep(self, score: float) -> bool:
         """Whether a complete hypothesis is among the best `width`."""
@@ -87,10 +87,10 @@ class BeamSearch:
         return self._early_stopping or best / length**self._length_penalty <= self._scores[-1]
 
 
-def _ranked(beams: Sequence[tuple[float, TokenLogprob]]) -> list[Step]:
+def _ranked(beams: Sequence[tuple[float, TokenLogprob]]) -> list[BeamExtension]:
     """Every candidate, best first; equal ones in the order of beams and ids."""
     steps = [
-        Step(parent, token, score + logprob, TokenLogprob(logprob, rank, found.top_ids, found.top_logprobs))
+        BeamExtension(parent, token, score + logprob, TokenLogprob(logprob, rank, found.top_ids, found.top_logprobs))
         for parent, (score, found) in enumerate(beams)
         for rank, (token, logprob) in enumerate(zip(found.top_ids, found.top_logprobs, strict=True), 1)
         if math.isfinite(logprob)

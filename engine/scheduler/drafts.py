@@ -7,15 +7,15 @@ proposer.
 
 from collections.abc import Sequence as Several
 
-from engine.plan import Ask, DraftTree, Plan, Run, num_accepted
+from engine.plan import DraftRequest, DraftTree, StepPlan, VerifiedDrafts, num_accepted
 from engine.request import MAX_DRAFT_TOKENS
 from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.events import Sampled
-from engine.scheduler.floor import Floor
-from engine.scheduler.outputs import Kept, Outputs
-from engine.scheduler.sequence import Drafting, Sequence, State
-from engine.speculation.controller import Controller
-from engine.trees import MOST_DRAFTS, first_branch, follow, is_chain
+from engine.scheduler.outputs import AddedTokens, Outputs
+from engine.scheduler.sequence import Drafting, Sequence, SequenceStatus
+from engine.scheduler.state import SchedulerState
+from engine.speculation.controller import SpeculationController
+from engine.speculation.trees import MOST_DRAFTS, first_branch, follow, is_chain
 
 PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
 REST_STEPS = 4  # in which nobody is asked, once nobody is worth a draft: these may be planned ahead
@@ -23,14 +23,16 @@ HEED_EVERY = 4  # steps of which one is measured while nobody is asked
 MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which it has to read
 
 
-class Drafts:
+class DraftScheduler:
     """Drafts of the step to come and of the one in flight."""
 
-    def __init__(self, floor: Floor, outputs: Outputs, controller: Controller | None, max_width: int = 1) -> None:
+    def __init__(
+        self, state: SchedulerState, outputs: Outputs, controller: SpeculationController | None, max_width: int = 1
+    ) -> None:
         """Without a controller drafts are as wide, and then as long, as they may be."""
         self.stats = DraftStats()
         self.offered: list[Sequence] = []  # that have drafts for the next step
-        self._floor = floor
+        self._state = state
         self._outputs = outputs
         self._controller = controller
         self._max_width = max_width
@@ -55,14 +57,14 @@ class Drafts:
             self.num_resting = REST_STEPS
         return self._is_resting
 
-    def asks(self, budget: int, *, grow: bool) -> list[Ask]:
+    def asks(self, budget: int, *, grow: bool) -> list[DraftRequest]:
         """Of sequences one token behind, while prompts leave room in a step of `budget` tokens. `grow`: with blocks for
         all drafts but the last, as far as nobody else needs them in the next step."""
         self._asked = []
-        missing = [one.num_missing for one in self._floor.running if one.num_missing > 0]
+        missing = [one.num_missing for one in self._state.running if one.num_missing > 0]
         room = budget - sum(missing)
-        due = [one for one in self._floor.running if _is_due(one)] if room > 0 else []
-        asks: list[Ask] = []
+        due = [one for one in self._state.running if _is_due(one)] if room > 0 else []
+        asks: list[DraftRequest] = []
         if not due:
             return asks
         able = [one for one in due if not (grow and _is_too_late(one))]  # who would have to be read first
@@ -82,7 +84,7 @@ class Drafts:
                 asks.append(_ask(one, num, wide))
         return asks
 
-    def offer(self, asks: Several[Ask], proposals: Several[Several[int] | DraftTree], seconds: float) -> None:
+    def offer(self, asks: Several[DraftRequest], proposals: Several[Several[int] | DraftTree], seconds: float) -> None:
         """Answers to the last `asks`, in their order, and how long it took to find them."""
         drafts = [_parts(one) for one in proposals]
         num_read = sum(map(_catch_up, self._asked))
@@ -107,7 +109,7 @@ class Drafts:
         for one in offered:
             drafting = one.drafting
             assert drafting is not None
-            is_row = one.state is State.RUNNING and one.last_step == step
+            is_row = one.state is SequenceStatus.RUNNING and one.last_step == step
             num = min(len(drafting.ids), room, _limit(one)) if is_row else 0
             if num > 0:
                 num = self._grow(one, num)
@@ -121,11 +123,11 @@ class Drafts:
                     one.group.credit -= num
         grown, self._grown = self._grown, []
         for one, place in grown:
-            if one.num_places == place and one.state is State.RUNNING and one not in nums:
-                self._floor.shrink(one, one.num_computed + (one.last_step == step))
+            if one.num_places == place and one.state is SequenceStatus.RUNNING and one not in nums:
+                self._state.shrink(one, one.num_computed + (one.last_step == step))
         return nums
 
-    def stepped(self, plan: Plan, seconds: float) -> None:
+    def stepped(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long: worth knowing if it was of decoding rows alone, and now and then while all rest."""
         num_rows = len(plan.slots)
         if self._controller is None:
@@ -135,7 +137,7 @@ class Drafts:
         elif not self._is_resting or not plan.step % HEED_EVERY:
             self._controller.stepped(num_rows, plan.num_tokens, seconds)
 
-    def verify(self, sequence: Sequence, num: int, run: Run, now: float, events: list[Sampled]) -> None:
+    def verify(self, sequence: Sequence, num: int, run: VerifiedDrafts, now: float, events: list[Sampled]) -> None:
         """A row with `num` drafts has been computed: keep what was sampled behind those that are right."""
         group, drafting = sequence.group, sequence.drafting
         assert drafting is not None and len(drafting.ids) == num, "drafts changed while they were verified"
@@ -153,12 +155,12 @@ class Drafts:
         # As behind any row: all that exists is computed but the token sampled last.
         sequence.tokens.extend(run.token_ids[:kept])
         sequence.num_computed += kept
-        self._floor.fill(sequence)
-        self._floor.shrink(sequence, sequence.num_computed)
-        self._outputs.advance_run(sequence, Kept(kept, run.logprobs[:kept], num, min(kept, right)), now, events)
-        self._floor.give_back(group, num + 1 - kept)
+        self._state.fill(sequence)
+        self._state.shrink(sequence, sequence.num_computed)
+        self._outputs.advance_run(sequence, AddedTokens(kept, run.logprobs[:kept], num, min(kept, right)), now, events)
+        self._state.give_back(group, num + 1 - kept)
 
-    def _verify_tree(self, drafting: Drafting, run: Run) -> int:
+    def _verify_tree(self, drafting: Drafting, run: VerifiedDrafts) -> int:
         """How many drafts of a tree stand. Its first draft, the first behind that and so on are what a chain would be;
         who takes the place of one of these is an alternative to it."""
         parents = drafting.parents
@@ -182,9 +184,9 @@ class Drafts:
 
     def _num_spare(self) -> int:
         """Blocks that are free even when everybody who runs computes all that it misses."""
-        cache = self._floor.cache
+        cache = self._state.cache
         wanted = 0
-        for one in self._floor.running:
+        for one in self._state.running:
             end = cache.blocks_for(one.num_computed + max(0, one.num_missing))
             wanted += max(0, end - len(one.table.blocks)) + (one.table.shared_tail >= 0)
         return cache.pool.num_free - wanted
@@ -192,7 +194,7 @@ class Drafts:
     def _grow_ahead(self, sequence: Sequence, num: int, spare: int) -> tuple[int, int]:
         """Room for `num` drafts but the last before they are made, from `spare` blocks, or for as many as there is: how
         many, and the blocks that this took beside the sequence's own next one."""
-        cache, num_tokens = self._floor.cache, len(sequence.tokens)
+        cache, num_tokens = self._state.cache, len(sequence.tokens)
         own = cache.blocks_for(num_tokens)
         more = cache.blocks_for(num_tokens + num - 1) - own
         if more > spare:
@@ -204,14 +206,14 @@ class Drafts:
 
     def _grow(self, sequence: Sequence, num: int) -> int:
         """Room for `num` drafts behind the row's own token, or for as many as there is."""
-        cache, first = self._floor.cache, sequence.num_computed + 1
+        cache, first = self._state.cache, sequence.num_computed + 1
         if not cache.grow(sequence.table, first + num):
             num = min(num, len(sequence.table.blocks) * cache.block_size - first)
         sequence.room = len(sequence.table.blocks) * cache.block_size
         return num
 
 
-def _num_new(plan: Plan) -> int:
+def _num_new(plan: StepPlan) -> int:
     """Rows that have computed a prompt to its end."""
     rows = enumerate(zip(plan.query_lens, plan.samples, strict=True))
     return sum(samples and num > 1 and i not in plan.drafts for i, (num, samples) in rows)
@@ -220,7 +222,7 @@ def _num_new(plan: Plan) -> int:
 def _is_due(sequence: Sequence) -> bool:
     if sequence.drafting is None or sequence.group.holds_back:
         return False
-    return len(sequence.tokens) - sequence.num_computed == 1 and sequence.state is State.RUNNING
+    return len(sequence.tokens) - sequence.num_computed == 1 and sequence.state is SequenceStatus.RUNNING
 
 
 def _news(sequence: Sequence) -> int:
@@ -271,9 +273,9 @@ def _parts(draft: Several[int] | DraftTree) -> tuple[list[int], list[int]]:
     return list(draft), []
 
 
-def _ask(sequence: Sequence, num: int, width: int) -> Ask:
+def _ask(sequence: Sequence, num: int, width: int) -> DraftRequest:
     assert sequence.drafting is not None
-    return Ask(
+    return DraftRequest(
         tokens=sequence.tokens,
         blocks=sequence.table.blocks,
         params=sequence.group.params,

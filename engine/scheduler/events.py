@@ -14,7 +14,7 @@ Failure: TypeAlias = tuple[str, ServiceError]  # request id; the whole request e
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Times:
+class RequestTimes:
     """Plain durations in seconds of an output that ended.
 
     Attributes:
@@ -39,7 +39,7 @@ class Times:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionReport:
     """What the engine found when it first scheduled a request.
 
     Attributes:
@@ -71,9 +71,9 @@ class Sampled(NamedTuple):
     first_index: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
-    admission: Admission | None
+    admission: AdmissionReport | None
     finish: FinishReason | None
-    times: Times | None
+    times: RequestTimes | None
     output_index: int = 0
     is_last: bool = False
     num_drafted: int = 0

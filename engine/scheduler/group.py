@@ -6,16 +6,16 @@ which each computes itself, as the token sampled after it is its own. Knows no c
 
 import dataclasses
 
-from engine.plan import PromptScores, TokenLogprob
+from engine.plan import PromptLogprobs, TokenLogprob
 from engine.request import EngineRequest, FinishReason, SamplingParams
 from engine.scheduler.beam import BeamSearch
 from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.sequence import Sequence
-from engine.trail import Kind, Mark
+from engine.timeline import EventKind, TimelineEvent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Completed:
+class CompletedBeam:
     """An output of a search, held back until the request ends."""
 
     score: float
@@ -26,7 +26,7 @@ class Completed:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Group:
+class SequenceGroup:
     """State of one request while it is open."""
 
     request: EngineRequest
@@ -38,7 +38,7 @@ class Group:
     max_tokens: int  # effective
     priority: int  # may be updated
     deadline_s: float  # may be updated
-    barred_ids: tuple[int, ...]  # ids that end an output, barred before min_tokens
+    banned_ids: tuple[int, ...]  # ids that end an output, barred before min_tokens
     end_ids: frozenset[int]
     credit: int | None  # tokens that may be sampled; None is without limit
     is_open: bool
@@ -48,7 +48,7 @@ class Group:
     unforked: list[Sequence] = dataclasses.field(default_factory=list)  # those of them that wait for the prompt
     spare_slots: list[int] = dataclasses.field(default_factory=list)  # taken for sequences yet to be forked
     held_since_s: float = 0.0
-    completed: list[Completed] = dataclasses.field(default_factory=list)
+    completed: list[CompletedBeam] = dataclasses.field(default_factory=list)
     prompt_scores: list[TokenLogprob] | None = None  # of its tokens from the second on, until told; None: not wanted
     num_cached: int = -1  # prompt tokens found in the prefix cache when first scheduled; -1: not yet
     num_sampled: int = 0  # by outputs that have ended
@@ -89,7 +89,7 @@ class Group:
             return len(self.prompt) + self.max_tokens
         return len(scores)
 
-    def learn(self, found: PromptScores) -> None:
+    def learn(self, found: PromptLogprobs) -> None:
         """More of the prompt is scored; what was computed once more, after a preemption, is known already."""
         if self.prompt_scores is not None:
             known = 1 + len(self.prompt_scores) - found.first
@@ -100,12 +100,12 @@ class Group:
         """A token was sampled: perhaps the first."""
         if self.first_token_s < 0:
             self.first_token_s = now
-            self.note(Kind.FIRST_TOKEN, now)
+            self.note(EventKind.FIRST_TOKEN, now)
 
-    def note(self, kind: Kind, now: float, num_tokens: int = 0, output_index: int = 0) -> None:
+    def note(self, kind: EventKind, now: float, num_tokens: int = 0, output_index: int = 0) -> None:
         """Tell whoever traces the request, if anybody does."""
-        if self.request.trail is not None:
-            self.request.trail.note(Mark(kind, now, num_tokens, output_index))
+        if self.request.timeline is not None:
+            self.request.timeline.note(TimelineEvent(kind, now, num_tokens, output_index))
 
     def refresh_hold(self) -> None:
         """Derive the flags; after each change of credit, input or forks."""

@@ -6,21 +6,21 @@ The half of the scheduler behind the runner: tokens in, events out. Knows no bud
 import dataclasses
 from collections.abc import Sequence as Ids
 
-from engine.cache.cache import BlockTable
 from engine.errors import ServiceError
+from engine.kv_cache.cache import BlockTable
 from engine.plan import TokenLogprob
 from engine.request import FinishReason
-from engine.scheduler.beam import Step
-from engine.scheduler.events import Admission, Failure, Sampled, Times
-from engine.scheduler.floor import Floor
-from engine.scheduler.group import Completed, Group
+from engine.scheduler.beam import BeamExtension
+from engine.scheduler.events import AdmissionReport, Failure, RequestTimes, Sampled
+from engine.scheduler.group import CompletedBeam, SequenceGroup
 from engine.scheduler.lengths import OutputLengths
 from engine.scheduler.policies import Policy
 from engine.scheduler.sequence import Sequence
+from engine.scheduler.state import SchedulerState
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kept:
+class AddedTokens:
     """The last `num` tokens of a sequence, which a step has added, and the drafts that it has verified for them."""
 
     num: int
@@ -32,8 +32,8 @@ class Kept:
 class Outputs:
     """Advances sequences and tells what became of them."""
 
-    def __init__(self, floor: Floor, policy: Policy, lengths: OutputLengths) -> None:
-        self._floor = floor
+    def __init__(self, state: SchedulerState, policy: Policy, lengths: OutputLengths) -> None:
+        self._state = state
         self._policy = policy
         self._lengths = lengths
 
@@ -60,7 +60,7 @@ class Outputs:
         tokens = tokens[: group.max_tokens - sequence.num_output]
         return next((i for i, token in enumerate(tokens, 1) if token in group.end_ids), len(tokens))
 
-    def advance_run(self, sequence: Sequence, kept: Kept, now: float, events: list[Sampled]) -> None:
+    def advance_run(self, sequence: Sequence, kept: AddedTokens, now: float, events: list[Sampled]) -> None:
         """The last tokens of the sequence were sampled at once: add what they bring to `events`."""
         group = sequence.group
         group.has_token(now)
@@ -80,7 +80,7 @@ class Outputs:
         """End an output without a further token."""
         return self._event(sequence, sequence.num_output, (), (), finish, now)
 
-    def settle(self, group: Group, now: float) -> list[Sampled]:
+    def settle(self, group: SequenceGroup, now: float) -> list[Sampled]:
         """End the outputs that are complete as they stand: a limit was lowered, or they were resumed at their end."""
         if group.params.is_search:
             return []
@@ -92,16 +92,16 @@ class Outputs:
                 events.append(self.cut(sequence, finish, now))
         return events
 
-    def fail(self, group: Group, error: ServiceError) -> Failure:
+    def fail(self, group: SequenceGroup, error: ServiceError) -> Failure:
         """The request ends without success."""
         self.forget(group)
         return group.request_id, error
 
-    def forget(self, group: Group) -> None:
+    def forget(self, group: SequenceGroup) -> None:
         """The request ends silently."""
         group.num_sampled += sum(sequence.num_output for sequence in group.sequences)
         self._policy.leave(group)
-        self._floor.close(group)
+        self._state.close(group)
 
     def _advance_rarely(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
@@ -110,7 +110,7 @@ class Outputs:
         group = sequence.group
         if group.beam is None:
             sequence.tokens.append(token)
-            self.advance_run(sequence, Kept(1, () if logprob is None else (logprob,)), now, events)
+            self.advance_run(sequence, AddedTokens(1, () if logprob is None else (logprob,)), now, events)
             return
         group.has_token(now)
         sequence.candidates = logprob
@@ -151,7 +151,7 @@ class Outputs:
         self._lengths.observe(group.request.tenant, max(1, sequence.num_output))
         if len(group.sequences) == 1:
             self._policy.leave(group)
-        self._floor.end(sequence)
+        self._state.end(sequence)
 
     def _hide(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...]) -> None:
         """Best of: an output that shows only if it is among the best."""
@@ -164,16 +164,16 @@ class Outputs:
         if finish is not None:
             ids = tuple(sequence.tokens[len(group.prompt) :])
             group.completed.append(
-                Completed(sequence.score / len(ids), ids, tuple(sequence.logprobs), finish, sequence.index)
+                CompletedBeam(sequence.score / len(ids), ids, tuple(sequence.logprobs), finish, sequence.index)
             )
             self._end(sequence)
 
-    def _advance_beams(self, group: Group) -> None:
+    def _advance_beams(self, group: SequenceGroup) -> None:
         """Every beam has its candidates: choose who goes on."""
         assert group.beam is not None
         num_output = group.sequences[0].num_output
-        barred = group.end_ids if num_output < group.params.min_tokens else frozenset()
-        beams = [(one.score, _without(one.candidates, barred)) for one in group.sequences]
+        banned = group.end_ids if num_output < group.params.min_tokens else frozenset()
+        beams = [(one.score, _without(one.candidates, banned)) for one in group.sequences]
         at_end = num_output + 1 >= group.max_tokens
         advance = group.beam.advance(beams, num_output + 1, group.end_ids, at_end)
         for score, step in advance.complete:
@@ -186,13 +186,13 @@ class Outputs:
             self._lengths.observe(group.request.tenant, num_output + 1)
             self.forget(group)
 
-    def _go_on(self, group: Group, steps: tuple[Step, ...]) -> None:
+    def _go_on(self, group: SequenceGroup, steps: tuple[BeamExtension, ...]) -> None:
         """The steps' parents take their first step, forks of them the others; who has no step gives its slot back."""
         beams = list(group.sequences)
         parents = {step.parent for step in steps}
         for i, beam in enumerate(beams):
             if i not in parents:
-                self._floor.end(beam)
+                self._state.end(beam)
         live: list[Sequence] = []
         for step in steps:
             parent = beams[step.parent]
@@ -201,7 +201,7 @@ class Outputs:
                 beam = Sequence(group, 0, parent.tokens[:-1], BlockTable(root=parent.table.root))
                 beam.logprobs = parent.logprobs[:-1]
                 beam.num_preemptions = parent.num_preemptions
-                self._floor.fork(parent, beam)
+                self._state.fork(parent, beam)
             parents.discard(step.parent)
             beam.tokens.append(step.token)
             beam.logprobs.append(_reported(group, step.logprob))
@@ -209,7 +209,7 @@ class Outputs:
             live.append(beam)
         group.sequences = live
 
-    def _answer(self, group: Group, now: float) -> list[Sampled]:
+    def _answer(self, group: SequenceGroup, now: float) -> list[Sampled]:
         """The n best outputs of a search, best first."""
         best = sorted(group.completed, key=lambda one: (-one.score, one.index))[: group.params.n]
         asked = group.request.params.logprobs >= 0
@@ -232,45 +232,45 @@ class Outputs:
         ]
 
 
-def _without(candidates: TokenLogprob | None, barred: frozenset[int]) -> TokenLogprob:
+def _without(candidates: TokenLogprob | None, banned: frozenset[int]) -> TokenLogprob:
     """The candidates that may follow."""
     assert candidates is not None
-    if not barred:
+    if not banned:
         return candidates
     pairs = zip(candidates.top_ids, candidates.top_logprobs, strict=True)
-    kept = [(token, logprob) for token, logprob in pairs if token not in barred]
+    kept = [(token, logprob) for token, logprob in pairs if token not in banned]
     return TokenLogprob(0.0, 0, tuple(token for token, _ in kept), tuple(logprob for _, logprob in kept))
 
 
-def _completed(group: Group, score: float, step: Step) -> Completed:
+def _completed(group: SequenceGroup, score: float, step: BeamExtension) -> CompletedBeam:
     parent = group.sequences[step.parent]
     finish = _reason(group, step.token) if step.token in group.end_ids else FinishReason.LENGTH
     ids = (*parent.tokens[len(group.prompt) :], step.token)
-    return Completed(score, ids, (*parent.logprobs, _reported(group, step.logprob)), finish)
+    return CompletedBeam(score, ids, (*parent.logprobs, _reported(group, step.logprob)), finish)
 
 
-def _reported(group: Group, logprob: TokenLogprob) -> TokenLogprob:
+def _reported(group: SequenceGroup, logprob: TokenLogprob) -> TokenLogprob:
     """With as many rivals as the client asked for."""
     num = max(0, group.request.params.logprobs)
     return logprob._replace(top_ids=logprob.top_ids[:num], top_logprobs=logprob.top_logprobs[:num])
 
 
-def _reason(group: Group, token: int) -> FinishReason:
+def _reason(group: SequenceGroup, token: int) -> FinishReason:
     return FinishReason.STOP_TOKEN if token in group.request.params.stop_token_ids else FinishReason.EOS
 
 
-def _admission(group: Group) -> Admission:
+def _admission(group: SequenceGroup) -> AdmissionReport:
     """For each output; the prompt's scores with the first of them."""
     scores = None if group.prompt_scores is None else tuple(group.prompt_scores)
     group.prompt_scores = None
-    return Admission(len(group.prompt), max(0, group.num_cached), group.max_tokens, scores)
+    return AdmissionReport(len(group.prompt), max(0, group.num_cached), group.max_tokens, scores)
 
 
-def _times(group: Group, now: float) -> Times:
+def _times(group: SequenceGroup, now: float) -> RequestTimes:
     """Durations so far; what has not happened takes no time."""
     scheduled = group.first_scheduled_s if group.first_scheduled_s >= 0 else now
     first = group.first_token_s if group.first_token_s >= 0 else now
-    return Times(
+    return RequestTimes(
         queue_s=scheduled - group.request.arrival_s,
         prefill_s=first - scheduled,
         decode_s=now - first,

@@ -6,33 +6,38 @@ Why it always makes progress: see `victims`. Knows no tokens' meaning and no eve
 
 from collections.abc import Iterator
 
-from engine.plan import IN_FLIGHT, Plan
+from engine.plan import IN_FLIGHT, StepPlan
 from engine.scheduler import victims
-from engine.scheduler.admission import Admission
-from engine.scheduler.drafts import Drafts
-from engine.scheduler.floor import Floor
-from engine.scheduler.group import Group
-from engine.scheduler.sequence import Sequence, State
+from engine.scheduler.admission import AdmissionControl
+from engine.scheduler.drafts import DraftScheduler
+from engine.scheduler.group import SequenceGroup
+from engine.scheduler.prefill_shares import PrefillRoundRobin
+from engine.scheduler.sequence import Sequence, SequenceStatus
 from engine.scheduler.settings import SchedulerSettings
-from engine.scheduler.turns import Turns
+from engine.scheduler.state import SchedulerState
 
 
 class Planner:
     """Hands out the budget of a step."""
 
     def __init__(
-        self, floor: Floor, admission: Admission, drafts: Drafts, settings: SchedulerSettings, budget: int
+        self,
+        state: SchedulerState,
+        admission: AdmissionControl,
+        drafts: DraftScheduler,
+        settings: SchedulerSettings,
+        budget: int,
     ) -> None:
         self.step = 0
         self.num_last_resorts = 0
         self.rows: list[Sequence] = []  # of the last plan
-        self.held: dict[str, Group] = {}  # requests that may not sample now
-        self._floor = floor
+        self.held: dict[str, SequenceGroup] = {}  # requests that may not sample now
+        self._state = state
         self._admission = admission
         self._drafts = drafts
         self._settings = settings
         self.budget = budget
-        self._turns = Turns()
+        self._prefill_shares = PrefillRoundRobin()
         self._lens: list[int] = []
         self._num_drafts: dict[Sequence, int] = {}  # of these rows
         self._now = 0.0
@@ -42,15 +47,15 @@ class Planner:
         """Compute so many tokens a step at most from now on, one at least."""
         self.budget = max(1, min(self.budget, num_tokens))
 
-    def plan(self, now: float) -> Plan | None:
+    def plan(self, now: float) -> StepPlan | None:
         """The next step; None when there is nothing to do."""
         self.step += 1
         self.rows, self._lens, self._num_drafts, self._now = [], [], {}, now
-        self._floor.now_s = now
+        self._state.now_s = now
         if self.held:
             self._give_up_holding()
         decodes, prefills = self._behind()
-        if self._floor.waiting:
+        if self._state.waiting:
             self._let_in(decodes, prefills)
         self._is_short = False
         self._decode(decodes)
@@ -65,7 +70,7 @@ class Planner:
         """Whether there is more to decide on than who decodes."""
         return self._admission.is_due(self.step + 1) or next(self._held_too_long(now), None) is not None
 
-    def decode_ahead(self, rows: list[tuple[Sequence, int]], now: float) -> Plan:
+    def decode_ahead(self, rows: list[tuple[Sequence, int]], now: float) -> StepPlan:
         """The next step, of sequences that compute the token at a position which may be behind all that is known, and
         that have room for it."""
         self.step += 1
@@ -76,18 +81,18 @@ class Planner:
             ids.append(one.tokens[start] if start < len(one.tokens) else IN_FLIGHT)
             self._spend(one.group)
         num, slots, starts = len(rows), [one.slot for one in self.rows], [start for _, start in rows]
-        return Plan(self.step, slots, [1] * num, starts, ids, [True] * num, [], self._new_blocks())
+        return StepPlan(self.step, slots, [1] * num, starts, ids, [True] * num, [], self._new_blocks())
 
-    def hold(self, group: Group, now: float) -> None:
+    def hold(self, group: SequenceGroup, now: float) -> None:
         """The group's flags say that it may not sample: note since when."""
         group.held_since_s = now
         self.held[group.request_id] = group
-        self._floor.has_changed = True
+        self._state.has_changed = True
 
     def _behind(self) -> tuple[list[Sequence], list[Sequence]]:
         """Running sequences that are one token behind, and those that are further."""
         decodes, prefills = [], []
-        for one in self._floor.running:
+        for one in self._state.running:
             if not one.group.holds_back and len(one.tokens) - one.num_computed == 1:
                 decodes.append(one)
             elif one.num_missing > 0:
@@ -100,34 +105,34 @@ class Planner:
     def _let_in(self, decodes: list[Sequence], prefills: list[Sequence]) -> None:
         """Admit, before anything is planned: a newcomer may displace who runs. Not while running ones want blocks."""
         if not decodes and not prefills:
-            self._floor.has_changed = True  # nothing else would be done: look again at who did not fit
+            self._state.has_changed = True  # nothing else would be done: look again at who did not fit
         elif self._is_short:
             return
         self._admission.admit(self._now, self.step, self.budget - len(decodes), prefills)
 
     def _decode(self, decodes: list[Sequence]) -> None:
         """Rows for all that are one token behind."""
-        if len(decodes) > self._floor.cache.pool.num_free:  # it may not be enough for all: in order
+        if len(decodes) > self._state.cache.pool.num_free:  # it may not be enough for all: in order
             decodes.sort(key=_key)
         for one in decodes:
             if one.num_computed < one.room and one.group.credit is None:
                 one.last_step = self.step
                 self.rows.append(one)
-            elif one.state is State.RUNNING and one.num_missing == 1:  # neither preempted meanwhile nor held
+            elif one.state is SequenceStatus.RUNNING and one.num_missing == 1:  # neither preempted meanwhile nor held
                 self._take(one, 1)
         self._lens = [1] * len(self.rows)
 
     def _prefill(self, prefills: list[Sequence]) -> None:
         """Rows for those that miss more, as far as the budget goes."""
         budget = self.budget - len(self.rows)
-        here = [one for one in prefills if one.state is State.RUNNING]
+        here = [one for one in prefills if one.state is SequenceStatus.RUNNING]
         if not here or not budget:
             return
         here.sort(key=_key)
         decodes = len(self.rows)
-        for one, share in self._turns.share(here, budget):
+        for one, share in self._prefill_shares.share(here, budget):
             # An earlier row may have preempted it, or spent the last credit of its request.
-            num = min(share, one.num_missing) if one.state is State.RUNNING else 0
+            num = min(share, one.num_missing) if one.state is SequenceStatus.RUNNING else 0
             if num > 0 and self._take(one, num):
                 self._lens.append(num)
         if 1 in self._lens[decodes:]:
@@ -135,22 +140,22 @@ class Planner:
 
     def _take(self, sequence: Sequence, num: int) -> bool:
         """Make the sequence a row of the step, with `num` tokens; False if it has to sit this one out."""
-        cache = self._floor.cache
+        cache = self._state.cache
         while not cache.grow(sequence.table, sequence.num_computed + num):
-            victim = victims.idle(self._floor.running, self.step) or victims.behind(
-                self._floor.running, sequence, self.step, self._settings.max_preemptions
+            victim = victims.idle(self._state.running, self.step) or victims.behind(
+                self._state.running, sequence, self.step, self._settings.max_preemptions
             )
             if victim is None:
                 self._is_short = True
                 return False
-            self._floor.evict(victim)
+            self._state.evict(victim)
         self._enrol(sequence, num)
         return True
 
     def _enrol(self, sequence: Sequence, num: int) -> None:
         group = sequence.group
-        sequence.num_blocks_told = min(sequence.num_blocks_told, sequence.num_computed // self._floor.cache.block_size)
-        sequence.room = len(sequence.table.blocks) * self._floor.cache.block_size
+        sequence.num_blocks_told = min(sequence.num_blocks_told, sequence.num_computed // self._state.cache.block_size)
+        sequence.room = len(sequence.table.blocks) * self._state.cache.block_size
         sequence.last_step = self.step
         self.rows.append(sequence)
         samples = not group.holds_back and num == sequence.num_missing
@@ -173,28 +178,28 @@ class Planner:
         pairs = sorted(zip(self._lens, self.rows, strict=True), key=lambda pair: pair[0] > 1)
         self._lens, self.rows = [num for num, _ in pairs], [one for _, one in pairs]
 
-    def _spend(self, group: Group) -> None:
+    def _spend(self, group: SequenceGroup) -> None:
         if group.credit is not None:
             group.credit -= 1
             self._hold_if_spent(group)
 
-    def _hold_if_spent(self, group: Group) -> None:
+    def _hold_if_spent(self, group: SequenceGroup) -> None:
         if group.credit == 0:
             group.refresh_hold()
             self.hold(group, self._now)
 
     def _last_resort(self) -> None:
         """Everybody sits out, for want of blocks: the oldest goes on at the cost of all others."""
-        able = [one for one in self._floor.running if one.num_missing > 0]
+        able = [one for one in self._state.running if one.num_missing > 0]
         if not able:
             return
         self.num_last_resorts += 1
         sequence = min(able, key=lambda one: (one.group.order, one.index))
         num = min(sequence.num_missing, self.budget)
-        while not self._floor.cache.grow(sequence.table, sequence.num_computed + num):
-            victim = victims.last_resort(self._floor.running, sequence)
+        while not self._state.cache.grow(sequence.table, sequence.num_computed + num):
+            victim = victims.last_resort(self._state.running, sequence)
             assert victim is not None, "a request that never fits was let in"
-            self._floor.evict(victim)
+            self._state.evict(victim)
         self._enrol(sequence, num)
         self._lens = [num]
 
@@ -205,7 +210,7 @@ class Planner:
                 del self.held[group.request_id]
         for one in list(self._held_too_long(self._now)):
             if one.slot >= 0:  # a sibling's eviction may have taken it along
-                self._floor.evict(one)
+                self._state.evict(one)
 
     def _held_too_long(self, now: float) -> Iterator[Sequence]:
         """Sequences that have kept slot and blocks through so long a pause."""
@@ -213,7 +218,7 @@ class Planner:
             if group.is_held and now - group.held_since_s >= self._settings.pause_hold_s:
                 yield from (one for one in group.sequences if one.slot >= 0 and one.is_idle)
 
-    def _write(self) -> Plan:
+    def _write(self) -> StepPlan:
         rows, lens = self.rows, self._lens
         token_ids: list[int] = []
         samples: list[bool] = []
@@ -232,8 +237,8 @@ class Planner:
                     drafts[i] = self._num_drafts[one]
                     if one.drafting.parents:
                         parents[i] = tuple(one.drafting.parents)
-        placements, self._floor.placements = self._floor.placements, []
-        return Plan(
+        placements, self._state.placements = self._state.placements, []
+        return StepPlan(
             step=self.step,
             slots=[one.slot for one in rows],
             query_lens=lens,

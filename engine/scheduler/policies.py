@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from engine.errors import Code, ServiceError, deadline_unattainable
-from engine.scheduler.group import Group
+from engine.scheduler.group import SequenceGroup
 from engine.scheduler.lengths import OutputLengths
-from engine.scheduler.pace import Pace
 from engine.scheduler.settings import SchedulerSettings
+from engine.scheduler.step_rates import StepRates
 
 
 class Policy(Protocol):
@@ -26,57 +26,57 @@ class Policy(Protocol):
     is_static: bool
     preempts: bool
 
-    def measure(self, group: Group) -> float:
+    def measure(self, group: SequenceGroup) -> float:
         """The request's number."""
 
-    def refusal(self, group: Group, now: float, pace: Pace) -> ServiceError | None:
+    def refusal(self, group: SequenceGroup, now: float, pace: StepRates) -> ServiceError | None:
         """Why the request should not even be queued; None if it may."""
 
-    def enter(self, group: Group) -> None:
+    def enter(self, group: SequenceGroup) -> None:
         """The request was queued."""
 
-    def start(self, group: Group) -> None:
+    def start(self, group: SequenceGroup) -> None:
         """The request was given slots for the first time."""
 
-    def leave(self, group: Group) -> None:
+    def leave(self, group: SequenceGroup) -> None:
         """The request has ended."""
 
 
-class Static:
+class StaticPolicy:
     """Orders by a function of the request alone, and refuses nobody."""
 
     is_static = True
 
-    def __init__(self, measure: Callable[[Group], float], preempts: bool = False) -> None:
+    def __init__(self, measure: Callable[[SequenceGroup], float], preempts: bool = False) -> None:
         self.preempts = preempts
         self._measure = measure
 
-    def measure(self, group: Group) -> float:
+    def measure(self, group: SequenceGroup) -> float:
         """What the function says."""
         return self._measure(group)
 
-    def refusal(self, group: Group, now: float, pace: Pace) -> ServiceError | None:
+    def refusal(self, group: SequenceGroup, now: float, pace: StepRates) -> ServiceError | None:
         """None, ever."""
         return None
 
-    def enter(self, group: Group) -> None:
+    def enter(self, group: SequenceGroup) -> None:
         """Nothing to note."""
 
-    def start(self, group: Group) -> None:
+    def start(self, group: SequenceGroup) -> None:
         """Nothing to note."""
 
-    def leave(self, group: Group) -> None:
+    def leave(self, group: SequenceGroup) -> None:
         """Nothing to note."""
 
 
-class EarliestDeadline(Static):
+class EarliestDeadline(StaticPolicy):
     """By the time at which the answer, or its first token, is wanted; refuses what cannot be in time."""
 
     def __init__(self, lengths: OutputLengths) -> None:
         super().__init__(lambda group: min(group.deadline_s, group.request.arrival_s + group.request.ttft_target_s))
         self._lengths = lengths
 
-    def refusal(self, group: Group, now: float, pace: Pace) -> ServiceError | None:
+    def refusal(self, group: SequenceGroup, now: float, pace: StepRates) -> ServiceError | None:
         """An estimate in the request's favour: as if nobody were ahead of it and its prompt had the whole budget."""
         if math.isinf(group.deadline_s):
             return None
@@ -104,28 +104,28 @@ class FairShare:
         self._num_open: dict[str, int] = {}
         self._charged: dict[str, float] = {}  # by request id
 
-    def measure(self, group: Group) -> float:
+    def measure(self, group: SequenceGroup) -> float:
         """The tenant's counter."""
         return self._given[group.request.tenant]
 
-    def refusal(self, group: Group, now: float, pace: Pace) -> ServiceError | None:
+    def refusal(self, group: SequenceGroup, now: float, pace: StepRates) -> ServiceError | None:
         """None, ever."""
         return None
 
-    def enter(self, group: Group) -> None:
+    def enter(self, group: SequenceGroup) -> None:
         """A tenant that was away starts level with the others."""
         tenant = group.request.tenant
         if tenant not in self._given:
             self._given[tenant] = min(self._given.values(), default=0.0)
         self._num_open[tenant] = self._num_open.get(tenant, 0) + 1
 
-    def start(self, group: Group) -> None:
+    def start(self, group: SequenceGroup) -> None:
         """Charge the prompt, and the output as predicted."""
         tenant, params = group.request.tenant, group.request.params
         output = self._lengths.expected(tenant, group.max_tokens) * params.num_sequences
         self._charge(group, len(group.prompt) + output)
 
-    def leave(self, group: Group) -> None:
+    def leave(self, group: SequenceGroup) -> None:
         """Correct the charge to what was computed; forget a tenant without open requests."""
         tenant = group.request.tenant
         if group.request_id in self._charged:
@@ -135,7 +135,7 @@ class FairShare:
         if not self._num_open[tenant]:
             del self._num_open[tenant], self._given[tenant]
 
-    def _charge(self, group: Group, tokens: float) -> None:
+    def _charge(self, group: SequenceGroup, tokens: float) -> None:
         tenant, request_id = group.request.tenant, group.request_id
         change = tokens - self._charged.get(request_id, 0.0)
         self._charged[request_id] = tokens
@@ -146,26 +146,26 @@ def _priority(settings: SchedulerSettings, lengths: OutputLengths, context_lengt
     """Priority with ageing: a level is worth `ageing_s` of waiting, so nobody starves, and the order of two requests
     never changes. A target for the first token orders requests within a level."""
 
-    def measure(group: Group) -> float:
+    def measure(group: SequenceGroup) -> float:
         target = min(group.request.ttft_target_s, settings.ageing_s)
         return group.request.arrival_s + target - group.priority * settings.ageing_s
 
-    return Static(measure, preempts=True)
+    return StaticPolicy(measure, preempts=True)
 
 
 def _shortest(settings: SchedulerSettings, lengths: OutputLengths, context_length: int) -> Policy:
     """Shortest predicted output first; what arrives `starvation_s` later overtakes nobody."""
 
-    def measure(group: Group) -> float:
+    def measure(group: SequenceGroup) -> float:
         tokens = lengths.expected(group.request.tenant, group.max_tokens)
         return group.request.arrival_s + settings.starvation_s * min(1.0, tokens / context_length)
 
-    return Static(measure)
+    return StaticPolicy(measure)
 
 
 POLICIES: Mapping[str, Callable[[SchedulerSettings, OutputLengths, int], Policy]] = {
     "priority": _priority,
-    "fcfs": lambda settings, lengths, context_length: Static(lambda group: 0.0),
+    "fcfs": lambda settings, lengths, context_length: StaticPolicy(lambda group: 0.0),
     "sjf": _shortest,
     "fair": lambda settings, lengths, context_length: FairShare(settings.tenant_weights, lengths),
     "deadline": lambda settings, lengths, context_length: EarliestDeadline(lengths),

@@ -1,4 +1,4 @@
-"""Decide which tokens run next: requests and block counts in, a `Plan` out; sampled tokens in, events out.
+"""Decide which tokens run next: requests and block counts in, a `StepPlan` out; sampled tokens in, events out.
 
 One rule, no phases: each step hands out a budget of tokens that lets computed tokens catch up with existing ones.
 Sequences one token behind (decode) come first; then waiting ones are let in; prompts share what is left. Knows nothing
@@ -8,29 +8,29 @@ of tensors, sockets or text; the clock is an argument.
 import math
 from collections.abc import Sequence as Ids
 
-from engine.cache.cache import KVCache
 from engine.checks import check_credit, check_ids, check_priority
 from engine.errors import Code, ServiceError, deadline_exceeded, invalid, not_open
-from engine.plan import Ask, DraftTree, Plan, StepResult
+from engine.kv_cache.cache import KVCache
+from engine.plan import DraftRequest, DraftTree, StepPlan, StepResult
 from engine.request import EngineRequest, FinishReason, Limits
-from engine.scheduler.admission import Admission
-from engine.scheduler.ahead import Ahead
-from engine.scheduler.door import Door
+from engine.scheduler.admission import AdmissionControl
+from engine.scheduler.async_planner import AsyncPlanner
 from engine.scheduler.draft_stats import DraftStats
-from engine.scheduler.drafts import Drafts
+from engine.scheduler.drafts import DraftScheduler
 from engine.scheduler.events import Failure, Sampled
-from engine.scheduler.flights import Flights
-from engine.scheduler.floor import Floor
-from engine.scheduler.group import Group
+from engine.scheduler.group import SequenceGroup
+from engine.scheduler.in_flight import InFlightSteps
 from engine.scheduler.lengths import OutputLengths
 from engine.scheduler.outputs import Outputs
-from engine.scheduler.pace import Pace
 from engine.scheduler.planner import Planner
 from engine.scheduler.policies import make_policy
-from engine.scheduler.sequence import State
+from engine.scheduler.sequence import SequenceStatus
 from engine.scheduler.settings import SchedulerSettings
-from engine.scheduler.waiting import Waiting
-from engine.speculation.controller import Controller
+from engine.scheduler.state import SchedulerState
+from engine.scheduler.step_rates import StepRates
+from engine.scheduler.validation import RequestValidator
+from engine.scheduler.waiting import WaitingQueue
+from engine.speculation.controller import SpeculationController
 
 DEFAULTS = SchedulerSettings()
 
@@ -50,60 +50,60 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.limits = limits
-        self.pace = Pace()
+        self.pace = StepRates()
         self._settings = settings
         self._lengths = OutputLengths()
         self._policy = make_policy(settings, self._lengths, limits.context_length)
-        waiting = Waiting(self._policy, settings.max_queued_requests, settings.max_queued_tokens)
-        self._floor = Floor(cache, waiting, max_num_seqs, settings.costs)
-        self._door = Door(cache, limits, eos_ids, max_num_seqs, settings.max_draft_tokens)
-        self._outputs = Outputs(self._floor, self._policy, self._lengths)
-        admission = Admission(self._floor, self._policy, self._lengths, settings)
+        waiting = WaitingQueue(self._policy, settings.max_queued_requests, settings.max_queued_tokens)
+        self._state = SchedulerState(cache, waiting, max_num_seqs, settings.costs)
+        self._validator = RequestValidator(cache, limits, eos_ids, max_num_seqs, settings.max_draft_tokens)
+        self._outputs = Outputs(self._state, self._policy, self._lengths)
+        admission = AdmissionControl(self._state, self._policy, self._lengths, settings)
         controller = None
         if settings.adapts_drafts:
-            controller = Controller(settings.max_draft_tokens, settings.max_draft_width)
-        self._drafts = Drafts(self._floor, self._outputs, controller, settings.max_draft_width)
-        self._planner = Planner(self._floor, admission, self._drafts, settings, max_num_batched_tokens)
-        self._flights = Flights(self._floor, self._outputs, self._drafts, self.pace)
-        self._ahead = Ahead(self._floor, self._planner, self._drafts, self._flights)
+            controller = SpeculationController(settings.max_draft_tokens, settings.max_draft_width)
+        self._drafts = DraftScheduler(self._state, self._outputs, controller, settings.max_draft_width)
+        self._planner = Planner(self._state, admission, self._drafts, settings, max_num_batched_tokens)
+        self._in_flight = InFlightSteps(self._state, self._outputs, self._drafts, self.pace)
+        self._async_planner = AsyncPlanner(self._state, self._planner, self._drafts, self._in_flight)
         self._num_added = 0
-        self._due: list[Group] = []  # requests with outputs that may be complete without a step
+        self._due: list[SequenceGroup] = []  # requests with outputs that may be complete without a step
         self._ended: list[Sampled] = []  # events of what ended between steps
         self._next_deadline = math.inf  # no open request expires before it
 
     @property
     def num_waiting(self) -> int:
         """Sequences without a slot that want one."""
-        return len(self._floor.waiting)
+        return len(self._state.waiting)
 
     def waiting_tenants(self) -> list[str]:
         """Whose the sequences are that wait for a slot."""
-        return [sequence.group.request.tenant for sequence in list(self._floor.waiting)]
+        return [sequence.group.request.tenant for sequence in list(self._state.waiting)]
 
     @property
     def num_running(self) -> int:
         """Sequences with a slot."""
-        return len(self._floor.running)
+        return len(self._state.running)
 
     @property
     def num_open(self) -> int:
         """Requests that have not ended."""
-        return len(self._floor.groups)
+        return len(self._state.groups)
 
     @property
     def num_preemptions(self) -> int:
         """Since start."""
-        return self._floor.num_preemptions
+        return self._state.num_preemptions
 
     @property
     def num_swaps(self) -> int:
         """Preempted sequences since start whose blocks were worth moving to host memory."""
-        return self._floor.num_swaps
+        return self._state.num_swaps
 
     @property
     def num_recomputed(self) -> int:
         """Tokens computed once more since start, because a preemption had dropped them."""
-        return self._floor.num_recomputed
+        return self._state.num_recomputed
 
     @property
     def num_last_resorts(self) -> int:
@@ -118,15 +118,15 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything: paused requests are no work."""
-        floor = self._floor
-        return bool(floor.waiting or self._due or self._ended) or any(one.num_missing > 0 for one in floor.running)
+        state = self._state
+        return bool(state.waiting or self._due or self._ended) or any(one.num_missing > 0 for one in state.running)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises ServiceError: bad parameters, a duplicate id, no room, or it can never fit."""
-        if request.request_id in self._floor.groups:
+        if request.request_id in self._state.groups:
             raise ServiceError(Code.INTERNAL, "DUPLICATE_ID", "this request id is already open in the engine")
-        group = self._door.open(request, self._num_added)
-        self._floor.waiting.check_room(group)
+        group = self._validator.open(request, self._num_added)
+        self._state.waiting.check_room(group)
         refusal = self._policy.refusal(group, request.arrival_s, self.pace)
         if refusal is not None:
             raise refusal
@@ -134,7 +134,7 @@ class Scheduler:
         self._policy.enter(group)
         group.measure = self._policy.measure(group)
         self._next_deadline = min(self._next_deadline, group.deadline_s)
-        self._floor.enter(group)
+        self._state.enter(group)
         if group.is_held:
             self._planner.hold(group, request.arrival_s)
         if request.resume_ids:
@@ -148,7 +148,7 @@ class Scheduler:
         """Forget a request, events not yet told included, and free what it holds, now. False if it is not open."""
         untold = [event for event in self._ended if event.request_id == request_id]
         self._ended = [event for event in self._ended if event.request_id != request_id]
-        group = self._floor.groups.get(request_id)
+        group = self._state.groups.get(request_id)
         if group is not None:
             self._due = [one for one in self._due if one is not group]
             self._outputs.forget(group)
@@ -156,7 +156,7 @@ class Scheduler:
 
     def cancel_output(self, request_id: str, index: int, now: float) -> bool:
         """End one output; an event says so at the next step. False if it is not open, or is part of a search."""
-        group = self._floor.groups.get(request_id)
+        group = self._state.groups.get(request_id)
         if group is None or group.params.is_search:
             return False
         for sequence in group.sequences:
@@ -183,8 +183,8 @@ class Scheduler:
         check_ids("append", ids, self.limits)
         num_prompt = len(group.prompt) + len(ids)
         max_tokens = group.asked_tokens or self.limits.context_length - num_prompt
-        self._door.check_size(group, num_prompt, max_tokens)
-        with self._floor.requeued(group):
+        self._validator.check_size(group, num_prompt, max_tokens)
+        with self._state.requeued(group):
             group.max_tokens = max_tokens
             group.prompt.extend(ids)
             for sequence in group.sequences:
@@ -213,8 +213,8 @@ class Scheduler:
         if max_tokens is not None:
             if max_tokens < 1:
                 raise invalid("max_tokens", f"{max_tokens} is below 1", limit=1)
-            self._door.check_size(group, len(group.prompt), max_tokens)
-        with self._floor.requeued(group):
+            self._validator.check_size(group, len(group.prompt), max_tokens)
+        with self._state.requeued(group):
             if max_tokens is not None:
                 group.asked_tokens = group.max_tokens = max_tokens
             group.priority = group.priority if priority is None else priority
@@ -231,60 +231,60 @@ class Scheduler:
             events += self._outputs.settle(group, now)
         if now < self._next_deadline:
             return events, []
-        late = [group for group in self._floor.groups.values() if group.deadline_s <= now]
+        late = [group for group in self._state.groups.values() if group.deadline_s <= now]
         failures = [self._outputs.fail(group, deadline_exceeded()) for group in late]
-        self._next_deadline = min((group.deadline_s for group in self._floor.groups.values()), default=math.inf)
+        self._next_deadline = min((group.deadline_s for group in self._state.groups.values()), default=math.inf)
         return events, failures
 
     def rests(self) -> bool:
         """Whether nobody is worth a draft in the next step, and so nobody needs to be asked; once a step."""
         return self._drafts.rests()
 
-    def asks(self, *, grow: bool = False) -> list[Ask]:
+    def asks(self, *, grow: bool = False) -> list[DraftRequest]:
         """Who could verify drafts in the next step, unless it `rests`: to be answered by `offer`, or not at all, before
         `plan`. `grow`: with room in their tables, which may take moves."""
         return self._drafts.asks(self._planner.budget, grow=grow)
 
-    def offer(self, asks: Ids[Ask], proposals: Ids[Ids[int] | DraftTree], seconds: float) -> None:
+    def offer(self, asks: Ids[DraftRequest], proposals: Ids[Ids[int] | DraftTree], seconds: float) -> None:
         """What was drafted for `asks`, in their order and at most as much as each asks for; how long that took."""
         self._drafts.offer(asks, proposals, seconds)
 
-    def plan(self, now: float) -> Plan | None:
+    def plan(self, now: float) -> StepPlan | None:
         """What the next step computes; None when there is nothing to do."""
-        assert not self._flights, "who comes next depends on what is in flight"
+        assert not self._in_flight, "who comes next depends on what is in flight"
         return self._begin(self._planner.plan(now), now)
 
-    def plan_ahead(self, now: float) -> Plan | None:
+    def plan_ahead(self, now: float) -> StepPlan | None:
         """What the next step computes, whatever those in flight will sample; None when that has to wait for them."""
-        return self._begin(self._ahead.plan(now), now)
+        return self._begin(self._async_planner.plan(now), now)
 
     def take_preempted(self) -> list[str]:
         """Requests that have lost their place to others since the last call, and wait for another one."""
-        lost, self._floor.preempted = self._floor.preempted, []
+        lost, self._state.preempted = self._state.preempted, []
         return lost
 
-    def apply(self, plan: Plan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
+    def apply(self, plan: StepPlan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
         """Advance the rows of `plan`; what was cancelled meanwhile is passed over."""
-        return self._flights.land(plan, result, now)
+        return self._in_flight.land(plan, result, now)
 
     def check(self) -> None:
         """Assert I3, and that queues, slots and states agree; for tests and simulation."""
-        self._floor.check()
+        self._state.check()
 
-    def _group(self, request_id: str) -> Group:
-        if request_id not in self._floor.groups:
+    def _group(self, request_id: str) -> SequenceGroup:
+        if request_id not in self._state.groups:
             raise not_open(request_id)
-        return self._floor.groups[request_id]
+        return self._state.groups[request_id]
 
-    def _wake(self, group: Group, now: float) -> None:
+    def _wake(self, group: SequenceGroup, now: float) -> None:
         """Its client acted: go on as far as that allows."""
-        self._floor.wake(group)
-        if group.can_fork and group.sequences[0].state is State.RUNNING:
-            self._floor.fork_all(group)
+        self._state.wake(group)
+        if group.can_fork and group.sequences[0].state is SequenceStatus.RUNNING:
+            self._state.fork_all(group)
         if group.is_held:
             self._planner.hold(group, now)
 
-    def _begin(self, plan: Plan | None, now: float) -> Plan | None:
+    def _begin(self, plan: StepPlan | None, now: float) -> StepPlan | None:
         if plan is not None:
-            self._flights.begin(plan, self._planner.rows, now)
+            self._in_flight.begin(plan, self._planner.rows, now)
         return plan

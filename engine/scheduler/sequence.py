@@ -7,12 +7,12 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from engine.cache.cache import BlockTable
-from engine.plan import Memory, TokenLogprob
-from engine.speculation.controller import Record
+from engine.kv_cache.cache import BlockTable
+from engine.plan import ProposerMemory, TokenLogprob
+from engine.speculation.controller import AcceptanceRecord
 
 if TYPE_CHECKING:  # each names the other
-    from engine.scheduler.group import Group
+    from engine.scheduler.group import SequenceGroup
 
 NO_SLOT = -1
 
@@ -30,14 +30,14 @@ class Drafting:
     """
 
     limit: int
-    record: Record = dataclasses.field(default_factory=Record)
+    record: AcceptanceRecord = dataclasses.field(default_factory=AcceptanceRecord)
     num_seen: int = 0
     ids: list[int] = dataclasses.field(default_factory=list)
     parents: list[int] = dataclasses.field(default_factory=list)
-    memory: Memory = dataclasses.field(default_factory=Memory)
+    memory: ProposerMemory = dataclasses.field(default_factory=ProposerMemory)
 
 
-class State(enum.Enum):
+class SequenceStatus(enum.Enum):
     """Where a sequence stands. Only RUNNING holds a slot and blocks."""
 
     WAITING = enum.auto()  # in the queue
@@ -51,11 +51,11 @@ class State(enum.Enum):
 class Sequence:
     """Tokens and holdings of one output (or hypothesis) of one request."""
 
-    group: "Group"
+    group: "SequenceGroup"
     index: int  # of the output; noise is keyed by it
     tokens: list[int]  # prompt, then output
     table: BlockTable
-    state: State = State.WAITING
+    state: SequenceStatus = SequenceStatus.WAITING
     slot: int = NO_SLOT
     num_computed: int = 0
     room: int = 0  # tokens that its blocks take without asking the cache

@@ -7,12 +7,12 @@ import bisect
 from collections.abc import Iterator
 
 from engine.errors import Code, ServiceError, queue_full
-from engine.scheduler.group import Group
+from engine.scheduler.group import SequenceGroup
 from engine.scheduler.policies import Policy
 from engine.scheduler.sequence import Sequence
 
 
-class Waiting:
+class WaitingQueue:
     """Sequences that want to be admitted."""
 
     def __init__(self, policy: Policy, max_requests: int, max_tokens: int) -> None:
@@ -28,7 +28,7 @@ class Waiting:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)
 
-    def check_room(self, group: Group) -> None:
+    def check_room(self, group: SequenceGroup) -> None:
         """Raise ServiceError RESOURCE_EXHAUSTED when a newcomer finds the queue full."""
         if len(self._sequences) >= self._max_requests:
             raise queue_full(len(self._sequences), self._max_requests)

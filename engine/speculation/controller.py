@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 
 from engine.speculation.costs import CostTable
-from engine.speculation.forms import Present, forms_of, level_of, present
-from engine.speculation.reading import Reading
+from engine.speculation.draft_shapes import Present, forms_of, level_of, present
+from engine.speculation.prefill_cost import PrefillCost
 
 WORTH = 1.05  # drafting must promise so much more than none: planning and applying drafts is not in the seconds
 GAIN = 1.05  # another floor must promise so much more than the present one
@@ -39,7 +39,7 @@ RESCUE_FADE = 0.01  # towards the first guess, per look, while nothing branches:
 
 
 @dataclasses.dataclass(slots=True)
-class Record:
+class AcceptanceRecord:
     """What became of one sequence's drafts: tokens that were right, and those that could have been; and of what was
     asked for, the shares that were drafted, and how many they are. All of them fade."""
 
@@ -59,7 +59,7 @@ class Record:
         self.asked *= by
 
 
-class Controller:
+class SpeculationController:
     """Learns from every step and chooses for the next.
 
     Attributes:
@@ -75,8 +75,8 @@ class Controller:
         self._steps = CostTable(from_nothing=False)
         self._drafting = {form.width: CostTable(from_nothing=True) for form in self._forms}
         self._rescue = PRIOR_RESCUE
-        self._common = Record(PRIOR_ACCEPTANCE * 10, 10.0, 10.0, 10.0)
-        self._reading = Reading()
+        self._common = AcceptanceRecord(PRIOR_ACCEPTANCE * 10, 10.0, 10.0, 10.0)
+        self._reading = PrefillCost()
         self._num_choices = 0
         self._look_every = LOOK_EVERY
         self._num_idle = 0
@@ -99,7 +99,7 @@ class Controller:
         return self._num_idle < self._next_probe and self._num_idle < self._next_look
 
     def choose(
-        self, records: Sequence[Record], num_rows: int, unread: Sequence[float] = (), *, is_alone: bool = True
+        self, records: Sequence[AcceptanceRecord], num_rows: int, unread: Sequence[float] = (), *, is_alone: bool = True
     ) -> list[int]:
         """Drafts for each sequence in a step of `num_rows` decoding rows, theirs among them, unless it `rests`.
 
@@ -145,7 +145,7 @@ class Controller:
             if self._is_idle:
                 self._next_look = min(self._next_look, self._num_idle + 1)
 
-    def answered(self, record: Record, asked: int, num: int) -> None:
+    def answered(self, record: AcceptanceRecord, asked: int, num: int) -> None:
         """Of `asked` drafts so many were made: who looks things up finds nothing now and then."""
         for one, memory in ((record, MEMORY), (self._common, COMMON_MEMORY)):
             one.found = one.found * memory + num / asked
@@ -174,7 +174,7 @@ class Controller:
             self._steps.record(num_rows, num_tokens, seconds)
             self._step_s += STEP_WEIGHT * (seconds - self._step_s)
 
-    def verified(self, record: Record, num: int, right: int) -> None:
+    def verified(self, record: AcceptanceRecord, num: int, right: int) -> None:
         """Of `num` drafts the first `right` were kept: behind a wrong one nothing was tried."""
         for one, memory in ((record, MEMORY), (self._common, COMMON_MEMORY)):
             one.right = one.right * memory + right
@@ -226,7 +226,7 @@ class Controller:
         self._next_look, self._next_probe = max(self._next_look, soon), max(self._next_probe, soon)
         return []
 
-    def _probe(self, records: Sequence[Record]) -> list[int]:
+    def _probe(self, records: Sequence[AcceptanceRecord]) -> list[int]:
         """Draft a little for one sequence, another each time: soon again if that one cannot be drafted for."""
         self._next_probe = self._num_idle + PROBE_EVERY
         self._num_probes += 1
@@ -242,12 +242,12 @@ class Controller:
         self._next_probe = self._num_idle + self._probe_every
 
 
-def _level(record: Record, common: float) -> int:
+def _level(record: AcceptanceRecord, common: float) -> int:
     """Of a sequence's acceptance, of which that of all is a part."""
     acceptance = (record.right + PRIOR_WEIGHT * common) / (record.tried + PRIOR_WEIGHT)
     return level_of(acceptance)
 
 
-def _share(record: Record, common: Record) -> float:
+def _share(record: AcceptanceRecord, common: AcceptanceRecord) -> float:
     """Of what is asked for it, that is drafted; likewise."""
     return (record.found + PRIOR_WEIGHT * common.found / common.asked) / (record.asked + PRIOR_WEIGHT)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.plan import Ask
-from engine.speculation.draft_rows import Read, Row
+from engine.plan import DraftRequest
+from engine.speculation.draft_rows import DrafterProgress, DraftRow
 from engine.speculation.draft_sampling import DraftSampling
 from engine.speculation.drafters import Drafter
 from engine.speculation.proposer import Draft
-from kernels.metadata import AttentionMetadata
-from kernels.ragged import Tables
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.ragged import Tables
 
 
 class DraftProposer:
@@ -35,7 +35,7 @@ class DraftProposer:
         self._sampling = DraftSampling(drafter.vocab_size)
         self._holds: dict[int, bytes] = {}  # block → name of the block of tokens that it has the draft's values of
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         """See `Proposer`."""
         reached = [ask for ask in asks if self._reaches(ask)]
         rows = [self._row(at, ask) for at, ask in enumerate(reached)]
@@ -54,22 +54,22 @@ class DraftProposer:
         drafted = {id(row.ask): row.answer for row in caught_up}
         return [drafted.get(id(ask), []) for ask in asks]
 
-    def _reaches(self, ask: Ask) -> bool:
+    def _reaches(self, ask: DraftRequest) -> bool:
         """Whether positions are within the model's, and nothing of the table was given back."""
         end = len(ask.tokens) + ask.num - 1
         is_within = end <= self._drafter.context_length and end <= len(ask.blocks) * self._size
         return is_within and not ask.is_trimmed and len(ask.tokens) > self._drafter.lag
 
-    def _row(self, at: int, ask: Ask) -> Row:
+    def _row(self, at: int, ask: DraftRequest) -> DraftRow:
         read = ask.memory.state
-        if not isinstance(read, Read) or read.place != ask.place:
-            read = ask.memory.state = Read(ask.place, self._known(ask), [])
+        if not isinstance(read, DrafterProgress) or read.place != ask.place:
+            read = ask.memory.state = DrafterProgress(ask.place, self._known(ask), [])
         read.keep(ask.tokens)
         lag = self._drafter.lag
         read.num = min(read.num, len(ask.tokens) - 1 - lag)
-        return Row(at, ask, read, read.num, lag)
+        return DraftRow(at, ask, read, read.num, lag)
 
-    def _known(self, ask: Ask) -> int:
+    def _known(self, ask: DraftRequest) -> int:
         """Leading tokens that other sequences have had computed, in blocks that they share."""
         num = 0
         for block, name in zip(ask.blocks, ask.names, strict=False):
@@ -78,11 +78,11 @@ class DraftProposer:
             num += self._size
         return num
 
-    def _catch_up(self, rows: list[Row], tables: Tables) -> list[Row]:
+    def _catch_up(self, rows: list[DraftRow], tables: Tables) -> list[DraftRow]:
         """Compute prompts, in parts; the rows that have only as much left as one step takes."""
         room = self._max_tokens
-        ready: list[Row] = []
-        late: list[Row] = []
+        ready: list[DraftRow] = []
+        late: list[DraftRow] = []
         shares: list[int] = []
         for row in sorted(rows, key=lambda row: row.missing):
             num, memory = min(row.missing, room), row.ask.memory
@@ -98,8 +98,8 @@ class DraftProposer:
         return ready
 
     def _compute(
-        self, rows: list[Row], nums: list[int], tables: Tables, states: Tensor | None
-    ) -> tuple[list[Row], Tensor]:
+        self, rows: list[DraftRow], nums: list[int], tables: Tables, states: Tensor | None
+    ) -> tuple[list[DraftRow], Tensor]:
         """Compute so many entries of each row, from `states` [rows, hidden] where these are drafts'. A token is drafted
         where that is all there are: such rows, in the order of their places, and their states."""
         if states is None:
@@ -120,7 +120,7 @@ class DraftProposer:
             self._sampling.draw(ending, self._drafter.logits(hidden))
         return ending, hidden
 
-    def _note(self, row: Row, num: int) -> None:
+    def _note(self, row: DraftRow, num: int) -> None:
         """More of the row is computed: full blocks that have a name can be used by others."""
         ask, first = row.ask, row.num // self._size
         row.num += num
@@ -129,7 +129,7 @@ class DraftProposer:
             self._holds[ask.blocks[i]] = ask.names[i]
 
 
-def _tables(rows: Sequence[Row]) -> Tables:
+def _tables(rows: Sequence[DraftRow]) -> Tables:
     """The rows' blocks, int32 [rows, blocks]."""
     tables = np.zeros((len(rows), max([len(row.ask.blocks) for row in rows], default=0)), dtype=np.int32)
     for row, table in zip(rows, tables, strict=True):

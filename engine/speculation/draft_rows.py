@@ -6,12 +6,12 @@ Tokens and counts in and out: knows no tensor.
 import dataclasses
 from collections.abc import Sequence
 
-from engine.plan import Ask, DraftTree
+from engine.plan import DraftRequest, DraftTree
 from engine.speculation.proposer import Draft
 
 
 @dataclasses.dataclass(slots=True)
-class Read:
+class DrafterProgress:
     """What the drafter has computed of a sequence.
 
     Attributes:
@@ -35,7 +35,7 @@ class Read:
 
 
 @dataclasses.dataclass(slots=True)
-class Row:
+class DraftRow:
     """A sequence while it is drafted for: its tokens with the drafts, of which `num` entries are computed.
 
     Attributes:
@@ -45,8 +45,8 @@ class Row:
     """
 
     at: int
-    ask: Ask
-    read: Read
+    ask: DraftRequest
+    read: DrafterProgress
     num: int
     lag: int
     drafts: list[int] = dataclasses.field(default_factory=list)

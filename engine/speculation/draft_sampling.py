@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from engine.plan import Ask
+from engine.plan import DraftRequest
 from engine.request import SamplingParams
-from engine.sampling.rows import KnobRows, SamplingRows, above_zero, allow, bits_of
+from engine.sampling.rows import SamplingParamRows, SamplingRows, above_zero, allow, bits_of
 from engine.sampling.sampler import Sampler
-from engine.speculation.draft_rows import Row
+from engine.speculation.draft_rows import DraftRow
 
 
 class DraftSampling:
@@ -22,17 +22,17 @@ class DraftSampling:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._sampler = Sampler()
-        self._knobs: list[tuple[list[tuple[SamplingParams, int]], KnobRows]] = []
+        self._param_rows: list[tuple[list[tuple[SamplingParams, int]], SamplingParamRows]] = []
 
-    def draw(self, rows: Sequence[Row], logits: Tensor) -> None:
+    def draw(self, rows: Sequence[DraftRow], logits: Tensor) -> None:
         """The next draft of each row, which have as many, from logits [rows, V]; and to those of some width
         alternatives, each of which is what would be drafted if the ones before it could not be."""
         asks = [row.ask for row in rows]
         positions = np.array([row.num_tokens for row in rows], dtype=np.int64)
-        knobs = SamplingRows(self._knobs_of(len(rows[0].drafts), asks), positions)
+        param_rows = SamplingRows(self._param_rows_of(len(rows[0].drafts), asks), positions)
         width = max(ask.width for ask in asks)
         left = logits.clone() if width > 1 else logits
-        drafted = self._sampler.sample(logits, knobs).ids
+        drafted = self._sampler.sample(logits, param_rows).ids
         for row, token in zip(rows, drafted, strict=True):
             row.drafts.append(token)
             row.others.append([])
@@ -41,30 +41,30 @@ class DraftSampling:
             if not places:  # nothing else may be said
                 break
             left[places, [drafted[i] for i in places]] = float("-inf")
-            drafted = self._sampler.sample(left.clone(), knobs).ids
+            drafted = self._sampler.sample(left.clone(), param_rows).ids
             for row, token in zip(rows, drafted, strict=True):
                 if token >= 0 and num < row.ask.width:
                     row.others[-1].append(token)
 
-    def _knobs_of(self, number: int, asks: Sequence[Ask]) -> KnobRows:
+    def _param_rows_of(self, number: int, asks: Sequence[DraftRequest]) -> SamplingParamRows:
         """Of the rows that make their draft of that number."""
-        if number < len(self._knobs):
-            whose, knobs = self._knobs[number]
+        if number < len(self._param_rows):
+            whose, param_rows = self._param_rows[number]
             if len(whose) == len(asks) and all(map(_is_of, asks, whose)):
-                return knobs
-        found = [(ask.params, ask.output_index) for ask in asks], _knobs(asks, self._vocab_size)
-        self._knobs[number : number + 1] = [found]
+                return param_rows
+        found = [(ask.params, ask.output_index) for ask in asks], _param_rows(asks, self._vocab_size)
+        self._param_rows[number : number + 1] = [found]
         return found[1]
 
 
-def _is_of(ask: Ask, whose: tuple[SamplingParams, int]) -> bool:
+def _is_of(ask: DraftRequest, whose: tuple[SamplingParams, int]) -> bool:
     return ask.params is whose[0] and ask.output_index == whose[1]
 
 
-def _knobs(asks: Sequence[Ask], vocab_size: int) -> KnobRows:
+def _param_rows(asks: Sequence[DraftRequest], vocab_size: int) -> SamplingParamRows:
     params = [ask.params for ask in asks]
     seeds = [one.seed - (1 << 64) if one.seed >= 1 << 63 else one.seed for one in params]
-    return KnobRows(
+    return SamplingParamRows(
         temperature=np.array([above_zero(one.temperature) for one in params], dtype=np.float32),
         top_k=np.array([one.top_k for one in params], dtype=np.int64),
         top_p=np.array([above_zero(one.top_p) for one in params], dtype=np.float32),

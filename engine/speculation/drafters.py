@@ -12,12 +12,12 @@ from torch import Tensor
 
 from engine.errors import Code, ServiceError
 from engine.models.config import read_head_config
-from engine.models.eagle import Head, default_behind, load_head
-from engine.models.layers import Pack
-from engine.models.model import Model, load_model, tap_of
+from engine.models.eagle import EagleHead, default_behind, load_head
+from engine.models.layers.decoder import Pack
+from engine.models.model import Model, hooks_of, load_model
 from engine.models.registry import read_served
 from engine.request import Limits
-from kernels.metadata import AttentionMetadata
+from kernels.layout.metadata import AttentionMetadata
 
 
 class Drafter(Protocol):
@@ -67,7 +67,7 @@ class HeadDrafter:
 
     lag = 1
 
-    def __init__(self, head: Head, target: Model) -> None:
+    def __init__(self, head: EagleHead, target: Model) -> None:
         self._head = head
         self._target = target
         self.device = head.device
@@ -77,7 +77,7 @@ class HeadDrafter:
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
         """See `Drafter`: from now on the target writes to it."""
         cache = self._head.new_cache(num_blocks, block_size, dtype)
-        self._target.tap = tap_of(self._head.behind, cache[1].flatten(0, 1))
+        self._target.hidden_state_hooks = hooks_of(self._head.behind, cache[1].flatten(0, 1))
         return cache
 
 

@@ -5,7 +5,7 @@ Costs no model and no memory on the device. Needs repetition: code that is edite
 
 from collections.abc import Sequence
 
-from engine.plan import Ask
+from engine.plan import DraftRequest
 from kernels import ops
 
 MIN_MATCH = 2  # tokens: a single one has too many sequels
@@ -20,11 +20,11 @@ class NgramProposer:
     def __init__(self) -> None:
         self._automaton = ops.suffix_automaton()
 
-    def propose(self, asks: Sequence[Ask]) -> list[Sequence[int]]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Sequence[int]]:
         """See `Proposer`."""
         return [self._sequel(ask) for ask in asks]
 
-    def _sequel(self, ask: Ask) -> Sequence[int]:
+    def _sequel(self, ask: DraftRequest) -> Sequence[int]:
         memory, tokens = ask.memory, ask.tokens
         automaton = memory.state
         if not isinstance(automaton, self._automaton):

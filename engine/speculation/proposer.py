@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from engine.plan import Ask, DraftTree
-from engine.trees import is_tree
+from engine.plan import DraftRequest, DraftTree
+from engine.speculation.trees import is_tree
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +25,12 @@ class Proposer(Protocol):
 
     writes_cache: bool
 
-    def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> Sequence[Draft]:
         """For each ask, in order, at most `ask.num` tokens that may follow `ask.tokens`; none if there is no guess.
         Where the ask's width is more than 1 they may be a tree of so many times as many."""
 
 
-def proposals(proposer: Proposer, asks: Sequence[Ask], vocab_size: int) -> list[Draft]:
+def proposals(proposer: Proposer, asks: Sequence[DraftRequest], vocab_size: int) -> list[Draft]:
     """The proposer's answers, each empty where it failed; when it fails for all, they are asked for one by one."""
     try:
         answers = proposer.propose(asks)
@@ -42,7 +42,7 @@ def proposals(proposer: Proposer, asks: Sequence[Ask], vocab_size: int) -> list[
     return [answer for ask in asks for answer in proposals(proposer, [ask], vocab_size)] if len(asks) > 1 else [()]
 
 
-def _checked(answer: Draft, ask: Ask, vocab_size: int) -> Draft:
+def _checked(answer: Draft, ask: DraftRequest, vocab_size: int) -> Draft:
     ids = answer.token_ids if isinstance(answer, DraftTree) else answer
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):
         logger.error("drafted %s, of which some are not in [0, %d)", list(ids), vocab_size)

@@ -1,4 +1,4 @@
-// Changes of a row's single logits before sampling, in place, as kernels/adjust.py has them.
+// Changes of a row's single logits before sampling, in place, as kernels/reference/adjust.py has them.
 //
 // Lists are of all rows of a step, rows ascending: those of one row lie together.
 #pragma once

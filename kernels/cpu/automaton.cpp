@@ -1,4 +1,4 @@
-// The suffix automaton as a Python type; kernels/automaton.py says what its methods and attributes mean.
+// The suffix automaton as a Python type; kernels/reference/automaton.py says what its methods and attributes mean.
 #include "automaton_type.h"
 
 #include <structmember.h>

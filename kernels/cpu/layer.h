@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-enum class Format { FLOAT32, BFLOAT16, INT8, INT4 };  // of a weight; as in kernels/native.py
+enum class Format { FLOAT32, BFLOAT16, INT8, INT4 };  // of a weight; as in kernels/cpu/native.py
 
 // A linear of any format. Pointers that a format has no use for are null.
 struct Packed {
@@ -77,7 +77,7 @@ struct Layer {
   int64_t num_kept;               // ALL_TOKENS: nothing moves
 };
 
-constexpr int64_t ALL_TOKENS = -1;  // as in kernels/native.py
+constexpr int64_t ALL_TOKENS = -1;  // as in kernels/cpu/native.py
 
 // h += layer(x) of so many tokens, through a norm if there is one; `between` [T, hidden] is used then.
 inline void add(const Packed& layer, const float* norm, float eps, Rows x, Rows between, Rows h, int64_t tokens) {

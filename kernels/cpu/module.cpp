@@ -1,4 +1,4 @@
-// The kernels as a Python module. Addresses and sizes come in as integers; kernels/native.py says what they mean and
+// The kernels as a Python module. Addresses and sizes come in as integers; kernels/cpu/native.py says what they mean and
 // checks them: nothing here may be called from anywhere else. The interpreter's lock is released while computing.
 #include "call.h"
 
@@ -235,7 +235,7 @@ PyObject* keep(PyObject*, PyObject* const* values, Py_ssize_t num) {
   return arguments.ok() ? compute(job) : nullptr;
 }
 
-// By the element's name in kernels/native.py.
+// By the element's name in kernels/cpu/native.py.
 PyMethodDef methods[] = {
     method<set_threads>("set_threads"),
     method<packed_size<float>>("packed_size_float32"),

@@ -1,4 +1,4 @@
-// Gumbel noise keyed by (seed, position, output, id): the words of kernels/philox.py to the bit, their logarithms not.
+// Gumbel noise keyed by (seed, position, output, id): the words of kernels/reference/philox.py to the bit, their logarithms not.
 #pragma once
 
 #include <algorithm>

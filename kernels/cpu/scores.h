@@ -1,4 +1,4 @@
-// Log probabilities and ranks of tokens and their rivals, row by row, as kernels/scores.py has them. Ranks are of the
+// Log probabilities and ranks of tokens and their rivals, row by row, as kernels/reference/scores.py has them. Ranks are of the
 // logits; equal ones are listed lowest id first.
 #pragma once
 

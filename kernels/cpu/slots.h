@@ -21,7 +21,7 @@ constexpr int64_t width(int64_t dim) {
   return dim + (IS_SCALED<Element> ? sizeof(float) : 0);
 }
 
-// A layer's blocks, in whatever order of bytes kernels/layout.py chose. Strides are of elements.
+// A layer's blocks, in whatever order of bytes kernels/layout/layout.py chose. Strides are of elements.
 template <typename Element>
 struct Cache {
   Element* first;

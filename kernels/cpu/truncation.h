@@ -1,5 +1,5 @@
 // Which ids a row keeps: top-k, top-p and min-p as a floor under its scaled logits, typical-p as a band, as
-// kernels/sampling.py has them. Only the likely ids are looked at as long as these decide.
+// kernels/reference/sampling.py has them. Only the likely ids are looked at as long as these decide.
 #pragma once
 
 #include <algorithm>

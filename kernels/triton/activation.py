@@ -1,4 +1,4 @@
-"""Gates, activation(gate) · up, and soft-caps on a CUDA device; twins in `kernels.elementwise`."""
+"""Gates, activation(gate) · up, and soft-caps on a CUDA device; twins in `kernels.reference.elementwise`."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import elementwise
-from kernels.triton.aot import Case
+from kernels.reference import elementwise
+from kernels.triton.aot import AotCase
 from kernels.triton.numbers import pointer
 
 BLOCK = 1024  # numbers of one program
@@ -91,12 +91,12 @@ def soft_cap_kernel(
     tl.store(places, tl.where(x < 0, -capped, capped).to(x_ptr.dtype.element_ty), mask=mask)
 
 
-def _case(name: str, dtype: torch.dtype, *, is_gelu: bool = False, is_quick: bool = False) -> Case:
+def _case(name: str, dtype: torch.dtype, *, is_gelu: bool = False, is_quick: bool = False) -> AotCase:
     kind = pointer(dtype)
     types = {"gate_up_ptr": kind, "stride": "i64", "y_ptr": kind, "width": "i32"}
     constants = {"IS_GELU": is_gelu, "BLOCK": BLOCK}
     vectors = frozenset({"loads", "stores"})
-    return Case(f"activation/{name}", gate_kernel, types, constants, vectors=vectors, is_quick=is_quick)
+    return AotCase(f"activation/{name}", gate_kernel, types, constants, vectors=vectors, is_quick=is_quick)
 
 
 CASES = (
@@ -104,7 +104,7 @@ CASES = (
     _case("fp16", torch.float16),
     _case("fp32", torch.float32),
     _case("gelu-bf16", torch.bfloat16, is_gelu=True, is_quick=True),
-    Case(
+    AotCase(
         "activation/soft-cap",
         soft_cap_kernel,
         {"x_ptr": "*fp32", "width": "i32", "cap": "fp32"},

@@ -1,4 +1,4 @@
-"""Changes of single logits before sampling on a CUDA device; see the twin in `kernels.adjust`.
+"""Changes of single logits before sampling on a CUDA device; see the twin in `kernels.reference.adjust`.
 
 Pairs (row, id) are spread over programs, one thread each: a pair appears once in a list, or always gets the same value.
 Masks take one program for each part of a row. A kind of change is one launch, in the twin's order.
@@ -10,39 +10,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
-from kernels.triton.aot import Case
+from kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
+from kernels.triton.aot import AotCase
 
 PAIRS = 256  # of one program
 WORDS = 64  # of a mask, 32 ids each
 
 
-def adjust_(logits: Tensor, changes: Changes) -> None:
-    """Change logits float32 [R, V], ids of a row contiguous, in place; see `kernels.adjust.adjust_`."""
+def adjust_(logits: Tensor, changes: LogitAdjustments) -> None:
+    """Change logits float32 [R, V], ids of a row contiguous, in place; see `kernels.reference.adjust.adjust_`."""
     for mask in changes.masks:
         _mask(logits, mask)
-    if changes.bars is not None:
-        _bar(logits, changes.bars)
+    if changes.banned_tokens is not None:
+        _bar(logits, changes.banned_tokens)
     if changes.biases is not None:
         _bias(logits, changes.biases)
     if changes.penalties is not None:
         _penalise(logits, changes.penalties)
 
 
-def _mask(logits: Tensor, mask: Mask) -> None:
+def _mask(logits: Tensor, mask: TokenMask) -> None:
     if len(mask.rows):
         bits, width = mask.bits.contiguous(), mask.bits.shape[1]
         grid = (len(mask.rows), triton.cdiv(width, WORDS))
         mask_kernel[grid](logits, logits.stride(0), logits.shape[1], mask.rows, bits, bits.stride(0), width, WORDS)
 
 
-def _bar(logits: Tensor, bars: Bars) -> None:
-    num = len(bars.ids)
+def _bar(logits: Tensor, banned_tokens: BannedTokens) -> None:
+    num = len(banned_tokens.ids)
     if num:
-        bar_kernel[triton.cdiv(num, PAIRS),](logits, logits.stride(0), num, *_dense(*bars), PAIRS)
+        bar_kernel[triton.cdiv(num, PAIRS),](logits, logits.stride(0), num, *_dense(*banned_tokens), PAIRS)
 
 
-def _bias(logits: Tensor, biases: Biases) -> None:
+def _bias(logits: Tensor, biases: LogitBiases) -> None:
     num = len(biases.ids)
     if num:
         bias_kernel[triton.cdiv(num, PAIRS),](logits, logits.stride(0), num, *_dense(*biases), PAIRS)
@@ -153,13 +153,13 @@ def mask_kernel(
     tl.store(places, tl.full([WORDS, 32], float("-inf"), tl.float32), mask=is_barred & (ids < vocab))
 
 
-def _case(name: str, kernel: Any, **constants: int) -> Case:  # noqa: ANN401 # a kernel has no type
+def _case(name: str, kernel: Any, **constants: int) -> AotCase:  # noqa: ANN401 # a kernel has no type
     types = dict.fromkeys(("logits_ptr", "counts_ptr", "repetition_ptr", "presence_ptr"), "*fp32")
     types |= dict.fromkeys(("frequency_ptr", "values_ptr"), "*fp32") | dict.fromkeys(("rows_ptr", "ids_ptr"), "*i64")
     types |= {"bits_ptr": "*i32"} | dict.fromkeys(("stride", "bits_stride"), "i64") | {"num": "i32"}
     types |= dict.fromkeys(("vocab", "width"), "i32")
     own = {argument: types[argument] for argument in kernel.arg_names if argument not in constants}
-    return Case(f"adjust/{name}", kernel, own, constants, frozenset({"num"} & own.keys()), vectors=NO_VECTORS)
+    return AotCase(f"adjust/{name}", kernel, own, constants, frozenset({"num"} & own.keys()), vectors=NO_VECTORS)
 
 
 NO_VECTORS: frozenset[str] = frozenset()  # a thread has a pair or a word

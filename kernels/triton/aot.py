@@ -1,6 +1,7 @@
 """Ahead-of-time compilation: a kernel in one configuration for one GPU architecture, and what it takes.
 
-Takes a `Case`, gives `Resources` read from the machine code and what is wrong with them. Needs no GPU: assembler and
+Takes a `AotCase`, gives `KernelResources` read from the machine code and what is wrong with them. Needs no GPU:
+assembler and
 object dumper come with Triton. Knows no kernel; must not run under the interpreter.
 """
 
@@ -30,7 +31,7 @@ PATTERNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class AotCase:
     """One configuration of a kernel.
 
     Attributes:
@@ -60,7 +61,7 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Resources:
+class KernelResources:
     """What a compiled kernel takes: registers a thread, bytes of stack (spills) and shared memory, and how often some
     instructions stand in its code."""
 
@@ -75,7 +76,7 @@ class Resources:
     cubin_bytes: int
 
 
-def compile_case(case: Case, capability: int) -> Resources:
+def compile_case(case: AotCase, capability: int) -> KernelResources:
     """Compile for a compute capability (80, 90). Raises triton.CompilationError when it does not compile."""
     arguments = list(case.kernel.arg_names)
     signature = {name: "constexpr" if name in case.constants else case.types[name] for name in arguments}
@@ -90,7 +91,7 @@ def compile_case(case: Case, capability: int) -> Resources:
     built = triton.compile(source, target=GPUTarget("cuda", capability, WARP), options=options)
     registers, stack = _usage(built.asm["cubin"])
     counts = {name: len(re.findall(pattern, built.asm["ptx"])) for name, pattern in PATTERNS.items()}
-    return Resources(
+    return KernelResources(
         registers=registers,
         stack=stack,
         shared=built.metadata.shared,
@@ -99,7 +100,7 @@ def compile_case(case: Case, capability: int) -> Resources:
     )
 
 
-def faults(case: Case, capability: int, found: Resources) -> list[str]:
+def faults(case: AotCase, capability: int, found: KernelResources) -> list[str]:
     """What must not be so, on any version of the compiler."""
     wrong = []
     if found.stack > SPILLED_BYTES:

@@ -11,12 +11,12 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.ragged import MAX_TREE, AttentionOptions, Ragged
+from kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged
 from kernels.triton import configs
 from kernels.triton.attention_merge import attention_merge_kernel
 from kernels.triton.attention_prefill import attention_prefill_kernel
 from kernels.triton.attention_split import attention_split_kernel
-from kernels.triton.configs import Shape
+from kernels.triton.configs import AttentionShape
 from kernels.triton.numbers import next_power_of_two
 
 SHORT = 16  # tokens of a row that the split schedule takes when every row of the step has as few
@@ -24,7 +24,7 @@ MERGED = 16  # parts of one load
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuTraits:
     """What attention has to know of a GPU."""
 
     name: str
@@ -33,12 +33,12 @@ class Gpu:
 
 
 @functools.cache
-def gpu_of(device: torch.device) -> Gpu:
+def gpu_of(device: torch.device) -> GpuTraits:
     """A device's; where the interpreter runs, some."""
     if device.type != "cuda":
-        return Gpu("", 90, 2)
+        return GpuTraits("", 90, 2)
     found = torch.cuda.get_device_properties(device)
-    return Gpu(found.name, 10 * found.major + found.minor, found.multi_processor_count)
+    return GpuTraits(found.name, 10 * found.major + found.minor, found.multi_processor_count)
 
 
 def paged_attention(
@@ -47,7 +47,7 @@ def paged_attention(
     batch: Ragged,
     options: AttentionOptions,
     scales: Tensor | None = None,
-    gpu: Gpu | None = None,
+    gpu: GpuTraits | None = None,
 ) -> Tensor:
     """Attention of every query over its own row's cached keys, itself included.
 
@@ -86,14 +86,14 @@ class _Call:
     cache: Tensor
     batch: Ragged
     options: AttentionOptions
-    gpu: Gpu
+    gpu: GpuTraits
     scales: Tensor | None
     out: Tensor
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> AttentionShape:
         group = self.q.shape[1] // self.cache.shape[3]
-        return Shape(self.q.shape[2], group, self.cache.dtype.itemsize, self.gpu.capability)
+        return AttentionShape(self.q.shape[2], group, self.cache.dtype.itemsize, self.gpu.capability)
 
     def split(self, num_rows: int, num_tokens: int, max_query: int) -> None:
         """Of the first rows, which have `num_tokens` tokens together."""
@@ -245,7 +245,7 @@ class _Call:
         cache, scales = self.cache.stride()[:4], self._scales.stride()[:4]
         return (*self.q.stride()[:2], *cache, *scales, tables.stride(0), self.out.stride(0))
 
-    def _constants(self, tiles: configs.Tiles) -> dict[str, int | bool | str]:
+    def _constants(self, tiles: configs.AttentionTiles) -> dict[str, int | bool | str]:
         return {
             "GROUP": self.shape.group,
             "DIM": self.shape.dim,

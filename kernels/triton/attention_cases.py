@@ -3,12 +3,12 @@
 import torch
 
 from kernels.triton import configs
-from kernels.triton.aot import SHARED_BYTES, Case
+from kernels.triton.aot import SHARED_BYTES, AotCase
 from kernels.triton.attention import MERGED, precision
 from kernels.triton.attention_merge import attention_merge_kernel
 from kernels.triton.attention_prefill import attention_prefill_kernel
 from kernels.triton.attention_split import attention_split_kernel
-from kernels.triton.configs import Shape, Tiles
+from kernels.triton.configs import AttentionShape, AttentionTiles
 from kernels.triton.numbers import next_power_of_two, pointer
 
 INTS = ("q_token", "q_head", "cache_block", "cache_offset", "cache_kind", "cache_head", "tables_row", "out_token")
@@ -30,7 +30,7 @@ def _types(kept: torch.dtype) -> dict[str, str]:
     return types | dict.fromkeys(("tables", "starts", "contexts"), "*i32")
 
 
-def _constants(shape: Shape, tiles: Tiles, kept: torch.dtype, flags: set[str]) -> dict[str, object]:
+def _constants(shape: AttentionShape, tiles: AttentionTiles, kept: torch.dtype, flags: set[str]) -> dict[str, object]:
     return {
         "GROUP": shape.group,
         "DIM": shape.dim,
@@ -56,8 +56,8 @@ def _split(
     max_query: int = 1,
     flags: str = "",
     is_quick: bool = False,
-) -> Case:
-    shape, given = Shape(dim, group, kept.itemsize, capability), set(flags.split())
+) -> AotCase:
+    shape, given = AttentionShape(dim, group, kept.itemsize, capability), set(flags.split())
     is_fixed = "fixed" in given
     tiles = configs.split_tiles(shape, configs.FIXED_ROWS if is_fixed else max_query)
     types = _types(kept) | dict.fromkeys(("num_slots", "first_slot", "blocks_per_row"), "i32")
@@ -85,8 +85,8 @@ def _prefill(
     *,
     flags: str = "",
     is_quick: bool = False,
-) -> Case:
-    shape, given = Shape(dim, group, kept.itemsize, capability), set(flags.split())
+) -> AotCase:
+    shape, given = AttentionShape(dim, group, kept.itemsize, capability), set(flags.split())
     tiles = configs.prefill_tiles(shape)
     types = _types(kept) | {"first_row": "i32", "num_rows": "i32"}
     types |= {"sinks": "*fp32" if "sinks" in given else types["q"]}
@@ -99,14 +99,14 @@ def _case(
     kernel: object,
     types: dict[str, str],
     constants: dict[str, object],
-    tiles: Tiles,
+    tiles: AttentionTiles,
     tensor_cores: str,
     capability: int,
     is_quick: bool,
-) -> Case:
+) -> AotCase:
     loose = frozenset({*LOOSE, "num_slots", "first_slot", "blocks_per_row", "first_row", "num_rows"} & set(types))
     vectors = frozenset({"loads"})
-    return Case(
+    return AotCase(
         f"attention-{name}",
         kernel,
         types,
@@ -122,14 +122,14 @@ def _case(
     )
 
 
-def _merge(dim: int, *, is_quick: bool = False) -> Case:
+def _merge(dim: int, *, is_quick: bool = False) -> AotCase:
     types = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16", "out_token": "i32", "num_slots": "i32"}
     constants = {"HEADS": 32, "DIM": dim, "WIDTH": next_power_of_two(dim), "CHUNK": MERGED}
     loose = frozenset({"num_slots"})
-    return Case(f"attention-merge/d{dim}", attention_merge_kernel, types, constants, loose, is_quick=is_quick)
+    return AotCase(f"attention-merge/d{dim}", attention_merge_kernel, types, constants, loose, is_quick=is_quick)
 
 
-def _of(capability: int) -> tuple[Case, ...]:
+def _of(capability: int) -> tuple[AotCase, ...]:
     is_new = capability >= 90
     names = {torch.float16: "fp16", torch.int8: "int8"}
     if is_new:

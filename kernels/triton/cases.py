@@ -18,9 +18,9 @@ from kernels.triton import (
     scores,
     speculation,
 )
-from kernels.triton.aot import Case
+from kernels.triton.aot import AotCase
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[AotCase, ...] = (
     *kv_write.CASES,
     *activation.CASES,
     *adjust.CASES,

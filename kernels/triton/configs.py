@@ -21,7 +21,7 @@ LEAST_TILE_M = 16  # rows of a product on tensor cores
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Tiles:
+class AttentionTiles:
     """Of one kernel: rows of queries and heads, keys of a tile, warps, stages of the pipeline."""
 
     block_m: int
@@ -31,7 +31,7 @@ class Tiles:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
+class AttentionShape:
     """What attention's configuration depends on.
 
     Attributes:
@@ -55,29 +55,31 @@ class Shape:
         return f"{kind}-d{self.dim}-g{self.group}-b{self.bytes}"
 
 
-def split_tiles(shape: Shape, max_query: int, gpu: str = "") -> Tiles:
+def split_tiles(shape: AttentionShape, max_query: int, gpu: str = "") -> AttentionTiles:
     """Of attention with splits, for rows of `max_query` tokens at most."""
     rows = min(64, max(LEAST_TILE_M, next_power_of_two(max_query * shape.group)), 8192 // shape.width)
     block_m = max(rows, next_power_of_two(shape.group), LEAST_TILE_M)
     is_small = shape.width <= 128 and shape.width * shape.bytes <= 256  # also once 8 bits are widened in registers
     tile = 64 if is_small else 32
     num_warps = 8 if shape.capability < 90 and block_m * shape.width > 4096 else 4  # else registers spill
-    rule = Tiles(block_m, tile, num_warps, 2 if shape.width > 128 else 3)
+    rule = AttentionTiles(block_m, tile, num_warps, 2 if shape.width > 128 else 3)
     tuned = tuned_for(gpu).get(shape.key("split"))
     return dataclasses.replace(tuned, block_m=block_m) if tuned is not None else rule
 
 
-def prefill_tiles(shape: Shape, gpu: str = "") -> Tiles:
+def prefill_tiles(shape: AttentionShape, gpu: str = "") -> AttentionTiles:
     """Of attention without splits: as large as registers and, on sm_80, mma without wgmma allow."""
     tuned = tuned_for(gpu).get(shape.key("prefill"))
     if tuned is not None:
         return tuned
     widens = shape.bytes == 1  # in registers, of which tiles must leave some
     if shape.width > 128:
-        return Tiles(64, 16 if widens else 32, 8, 2) if shape.capability < 90 else Tiles(128, 32, 8, 2)
+        return (
+            AttentionTiles(64, 16 if widens else 32, 8, 2) if shape.capability < 90 else AttentionTiles(128, 32, 8, 2)
+        )
     if shape.capability < 90:
-        return Tiles(64, 64 if widens and shape.width <= 64 else 32, 4, 2)
-    return Tiles(128, 64, 8, 3 if shape.bytes > 1 else 2)
+        return AttentionTiles(64, 64 if widens and shape.width <= 64 else 32, 4, 2)
+    return AttentionTiles(128, 64, 8, 3 if shape.bytes > 1 else 2)
 
 
 def num_splits(num_programs: int, max_context: int, num_multiprocessors: int) -> int:
@@ -92,9 +94,9 @@ def table_path(gpu: str) -> Path:
 
 
 @functools.cache
-def tuned_for(gpu: str) -> dict[str, Tiles]:
+def tuned_for(gpu: str) -> dict[str, AttentionTiles]:
     """What was measured on a GPU of that name; nothing where nothing was. Only who measures adds to it."""
     path = table_path(gpu)
     if not gpu or not path.exists():
         return {}
-    return {key: Tiles(**entry) for key, entry in json.loads(path.read_text()).items()}
+    return {key: AttentionTiles(**entry) for key, entry in json.loads(path.read_text()).items()}

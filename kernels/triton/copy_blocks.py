@@ -1,4 +1,4 @@
-"""Copies of cache blocks in all layers at once, on a CUDA device; the twin is `kernels.blocks.copy_blocks`.
+"""Copies of cache blocks in all layers at once, on a CUDA device; the twin is `kernels.reference.blocks.copy_blocks`.
 
 One launch for a fork's or a swap's blocks, as bytes: host memory that is pinned is read and written in place.
 """
@@ -8,14 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import Case
+from kernels.triton.aot import AotCase
 
 WORD = 8  # bytes
 BLOCK = 1024  # words of one program
 
 
 def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
-    """targets[l][b] = sources[l][a] of every layer l and pair (a, b); see `kernels.blocks.copy_blocks`.
+    """targets[l][b] = sources[l][a] of every layer l and pair (a, b); see `kernels.reference.blocks.copy_blocks`.
 
     Raises ValueError for layers whose blocks are not dense or not of whole words, or differ.
     """
@@ -73,4 +73,4 @@ def copy_kernel(
 
 
 _TYPES = {"addresses_ptr": "*i64", "pairs_ptr": "*i64", "source_stride": "i64", "target_stride": "i64", "words": "i32"}
-CASES = (Case("copy_blocks/words", copy_kernel, _TYPES, {"BLOCK": BLOCK}, vectors=frozenset(), is_quick=True),)
+CASES = (AotCase("copy_blocks/words", copy_kernel, _TYPES, {"BLOCK": BLOCK}, vectors=frozenset(), is_quick=True),)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import Case
+from kernels.triton.aot import AotCase
 from kernels.triton.numbers import pointer
 
 BLOCK = 1024  # numbers of one program
@@ -40,12 +40,12 @@ def embedding_kernel(
     tl.store(y_ptr + row * width + at, found.to(y_ptr.dtype.element_ty), mask=at < width)
 
 
-def _case(dtype: torch.dtype, *, is_quick: bool = False) -> Case:
+def _case(dtype: torch.dtype, *, is_quick: bool = False) -> AotCase:
     kind = pointer(dtype)
     types = {"ids_ptr": "*i64", "table_ptr": kind, "stride": "i64", "y_ptr": kind, "vocab": "i32", "width": "i32"}
     vectors, unaligned = frozenset({"loads", "stores"}), frozenset({"vocab"})
     name = f"embedding/{kind[1:]}"
-    return Case(name, embedding_kernel, types, {"BLOCK": BLOCK}, unaligned, vectors=vectors, is_quick=is_quick)
+    return AotCase(name, embedding_kernel, types, {"BLOCK": BLOCK}, unaligned, vectors=vectors, is_quick=is_quick)
 
 
 CASES = (_case(torch.bfloat16, is_quick=True), _case(torch.float32))

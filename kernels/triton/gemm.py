@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import Case
+from kernels.triton.aot import AotCase
 
 PROGRAMS = 264  # twice the multiprocessors of an H100: what few tiles are split for
 MAX_SPLITS = 16
@@ -19,7 +19,7 @@ MIN_INPUTS = 512  # of a part of a split
 SUM_BLOCK = 512
 
 
-class Tiles(NamedTuple):
+class GemmTiles(NamedTuple):
     """Inputs M, outputs N and inner numbers K of a tile; warps and stages of a program."""
 
     m: int
@@ -30,28 +30,28 @@ class Tiles(NamedTuple):
 
 
 DECODE, SMALL, MEDIUM, LARGE = (
-    Tiles(16, 64, 128, 4, 4),
-    Tiles(32, 64, 128, 4, 4),
-    Tiles(64, 128, 64, 4, 4),
-    Tiles(128, 128, 64, 8, 3),
+    GemmTiles(16, 64, 128, 4, 4),
+    GemmTiles(32, 64, 128, 4, 4),
+    GemmTiles(64, 128, 64, 4, 4),
+    GemmTiles(128, 128, 64, 8, 3),
 )
 EVERY = (DECODE, SMALL, MEDIUM, LARGE)
 FIXED = MEDIUM  # where the schedule must not follow the number of inputs
 
 
-def tiles_of(num: int) -> Tiles:
+def tiles_of(num: int) -> GemmTiles:
     """For products with so many inputs."""
     return next((tiles for tiles in EVERY if num <= tiles.m), LARGE)
 
 
-def schedule_of(num: int, outputs: int, inputs: int, *, is_fixed: bool) -> tuple[Tiles, int]:
+def schedule_of(num: int, outputs: int, inputs: int, *, is_fixed: bool) -> tuple[GemmTiles, int]:
     """Tiles and parts of the inner dimension; `is_fixed`: the same for any number of inputs, so that an output's sum
     has one order."""
     tiles = FIXED if is_fixed else tiles_of(num)
     return tiles, splits_of(tiles, FIXED.m if is_fixed else num, outputs, inputs)
 
 
-def splits_of(tiles: Tiles, num: int, outputs: int, inputs: int) -> int:
+def splits_of(tiles: GemmTiles, num: int, outputs: int, inputs: int) -> int:
     """Parts of the inner dimension: a power of two, 1 if there are tiles enough or little to add."""
     programs = triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n)
     splits = 1
@@ -102,11 +102,11 @@ def sum_kernel(
     tl.store(y_ptr + row * outputs + at, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _case(splits: int, sums: str) -> Case:
+def _case(splits: int, sums: str) -> AotCase:
     types = dict.fromkeys(("scales_ptr", "row_scales_ptr"), "*fp32") | {"parts_ptr": sums, "bias_ptr": "*bf16"}
     types |= {"y_ptr": "*bf16", "num": "i32", "outputs": "i32"}
     constants = {"HAS_SCALES": True, "HAS_ROW_SCALES": True, "HAS_BIAS": True, "SPLITS": splits, "BLOCK": SUM_BLOCK}
-    return Case(f"gemm/sum-{sums[1:]}-{splits}", sum_kernel, types, constants, frozenset({"num"}))
+    return AotCase(f"gemm/sum-{sums[1:]}-{splits}", sum_kernel, types, constants, frozenset({"num"}))
 
 
 CASES = (_case(2, "*fp32"), _case(MAX_SPLITS, "*fp32"), _case(4, "*i32"))

@@ -1,19 +1,19 @@
-"""A step's inputs from the state of its slots, on a CUDA device; twins in `kernels.inputs`."""
+"""A step's inputs from the state of its slots, on a CUDA device; twins in `kernels.reference.inputs`."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.inputs import Inputs
-from kernels.triton.aot import Case
+from kernels.reference.inputs import Inputs
+from kernels.triton.aot import AotCase
 
 RUN = 128  # numbers of a run that are copied at once
 TOKENS = 128  # of one program
 
 
 def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, values: Tensor) -> None:
-    """Change a table by short runs of numbers, in place; see `kernels.inputs.write_runs_`."""
+    """Change a table by short runs of numbers, in place; see `kernels.reference.inputs.write_runs_`."""
     if len(rows):
         write_runs_kernel[len(rows),](table, table.stride(0), rows, firsts, offsets, values, RUN, num_warps=1)
 
@@ -21,7 +21,7 @@ def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, va
 def build_inputs(
     tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
 ) -> Inputs:
-    """The inputs of a step; see `kernels.inputs.build_inputs`."""
+    """The inputs of a step; see `kernels.reference.inputs.build_inputs`."""
     found = Inputs(*torch.empty(3, num_tokens, dtype=torch.int64, device=tokens.device))
     grid = (triton.cdiv(num_tokens, TOKENS),)
     rows = (slots, starts, ends, len(slots))
@@ -92,19 +92,19 @@ def build_inputs_kernel(
     tl.store(write_slots_ptr + at, tl.where(is_real, block * block_size + position % block_size, -1), mask=mask)
 
 
-def _runs(kind: str) -> Case:
+def _runs(kind: str) -> AotCase:
     types = dict.fromkeys(("rows_ptr", "firsts_ptr", "offsets_ptr"), "*i64") | {"stride": "i64"}
     types |= {"table_ptr": kind, "values_ptr": kind}
     # Runs start anywhere: there is nothing to load as vectors.
-    return Case(f"inputs/runs-{kind[1:]}", write_runs_kernel, types, {"RUN": RUN}, num_warps=1, vectors=frozenset())
+    return AotCase(f"inputs/runs-{kind[1:]}", write_runs_kernel, types, {"RUN": RUN}, num_warps=1, vectors=frozenset())
 
 
-def _build() -> Case:
+def _build() -> AotCase:
     types = {argument: "*i64" for argument in build_inputs_kernel.arg_names if argument.endswith("_ptr")}
     types |= {"tables_ptr": "*i32", "tokens_stride": "i64", "tables_stride": "i64"}
     types |= dict.fromkeys(("num_rows", "num_tokens", "block_size"), "i32")
     unaligned = frozenset({"num_rows", "num_tokens", "block_size"})
-    return Case(
+    return AotCase(
         "inputs/build", build_inputs_kernel, types, {"TOKENS": TOKENS}, unaligned, vectors=frozenset(), is_quick=True
     )
 

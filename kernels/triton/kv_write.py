@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import Case
+from kernels.triton.aot import AotCase
 from kernels.triton.numbers import largest, next_power_of_two, pointer
 
 HEADS = 8  # of one program at most: enough independent loads to hide their latency, few enough for registers
@@ -122,7 +122,7 @@ def rotate_and_write(
     )
 
 
-def _case(name: str, kept: torch.dtype, dim: int = 128, *, is_quick: bool = False, since: int = 80) -> Case:
+def _case(name: str, kept: torch.dtype, dim: int = 128, *, is_quick: bool = False, since: int = 80) -> AotCase:
     types = dict.fromkeys(kv_write_kernel.arg_names[5:15], "i32")
     types |= {"heads": "*bf16", "cis": "*fp32", "cache": pointer(kept), "slots": "*i64"}
     types["scales"] = "*fp32" if kept.itemsize == 1 else pointer(kept)
@@ -141,7 +141,7 @@ def _case(name: str, kept: torch.dtype, dim: int = 128, *, is_quick: bool = Fals
     # Strides of scales are 1 or kv_heads or so: not divisible by 16.
     unaligned = frozenset(name for name in types if name.startswith("scales_"))
     vectors = frozenset({"loads", "stores"})
-    return Case(
+    return AotCase(
         f"kv_write/{name}",
         kv_write_kernel,
         types,

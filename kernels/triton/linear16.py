@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import Case
+from kernels.triton.aot import AotCase
 from kernels.triton.gemm import FIXED, schedule_of, sum_parts
 
 
@@ -88,11 +88,11 @@ def linear16_kernel(
     tl.store(y_ptr + row[:, None] * outputs + n[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _case(splits: int) -> Case:
+def _case(splits: int) -> AotCase:
     types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr"), "*bf16") | dict.fromkeys(("outputs", "inputs"), "i32")
     types |= {"y_ptr": "*bf16" if splits == 1 else "*fp32", "num": "i32", "x_stride": "i64", "weight_stride": "i64"}
     constants = {"HAS_BIAS": False, "PRECISION": "tf32", "SPLITS": splits, "M": FIXED.m, "N": FIXED.n, "K": FIXED.k}
-    return Case(
+    return AotCase(
         f"linear16/s{splits}",
         linear16_kernel,
         types,

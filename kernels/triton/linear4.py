@@ -1,4 +1,4 @@
-"""Linear layers with 4-bit weights on a CUDA device; the twin is `kernels.packed_weights.linear_w4a16`.
+"""Linear layers with 4-bit weights on a CUDA device; the twin is `kernels.formats.packed_weights.linear_w4a16`.
 
 Nibbles less their zero points are small integers, exact in every format: tensor cores multiply these, and scales are
 applied to the sums of a group. A byte holds inputs of two halves of a unit, so that nothing is interleaved.
@@ -9,16 +9,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.packed_weights import UNIT, Int4Weight
-from kernels.triton.aot import Case
-from kernels.triton.gemm import EVERY, FIXED, Tiles, schedule_of, sum_parts
+from kernels.formats.packed_weights import UNIT, Int4Weight
+from kernels.triton.aot import AotCase
+from kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts
 from kernels.triton.numbers import pointer
 
 HALF = tl.constexpr(UNIT // 2)
 
 
 def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w4a16`. `is_fixed`: a row's bits depend on
+    """x [M, K] → [M, N] in x's dtype; see `kernels.formats.packed_weights.linear_w4a16`. `is_fixed`: a row's bits
+    depend on
     that row alone."""
     (num, inputs), outputs = x.shape, len(packed.nibbles)
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
@@ -60,7 +61,7 @@ def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None, *, i
     return y
 
 
-def span_of(group: int, inputs: int, tiles: Tiles) -> int:
+def span_of(group: int, inputs: int, tiles: GemmTiles) -> int:
     """Inputs that a program takes at once: whole units, within a group if one is as long as a unit. Of large tiles one
     unit: two spill registers."""
     return 2 * UNIT if tiles.m <= 32 and (group % (2 * UNIT) == 0 or group == inputs) else UNIT
@@ -128,7 +129,7 @@ def linear4_kernel(
     tl.store(y_ptr + row[:, None] * outputs + n[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _case(tiles: Tiles, group: int, splits: int = 1) -> Case:
+def _case(tiles: GemmTiles, group: int, splits: int = 1) -> AotCase:
     span = span_of(group, 4096, tiles)
     types = dict.fromkeys(("x_ptr", "bias_ptr"), "*bf16") | dict.fromkeys(("scales_ptr", "zeros_ptr"), "*fp16")
     types |= {"y_ptr": "*bf16" if splits == 1 else pointer(torch.float32), "nibbles_ptr": "*u8"}
@@ -136,7 +137,7 @@ def _case(tiles: Tiles, group: int, splits: int = 1) -> Case:
     types |= dict.fromkeys(("x_stride", "nibbles_stride"), "i64")
     constants = {"HAS_BIAS": False, "IS_EXACT": False, "TWO_GROUPS": group % span != 0, "SPLITS": splits}
     constants |= {"M": tiles.m, "N": tiles.n, "SPAN": span}
-    return Case(
+    return AotCase(
         f"linear4/g{group}-m{tiles.m}-s{splits}",
         linear4_kernel,
         types,

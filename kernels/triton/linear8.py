@@ -1,4 +1,4 @@
-"""Linear layers with 8-bit weights on a CUDA device; twins in `kernels.packed_weights`.
+"""Linear layers with 8-bit weights on a CUDA device; twins in `kernels.formats.packed_weights`.
 
 W8A16 widens int8 weights to the inputs' format in registers. W8A8 quantises inputs row by row first and multiplies int8
 exactly, or float8 with sums carried to float32 at every tile. Scales are applied to sums.
@@ -9,27 +9,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.packed_weights import LARGEST, Int8Weight
-from kernels.support import MAX_INPUTS
-from kernels.triton.aot import Case
-from kernels.triton.gemm import EVERY, FIXED, Tiles, schedule_of, sum_parts
+from kernels.formats.packed_weights import LARGEST, Int8Weight
+from kernels.triton.aot import AotCase
+from kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts
 from kernels.triton.numbers import next_power_of_two, pointer
+from kernels.triton.support import MAX_INPUTS
 
 
 def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a16`. `is_fixed`: a row's bits depend on
+    """x [M, K] → [M, N] in x's dtype; see `kernels.formats.packed_weights.linear_w8a16`. `is_fixed`: a row's bits
+    depend on
     that row alone."""
     return _multiply(x, None, packed, bias, x.dtype, is_fixed)
 
 
 def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.packed_weights.linear_w8a8` and, for `is_fixed`, above."""
+    """x [M, K] → [M, N] in x's dtype; see `kernels.formats.packed_weights.linear_w8a8` and, for `is_fixed`, above."""
     rows = quantise_rows(x, packed.weight.dtype)
     return _multiply(rows.weight, rows.scales, packed, bias, x.dtype, is_fixed)
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
-    """x [M, K] as numbers of `dtype` and a scale for each row; see `kernels.packed_weights.quantise_rows`."""
+    """x [M, K] as numbers of `dtype` and a scale for each row; see `kernels.formats.packed_weights.quantise_rows`."""
     num, width = x.shape
     if width > MAX_INPUTS or x.stride(1) != 1:
         raise ValueError(f"rows of {width} numbers {list(x.stride())}: contiguous ones of up to {MAX_INPUTS} wanted")
@@ -167,7 +168,7 @@ def linear8_kernel(
     tl.store(y_ptr + row[:, None] * outputs + n[None, :], y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _case(name: str, x: torch.dtype, weight: torch.dtype, tiles: Tiles, splits: int, since: int = 80) -> Case:
+def _case(name: str, x: torch.dtype, weight: torch.dtype, tiles: GemmTiles, splits: int, since: int = 80) -> AotCase:
     has_rows = x is weight
     sums = {torch.int8: "*i32"}.get(x, "*fp32")
     types = {"x_ptr": pointer(x), "weight_ptr": pointer(weight), "scales_ptr": "*fp32", "row_scales_ptr": "*fp32"}
@@ -175,7 +176,7 @@ def _case(name: str, x: torch.dtype, weight: torch.dtype, tiles: Tiles, splits: 
     types |= {"inputs": "i32", "x_stride": "i64", "weight_stride": "i64"}
     constants = {"HAS_ROW_SCALES": has_rows, "HAS_BIAS": False, "IS_EXACT": False, "SPLITS": splits}
     constants |= {"M": tiles.m, "N": tiles.n, "K": tiles.k}
-    return Case(
+    return AotCase(
         f"linear8/{name}-m{tiles.m}-s{splits}",
         linear8_kernel,
         types,
@@ -190,12 +191,12 @@ def _case(name: str, x: torch.dtype, weight: torch.dtype, tiles: Tiles, splits: 
     )
 
 
-def _quantise_case(dtype: torch.dtype, width: int, since: int = 80) -> Case:
+def _quantise_case(dtype: torch.dtype, width: int, since: int = 80) -> AotCase:
     types = {"x_ptr": "*bf16", "stride": "i64", "y_ptr": pointer(dtype), "scales_ptr": "*fp32", "width": "i32"}
     block = next_power_of_two(width)
     constants = {"IS_INTEGER": dtype is torch.int8, "LARGEST": LARGEST[dtype], "BLOCK": block}
     name = f"linear8/quantise-{pointer(dtype)[1:]}-{width}"
-    return Case(name, quantise_kernel, types, constants, num_warps=_warps(block), since=since)
+    return AotCase(name, quantise_kernel, types, constants, num_warps=_warps(block), since=since)
 
 
 _FORMS = (

@@ -1,4 +1,4 @@
-"""Mixture of experts on a CUDA device; twins in `kernels.moe`.
+"""Mixture of experts on a CUDA device; twins in `kernels.reference.moe`.
 
 Two small kernels put choices in groups of one expert, without a sort and without a word from the host; one multiplies
 group by group, each tile taking the inputs of its choices from where they lie; one adds up a token's results.
@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.moe import Groups, Stack, num_groups
+from kernels.reference.moe import ExpertGroups, ExpertStack, num_groups
 from kernels.triton.activation import GATES
-from kernels.triton.aot import Case
-from kernels.triton.gemm import DECODE, LARGE, MEDIUM, Tiles
+from kernels.triton.aot import AotCase
+from kernels.triton.gemm import DECODE, LARGE, MEDIUM, GemmTiles
 from kernels.triton.numbers import next_power_of_two, pointer
 
 CHOICES = 1024  # of a program that counts or places them
@@ -22,13 +22,13 @@ BLOCK = 1024  # numbers of a program that adds results
 BY_SHARE = ((64, LARGE), (32, MEDIUM), (0, DECODE))  # choices of an expert on average, at least → tiles
 
 
-def tiles_of(num_choices: int, num_experts: int) -> Tiles:
+def tiles_of(num_choices: int, num_experts: int) -> GemmTiles:
     """For so many choices: groups of experts that few choose are small."""
     return next(tiles for least, tiles in BY_SHARE if num_choices >= least * num_experts)
 
 
-def group(experts: Tensor, num_experts: int, size: int) -> Groups:
-    """Put choices of experts in groups; see `kernels.moe.group`. Their order within an expert is not said."""
+def group(experts: Tensor, num_experts: int, size: int) -> ExpertGroups:
+    """Put choices of experts in groups; see `kernels.reference.moe.group`. Their order within an expert is not said."""
     num, experts = num_groups(len(experts), num_experts, size), experts.contiguous()
     choices = torch.full((num * size,), -1, dtype=torch.int32, device=experts.device)
     owners = torch.full((num,), -1, dtype=torch.int32, device=experts.device)
@@ -37,13 +37,13 @@ def group(experts: Tensor, num_experts: int, size: int) -> Groups:
         block = next_power_of_two(num_experts)
         lay_out_kernel[1,](experts, len(experts), num_experts, owners, ends, size, CHOICES, block)
         place_kernel[triton.cdiv(len(experts), CHOICES),](experts, len(experts), ends, choices, CHOICES)
-    return Groups(choices, owners, size)
+    return ExpertGroups(choices, owners, size)
 
 
 def grouped_linear(
-    x: Tensor, weight: Tensor, scales: Tensor | None, groups: Groups, num_choices: int, per_token: int
+    x: Tensor, weight: Tensor, scales: Tensor | None, groups: ExpertGroups, num_choices: int, per_token: int
 ) -> Tensor:
-    """Each choice's input times its expert's weights; see `kernels.moe.grouped_linear`."""
+    """Each choice's input times its expert's weights; see `kernels.reference.moe.grouped_linear`."""
     outputs, inputs = weight.shape[1:]
     y = torch.empty(num_choices, outputs, dtype=x.dtype, device=x.device)
     tiles = next(tiles for _, tiles in BY_SHARE if tiles.m <= groups.size)
@@ -75,7 +75,7 @@ def grouped_linear(
 
 
 def combine(y: Tensor, shares: Tensor) -> Tensor:
-    """Σ over a token's choices of share · result; see `kernels.moe.combine`."""
+    """Σ over a token's choices of share · result; see `kernels.reference.moe.combine`."""
     (tokens, per_token), outputs = shares.shape, y.shape[1]
     found = torch.empty(tokens, outputs, dtype=y.dtype, device=y.device)
     if found.numel():
@@ -85,15 +85,15 @@ def combine(y: Tensor, shares: Tensor) -> Tensor:
 
 def experts_mlp(
     x: Tensor,
-    gate_up: Stack,
-    down: Stack,
+    gate_up: ExpertStack,
+    down: ExpertStack,
     experts: Tensor,
     shares: Tensor,
     activation: str = "silu",
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """The MLPs of the experts that each token chose, by its shares; see `kernels.moe.experts_mlp`."""
+    """The MLPs of the experts that each token chose, by its shares; see `kernels.reference.moe.experts_mlp`."""
     num, num_experts, per_token, chosen = experts.numel(), len(gate_up.weight), experts.shape[1], experts.flatten()
     groups = group(chosen, num_experts, (DECODE if is_fixed else tiles_of(num, num_experts)).m)
     halves = gate_up.biased(grouped_linear(x, gate_up.weight, gate_up.scales, groups, num, per_token), chosen)
@@ -202,13 +202,13 @@ def combine_kernel(
     tl.store(found_ptr + token * outputs + at, total.to(found_ptr.dtype.element_ty), mask=at < outputs)
 
 
-def _grouped(tiles: Tiles, weight: torch.dtype, *, is_quick: bool = False) -> Case:
+def _grouped(tiles: GemmTiles, weight: torch.dtype, *, is_quick: bool = False) -> AotCase:
     types = {"x_ptr": "*bf16", "weight_ptr": pointer(weight), "scales_ptr": "*fp32", "y_ptr": "*bf16"}
     types |= {"choices_ptr": "*i32", "experts_ptr": "*i32", "x_stride": "i64"}
     types |= dict.fromkeys(("outputs", "inputs", "per_token", "per_group"), "i32")
     has_scales = weight is torch.int8
     constants = {"HAS_SCALES": has_scales, "IS_EXACT": False, "M": tiles.m, "N": tiles.n, "K": tiles.k}
-    return Case(
+    return AotCase(
         f"moe/{pointer(weight)[1:]}-m{tiles.m}",
         grouped_kernel,
         types,
@@ -222,13 +222,13 @@ def _grouped(tiles: Tiles, weight: torch.dtype, *, is_quick: bool = False) -> Ca
     )
 
 
-def _small(name: str, kernel: Any, vectors: frozenset[str] = frozenset(), **constants: int) -> Case:  # noqa: ANN401 # a kernel has no type
+def _small(name: str, kernel: Any, vectors: frozenset[str] = frozenset(), **constants: int) -> AotCase:  # noqa: ANN401 # a kernel has no type
     types = {"experts_ptr": "*i64", "ends_ptr": "*i32", "owners_ptr": "*i32", "choices_ptr": "*i32", "y_ptr": "*bf16"}
     types |= {"shares_ptr": "*fp32", "found_ptr": "*bf16"}
     types |= dict.fromkeys(("num", "num_experts", "size", "outputs", "per_token"), "i32")
     own = {argument: types[argument] for argument in kernel.arg_names if argument not in constants}
     unaligned = frozenset({"num", "num_experts", "per_token"} & own.keys())
-    return Case(f"moe/{name}", kernel, own, constants, unaligned, vectors=vectors)
+    return AotCase(f"moe/{name}", kernel, own, constants, unaligned, vectors=vectors)
 
 
 CASES = (

@@ -1,4 +1,4 @@
-"""The noise of sampling on the device: words and uniforms equal to the bit to those of `kernels.philox`.
+"""The noise of sampling on the device: words and uniforms equal to the bit to those of `kernels.reference.philox`.
 
 Counter = (token id // 4, position, output, 0), key = the seed, lane = token id % 4. Logarithms are a polynomial of our
 own (Cephes, two units in the last place): the device's approximation is off by 1e-3 of noise near u = 0, and this one

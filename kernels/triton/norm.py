@@ -1,4 +1,5 @@
-"""RMSNorm on a CUDA device, alone or behind the addition to the residual stream; twins in `kernels.elementwise`.
+"""RMSNorm on a CUDA device, alone or behind the addition to the residual stream; twins in
+`kernels.reference.elementwise`.
 
 A program takes whole rows, several where they are short, in one pass: each number is read once.
 """
@@ -8,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import Case
+from kernels.triton.aot import AotCase
 from kernels.triton.numbers import next_power_of_two, pointer
 
 NUMBERS = 2048  # of one program at least, if there are as many
@@ -17,7 +18,7 @@ PER_WARP = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """RMSNorm over the last dimension of x [..., d], returned in `dtype`; see `kernels.elementwise.rms_norm`.
+    """RMSNorm over the last dimension of x [..., d], returned in `dtype`; see `kernels.reference.elementwise.rms_norm`.
 
     Args:
         x: the dimensions before the last must be one another's continuation, as of a slice of heads they are not: then
@@ -33,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
 def add_rms_norm_(
     residual: Tensor, x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """residual [T, d] += x [T, d] in place, and RMSNorm of the sum in `dtype`; see `kernels.elementwise`."""
+    """residual [T, d] += x [T, d] in place, and RMSNorm of the sum in `dtype`; see `kernels.reference.elementwise`."""
     y = torch.empty(residual.shape, dtype=dtype or x.dtype, device=x.device)
     _launch(x, residual, weight, y, eps)
     return y
@@ -106,12 +107,12 @@ def norm_kernel(
     tl.store(y_ptr + row * width + at, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _case(name: str, width: int, kept: torch.dtype, *, is_added: bool = False, is_quick: bool = False) -> Case:
+def _case(name: str, width: int, kept: torch.dtype, *, is_added: bool = False, is_quick: bool = False) -> AotCase:
     block, rows, warps = shape_of(width)
     types = {"x_ptr": "*bf16", "residual_ptr": pointer(kept), "weight_ptr": "*bf16", "y_ptr": "*bf16", "eps": "fp32"}
     types |= dict.fromkeys(("x_stride", "residual_stride"), "i64") | dict.fromkeys(("num", "width", "weights"), "i32")
     constants = {"IS_ADDED": is_added, "IS_WEIGHED": True, "ROWS": rows, "BLOCK": block}
-    return Case(
+    return AotCase(
         f"norm/{name}",
         norm_kernel,
         types,

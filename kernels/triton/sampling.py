@@ -1,4 +1,4 @@
-"""Logits to tokens on a CUDA device: the kernels behind `sample`, whose twin is `kernels.sampling.sample`.
+"""Logits to tokens on a CUDA device: the kernels behind `sample`, whose twin is `kernels.reference.sampling.sample`.
 
 Five launches, none of which waits for the host: peaks, floors, bands of typical-p, Gumbel-max over what is kept, and
 its merge. Rows are split over programs where there are few. A row's token depends on that row alone, whatever the
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling import Rows
-from kernels.triton.aot import Case
+from kernels.reference.sampling import Rows
+from kernels.triton.aot import AotCase
 from kernels.triton.noise import gumbel, uniform_words
 from kernels.triton.truncation import band_kernel, floor_kernel, is_drawn, peak_of, scaled
 
@@ -27,7 +27,7 @@ NOBODY = tl.constexpr(0x7FFFFFFF)  # an id behind all others
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Draw one id per row; see `kernels.sampling.sample`.
+    """Draw one id per row; see `kernels.reference.sampling.sample`.
 
     Args:
         logits: float32 [R, V], ids of a row contiguous, V up to `MAX_VOCAB`.
@@ -155,7 +155,7 @@ def merge_kernel(
     tl.store(ids_ptr + row, tl.where(is_usable, pick, -1).to(tl.int64))
 
 
-def _case(name: str, kernel: Any, warps: int, **constants: int) -> Case:  # noqa: ANN401 # a kernel has no type
+def _case(name: str, kernel: Any, warps: int, **constants: int) -> AotCase:  # noqa: ANN401 # a kernel has no type
     floats = dict.fromkeys(
         ("logits_ptr", "peaks_ptr", "scores_ptr", "floors_ptr", "centres_ptr", "reaches_ptr"), "*fp32"
     )
@@ -165,7 +165,7 @@ def _case(name: str, kernel: Any, warps: int, **constants: int) -> Case:  # noqa
     own = {argument: types[argument] for argument in kernel.arg_names if argument not in constants}
     vectors = frozenset({"loads"} if "logits_ptr" in own else ())
     splits = constants["SPLITS"]
-    return Case(
+    return AotCase(
         f"sampling/{name}-{splits}", kernel, own, constants, num_warps=warps, vectors=vectors, is_quick=splits == 1
     )
 

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens and of their rivals on a CUDA device; the twin is `kernels.scores.score`.
+"""Log probabilities of tokens and of their rivals on a CUDA device; the twin is `kernels.reference.scores.score`.
 
 Two launches: the logarithm of the sum of e^x of each row, in one pass, then value and rank of each pair of row and id
 in another. The likeliest ids are torch's `topk` for all rows at once; which of equals come first is its own.
@@ -11,16 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.scores import Asked, Scores
-from kernels.triton.aot import Case
+from kernels.reference.scores import ScoreRequest, Scores
+from kernels.triton.aot import AotCase
 from kernels.triton.noise import log
 
 TILE = 4096
 WARPS = 8
 
 
-def score(logits: Tensor, asked: Asked) -> Scores:
-    """Of rows of logits float32 [L, V], ids of a row contiguous; see `kernels.scores.score`."""
+def score(logits: Tensor, asked: ScoreRequest) -> Scores:
+    """Of rows of logits float32 [L, V], ids of a row contiguous; see `kernels.reference.scores.score`."""
     num, vocab = logits.shape
     rows = torch.cat((torch.arange(num, device=logits.device), asked.rows))
     ids = torch.cat((asked.ids, asked.others))
@@ -82,11 +82,11 @@ def rank_kernel(
     tl.store(ranks_ptr + pair, 1 + tl.sum(above, 0).to(tl.int64))
 
 
-def _case(name: str, kernel: Any) -> Case:  # noqa: ANN401 # a kernel has no type
+def _case(name: str, kernel: Any) -> AotCase:  # noqa: ANN401 # a kernel has no type
     types = {"logits_ptr": "*fp32", "stride": "i64", "vocab": "i32", "norms_ptr": "*fp32", "rows_ptr": "*i64"}
     types |= {"ids_ptr": "*i64", "values_ptr": "*fp32", "ranks_ptr": "*i64"}
     own = {argument: types[argument] for argument in kernel.arg_names if argument != "TILE"}
-    return Case(f"scores/{name}", kernel, own, {"TILE": TILE}, num_warps=WARPS, is_quick=True)
+    return AotCase(f"scores/{name}", kernel, own, {"TILE": TILE}, num_warps=WARPS, is_quick=True)
 
 
 CASES = (_case("norm", norm_kernel), _case("rank", rank_kernel))

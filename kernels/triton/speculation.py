@@ -1,18 +1,18 @@
-"""Acceptance of trees of drafted tokens on a CUDA device; see the twin in `kernels.speculation`."""
+"""Acceptance of trees of drafted tokens on a CUDA device; see the twin in `kernels.reference.speculation`."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ragged import MAX_TREE
-from kernels.triton.aot import Case
+from kernels.layout.ragged import MAX_TREE
+from kernels.triton.aot import AotCase
 
 NOTHING = tl.constexpr(-1)
 
 
 def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Tensor:
-    """Which tokens of trees stand, in their order; see `kernels.speculation.standing`."""
+    """Which tokens of trees stand, in their order; see `kernels.reference.speculation.standing`."""
     found = torch.arange(len(sampled), device=sampled.device)
     standing_kernel[len(ends),](sampled, ids, parents, ends, found, MAX_TREE, num_warps=1)
     return found
@@ -48,10 +48,10 @@ def standing_kernel(
         at = tl.where(child < WIDTH, child, at)
 
 
-def _tree_case() -> Case:
+def _tree_case() -> AotCase:
     types = {argument: "*i64" for argument in standing_kernel.arg_names if argument.endswith("_ptr")}
     vectors = frozenset[str]()  # rows begin anywhere
-    return Case("speculation/tree", standing_kernel, types, {"WIDTH": MAX_TREE}, num_warps=1, vectors=vectors)
+    return AotCase("speculation/tree", standing_kernel, types, {"WIDTH": MAX_TREE}, num_warps=1, vectors=vectors)
 
 
 CASES = (_tree_case(),)

@@ -13,14 +13,21 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from services.cli import load
-from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
 from services.cli.bench_report import load_plot, show, show_levels
+from services.cli.connection_options import (
+    ConnectionOptions,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TlsOption,
+    TokenOption,
+)
 
 if TYPE_CHECKING:
     import sluice
     from rich.progress import Progress
 
-Samples: TypeAlias = list[load.Sample]
+Samples: TypeAlias = list[load.RequestSample]
 
 STREAMS_PER_CHANNEL = 16
 MAX_CHANNELS = 64
@@ -60,8 +67,8 @@ def bench(  # noqa: PLR0913 # a command line lists its options
     levels = _levels(sweep, plot)
     for flag, path in (("--json", json_file), ("--plot", plot)):
         _check_place(flag, path)
-    plan = Plan(address, concurrency, rate, input_len, output_len, requests, warmup, seed)
-    plan.access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
+    plan = BenchPlan(address, concurrency, rate, input_len, output_len, requests, warmup, seed)
+    plan.access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
     found: list[tuple[float, dict[str, object]]] = []
     with Progress(*columns, transient=True, refresh_per_second=4) as progress:
@@ -103,7 +110,7 @@ def _check_place(flag: str, path: Path | None) -> None:
         raise typer.BadParameter(f"{flag} {path}: {what}; give the name of a file to write")
 
 
-class Plan:
+class BenchPlan:
     """What to send."""
 
     def __init__(  # noqa: PLR0913 # the options of one command
@@ -118,7 +125,7 @@ class Plan:
         seed: int,
     ) -> None:
         self.address = address
-        self.access = Access()
+        self.access = ConnectionOptions()
         self.concurrency = concurrency if not rate else requests
         self.rate = rate
         self.input_len = input_len
@@ -127,7 +134,7 @@ class Plan:
         self.warmup = warmup
         self.seed = seed
 
-    def at(self, level: float) -> "Plan":
+    def at(self, level: float) -> "BenchPlan":
         """The same under another load: arrivals a second of an open loop, streams of a closed one."""
         other = copy.copy(self)
         if self.rate:
@@ -142,7 +149,7 @@ class Plan:
         return {name: value for name, value in vars(self).items() if name != "access"}
 
 
-async def _measure(plan: Plan, progress: "Progress") -> list[load.Sample]:
+async def _measure(plan: BenchPlan, progress: "Progress") -> list[load.RequestSample]:
     import sluice
 
     from services.cli.client import aio_client, describe
@@ -165,7 +172,7 @@ async def _measure(plan: Plan, progress: "Progress") -> list[load.Sample]:
 
 
 async def _closed_loop(
-    plan: Plan, client: "sluice.AsyncClient", prompts: list[list[int]], done: Callable[[], None]
+    plan: BenchPlan, client: "sluice.AsyncClient", prompts: list[list[int]], done: Callable[[], None]
 ) -> Samples:
     """`concurrency` workers, each sending its next request when its last one has ended."""
     waiting = list(reversed(prompts))
@@ -181,12 +188,12 @@ async def _closed_loop(
 
 
 async def _open_loop(
-    plan: Plan, client: "sluice.AsyncClient", prompts: list[list[int]], done: Callable[[], None]
+    plan: BenchPlan, client: "sluice.AsyncClient", prompts: list[list[int]], done: Callable[[], None]
 ) -> Samples:
     """Requests at their times, however many are still running."""
     times = load.arrival_times(len(prompts), plan.rate, plan.seed)
 
-    async def send(number: int) -> load.Sample:
+    async def send(number: int) -> load.RequestSample:
         await asyncio.sleep(times[number])
         sample = await _one(plan, client, prompts[number])
         done()
@@ -195,7 +202,7 @@ async def _open_loop(
     return list(await asyncio.gather(*(send(number) for number in range(len(prompts)))))
 
 
-async def _one(plan: Plan, client: "sluice.AsyncClient", prompt: list[int]) -> load.Sample:
+async def _one(plan: BenchPlan, client: "sluice.AsyncClient", prompt: list[int]) -> load.RequestSample:
     """Send one request and note when its messages come."""
     import sluice
 
@@ -211,5 +218,5 @@ async def _one(plan: Plan, client: "sluice.AsyncClient", prompt: list[int]) -> l
         async for delta in client.stream(prompt, **knobs):
             arrivals.append((time.perf_counter(), delta.consumed))
     except sluice.SluiceError as error:
-        return load.Sample(start, tuple(arrivals), time.perf_counter(), error.code.name, error.message)
-    return load.Sample(start, tuple(arrivals), time.perf_counter())
+        return load.RequestSample(start, tuple(arrivals), time.perf_counter(), error.code.name, error.message)
+    return load.RequestSample(start, tuple(arrivals), time.perf_counter())

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
+from services.cli.connection_options import (
+    ConnectionOptions,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TlsOption,
+    TokenOption,
+)
 from services.cli.dialogue import Dialogue
 
 if TYPE_CHECKING:
@@ -39,14 +46,14 @@ def chat(  # noqa: PLR0913 # a command line lists its options
         if value is not None:
             dialogue.knobs[name] = value
     console = Console()
-    with client(address, Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)) as opened:
-        talk = Talk(console, opened, dialogue, address, model)
+    with client(address, ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)) as opened:
+        talk = ChatSession(console, opened, dialogue, address, model)
         console.print("[dim]/help lists the commands[/dim]")
         while not dialogue.has_ended:
             talk.turn()
 
 
-class Talk:
+class ChatSession:
     """One conversation on one console."""
 
     def __init__(

@@ -9,25 +9,25 @@ from google.protobuf.duration_pb2 import Duration
 from sluice.settings import channel_options
 from sluice.v1 import types_pb2
 
-from services.cli.access import Access
+from services.cli.connection_options import ConnectionOptions
 from services.config import bad_setting
 
 INTERACTIVE = sluice.RetryPolicy(attempts=3)  # somebody waits: say soon that nobody answers
 
 
-def client(address: str, access: Access) -> sluice.Client:
+def client(address: str, access: ConnectionOptions) -> sluice.Client:
     """A blocking client. Raises ServiceError for a file that cannot be read."""
     with _readable(access):
         return sluice.Client(address, token=access.token, tls=_tls(access), retry=INTERACTIVE)
 
 
-def aio_client(address: str, access: Access, channels: int, retry: sluice.RetryPolicy) -> sluice.AsyncClient:
+def aio_client(address: str, access: ConnectionOptions, channels: int, retry: sluice.RetryPolicy) -> sluice.AsyncClient:
     """The same for asyncio."""
     with _readable(access):
         return sluice.AsyncClient(address, token=access.token, tls=_tls(access), channels=channels, retry=retry)
 
 
-def aio_channel(address: str, access: Access) -> grpc.aio.Channel:
+def aio_channel(address: str, access: ConnectionOptions) -> grpc.aio.Channel:
     """A bare channel, for a proxy that passes on its own callers' credentials."""
     tls = _tls(access)
     if tls is None:
@@ -36,12 +36,12 @@ def aio_channel(address: str, access: Access) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(address, tls.credentials(), options=channel_options(0))
 
 
-def _tls(access: Access) -> sluice.Tls | None:
+def _tls(access: ConnectionOptions) -> sluice.Tls | None:
     return sluice.Tls(access.ca, access.certificate, access.key) if access.has_tls else None
 
 
 @contextlib.contextmanager
-def _readable(access: Access) -> Iterator[None]:
+def _readable(access: ConnectionOptions) -> Iterator[None]:
     settings = {access.ca: "tls_ca", access.certificate: "tls_cert", access.key: "tls_key"}
     try:
         yield

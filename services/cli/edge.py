@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption
+from services.cli.connection_options import ConnectionOptions, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption
 
 if TYPE_CHECKING:
     from services.edge.connections import Bounds
@@ -35,23 +35,23 @@ def edge(  # noqa: PLR0913 # a command line lists its options
     # Imported here, so that the other commands start without it.
     import uvloop
 
-    from services.listening import check_plaintext, is_local
+    from services.process.listening import check_plaintext, is_local
 
     check_plaintext("listen", listen, https_cert is not None, insecure)
-    access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), None)
+    access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), None)
     if not access.has_tls and not is_local(address) and not insecure:
         check_plaintext("address", address, False, False)
     uvloop.run(_serve(address, listen, access, (https_cert, https_key)))
 
 
-async def _serve(address: str, listen: str, access: Access, files: tuple[Path | None, Path | None]) -> None:
+async def _serve(address: str, listen: str, access: ConnectionOptions, files: tuple[Path | None, Path | None]) -> None:
     import socket
 
     from services.cli.client import aio_channel
     from services.config import bad_setting
     from services.edge.app import build
     from services.edge.server import server_of
-    from services.listening import bound, split
+    from services.process.listening import bound, split
 
     host, port = split("listen", listen)
     async with aio_channel(address, access) as channel:

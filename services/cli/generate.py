@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
+from services.cli.connection_options import (
+    ConnectionOptions,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TlsOption,
+    TokenOption,
+)
 
 if TYPE_CHECKING:
     from sluice.stream import Stream
@@ -61,7 +68,7 @@ def generate(  # noqa: PLR0913 # a command line lists its options
         if value is not None:
             given[name] = value  # type: ignore[literal-required] # each a knob of its own type
     asked = sluice.chat(("user", text)) if chat else text
-    with client(address, Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)) as opened:
+    with client(address, ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)) as opened:
         try:
             _show(opened.stream(asked, timeout_s=timeout, **given), as_json)
         except ValueError as error:

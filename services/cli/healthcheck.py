@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from services import heartbeat
 from services.config import bad_setting
-from services.messages import Role
+from services.messages.messages import Role
+from services.process import heartbeat
 
 EXIT_SICK = 1
 

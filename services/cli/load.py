@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sample:
+class RequestSample:
     """One request as its client saw it. Times in seconds on one clock; `error` is a status code's name or "", `message`
     what the server said of it."""
 
@@ -52,7 +52,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {"mean": sum(ordered) / len(ordered), **named, "max": ordered[-1]}
 
 
-def report(samples: Sequence[Sample]) -> dict[str, object]:
+def report(samples: Sequence[RequestSample]) -> dict[str, object]:
     """Figures of a run: TTFT, ITL (gap between messages), TPOT, end-to-end in milliseconds; throughput in tokens/s."""
     good = [sample for sample in samples if not sample.error and sample.arrivals]
     bad = [sample for sample in samples if sample.error]
@@ -73,12 +73,12 @@ def report(samples: Sequence[Sample]) -> dict[str, object]:
     }
 
 
-def _gaps(sample: Sample) -> list[float]:
+def _gaps(sample: RequestSample) -> list[float]:
     times = [at for at, _ in sample.arrivals]
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
-def _tpot(sample: Sample) -> float | None:
+def _tpot(sample: RequestSample) -> float | None:
     """Time per output token after the first message."""
     rest = sample.num_tokens - sample.arrivals[0][1]
     return (sample.arrivals[-1][0] - sample.arrivals[0][0]) / rest if rest else None

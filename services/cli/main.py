@@ -8,7 +8,6 @@ import typer
 
 from engine.config import EngineConfig
 from engine.errors import ServiceError
-from services import exit_reason
 from services.cli.bench import bench
 from services.cli.chat import chat
 from services.cli.demo import demo
@@ -21,6 +20,7 @@ from services.cli.options import takes_settings
 from services.cli.token import token
 from services.cli.top import top
 from services.config import ServiceConfig, check_threads
+from services.process import exit_reason
 
 EXIT_USAGE = 2
 
@@ -39,7 +39,7 @@ def serve(engine: EngineConfig, service: ServiceConfig) -> None:
     """Serve a model: gateway, tokenizer, engine and detokenizer under one supervisor, or one of them with --role."""
     if service.role:
         # Imported here: a supervisor needs nothing of what a role does.
-        from services.roles import run_role
+        from services.process.roles import run_role
 
         with exit_reason.recorded_in(service.heartbeat_dir, service.process_id or f"{service.role}-0"):
             check_threads(engine, service)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.access import Access, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption, TokenOption
+from services.cli.connection_options import (
+    ConnectionOptions,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TlsOption,
+    TokenOption,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -39,7 +46,7 @@ def top(  # noqa: PLR0913 # a command line lists its options
     from services.cli.client import client, describe
 
     console = Console()
-    access = Access.of(address, tls, (tls_ca, tls_cert, tls_key), token)
+    access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
     with client(address, access) as opened, contextlib.closing(opened.watch_load(interval)) as loads:
         try:
             if once:

@@ -15,7 +15,7 @@ MAX_DEPTH = 500  # of objects and lists; what is nested deeper is text: how deep
 _PLAIN = frozenset('{}[]:,"+-.0123456789eEtrufalsn \t\r\n')  # what JSON has outside strings
 
 
-class Reading(enum.Enum):
+class ParserState(enum.Enum):
     """Where reading an object stands."""
 
     OPEN = enum.auto()
@@ -48,20 +48,20 @@ class CallReader:
         """The text that was taken."""
         return "".join(self._pieces)
 
-    def feed(self, text: str) -> tuple[Reading, str]:
+    def feed(self, text: str) -> tuple[ParserState, str]:
         """Where it stands now, and the text behind the object, or from where it broke: that is not taken."""
         start = 0
         if self._depth == 0:  # only white space has come
             start = len(text) - len(text.lstrip())
             if text[start : start + 1] not in ("", "{"):
-                return self._take(text, start, Reading.BROKEN)
+                return self._take(text, start, ParserState.BROKEN)
         for at in range(start, len(text)):
             if not (self._begins(text[at]) and self._step(text[at])):
-                return self._take(text, at, Reading.BROKEN)
+                return self._take(text, at, ParserState.BROKEN)
             if self._depth == 0:
-                return self._take(text, at + 1, Reading.DONE)
-        self._take(text, len(text), Reading.OPEN)
-        return (Reading.OPEN if self._size <= MAX_CALL else Reading.BROKEN), ""
+                return self._take(text, at + 1, ParserState.DONE)
+        self._take(text, len(text), ParserState.OPEN)
+        return (ParserState.OPEN if self._size <= MAX_CALL else ParserState.BROKEN), ""
 
     def call(self) -> FoundCall | None:
         """What the object says; None if it is no call."""
@@ -78,7 +78,7 @@ class CallReader:
             return None
         return FoundCall(name, written)
 
-    def _take(self, text: str, end: int, reading: Reading) -> tuple[Reading, str]:
+    def _take(self, text: str, end: int, reading: ParserState) -> tuple[ParserState, str]:
         self._pieces.append(text[:end])
         self._size += end
         return reading, text[end:]

@@ -12,14 +12,14 @@ import msgspec
 from engine.request import FinishReason
 from services.detokenizer.sections import NOTHING, SectionSplitter
 from services.detokenizer.stream import OutputText
+from services.messages.work import Sections, Stops, TextOptions, ToolCall
 from services.tokenizer.encoding import TextEncoder
 from services.tokenizer.tool_formats import FORMATS
-from services.work import Sections, Stops, TextOptions, ToolCall
 
 ID_LENGTH = 9  # of a call's id: some templates refuse another length
 
 
-class Advance(msgspec.Struct, frozen=True, gc=False):
+class OutputProgress(msgspec.Struct, frozen=True, gc=False):
     """What tokens brought. `num_consumed` of them count: all, unless a stop string ended the output."""
 
     text: str
@@ -51,19 +51,19 @@ class Output:
             shows = not (marks and options.skip_special_tokens)
             self._splitter = SectionSplitter(options.sections, shows_opening=shows)
 
-    def push(self, ids: Sequence[int], finish: FinishReason | None) -> Advance:
+    def push(self, ids: Sequence[int], finish: FinishReason | None) -> OutputProgress:
         """The next tokens, and why the engine ended the output with them, if it did."""
         if len(ids) == 1 and finish is None:  # as nearly always: without loops
             text = self._text.push_one(ids[0])
             if self._text.stopped is None:
-                return Advance(text, 1) if self._splitter is None else self._split_one(self._splitter, text)
-            step = Advance(text, 1, FinishReason.STOP_STRING, self._text.stopped)
+                return OutputProgress(text, 1) if self._splitter is None else self._split_one(self._splitter, text)
+            step = OutputProgress(text, 1, FinishReason.STOP_STRING, self._text.stopped)
             return step if self._splitter is None else self._split(self._splitter, [step])
         if self._splitter is None:
             return self._advance(ids, finish)
         return self._split(self._splitter, self._steps(ids, finish))
 
-    def _steps(self, ids: Sequence[int], finish: FinishReason | None) -> Iterator[Advance]:
+    def _steps(self, ids: Sequence[int], finish: FinishReason | None) -> Iterator[OutputProgress]:
         """Token by token, so that those of the reasoning can be counted."""
         for at in range(max(1, len(ids))):
             step = self._advance(ids[at : at + 1], finish if at >= len(ids) - 1 else None)
@@ -71,29 +71,29 @@ class Output:
             if step.finish is not None:
                 return
 
-    def _advance(self, ids: Sequence[int], finish: FinishReason | None) -> Advance:
+    def _advance(self, ids: Sequence[int], finish: FinishReason | None) -> OutputProgress:
         text, num_consumed = self._text.push(ids)
         if finish is not None and self._text.stopped is None:
             text += self._text.finish()  # a stop string can end in what was held back until now
         if self._text.stopped is not None:
-            return Advance(text, num_consumed, FinishReason.STOP_STRING, self._text.stopped)
-        return Advance(text, num_consumed, finish)
+            return OutputProgress(text, num_consumed, FinishReason.STOP_STRING, self._text.stopped)
+        return OutputProgress(text, num_consumed, finish)
 
-    def _split_one(self, splitter: SectionSplitter, text: str) -> Advance:
+    def _split_one(self, splitter: SectionSplitter, text: str) -> OutputProgress:
         """One token that ended nothing."""
         was_reasoning = splitter.is_reasoning
         split = splitter.feed(text)
         num_reasoning = 1 if was_reasoning or splitter.is_reasoning else 0
         calls = tuple([self._named(*call) for call in split.calls])
-        return Advance(split.text, 1, None, "", split.reasoning, num_reasoning, calls)
+        return OutputProgress(split.text, 1, None, "", split.reasoning, num_reasoning, calls)
 
-    def _split(self, splitter: SectionSplitter, steps: Iterable[Advance]) -> Advance:
+    def _split(self, splitter: SectionSplitter, steps: Iterable[OutputProgress]) -> OutputProgress:
         """Several tokens, or the last ones."""
-        advance = Advance("", 0)
+        advance = OutputProgress("", 0)
         for step in steps:
             part = self._split_one(splitter, step.text)
             rest = splitter.flush() if step.finish is not None else NOTHING
-            advance = Advance(
+            advance = OutputProgress(
                 advance.text + part.text + rest.text,
                 advance.num_consumed + step.num_consumed,
                 step.finish,

@@ -3,20 +3,20 @@
 import asyncio
 import time
 
-from services.detokenizer.pace import Timer
+from services.detokenizer.flush_timer import Alarm
 from services.detokenizer.stage import DetokenizerStage
-from services.process import Process
+from services.process.process import Process
 from services.telemetry import catalogue
-from services.telemetry.metrics import Sample
+from services.telemetry.metrics import MetricSample
 from services.tokenizer.encoding import TextEncoder
 
 
 async def run(process: Process) -> int:
     """Run until told to stop; the exit status."""
     encoder = TextEncoder.load(process.contents.directory)
-    timer = Timer(time.monotonic, asyncio.get_running_loop().call_later)
+    timer = Alarm(time.monotonic, asyncio.get_running_loop().call_later)
     stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases, timer)
     process.metrics.collect_from(
-        lambda: [Sample(catalogue.OPEN, stage.num_open), Sample(catalogue.LATE_TOKENS, stage.num_late)]
+        lambda: [MetricSample(catalogue.OPEN, stage.num_open), MetricSample(catalogue.LATE_TOKENS, stage.num_late)]
     )
     return await process.run(stage)

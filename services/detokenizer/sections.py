@@ -8,9 +8,9 @@ output begins and nowhere else: later on its marks are text.
 import enum
 from typing import NamedTuple
 
-from services.detokenizer.calls import CallReader, FoundCall, Reading
+from services.detokenizer.calls import CallReader, FoundCall, ParserState
+from services.messages.work import Sections
 from services.tokenizer.tool_formats import FORMATS, REASONING
-from services.work import Sections
 
 _OPEN, _CLOSE = REASONING
 
@@ -188,9 +188,9 @@ class SectionSplitter:
         if not self._buffer:
             return False
         reading, self._buffer = self._reader.feed(self._buffer)
-        if reading is Reading.OPEN:
+        if reading is ParserState.OPEN:
             return False
-        call = self._reader.call() if reading is Reading.DONE else None
+        call = self._reader.call() if reading is ParserState.DONE else None
         if call is None:
             self._break()
             return True

@@ -8,31 +8,31 @@ gone round; they are dropped, and the credit they were sampled for goes back. Kn
 import dataclasses
 from collections.abc import Callable
 
-from services.details import Scored, Timings
+from services.detokenizer.flush_timer import AT_ONCE, Alarm, FlushTimer
 from services.detokenizer.joined import joined
-from services.detokenizer.output import Advance, Output
-from services.detokenizer.pace import AT_ONCE, Pace, Timer
+from services.detokenizer.output import Output, OutputProgress
 from services.detokenizer.records import Records
 from services.faults import fault
-from services.messages import (
+from services.messages.details import Scored, Timings
+from services.messages.messages import (
     Cancel,
-    Census,
     Envelope,
     Failed,
     Grant,
     Message,
+    OpenSerials,
     Result,
     Role,
     Text,
     Tokens,
     failed,
 )
+from services.messages.work import unpack_ids
 from services.ring.leases import Leases
 from services.telemetry import names
 from services.telemetry.logs import about
 from services.telemetry.phases import Phase, Record
 from services.tokenizer.encoding import TextEncoder
-from services.work import unpack_ids
 
 Emit = Callable[[Message], None]
 
@@ -42,13 +42,13 @@ class _Output:
     """One output that is being detokenised."""
 
     output: Output
-    pace: "Pace[_Output]"  # of its gateway
+    pace: "FlushTimer[_Output]"  # of its gateway
     start: float
     next_index: int = 0
     busy_s: float = 0.0
     ended: bool = False  # by a stop string: what still comes is dropped
     num_unused: int = 0  # tokens that came behind the stop string
-    resumed_at_end: Advance | None = None  # what came before it was resumed had ended it
+    resumed_at_end: OutputProgress | None = None  # what came before it was resumed had ended it
     waiting: list[Text] = dataclasses.field(default_factory=list)
 
 
@@ -69,7 +69,7 @@ class DetokenizerStage:
         emit: Emit,
         record: Record,
         leases: Leases | None = None,
-        timer: Timer = AT_ONCE,
+        timer: Alarm = AT_ONCE,
     ) -> None:
         """`leases` tell which gateways live; with the default timer no text waits beyond the next turn."""
         self.progress = 0
@@ -81,7 +81,7 @@ class DetokenizerStage:
         self._leases = leases or Leases()
         self._timer = timer
         self._requests: dict[str, _Request] = {}
-        self._paces: dict[str, Pace[_Output]] = {}  # by gateway
+        self._paces: dict[str, FlushTimer[_Output]] = {}  # by gateway
 
     @property
     def num_open(self) -> int:
@@ -109,7 +109,7 @@ class DetokenizerStage:
             case Cancel():
                 if message.output_index is None:  # the end of one output comes from the engine, like any other
                     self._end(message.envelope)
-            case Census():
+            case OpenSerials():
                 for request in list(self._requests.values()):
                     if message.has_ended(request.envelope):
                         self._end(request.envelope)
@@ -147,7 +147,7 @@ class DetokenizerStage:
         if message.finish is not None:
             self._forget(message)
 
-    def _text(self, message: Tokens, advance: Advance, busy_s: float) -> Text:
+    def _text(self, message: Tokens, advance: OutputProgress, busy_s: float) -> Text:
         return Text(
             envelope=message.envelope,
             first_index=message.first_index,
@@ -197,7 +197,7 @@ class DetokenizerStage:
             before = output.output.push(resumed, None)
             output.next_index = len(resumed)
             if before.finish is not None:
-                output.resumed_at_end = Advance("", 0, before.finish, before.stop_match)
+                output.resumed_at_end = OutputProgress("", 0, before.finish, before.stop_match)
         request.outputs[message.output_index] = output
         return output
 
@@ -206,7 +206,7 @@ class DetokenizerStage:
         if envelope.request_id in self._requests:
             self._close(self._requests[envelope.request_id])
         if envelope.origin not in self._paces:
-            self._paces[envelope.origin] = Pace(self._send, self._timer)
+            self._paces[envelope.origin] = FlushTimer(self._send, self._timer)
         self._paces[envelope.origin].num_open += 1
         request = self._requests[envelope.request_id] = _Request(envelope)
         return request

@@ -31,7 +31,7 @@ class Dialect:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHead:
     """What every object of one answer begins with."""
 
     id: str
@@ -66,7 +66,7 @@ def whole(dialect: Dialect, answers: Sequence[inference_pb2.GenerateResponse], c
     for answer in answers:
         for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"):
             setattr(total, name, getattr(total, name) + getattr(answer.usage, name))
-    head = Head(dialect.prefix + first.generation_id, created, first.model, first.revision)
+    head = ResponseHead(dialect.prefix + first.generation_id, created, first.model, first.revision)
     return head.of(dialect.whole_object, choices, usage(total))
 
 

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from services.edge.answers import Dialect, Head, Json, reason, sections, usage
+from services.edge.answers import Dialect, Json, ResponseHead, reason, sections, usage
 
 
 @dataclasses.dataclass(slots=True)
@@ -21,7 +21,7 @@ class Chunks:
     created: int
     scored: bool
     include_usage: bool
-    head: Head | None = None
+    head: ResponseHead | None = None
     lengths: dict[int, int] = dataclasses.field(default_factory=dict)
     num_calls: Counter[int] = dataclasses.field(default_factory=Counter)
 
@@ -38,7 +38,7 @@ class Chunks:
         match event.WhichOneof("event"):
             case "accepted":
                 one = event.accepted
-                self.head = Head(self.dialect.prefix + one.generation_id, self.created, one.model, one.revision)
+                self.head = ResponseHead(self.dialect.prefix + one.generation_id, self.created, one.model, one.revision)
             case "delta":
                 yield from self._delta(event.delta)
             case "output_finished":

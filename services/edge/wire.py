@@ -103,7 +103,7 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     arguments: str
 
 
-class Call(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class AssistantToolCall(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A call that an assistant made."""
 
     id: str
@@ -146,7 +146,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     refusal: None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[AssistantToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None  # not OpenAI's own, but what servers of reasoning models agree on

@@ -3,8 +3,8 @@
 from engine.engine import Engine
 from engine.plan import TokenLogprob
 from engine.scheduler.events import Sampled
-from services.details import PromptScores, TokenLogprobs
-from services.messages import Load, Prompt
+from services.messages.details import PromptScores, TokenLogprobs
+from services.messages.messages import Load, Prompt
 
 
 def load_of(engine: Engine) -> Load:

@@ -3,8 +3,8 @@
 from typing import assert_never
 
 from engine.engine import Engine
-from services.messages import Append, Change, CloseInput, Grant, Update
-from services.work import TokenPrompt, unpack_ids
+from services.messages.messages import Append, Change, CloseInput, Grant, Update
+from services.messages.work import TokenPrompt, unpack_ids
 
 
 def carry_out(engine: Engine, message: Change, now: float) -> None:

@@ -12,12 +12,12 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
-from engine.allocator import give_back
 from engine.errors import ServiceError
 from engine.sampling.grammars import Grammar, Grammars
+from engine.worker.host.allocator import give_back
 from services.engine.stage import Emit, EngineStage
 from services.faults import fault
-from services.messages import Cancel, Census, Message, OfNoRequest, Prompt, Role, failed
+from services.messages.messages import Cancel, Message, OfNoRequest, OpenSerials, Prompt, Role, failed
 from services.telemetry.logs import about
 
 WORTHWHILE_BYTES = 16 << 20  # to look through the heap takes some milliseconds
@@ -67,7 +67,7 @@ class GrammarGate:
 
     def handle(self, message: Message) -> None:
         """Take what needs a grammar, and what is about such a request; let anything else pass."""
-        if isinstance(message, Census):
+        if isinstance(message, OpenSerials):
             for name in [one for one, it in self._waiting.items() if message.has_ended(it.prompt.envelope)]:
                 self._drop(name)
         if isinstance(message, OfNoRequest):

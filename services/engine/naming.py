@@ -8,17 +8,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from engine.identity import Digests
-from services.model_source import Contents, Named
+from engine.worker.startup.identity import Digests
+from services.checkpoint.model_source import CheckpointFiles, CheckpointName
 
 
 class Naming:
     """Begins when it is entered; at its exit the thread has ended."""
 
-    def __init__(self, model: Contents, draft: Contents | None) -> None:
+    def __init__(self, model: CheckpointFiles, draft: CheckpointFiles | None) -> None:
         self._contents = [model, *([draft] if draft is not None else [])]
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="naming")
-        self._named: list[Future[Named]] = []
+        self._named: list[Future[CheckpointName]] = []
 
     def __enter__(self) -> "Naming":
         self._named = [self._executor.submit(one.named) for one in self._contents]

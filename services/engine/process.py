@@ -9,17 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from services.digests import remembered
+from services.checkpoint.digests import remembered
+from services.checkpoint.grammar_ids import grammars_of
+from services.checkpoint.model_source import CheckpointFiles, resolve_draft
 from services.engine.figures import figures
 from services.engine.grammar_gate import GrammarGate
 from services.engine.naming import Naming
-from services.engine.stage import EngineStage, Place
-from services.grammar_ids import grammars_of
-from services.model_source import Contents, resolve_draft
-from services.process import Process
-from services.slices import LONG_S, take_turns_of
+from services.engine.stage import EngineStage, RingMembership
+from services.process.process import Process
+from services.process.slices import LONG_S, take_turns_of
 from services.telemetry import catalogue
-from services.telemetry.metrics import Labelled, Sample
+from services.telemetry.metrics import Labelled, MetricSample
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ async def run(process: Process) -> int:
     for note in how.notes:
         logger.info(note)
     ring = process.ring
-    place = Place(ring.process_id, ring.epoch, ring.leases)
+    place = RingMembership(ring.process_id, ring.epoch, ring.leases)
     stage = EngineStage(built.engine, place, ring.emit, process.record, how)
     tenants = Labelled()
 
@@ -80,11 +80,11 @@ async def run(process: Process) -> int:
         return await process.run(gate)
 
 
-def drafting(config: EngineConfig) -> Contents | None:
+def drafting(config: EngineConfig) -> CheckpointFiles | None:
     """The files of what drafts, where something reads any."""
     if not config.draft_model:
         return None
-    return Contents(resolve_draft(config.draft_model, config.speculation), remembered(), with_weights=True)
+    return CheckpointFiles(resolve_draft(config.draft_model, config.speculation), remembered(), with_weights=True)
 
 
 def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
@@ -101,9 +101,9 @@ def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None
     return passed_over_or_called
 
 
-def grammar_figures(gate: GrammarGate) -> list[Sample]:
+def grammar_figures(gate: GrammarGate) -> list[MetricSample]:
     """Requests with grammars."""
     return [
-        Sample(catalogue.AWAITING_GRAMMAR, gate.num_waiting),
-        Sample(catalogue.WITH_GRAMMAR, gate.num_kept),
+        MetricSample(catalogue.AWAITING_GRAMMAR, gate.num_waiting),
+        MetricSample(catalogue.WITH_GRAMMAR, gate.num_kept),
     ]

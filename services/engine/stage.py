@@ -8,26 +8,26 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from engine.cache.prefix import root
-from engine.computing import UNKNOWN, Computing
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
+from engine.executor.computing import UNKNOWN, Computing
+from engine.kv_cache.prefix import root
 from engine.request import EngineRequest
-from engine.scheduler.events import Sampled, Times
-from services.details import Admitted, Timings
+from engine.scheduler.events import RequestTimes, Sampled
 from services.engine.answers import load_of, logprobs_of, scores_of
 from services.engine.changes import carry_out
-from services.engine.trace import End, EngineTrace, Traced, by_position
+from services.engine.trace import EngineTrace, RequestEnd, TracedRequest, by_position
 from services.faults import fault
-from services.messages import (
+from services.messages.details import Admitted, Timings
+from services.messages.messages import (
     Append,
     Cancel,
-    Census,
     Change,
     CloseInput,
     Failed,
     Grant,
     Message,
+    OpenSerials,
     Preempted,
     Prompt,
     Report,
@@ -37,11 +37,11 @@ from services.messages import (
     Update,
     failed,
 )
+from services.messages.work import unpack_ids
 from services.ring.leases import Leases
 from services.telemetry import names
 from services.telemetry.logs import about
 from services.telemetry.phases import Record, Value
-from services.work import unpack_ids
 
 REPORT_INTERVAL_S = 0.25
 
@@ -53,12 +53,12 @@ class _Open:
     """What the ring needs to know of a request that the engine works on."""
 
     prompt: Prompt
-    traced: Traced | None  # None: nobody traces it
+    traced: TracedRequest | None  # None: nobody traces it
     num_changes: int = 0  # that have come
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class RingMembership:
     """An engine's place in the ring: who it is, which boot of it, which gateways live, what time it is."""
 
     id: str
@@ -75,7 +75,7 @@ class EngineStage:
     """Drives one engine."""
 
     def __init__(
-        self, engine: Engine, place: Place, emit: Emit, record: Record, computing: Computing = UNKNOWN
+        self, engine: Engine, place: RingMembership, emit: Emit, record: Record, computing: Computing = UNKNOWN
     ) -> None:
         self.engine = engine
         self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
@@ -115,7 +115,7 @@ class EngineStage:
                 if opened is not None and message.envelope.attempt >= opened.prompt.envelope.attempt:
                     self._cancel(message)
                 self._emit(message)
-            case Census():
+            case OpenSerials():
                 for request_id, opened in list(self._open.items()):
                     if message.has_ended(opened.prompt.envelope):
                         self._drop(request_id)
@@ -178,7 +178,7 @@ class EngineStage:
     def _drop(self, request_id: str) -> None:
         """Let go of a request whose end is told by somebody else."""
         self.engine.cancel(request_id)
-        self._trace.end(self._open.pop(request_id).traced, End(self._place.clock(), is_cancelled=True))
+        self._trace.end(self._open.pop(request_id).traced, RequestEnd(self._place.clock(), is_cancelled=True))
         self._count("cancelled")
 
     def _add(self, prompt: Prompt) -> None:
@@ -206,14 +206,14 @@ class EngineStage:
             is_open=scheduling.is_open,
             cache_salt=root(self.engine.identity, envelope.adapter.encode(), envelope.tenant.encode()),
             max_draft_tokens=scheduling.max_draft_tokens,
-            trail=None if traced is None else traced.trail,
+            timeline=None if traced is None else traced.timeline,
             resume_ids=tuple(None if ids is None else tuple(unpack_ids(ids)) for ids in prompt.resume),
         )
         try:
             self.engine.add(request)
         except ServiceError as error:
             self._count("failed", error.reason)
-            self._trace.end(traced, End(self._place.clock(), error.reason))
+            self._trace.end(traced, RequestEnd(self._place.clock(), error.reason))
             self._emit(failed(envelope, error))
             return
         self._open[envelope.request_id] = _Open(prompt, traced)
@@ -250,7 +250,7 @@ class EngineStage:
             prompt=scores_of(prompt, sampled),
         )
 
-    def _end(self, opened: _Open, times: Times, num_tokens: int, *, has_spans: bool) -> Timings:
+    def _end(self, opened: _Open, times: RequestTimes, num_tokens: int, *, has_spans: bool) -> Timings:
         """Durations of an output that finished; spans with the last output of a request."""
         prompt = opened.prompt
         if has_spans:
@@ -259,7 +259,7 @@ class EngineStage:
             if times.drafted_at:
                 attributes[names.ACCEPTED_AT] = by_position(times)
             self.on_scheduled(prompt.envelope.tenant, times.queue_s)
-            self._trace.end(opened.traced, End(times.end_s, attributes=attributes))
+            self._trace.end(opened.traced, RequestEnd(times.end_s, attributes=attributes))
         return Timings(
             prompt.tokenize_s, times.queue_s, times.prefill_s, times.decode_s, num_preemptions=times.num_preemptions
         )
@@ -270,7 +270,7 @@ class EngineStage:
             told = about(opened.prompt.envelope)
             error = fault(Role.ENGINE, told, "failed while computing this request", error.__cause__)
         self._count("failed", error.reason)
-        self._trace.end(opened.traced, End(self._place.clock(), error.reason))
+        self._trace.end(opened.traced, RequestEnd(self._place.clock(), error.reason))
         self._emit(failed(opened.prompt.envelope, error))
 
     def _count(self, end: str, error: str = "") -> None:

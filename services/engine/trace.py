@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.scheduler.events import Times
-from engine.trail import Kind, Mark, Trail
-from services.messages import Envelope
+from engine.scheduler.events import RequestTimes
+from engine.timeline import EventKind, RequestTimeline, TimelineEvent
+from services.messages.messages import Envelope
 from services.telemetry import names
-from services.telemetry.phases import Happening, Phase, Record, Value
+from services.telemetry.phases import Phase, PhaseEvent, Record, Value
 
 STEP_INTERVAL_S = 1.0  # between two steps that are looked at
 MAX_LINKS = 32  # of such a step
@@ -20,13 +20,13 @@ MAX_STEPS = 32  # of such steps that a request's own phases tell of
 NOBODY = Envelope("", "")  # whom a step belongs to
 
 _EVENTS = {
-    Kind.CHUNK: names.EVENT_CHUNK,
-    Kind.PREEMPTED: names.EVENT_PREEMPTED,
-    Kind.RESUMED: names.EVENT_RESUMED,
+    EventKind.CHUNK: names.EVENT_CHUNK,
+    EventKind.PREEMPTED: names.EVENT_PREEMPTED,
+    EventKind.RESUMED: names.EVENT_RESUMED,
 }
 
 
-class End(NamedTuple):
+class RequestEnd(NamedTuple):
     """How it ended: well, with an error's reason, or cancelled; and what is told of its last phase."""
 
     at_s: float
@@ -36,13 +36,13 @@ class End(NamedTuple):
 
 
 @dataclasses.dataclass(slots=True)
-class Traced:
+class TracedRequest:
     """An open request that somebody traces."""
 
     envelope: Envelope
     arrival_s: float
-    trail: Trail
-    steps: list[Happening] = dataclasses.field(default_factory=list)
+    timeline: RequestTimeline
+    steps: list[PhaseEvent] = dataclasses.field(default_factory=list)
 
 
 class EngineTrace:
@@ -52,16 +52,16 @@ class EngineTrace:
         self._record = record
         self._looked_at_s = 0.0
 
-    def begin(self, envelope: Envelope, now: float) -> Traced | None:
+    def begin(self, envelope: Envelope, now: float) -> TracedRequest | None:
         """A request has come; None if nobody traces it."""
-        return Traced(envelope, now, Trail()) if envelope.traceparent else None
+        return TracedRequest(envelope, now, RequestTimeline()) if envelope.traceparent else None
 
-    def end(self, traced: Traced | None, end: End) -> None:
+    def end(self, traced: TracedRequest | None, end: RequestEnd) -> None:
         """It is over."""
         if traced is None:
             return
         attempt = traced.envelope.attempt
-        for phase in phases_of(traced.arrival_s, traced.trail, traced.steps, end):
+        for phase in phases_of(traced.arrival_s, traced.timeline, traced.steps, end):
             told = phase._replace(attributes={**phase.attributes, names.ATTEMPT: attempt}) if attempt else phase
             self._record(traced.envelope, told)
 
@@ -69,7 +69,7 @@ class EngineTrace:
         """Whether the step that began then is to be looked at."""
         return start_s - self._looked_at_s >= STEP_INTERVAL_S
 
-    def step(self, start_s: float, end_s: float, inside: Sequence[Traced | None], num_tokens: int) -> None:
+    def step(self, start_s: float, end_s: float, inside: Sequence[TracedRequest | None], num_tokens: int) -> None:
         """One step that brought the requests `inside` so many tokens: they tell of it too."""
         traced = [one for one in inside if one is not None]
         if not traced:
@@ -78,22 +78,22 @@ class EngineTrace:
         attributes: dict[str, Value] = {names.NUM_ROWS: len(inside), names.NUM_TOKENS: num_tokens}
         for one in traced:
             if len(one.steps) < MAX_STEPS:
-                one.steps.append(Happening(names.EVENT_STEP, end_s, attributes))
+                one.steps.append(PhaseEvent(names.EVENT_STEP, end_s, attributes))
         links = tuple(one.envelope.traceparent for one in traced[:MAX_LINKS])
         self._record(NOBODY, Phase(names.SPAN_STEP, start_s, end_s, attributes, links=links))
 
 
-def phases_of(arrival_s: float, trail: Trail, steps: Sequence[Happening], end: End) -> list[Phase]:
+def phases_of(arrival_s: float, timeline: RequestTimeline, steps: Sequence[PhaseEvent], end: RequestEnd) -> list[Phase]:
     """The phases that a request went through, one behind the other without a gap; `steps` are those of its steps that
     were looked at."""
     bounds = [
         (names.SPAN_QUEUE, arrival_s),
-        (names.SPAN_PREFILL, trail.time_of(Kind.ADMITTED)),
-        (names.SPAN_DECODE, trail.time_of(Kind.FIRST_TOKEN)),
+        (names.SPAN_PREFILL, timeline.time_of(EventKind.ADMITTED)),
+        (names.SPAN_DECODE, timeline.time_of(EventKind.FIRST_TOKEN)),
     ]
     begun = [(name, at_s) for name, at_s in bounds if at_s is not None]
     ends = [*(at_s for _, at_s in begun[1:]), end.at_s]
-    told = [_happening(mark) for mark in trail.marks if mark.kind in _EVENTS]
+    told = [_happening(mark) for mark in timeline.marks if mark.kind in _EVENTS]
     happenings = sorted([*told, *steps], key=lambda one: one.at_s) if steps else told
     made: list[Phase] = []
     for (name, start_s), end_s in zip(begun, ends, strict=True):
@@ -104,31 +104,33 @@ def phases_of(arrival_s: float, trail: Trail, steps: Sequence[Happening], end: E
             for one in happenings
             if (start_s < one.at_s or name == names.SPAN_QUEUE) and (one.at_s <= end_s or is_last)
         )
-        attributes = _attributes(name, trail, end) if is_last else _attributes(name, trail, None)
+        attributes = _attributes(name, timeline, end) if is_last else _attributes(name, timeline, None)
         made.append(Phase(name, start_s, max(start_s, end_s), attributes, inside, end.error if is_last else ""))
     return made
 
 
-def _attributes(name: str, trail: Trail, end: End | None) -> dict[str, Value]:
+def _attributes(name: str, timeline: RequestTimeline, end: RequestEnd | None) -> dict[str, Value]:
     found: dict[str, Value] = {}
     if name == names.SPAN_PREFILL:
-        found[names.NUM_CACHED] = next((mark.num_tokens for mark in trail.marks if mark.kind is Kind.ADMITTED), 0)
+        found[names.NUM_CACHED] = next(
+            (mark.num_tokens for mark in timeline.marks if mark.kind is EventKind.ADMITTED), 0
+        )
     if end is not None:
         found |= end.attributes
         if end.is_cancelled:
             found[names.CANCELLED] = True
-        if trail.num_dropped:
-            found[names.NUM_EVENTS_DROPPED] = trail.num_dropped
+        if timeline.num_dropped:
+            found[names.NUM_EVENTS_DROPPED] = timeline.num_dropped
     return found
 
 
-def _happening(mark: Mark) -> Happening:
+def _happening(mark: TimelineEvent) -> PhaseEvent:
     attributes: dict[str, Value] = {names.NUM_TOKENS: mark.num_tokens}
     if mark.output_index:
         attributes[names.OUTPUT] = mark.output_index
-    return Happening(_EVENTS[mark.kind], mark.at_s, attributes)
+    return PhaseEvent(_EVENTS[mark.kind], mark.at_s, attributes)
 
 
-def by_position(times: Times) -> str:
+def by_position(times: RequestTimes) -> str:
     """Of drafts' first tokens, their second and so on: accepted/drafted."""
     return " ".join(f"{kept}/{num}" for kept, num in zip(times.accepted_at, times.drafted_at, strict=True))

@@ -16,7 +16,7 @@ from typing import Any
 
 from grpc._cython import cygrpc
 
-from services.gateway.resets import Count
+from services.gateway.resets import ConnectionCalls
 
 FILES = "/proc/self/fd"
 PAGE = 500  # sockets, as many as core lists at once
@@ -28,7 +28,7 @@ def num_failed() -> int:
     return sum(int(one["data"].get("callsFailed", 0)) for one in _servers())
 
 
-def counts() -> list[Count]:
+def counts() -> list[ConnectionCalls]:
     """Of every connection over TCP. Takes a tenth of a millisecond for each: not for the loop's thread."""
     found = []
     for server in _servers():
@@ -116,10 +116,10 @@ def _sockets(server: int) -> list[int]:
             return numbers
 
 
-def _count(number: int) -> Count:
+def _count(number: int) -> ConnectionCalls:
     told = json.loads(cygrpc.channelz_get_socket(number))["socket"]
     address = told["remote"]["tcpipAddress"]
-    return Count(
+    return ConnectionCalls(
         number=number,
         host=_plain(base64.b64decode(address["ipAddress"])),
         port=int(address["port"]),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 Peer = tuple[str, int]
 
 
-class Crowds:
+class AddressLimiter:
     """Judges all connections each time that they are listed."""
 
     def __init__(self, max_per_host: int) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from services.gateway import connections
-from services.gateway.crowds import Crowds, Peer
-from services.gateway.resets import Count, Resets
+from services.gateway.crowds import AddressLimiter, Peer
+from services.gateway.resets import ConnectionCalls, ResetLimiter
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +23,13 @@ AGAIN_S, PAUSES = 0.05, 4  # after a cut: at least so long, and so many times wh
 TELL_EVERY_S, MAX_HOSTS = 10.0, 5  # how often the log is told, and of how many
 
 
-class Door(Protocol):
+class ConnectionControl(Protocol):
     """What is known of the connections, and can be done to them."""
 
     def num_failed(self) -> int:
         """Calls that failed so far."""
 
-    def counts(self) -> list[Count]:
+    def counts(self) -> list[ConnectionCalls]:
         """Of each connection."""
 
     def peers(self, port: int) -> list[Peer]:
@@ -39,11 +39,16 @@ class Door(Protocol):
         """End the connections with these peers; how many were found."""
 
 
-class Floods:
+class FloodGuard:
     """`beat` now and then, `close` at the end."""
 
     def __init__(
-        self, resets: Resets, crowds: Crowds, clock: Callable[[], float], on_cut: Callable[[], None], door: Door
+        self,
+        resets: ResetLimiter,
+        crowds: AddressLimiter,
+        clock: Callable[[], float],
+        on_cut: Callable[[], None],
+        door: ConnectionControl,
     ) -> None:
         """`on_cut` is told of each connection that is cut."""
         self._resets = resets
@@ -112,7 +117,9 @@ def floods(
     max_per_host: int,
     clock: Callable[[], float],
     on_cut: Callable[[], None],
-    door: Door = connections,
-) -> Floods:
+    door: ConnectionControl = connections,
+) -> FloodGuard:
     """A connection may give up at once as many calls as it may have open; an address may have `max_per_host`."""
-    return Floods(Resets(max_streams, RESETS_PER_S, clock()), Crowds(max_per_host), clock, on_cut, door)
+    return FloodGuard(
+        ResetLimiter(max_streams, RESETS_PER_S, clock()), AddressLimiter(max_per_host), clock, on_cut, door
+    )

@@ -15,25 +15,25 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2
 
 from services.gateway import server
-from services.gateway.access.identity import Access, read_access
+from services.gateway.access.identity import AccessPolicy, read_access
 from services.gateway.access.quota import Quotas, TenantLimits
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
 from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
-from services.gateway.calls.neighbours import Neighbours
+from services.gateway.calls.neighbours import PeerGateways
 from services.gateway.contract.errors import draining
 from services.gateway.floods import floods
-from services.gateway.listener import Listener
-from services.gateway.memory import Spare
+from services.gateway.listener import PortListener
+from services.gateway.memory import MallocTrim
 from services.gateway.oip.service import OpenInference
-from services.gateway.recovery.watch import ReadModel, RingWatch, Senses
-from services.gateway.requests.desk import Desk
-from services.gateway.requests.parking import Parking
+from services.gateway.recovery.watch import ReadModel, RingWatch, WatchInputs
+from services.gateway.requests.desk import RequestManager
+from services.gateway.requests.parking import DetachedSessions
 from services.gateway.settings import GatewaySettings
-from services.messages import Failed, Grant, Message, Mismatch, Preempted, Probe, Report, Result, Text
+from services.messages.messages import Failed, Grant, Message, Mismatch, Preempted, Probe, Report, Result, Text
+from services.process.watched import WatchedFile
 from services.telemetry.observed import Observer, Unobserved
-from services.watched import Watched
 
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
 
@@ -50,7 +50,8 @@ class Gateway:
         lost_frames: Callable[[], int] = lambda: 0,
         read_model: ReadModel = lambda revision: None,
     ) -> None:
-        """`lost_frames`: frames of the ring that never came. `read_model`: see `Senses`. Raises `ServiceError` for an
+        """`lost_frames`: frames of the ring that never came. `read_model`: see `WatchInputs`. Raises `ServiceError`
+        for an
         access file that cannot be used."""
         self._settings = settings
         self._emit = emit
@@ -58,12 +59,14 @@ class Gateway:
         access = _access(settings.access_file)
         observer = observer or Unobserved()
         self._guard = Guard(access, clock, observer, settings.peer_secret)
-        self.desk = Desk(settings, emit, observer, clock, _quotas(access, settings.num_gateways))
-        self._parking = Parking(lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests)
-        self._neighbours = Neighbours(settings.gateway_id, settings.neighbours, settings.peer_secret)
+        self.desk = RequestManager(settings, emit, observer, clock, _quotas(access, settings.num_gateways))
+        self._parking = DetachedSessions(
+            lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests
+        )
+        self._neighbours = PeerGateways(settings.gateway_id, settings.neighbours, settings.peer_secret)
         self._control = Control(self.desk, self.drain)
         self._nudge = asyncio.Event()  # something changed that is told at once
-        senses = Senses(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
+        senses = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
         self._watch = RingWatch(self.desk, settings, emit, clock, senses)
         self._takes: dict[type, Callable[[Any], None]] = {
             Text: self._deliver,
@@ -78,8 +81,8 @@ class Gateway:
         self._health = health.aio.HealthServicer()
         most = settings.max_concurrent_streams, settings.max_connections_per_address
         self._floods = floods(*most, clock, lambda: self.desk.observer.count("connection_cut"))
-        self._spare = Spare(clock)
-        self._listener: Listener | None = None
+        self._spare = MallocTrim(clock)
+        self._listener: PortListener | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._was_serving: bool | None = None
         self._has_said_so = False
@@ -98,7 +101,7 @@ class Gateway:
         converse = Converse(self.desk, self._parking)
         handlers = server.Handlers(inference, converse, self._control, adapter, self.desk.observer)
         build = functools.partial(server.build, self._settings, self._guard, handlers, self._health)
-        self._listener = Listener(self._settings, build)
+        self._listener = PortListener(self._settings, build)
         await self._publish()
         self._port = await self._listener.start()
         self._pulse = asyncio.create_task(self._beat(), name="gateway pulse")
@@ -183,11 +186,11 @@ class Gateway:
                 return
 
 
-def _access(path: Path | None) -> Watched[Access] | None:
-    return Watched((path,), lambda: read_access(path)) if path is not None else None
+def _access(path: Path | None) -> WatchedFile[AccessPolicy] | None:
+    return WatchedFile((path,), lambda: read_access(path)) if path is not None else None
 
 
-def _quotas(access: Watched[Access] | None, num_gateways: int) -> Quotas:
+def _quotas(access: WatchedFile[AccessPolicy] | None, num_gateways: int) -> Quotas:
     if access is None:
         return Quotas(lambda tenant: TenantLimits(), num_gateways)
     return Quotas(lambda tenant: access.value.limits_of(tenant), num_gateways)

@@ -17,15 +17,15 @@ import grpc
 from engine.errors import ServiceError
 from services.gateway import server
 from services.gateway.settings import GatewaySettings
-from services.listening import UNIX, bound, socket_path
-from services.socket_file import SocketFile
+from services.process.listening import UNIX, bound, socket_path
+from services.process.socket_file import SocketFile
 
 log = logging.getLogger(__name__)
 
 LAST_CALLS_S = 3600.0  # what runs at a server that was replaced gets so long, as at one whose connections age
 
 
-class Listener:
+class PortListener:
     """`start`, `look_after` now and then, `stop`."""
 
     def __init__(self, settings: GatewaySettings, build: Callable[[], grpc.aio.Server]) -> None:

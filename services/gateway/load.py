@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from sluice.v1 import control_pb2
 
 from services.gateway.requests.answers import duration
-from services.gateway.requests.desk import Desk
+from services.gateway.requests.desk import RequestManager
 from services.gateway.requests.open_requests import OpenRequest
-from services.messages import Report
+from services.messages.messages import Report
 
 MAX_TENANTS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Heard:
+class EngineReport:
     """A report and when it came, by the gateway's clock."""
 
     report: Report
@@ -24,13 +24,13 @@ class Heard:
 class Loads:
     """The latest report of each engine, by its id."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RequestManager) -> None:
         self._desk = desk
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, EngineReport] = {}
 
     def report(self, report: Report) -> None:
         """An engine has said how it is."""
-        self._heard[report.engine_id] = Heard(report, self._desk.clock())
+        self._heard[report.engine_id] = EngineReport(report, self._desk.clock())
 
     @property
     def any_report(self) -> Report | None:
@@ -79,7 +79,7 @@ def tenants_of(requests: Iterable[OpenRequest]) -> list[control_pb2.TenantLoad]:
     return [*shown, control_pb2.TenantLoad(open_requests=num, reserved_tokens=reserved)]
 
 
-def _engine_load(heard: Heard, now_s: float) -> control_pb2.EngineLoad:
+def _engine_load(heard: EngineReport, now_s: float) -> control_pb2.EngineLoad:
     load = heard.report.load
     return control_pb2.EngineLoad(
         engine_id=heard.report.engine_id,

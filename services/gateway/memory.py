@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.allocator import give_back
+from engine.worker.host.allocator import give_back
 
 M_ARENA_MAX = -8  # of glibc's mallopt
 
@@ -27,7 +27,7 @@ LOOK_EVERY_S, MAX_EVERY_S = 10.0, 40.0
 GROWTH_BYTES = 16 << 20
 
 
-class Spare:
+class MallocTrim:
     """Has malloc give back what it keeps of freed memory, while the process has more than it once had. It does so by
     itself only at the end of its heap: after 600,000 calls that were reset as they began a gateway kept 133 MB of what
     had been 64."""

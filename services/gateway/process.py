@@ -9,25 +9,25 @@ from importlib import metadata
 from pathlib import Path
 
 from engine.errors import ServiceError, stage_lost
-from engine.limits import limits_of
 from engine.models.config import ModelConfig
+from engine.models.limits import limits_of
 from engine.models.registry import read_served
 from engine.request import Limits, SamplingParams
+from services.checkpoint.digests import remembered
+from services.checkpoint.model_source import CheckpointFiles
+from services.checkpoint.revisions import fits
 from services.config import ServiceConfig, parse_peers
-from services.digests import remembered
 from services.gateway.access.tls import files_of
 from services.gateway.calls.neighbours import SOCKET_SUFFIX
 from services.gateway.gateway import Gateway
 from services.gateway.memory import share_one_heap
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.gateway.stage import GatewayStage
-from services.listening import bound
-from services.messages import Keep, Role
-from services.model_source import Contents
-from services.process import Process
-from services.revisions import fits
+from services.messages.messages import KeepTrace, Role
+from services.process.listening import bound
+from services.process.process import Process
 from services.telemetry import catalogue
-from services.telemetry.metrics import Sample
+from services.telemetry.metrics import MetricSample
 from services.telemetry.observer import GatewayObserver
 from services.telemetry.request_log import RequestLog
 from services.text_bound import longest_token
@@ -44,7 +44,7 @@ async def run(process: Process) -> int:
     share_one_heap()  # before grpc starts its threads
     config, ring = process.config, process.ring
     log = RequestLog(is_on=config.log_requests, shows_prompts=config.log_prompts)
-    observer = GatewayObserver(process.tracer, process.metrics, lambda envelope: ring.emit(Keep(envelope)), log)
+    observer = GatewayObserver(process.tracer, process.metrics, lambda envelope: ring.emit(KeepTrace(envelope)), log)
     gateway = Gateway(
         settings_of(process),
         ring.emit,
@@ -75,13 +75,13 @@ def end_at_once(gateway: Gateway, stopping: asyncio.Event) -> None:
     stopping.set()
 
 
-def figures(gateway: Gateway) -> list[Sample]:
+def figures(gateway: Gateway) -> list[MetricSample]:
     """What the gateway keeps for itself."""
     desk = gateway.desk
     return [
-        Sample(catalogue.OPEN, len(desk.requests)),
-        Sample(catalogue.RESERVED, desk.admission.num_tokens),
-        Sample(catalogue.GAP, desk.gaps.snapshot()),
+        MetricSample(catalogue.OPEN, len(desk.requests)),
+        MetricSample(catalogue.RESERVED, desk.admission.num_tokens),
+        MetricSample(catalogue.GAP, desk.gaps.snapshot()),
     ]
 
 
@@ -120,7 +120,7 @@ def limits_for(process: Process, model: ModelConfig) -> Limits:
 def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | None:
     """What this process's files say of the model, as they are now; None where they are not of that revision."""
     try:
-        contents = Contents(process.source, remembered())
+        contents = CheckpointFiles(process.source, remembered())
         model = read_served(contents.directory)
         found = model_of(process, contents.directory, model, revision)
         contents.check()

@@ -13,7 +13,7 @@ PROBATION_BURST = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Count:
+class ConnectionCalls:
     """One connection.
 
     Attributes:
@@ -33,7 +33,7 @@ class _Bucket:
     level: float
 
 
-class Resets:
+class ResetLimiter:
     """Judges all connections each time that they are counted."""
 
     def __init__(self, burst: int, per_second: float, now_s: float) -> None:
@@ -43,7 +43,7 @@ class Resets:
         self._buckets: dict[int, _Bucket] = {}
         self._probation_until_s: dict[str, float] = {}
 
-    def judge(self, counts: Sequence[Count], now_s: float) -> list[Count]:
+    def judge(self, counts: Sequence[ConnectionCalls], now_s: float) -> list[ConnectionCalls]:
         """Those that must be cut. What was not counted before came later, or was there in a quieter time: it is given
         what it might have used since the last count."""
         refill = self._per_second * (now_s - self._counted_s)

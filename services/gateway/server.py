@@ -29,7 +29,7 @@ from services.gateway.oip.service import SERVICE as OIP
 from services.gateway.oip.service import OpenInference
 from services.gateway.settings import GatewaySettings
 from services.gateway.threads import yielding_threads
-from services.listening import check_plaintext
+from services.process.listening import check_plaintext
 from services.telemetry.observed import Observer
 
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -182,16 +182,16 @@ def serialized(answer: Message | bytes) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
-class Malformed:
+class MalformedRequest:
     """Stands for bytes that are no request: grpc itself would answer INTERNAL, as if we had broken."""
 
 
-def _parser(message: type[Message], level: wire.Level) -> Callable[[bytes], Message | Malformed]:
-    def parse(data: bytes) -> Message | Malformed:
+def _parser(message: type[Message], level: wire.Level) -> Callable[[bytes], Message | MalformedRequest]:
+    def parse(data: bytes) -> Message | MalformedRequest:
         try:
             return message.FromString(wire.cut_short(data, level))
         except (DecodeError, wire.TooManyFieldsError):
-            return Malformed()
+            return MalformedRequest()
 
     return parse
 
@@ -201,7 +201,7 @@ def guarded(behaviour: Behaviour, type_name: str, away: TurnAway) -> Behaviour:
 
     async def handle(request: object, context: Context) -> object:
         try:
-            if isinstance(request, Malformed):
+            if isinstance(request, MalformedRequest):
                 await away(context, malformed(type_name))
             return await behaviour(request, context)
         except grpc.aio.AbortError as error:

@@ -1,7 +1,7 @@
 """The gateway's place in the ring: what comes round is delivered to it; what it sends it emits itself."""
 
 from services.gateway.gateway import Gateway
-from services.messages import Message
+from services.messages.messages import Message
 
 
 class GatewayStage:

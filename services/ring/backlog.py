@@ -9,17 +9,17 @@ import enum
 from collections import deque
 from collections.abc import Callable
 
-from services.messages import (
+from services.messages.messages import (
     Blob,
+    BlobChunk,
     Cancel,
-    Census,
-    Chunk,
     Envelope,
     Failed,
-    Keep,
+    KeepTrace,
     Message,
     Mismatch,
     OfNoRequest,
+    OpenSerials,
     Preempted,
     Probe,
     Report,
@@ -27,9 +27,9 @@ from services.messages import (
 
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 << 20
-_OF_NO_REQUEST = frozenset({Probe, Report, Census, Mismatch})
+_OF_NO_REQUEST = frozenset({Probe, Report, OpenSerials, Mismatch})
 # Small, and at most a few of each request: they end what holds memory, and find room where others do not.
-_ALWAYS = _OF_NO_REQUEST | {Cancel, Failed, Keep, Preempted}
+_ALWAYS = _OF_NO_REQUEST | {Cancel, Failed, KeepTrace, Preempted}
 _SLACK = 64  # of entries that were dropped and are still in the queue
 
 
@@ -41,7 +41,7 @@ class Refusal(enum.StrEnum):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedMessage:
     """One message. `data` is empty once it was dropped; `envelope` is None for what is of no request."""
 
     data: bytes
@@ -56,7 +56,7 @@ class Backlog:
 
     def __init__(
         self,
-        encode: Callable[[Message | Blob | Chunk], bytes],
+        encode: Callable[[Message | Blob | BlobChunk], bytes],
         max_message_bytes: int,
         max_bytes: int = MAX_BYTES,
     ) -> None:
@@ -65,8 +65,8 @@ class Backlog:
         self._encode = encode
         self._max_message_bytes = max_message_bytes
         self._max_bytes = max_bytes
-        self._queue: deque[Waiting] = deque()
-        self._by_key: dict[str, deque[Waiting]] = {}
+        self._queue: deque[QueuedMessage] = deque()
+        self._by_key: dict[str, deque[QueuedMessage]] = {}
         self._count = 0
         self._fresh: list[tuple[bytes, Message]] = []  # of this turn, still to be looked at
 
@@ -101,12 +101,12 @@ class Backlog:
         for data, message in fresh:
             self._hold(data, message, is_new=False)
 
-    def head(self, max_bytes: int) -> list[Waiting]:
+    def head(self, max_bytes: int) -> list[QueuedMessage]:
         """Of what has settled, what fits into one frame, one message at least; it stays until `sent`."""
         queue = self._queue
         if self.num_bytes <= max_bytes:
             return [one for one in queue if one.data]
-        found: list[Waiting] = []
+        found: list[QueuedMessage] = []
         for one in queue:
             max_bytes -= len(one.data)
             if max_bytes < 0 and found:
@@ -115,15 +115,15 @@ class Backlog:
                 found.append(one)
         return found
 
-    def sent(self, head: list[Waiting]) -> None:
+    def sent(self, head: list[QueuedMessage]) -> None:
         """These left, which were the head."""
         for _ in head:
             self._pop()
 
-    def replace_head(self, pieces: list[Chunk | Blob]) -> None:
+    def replace_head(self, pieces: list[BlobChunk | Blob]) -> None:
         """The first message leaves as these, which stay whatever becomes of its request: some may have left already."""
         head = self._pop()
-        made = [Waiting(self._encode(piece), type(piece), head.envelope, "", 0) for piece in pieces]
+        made = [QueuedMessage(self._encode(piece), type(piece), head.envelope, "", 0) for piece in pieces]
         self._queue.extendleft(reversed(made))
         if made:
             self._by_key.setdefault("", deque()).extendleft(reversed(made))
@@ -149,14 +149,14 @@ class Backlog:
         self.num_bytes += len(data)
         return None
 
-    def _waiting(self, message: Message, data: bytes) -> Waiting:
+    def _waiting(self, message: Message, data: bytes) -> QueuedMessage:
         if isinstance(message, OfNoRequest):
             self._count += 1
-            return Waiting(data, type(message), None, _name(message), self._count)
+            return QueuedMessage(data, type(message), None, _name(message), self._count)
         envelope = message.envelope
-        return Waiting(data, type(message), envelope, envelope.request_id, envelope.attempt)
+        return QueuedMessage(data, type(message), envelope, envelope.request_id, envelope.attempt)
 
-    def _drop_replaced(self, message: Message, new: Waiting) -> None:
+    def _drop_replaced(self, message: Message, new: QueuedMessage) -> None:
         """A Cancel ends its attempt and earlier ones, a later attempt those before it, a census what is not open."""
         waiting = self._by_key.get(new.key)
         if waiting is not None:
@@ -164,14 +164,14 @@ class Backlog:
                 self._forget(new.key, lambda one: one.rank <= new.rank)
             elif waiting[-1].rank != new.rank:  # else none is lower: they left when that one came
                 self._forget(new.key, lambda one: one.rank < new.rank)
-        if isinstance(message, Census) and self._num:
+        if isinstance(message, OpenSerials) and self._num:
             self.drop(message.has_ended)
 
-    def _forget(self, key: str, is_pointless: Callable[[Waiting], bool]) -> None:
+    def _forget(self, key: str, is_pointless: Callable[[QueuedMessage], bool]) -> None:
         """Drop entries of a key; what keeps a trace stays, as that is sent when its request has ended."""
-        kept: deque[Waiting] = deque()
+        kept: deque[QueuedMessage] = deque()
         for one in self._by_key.pop(key):
-            if one.kind is Keep or not is_pointless(one):
+            if one.kind is KeepTrace or not is_pointless(one):
                 kept.append(one)
                 continue
             self._num -= 1
@@ -182,7 +182,7 @@ class Backlog:
         if len(self._queue) > 2 * self._num + _SLACK:
             self._queue = deque(one for one in self._queue if one.data)
 
-    def _pop(self) -> Waiting:
+    def _pop(self) -> QueuedMessage:
         """The first that was not dropped."""
         queue = self._queue
         while not queue[0].data:
@@ -204,7 +204,7 @@ def _name(message: OfNoRequest) -> str:
             return f"probe {message.origin} {' '.join(message.route)}"
         case Report():
             return f"report {message.engine_id}"
-        case Census():
+        case OpenSerials():
             return f"census {message.origin}"
         case Mismatch():
             return f"mismatch {message.reader} {message.sender}"

@@ -12,8 +12,8 @@ import logging
 import os
 from pathlib import Path
 
-from services import private
-from services.messages import Blob, Chunk, Envelope
+from services.messages.messages import Blob, BlobChunk, Envelope
+from services.process import private
 from services.telemetry.logs import about
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def directory_of(address: str) -> Path | None:
     return Path(address.removeprefix("ipc://") + ".blobs") if address.startswith("ipc://") else None
 
 
-def put(directory: Path | None, envelope: Envelope, data: bytes) -> list[Chunk | Blob]:
+def put(directory: Path | None, envelope: Envelope, data: bytes) -> list[BlobChunk | Blob]:
     """What to send for `data`: the blob, after its chunks where there is no directory to write to."""
     digest = hashlib.sha256(data).hexdigest()
     if directory is not None:
@@ -37,7 +37,7 @@ def put(directory: Path | None, envelope: Envelope, data: bytes) -> list[Chunk |
         except OSError as error:
             what = (len(data), directory, error)
             logger.warning("a message of %d bytes goes in pieces: %s cannot take it (%s)", *what, extra=about(envelope))
-    chunks = [Chunk(digest, at, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+    chunks = [BlobChunk(digest, at, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
     return [*chunks, Blob(envelope, digest, len(data))]
 
 
@@ -83,7 +83,7 @@ class Blobs:
             os.close(self._held)
             self._held = -1
 
-    def add(self, sender: str, chunk: Chunk) -> None:
+    def add(self, sender: str, chunk: BlobChunk) -> None:
         """Take a chunk; one that does not follow what came before is dropped, and its blob will be found missing."""
         digest, data = self._parts.get(sender, ("", bytearray()))
         if chunk.offset == 0:

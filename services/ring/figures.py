@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 from services.ring.loop import RingLoop
 from services.telemetry import catalogue
-from services.telemetry.metrics import Sample
+from services.telemetry.metrics import MetricSample
 
 OUT = ("frames", "blobs", "would_block", "oversize", "backlog_full")
 IN = ("frames", "malformed", "other_schema", "stale", "repeated", "lost", "lost_blobs")
 EVENTS = ("messages", "dropped", "unroutable", "handler_errors")
 
 
-def figures(ring: RingLoop) -> Iterator[Sample]:
+def figures(ring: RingLoop) -> Iterator[MetricSample]:
     """Zero is told too: an alert on what never happened needs a first value."""
     for what in IN:
-        yield Sample(catalogue.RING_IN, ring.inbox.counts[what], (what,))
+        yield MetricSample(catalogue.RING_IN, ring.inbox.counts[what], (what,))
     for what in EVENTS:
-        yield Sample(catalogue.RING, ring.counts[what], (what,))
+        yield MetricSample(catalogue.RING, ring.counts[what], (what,))
     for what in OUT:
-        yield Sample(catalogue.RING_OUT, sum(outbox.counts[what] for outbox in ring.outboxes.values()), (what,))
-    yield Sample(catalogue.LAG, ring.inbox.lag.snapshot())
+        yield MetricSample(catalogue.RING_OUT, sum(outbox.counts[what] for outbox in ring.outboxes.values()), (what,))
+    yield MetricSample(catalogue.LAG, ring.inbox.lag.snapshot())

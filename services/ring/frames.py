@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from services.messages import SCHEMA_VERSION
+from services.messages.messages import SCHEMA_VERSION
 
 MAGIC = b"slui"
 _HEADER = struct.Struct("<4sHQBQId")  # magic, schema, epoch, bytes of the sender's id; seq, host, sent_s
 _VERSION_1 = 0x80  # a frame without a header: a msgpack map of at most 15 keys begins with 0x80 to 0x8f
 
 
-class Malformed(ValueError):
+class MalformedFrame(ValueError):
     """Bytes that are no frame."""
 
 
@@ -59,9 +59,9 @@ def read_header(data: bytes) -> Header:
         size = _HEADER.size + length
         sender = data[_HEADER.size : size].decode()
     except (struct.error, UnicodeDecodeError) as error:
-        raise Malformed from error
+        raise MalformedFrame from error
     if magic != MAGIC or len(data) < size:
-        raise Malformed
+        raise MalformedFrame
     if schema != SCHEMA_VERSION:
         return Header(sender, epoch, schema)
     return Header(sender, epoch, schema, seq, host, sent_s, size)
@@ -78,7 +78,7 @@ def _version_1(data: bytes) -> Header:
     try:
         found = msgspec.msgpack.decode(data, type=_Version1)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: broken UTF-8 inside a string
-        raise Malformed from error
+        raise MalformedFrame from error
     return Header(found.sender, found.epoch, 1)
 
 

@@ -15,11 +15,12 @@ import msgspec
 import zmq
 
 from engine.errors import other_revision, schema_mismatch
-from services.messages import (
+from services.checkpoint.revisions import fits
+from services.messages.messages import (
     SCHEMA_VERSION,
     Append,
     Cancel,
-    Keep,
+    KeepTrace,
     Message,
     Mismatch,
     Probe,
@@ -30,13 +31,12 @@ from services.messages import (
     Visit,
     failed,
 )
-from services.revisions import fits
-from services.ring.ends import Ends
 from services.ring.keys import RingKeys
 from services.ring.leases import Leases
 from services.ring.peers import NextHop
+from services.ring.request_ends import RequestEnds
+from services.ring.schema_mismatches import SchemaMismatches
 from services.ring.sockets import Inbox, Outbox, Peer
-from services.ring.strangers import Strangers
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +104,10 @@ class RingLoop:
         self._scheduled = False
         self._is_turning = False
         self._later: list[Message] = []  # came while a stage was computing
-        self._ends = Ends(role, process_id, self.emit, self.counts)
-        self._strangers = Strangers(process_id, SCHEMA_VERSION)
+        self._ends = RequestEnds(role, process_id, self.emit, self.counts)
+        self._strangers = SchemaMismatches(process_id, SCHEMA_VERSION)
         self._apart: dict[type, Callable[[Stage, Any], bool]] = {  # what the loop looks at first; True: it is done with
-            Keep: self._pass_keep,
+            KeepTrace: self._pass_keep,
             Submit: self._refuse_revision,
             Prompt: self._refuse_revision,
             Append: self._refuse_revision,
@@ -151,7 +151,7 @@ class RingLoop:
     def emit(self, message: Message) -> None:
         """Send onward at the end of this turn; a Cancel at once. Never blocks."""
         targets = self._hop.targets(message)
-        if not targets and not isinstance(message, Cancel | Keep):
+        if not targets and not isinstance(message, Cancel | KeepTrace):
             self.counts["unroutable"] += 1
         for peer in targets:
             refusal = self.outboxes[peer].put(message)
@@ -233,7 +233,7 @@ class RingLoop:
         self.emit(msgspec.structs.replace(probe, visits=(*probe.visits, visit)))
         return True
 
-    def _pass_keep(self, stage: Stage, keep: Keep) -> bool:
+    def _pass_keep(self, stage: Stage, keep: KeepTrace) -> bool:
         self.on_keep(keep.envelope.request_id)
         self.emit(keep)
         return True

@@ -7,16 +7,16 @@ role (hash of its id), and home to the gateway that its envelope names. Knows no
 import dataclasses
 from typing import assert_never
 
-from services.messages import (
+from services.messages.messages import (
     Append,
     Cancel,
-    Census,
     CloseInput,
     Failed,
     Grant,
-    Keep,
+    KeepTrace,
     Message,
     Mismatch,
+    OpenSerials,
     Preempted,
     Probe,
     Prompt,
@@ -69,13 +69,13 @@ class NextHop:
         if isinstance(message, _OF_ONE):  # by a tuple, most frequent first: this runs for every token
             return self._of_request(message.envelope.request_id, message.envelope.origin)
         match message:
-            case Cancel() | Keep():
+            case Cancel() | KeepTrace():
                 # The gateway that sends it needs no answer.
                 return () if self.role is Role.DETOKENIZER else self._of_request(message.envelope.request_id, "")
             case Probe():
                 wanted = (*message.route, message.origin)
                 return tuple(peer for peer in self.ids if peer in wanted)[:1]
-            case Census():
+            case OpenSerials():
                 return () if self.role is Role.DETOKENIZER else self.ids
             case Mismatch():  # whichever of the next processes may be gone
                 return self.ids

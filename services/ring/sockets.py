@@ -18,12 +18,12 @@ from typing import cast
 import msgspec
 import zmq
 
-from engine.histogram import Histogram
+from engine.scheduler.histogram import Histogram
 from services.faults import fault
-from services.messages import SCHEMA_VERSION, Blob, Chunk, Envelope, Message, Role, failed
+from services.messages.messages import SCHEMA_VERSION, Blob, BlobChunk, Envelope, Message, Role, failed
 from services.ring.backlog import Backlog, Refusal
 from services.ring.blobs import BLOB_BYTES, Blobs, directory_of, put
-from services.ring.frames import FrameWriter, Header, Malformed, read_header
+from services.ring.frames import FrameWriter, Header, MalformedFrame, read_header
 from services.ring.keys import RingKeys
 from services.ring.receipts import Receipts
 from services.telemetry.logs import about
@@ -35,7 +35,7 @@ FRAME_BYTES = BLOB_BYTES  # of one frame; more messages take more frames, a larg
 FRAMES_A_TURN = 64  # so that a flood on the inbox cannot starve the loop
 LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 AHEAD_NS = 24 * 3600 * 10**9  # by which the clock of another host may be ahead
-_OF_BLOBS = frozenset({Blob, Chunk})
+_OF_BLOBS = frozenset({Blob, BlobChunk})
 MAX_STRANGERS = 32  # senders of another version that are told of by name between two drains
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HOST = int(BOOT_ID.read_text()[:8], 16) if BOOT_ID.exists() else secrets.randbits(32)
@@ -72,7 +72,7 @@ class Inbox:
         if keys is not None:
             keys.secure_inbox(self._socket)
         self._socket.bind(address)
-        self._decoder = msgspec.msgpack.Decoder(tuple[Message | Blob | Chunk, ...])
+        self._decoder = msgspec.msgpack.Decoder(tuple[Message | Blob | BlobChunk, ...])
         self._blob_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
         self._receipts = Receipts()
         self.counts = self._receipts.counts
@@ -127,9 +127,14 @@ class Inbox:
                 return ()
             if header.epoch > time.time_ns() + AHEAD_NS:  # would make all that the true sender says stale
                 logger.error("a frame of %s is dropped: its clock is more than a day ahead of this one", header.sender)
-                raise Malformed
+                raise MalformedFrame
             messages = self._decoder.decode(memoryview(data)[header.size :])
-        except (Malformed, msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: broken UTF-8 in a string
+        except (
+            MalformedFrame,
+            msgspec.MsgspecError,
+            ValueError,
+            RecursionError,
+        ):  # ValueError: broken UTF-8 in a string
             self.counts["malformed"] += 1
             return ()
         if not self._receipts.accept(header.sender, header.epoch, header.seq):
@@ -146,10 +151,10 @@ class Inbox:
         if len(self.strangers) < MAX_STRANGERS:
             self.strangers[header.sender] = header
 
-    def _joined(self, sender: str, messages: tuple[Message | Blob | Chunk, ...]) -> Iterator[Message]:
+    def _joined(self, sender: str, messages: tuple[Message | Blob | BlobChunk, ...]) -> Iterator[Message]:
         """Messages, those that came as blobs too."""
         for message in messages:
-            if isinstance(message, Chunk):
+            if isinstance(message, BlobChunk):
                 self._blobs.add(sender, message)
             elif isinstance(message, Blob):
                 yield self._from_blob(sender, message)

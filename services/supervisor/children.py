@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from services import exit_reason, heartbeat
-from services.messages import Role
+from services.messages.messages import Role
+from services.process import exit_reason, heartbeat
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

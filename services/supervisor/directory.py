@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import Code, ServiceError
-from services import private
-from services.socket_file import MAX_SOCKET_PATH
+from services.process import private
+from services.process.socket_file import MAX_SOCKET_PATH
 
 RUN_DIRECTORY_PREFIX = "sluice-run-"
 LOCK = "lock"  # a file in the directory, which services of version 0.1.0 lock instead

@@ -7,9 +7,9 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
 from services.config import ServiceConfig, to_environment
-from services.listening import bound, socket_path, split
-from services.messages import Role
-from services.socket_file import SocketFile
+from services.messages.messages import Role
+from services.process.listening import bound, socket_path, split
+from services.process.socket_file import SocketFile
 from services.supervisor.children import Child
 
 

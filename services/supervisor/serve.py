@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.limits import limits_of
 from engine.models.config import read_head_config
+from engine.models.limits import limits_of
 from engine.models.registry import read_served
+from services.checkpoint.model_source import resolve_draft, resolve_model
 from services.config import ServiceConfig, bad_setting, check
-from services.listening import UNIX, check_plaintext
-from services.model_source import resolve_draft, resolve_model
+from services.process.listening import UNIX, check_plaintext
 from services.supervisor.directory import run_directory
 from services.supervisor.plan import free_address, plan_children
 from services.supervisor.restarts import Restarts

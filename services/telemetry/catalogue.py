@@ -15,7 +15,7 @@ TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0
 LENGTHS = tuple(float(1 << i) for i in range(18))  # tokens
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """How values are to be read."""
 
     COUNTER = enum.auto()
@@ -29,7 +29,7 @@ class Metric:
     somebody else keeps has its bounds from there: no `buckets` here."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
     unit: str = ""
@@ -39,19 +39,19 @@ class Metric:
     def prometheus(self) -> str:
         """Its name in the exposition format; of a histogram, without `_bucket`, `_sum` and `_count`."""
         name = self.name.replace(".", "_") + {"s": "_seconds", "By": "_bytes", "": ""}[self.unit]
-        return name + "_total" if self.kind is Kind.COUNTER else name
+        return name + "_total" if self.kind is MetricKind.COUNTER else name
 
 
 def _counter(name: str, text: str, *labels: str, unit: str = "") -> Metric:
-    return Metric(name, Kind.COUNTER, text, labels, unit)
+    return Metric(name, MetricKind.COUNTER, text, labels, unit)
 
 
 def _gauge(name: str, text: str, *labels: str) -> Metric:
-    return Metric(name, Kind.GAUGE, text, labels)
+    return Metric(name, MetricKind.GAUGE, text, labels)
 
 
 def _histogram(name: str, text: str, buckets: tuple[float, ...] = (), *labels: str, unit: str = "s") -> Metric:
-    return Metric(name, Kind.HISTOGRAM, text, labels, unit, buckets)
+    return Metric(name, MetricKind.HISTOGRAM, text, labels, unit, buckets)
 
 
 # The gateway, as clients see it. A token is counted here and nowhere else.

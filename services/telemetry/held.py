@@ -11,7 +11,7 @@ MAX_REQUESTS = 2048
 MAX_PHASES = 64  # of one request
 
 
-class Held:
+class HeldSpans:
     """What waits, by request."""
 
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:

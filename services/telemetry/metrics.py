@@ -7,22 +7,22 @@ Knows no stage and no exporter: `samples` is what Prometheus and OTLP are made o
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from engine.histogram import Histogram, Snapshot
-from services.telemetry.catalogue import Kind, Metric
+from engine.scheduler.histogram import Histogram, HistogramSnapshot
+from services.telemetry.catalogue import Metric, MetricKind
 
 MAX_VALUES = 64  # of a label: others are counted together, lest clients choose how much memory this takes
 OTHER = "other"
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One value of one metric; `labels` are the values of the metric's labels, in their order."""
 
     metric: Metric
-    value: float | Snapshot
+    value: float | HistogramSnapshot
     labels: tuple[str, ...] = ()
 
 
-Figures = Callable[[], Iterable[Sample]]
+Figures = Callable[[], Iterable[MetricSample]]
 
 
 class Metrics:
@@ -41,7 +41,7 @@ class Metrics:
 
     def count(self, metric: Metric, *labels: str, num: float = 1) -> None:
         """Add to a counter."""
-        assert metric.kind is Kind.COUNTER and len(labels) == len(metric.labels), metric.name
+        assert metric.kind is MetricKind.COUNTER and len(labels) == len(metric.labels), metric.name
         key = (metric, labels)
         self._counts[key] = self._counts.get(key, 0) + num
 
@@ -51,19 +51,19 @@ class Metrics:
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
         """The histogram itself, for whoever observes often."""
-        assert metric.kind is Kind.HISTOGRAM and len(labels) == len(metric.labels), metric.name
+        assert metric.kind is MetricKind.HISTOGRAM and len(labels) == len(metric.labels), metric.name
         key = (metric, labels)
         found = self._histograms.get(key)
         if found is None:
             found = self._histograms[key] = Histogram(metric.buckets)
         return found
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """Everything, now."""
         for (metric, labels), value in list(self._counts.items()):
-            yield Sample(metric, value, labels)
+            yield MetricSample(metric, value, labels)
         for (metric, labels), histogram in list(self._histograms.items()):
-            yield Sample(metric, histogram.snapshot(), labels)
+            yield MetricSample(metric, histogram.snapshot(), labels)
         for figures in list(self._sources):
             yield from figures()
 

@@ -5,13 +5,13 @@ from typing import Protocol
 
 from engine.errors import ServiceError
 from engine.request import SamplingParams
-from services.details import Timings
-from services.messages import Envelope
-from services.work import ChatPrompt, Generate, Work
+from services.messages.details import Timings
+from services.messages.messages import Envelope
+from services.messages.work import ChatPrompt, Generate, Work
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Started:
+class StartedRequest:
     """A request that was admitted."""
 
     envelope: Envelope  # its trace context is the caller's
@@ -31,7 +31,7 @@ class Started:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Used:
+class RequestUsage:
     """What a request has used when it ends, well or not. Times in seconds; `ttft_s` is 0 without a token."""
 
     num_prompt: int = 0
@@ -48,7 +48,7 @@ class Used:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRequest:
     """A request that was not let in. `method` is the RPC's own name, with its service before a slash if that is not
     InferenceService; `tenant` is "" while nobody knows."""
 
@@ -72,17 +72,17 @@ class RequestTrace(Protocol):
     def happened(self, name: str, **attributes: int) -> None:
         """Something worth telling of: it was `replayed`, `reattached`."""
 
-    def ended(self, status_code: int, reason: str, used: Used) -> None:
+    def ended(self, status_code: int, reason: str, used: RequestUsage) -> None:
         """It is over; `status_code` is gRPC's (0 is OK), `reason` that of ErrorInfo or ""."""
 
 
 class Observer(Protocol):
     """Follows a gateway."""
 
-    def request_started(self, started: Started) -> RequestTrace:
+    def request_started(self, started: StartedRequest) -> RequestTrace:
         """A request was admitted."""
 
-    def refused(self, refused: Refused) -> str:
+    def refused(self, refused: RefusedRequest) -> str:
         """A request was not let in; the W3C header of its trace, or ""."""
 
     def count(self, name: str, **labels: str) -> None:
@@ -95,11 +95,11 @@ class Unobserved:
     def __init__(self, traceparent: str = "") -> None:
         self.traceparent = traceparent
 
-    def request_started(self, started: Started) -> RequestTrace:
+    def request_started(self, started: StartedRequest) -> RequestTrace:
         """Pass the caller's context on."""
         return Unobserved(started.envelope.traceparent)
 
-    def refused(self, refused: Refused) -> str:
+    def refused(self, refused: RefusedRequest) -> str:
         """Name the caller's trace."""
         return refused.traceparent
 
@@ -112,5 +112,5 @@ class Unobserved:
     def happened(self, name: str, **attributes: int) -> None:
         """Nothing."""
 
-    def ended(self, status_code: int, reason: str, used: Used) -> None:
+    def ended(self, status_code: int, reason: str, used: RequestUsage) -> None:
         """Nothing."""

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from services.messages import Envelope
+from services.messages.messages import Envelope
 from services.telemetry import catalogue, names
 from services.telemetry.metrics import Metrics
-from services.telemetry.observed import Refused, RequestTrace, Started, Used
-from services.telemetry.phases import Attribute, Happening, Phase
+from services.telemetry.observed import RefusedRequest, RequestTrace, RequestUsage, StartedRequest
+from services.telemetry.phases import Attribute, Phase, PhaseEvent
 from services.telemetry.queue import QUEUE_SIZE
 from services.telemetry.request_log import RequestLog
-from services.telemetry.spans import Parent, Place, inside, is_sampled, under
+from services.telemetry.spans import Parent, SpanPlacement, inside, is_sampled, under
 from services.telemetry.tracing import Tracer
 
 Attributes = Mapping[str, Attribute]
@@ -35,11 +35,11 @@ class GatewayObserver:
         self._metrics = metrics
         self._keep = keep
 
-    def request_started(self, started: Started) -> RequestTrace:
+    def request_started(self, started: StartedRequest) -> RequestTrace:
         """Draw the RPC's span and, inside it, the span of the generation, under which later stages hang theirs."""
         return _Trace(self._tracer, self._metrics, started, self._keep, self._log)
 
-    def refused(self, refused: Refused) -> str:
+    def refused(self, refused: RefusedRequest) -> str:
         """Count a request that was not let in, and tell of it in a span, as of everything that fails."""
         self._metrics.count(catalogue.REFUSALS, refused.error.reason)
         traceparent = self._tell_refused(refused)
@@ -50,7 +50,7 @@ class GatewayObserver:
         """Count an event that belongs to no request."""
         self._metrics.count(catalogue.EVENTS, name, labels.get("reason", ""))
 
-    def _tell_refused(self, refused: Refused) -> str:
+    def _tell_refused(self, refused: RefusedRequest) -> str:
         """Make the RPC span and, inside it, what failed. A flood of refusals leaves the other half of the queue to
         requests that were let in."""
         tracer, reason, now = self._tracer, refused.error.reason, time.monotonic()
@@ -70,7 +70,7 @@ class _Trace:
         self,
         tracer: Tracer,
         metrics: Metrics,
-        started: Started,
+        started: StartedRequest,
         keep: Callable[[Envelope], None],
         log: RequestLog,
     ) -> None:
@@ -81,10 +81,10 @@ class _Trace:
         self._started = started
         self._start = time.monotonic()
         self._ttft_s = 0.0
-        self._happenings: list[Happening] = []
+        self._happenings: list[PhaseEvent] = []
         self._operation = _operation(started)
         self.traceparent = caller = started.envelope.traceparent
-        self._work: Place | None = None
+        self._work: SpanPlacement | None = None
         if tracer.is_on:
             self._rpc = under(Parent(caller, started.envelope.tracestate))
             self._work = inside(self._rpc)
@@ -98,9 +98,9 @@ class _Trace:
     def happened(self, name: str, **attributes: int) -> None:
         """An event of the generation's span."""
         told = {f"sluice.{key}": value for key, value in attributes.items()}
-        self._happenings.append(Happening(_EVENTS[name], time.monotonic(), told))
+        self._happenings.append(PhaseEvent(_EVENTS[name], time.monotonic(), told))
 
-    def ended(self, status_code: int, reason: str, used: Used) -> None:
+    def ended(self, status_code: int, reason: str, used: RequestUsage) -> None:
         """Close both spans and count."""
         took = time.monotonic() - self._start
         code = _CODE_NAMES.get(status_code, "UNKNOWN")
@@ -108,7 +108,7 @@ class _Trace:
         self._log.ended(self._started, self.traceparent, (code, reason), used, took)
         self._count(code, reason or used.finish_reason, used, took)
 
-    def _count(self, code: str, reason: str, used: Used, took: float) -> None:
+    def _count(self, code: str, reason: str, used: RequestUsage, took: float) -> None:
         metrics = self._metrics
         metrics.count(catalogue.REQUESTS, self._operation, code, reason)
         metrics.observe(catalogue.DURATION, took, self._operation, code)
@@ -132,7 +132,7 @@ class _Trace:
             metrics.observe(catalogue.PREFILL_TIME, used.timings.prefill_s)
             metrics.observe(catalogue.DECODE_TIME, used.timings.decode_s)
 
-    def _tell(self, code: str, reason: str, used: Used, took_s: float) -> None:
+    def _tell(self, code: str, reason: str, used: RequestUsage, took_s: float) -> None:
         """Make the spans, unless nobody wants them."""
         if self._work is None:
             return
@@ -160,14 +160,14 @@ def _rpc_method(method: str) -> str:
     return method if "/" in method else f"{names.RPC_SERVICE}/{method}"
 
 
-def _operation(started: Started) -> str:
+def _operation(started: StartedRequest) -> str:
     """The GenAI operation; requests that generate nothing are named by their RPC."""
     if started.params is None:
         return started.method.lower()
     return names.OPERATION_CHAT if started.is_chat else names.OPERATION_COMPLETION
 
 
-def _asked(operation: str, started: Started) -> Attributes:
+def _asked(operation: str, started: StartedRequest) -> Attributes:
     envelope = started.envelope
     attributes: dict[str, Attribute] = {
         names.GEN_AI_OPERATION: operation,
@@ -191,7 +191,7 @@ def _asked(operation: str, started: Started) -> Attributes:
     return attributes
 
 
-def _used(used: Used, ttft_s: float) -> Attributes:
+def _used(used: RequestUsage, ttft_s: float) -> Attributes:
     return {
         names.GEN_AI_USAGE_INPUT: used.num_prompt,
         names.GEN_AI_USAGE_OUTPUT: used.num_completion,

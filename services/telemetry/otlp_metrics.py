@@ -26,10 +26,10 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from engine.histogram import Snapshot
+from engine.scheduler.histogram import HistogramSnapshot
 from services.telemetry import catalogue, names
-from services.telemetry.catalogue import Kind
-from services.telemetry.metrics import Metrics, Sample
+from services.telemetry.catalogue import MetricKind
+from services.telemetry.metrics import Metrics, MetricSample
 
 INTERVAL_S = 10.0  # a push costs a process 7 ms of processor time
 TIMEOUT_S = 2.0
@@ -67,7 +67,7 @@ class MetricPush:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._exporter.export, data)
 
 
-def data_of(samples: Iterable[Sample], resource: Resource, start_ns: int) -> MetricsData:
+def data_of(samples: Iterable[MetricSample], resource: Resource, start_ns: int) -> MetricsData:
     """Samples as OpenTelemetry has them; counts go from `start_ns` on."""
     now_ns = time.time_ns()
     points: dict[catalogue.Metric, list[Point]] = {}
@@ -81,20 +81,20 @@ def _metric(metric: catalogue.Metric, points: list[Point]) -> Metric:
     numbers = [point for point in points if isinstance(point, NumberDataPoint)]
     data: Sum | Gauge | Histogram
     match metric.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             data = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             data = Gauge(numbers)
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             histograms = [point for point in points if isinstance(point, HistogramDataPoint)]
             data = Histogram(histograms, AggregationTemporality.CUMULATIVE)
     return Metric(metric.name, metric.help, metric.unit or "1", data)
 
 
-def _point(sample: Sample, start_ns: int, now_ns: int) -> Point:
+def _point(sample: MetricSample, start_ns: int, now_ns: int) -> Point:
     attributes = dict(zip(sample.metric.labels, sample.labels, strict=True))
     value = sample.value
-    if not isinstance(value, Snapshot):
+    if not isinstance(value, HistogramSnapshot):
         return NumberDataPoint(attributes, start_ns, now_ns, float(value))
     edge = 0.0  # minimum and maximum are not kept
     return HistogramDataPoint(

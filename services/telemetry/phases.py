@@ -6,13 +6,13 @@ Times are of the monotonic clock. Knows no telemetry library, so that every stag
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from services.messages import Envelope
+from services.messages.messages import Envelope
 
 Value: TypeAlias = str | int | float | bool
 Attribute: TypeAlias = Value | tuple[str, ...]
 
 
-class Happening(NamedTuple):
+class PhaseEvent(NamedTuple):
     """Something that happened at one moment of a phase."""
 
     name: str
@@ -27,7 +27,7 @@ class Phase(NamedTuple):  # made in a third of a frozen dataclass's time, seven 
     start_s: float
     end_s: float
     attributes: Mapping[str, Attribute] = {}
-    happenings: tuple[Happening, ...] = ()
+    happenings: tuple[PhaseEvent, ...] = ()
     error: str = ""
     links: tuple[str, ...] = ()
 

@@ -7,9 +7,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from engine.errors import Code, ServiceError
-from engine.histogram import Snapshot
+from engine.scheduler.histogram import HistogramSnapshot
 from services.telemetry import catalogue
-from services.telemetry.catalogue import Kind
+from services.telemetry.catalogue import MetricKind
 from services.telemetry.metrics import Metrics
 
 OWN = ("role", "process")
@@ -57,22 +57,22 @@ def serve(metrics: Metrics, host: str, port: int) -> None:
 def _family(metric: catalogue.Metric) -> Metric:
     labels = [*OWN, *metric.labels]
     match metric.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             return CounterMetricFamily(metric.prometheus, metric.help, labels=labels)
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             return GaugeMetricFamily(metric.prometheus, metric.help, labels=labels)
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             return HistogramMetricFamily(metric.prometheus, metric.help, labels=labels)
 
 
-def _add(family: Metric, labels: list[str], value: float | Snapshot) -> None:
+def _add(family: Metric, labels: list[str], value: float | HistogramSnapshot) -> None:
     if isinstance(family, HistogramMetricFamily):
-        assert isinstance(value, Snapshot)
+        assert isinstance(value, HistogramSnapshot)
         buckets, so_far = [], 0
         for bound, num in zip([*map(str, value.bounds), "+Inf"], value.counts, strict=True):
             so_far += num
             buckets.append((bound, so_far))
         family.add_metric(labels, buckets, value.total)
     else:
-        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily) and not isinstance(value, Snapshot)
+        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily) and not isinstance(value, HistogramSnapshot)
         family.add_metric(labels, value)

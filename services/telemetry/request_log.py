@@ -2,9 +2,9 @@
 
 import logging
 
+from services.messages.work import ChatPrompt, Detokenize, TextPrompt, Work, unpack_ids
 from services.telemetry import logs
-from services.telemetry.observed import Refused, Started, Used
-from services.work import ChatPrompt, Detokenize, TextPrompt, Work, unpack_ids
+from services.telemetry.observed import RefusedRequest, RequestUsage, StartedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +16,9 @@ class RequestLog:
         self._is_on = is_on
         self._shows_prompts = shows_prompts
 
-    def ended(self, started: Started, traceparent: str, end: tuple[str, str], used: Used, took_s: float) -> None:
+    def ended(
+        self, started: StartedRequest, traceparent: str, end: tuple[str, str], used: RequestUsage, took_s: float
+    ) -> None:
         """A request is over; `end` is the name of its status and its reason."""
         if not self._is_on:
             return
@@ -38,7 +40,7 @@ class RequestLog:
         about = logs.about_trace(traceparent, request_id=envelope.request_id, **fields)
         logger.info("%s ended", started.method, extra=about)
 
-    def refused(self, refused: Refused, traceparent: str) -> None:
+    def refused(self, refused: RefusedRequest, traceparent: str) -> None:
         """A request was not let in."""
         if self._is_on:
             about = logs.about_trace(

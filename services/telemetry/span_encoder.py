@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import SpanLimits
 from opentelemetry.trace import TraceState
 
 from services.telemetry import names
-from services.telemetry.phases import Attribute, Happening
+from services.telemetry.phases import Attribute, PhaseEvent
 from services.telemetry.spans import Ended, read
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class SpanEncoder:
                 known.append(self._known(key, value, length))
         span.MergeFromString(b"".join(known))
 
-    def _write_events(self, span: Span, happenings: Sequence[Happening]) -> None:
+    def _write_events(self, span: Span, happenings: Sequence[PhaseEvent]) -> None:
         limits = self._limits
         span.dropped_events_count = _excess(happenings, limits.max_events)
         for one in _last(happenings, limits.max_events):

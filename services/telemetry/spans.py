@@ -22,7 +22,7 @@ class Parent(NamedTuple):
     tracestate: str = ""
 
 
-class Place(NamedTuple):
+class SpanPlacement(NamedTuple):
     """Where a span stands. Ids are lower-case hex; a root has no `parent_id`."""
 
     trace_id: str
@@ -40,25 +40,25 @@ class Ended(NamedTuple):
     """A span that is over: what it tells, and where it stands or under which parent it gets a place when it is sent."""
 
     phase: Phase
-    where: Place | Parent
+    where: SpanPlacement | Parent
     is_server: bool = False
 
-    def place(self) -> Place:
+    def place(self) -> SpanPlacement:
         """Where it stands; drawn anew at each call for what has only a parent."""
-        return self.where if isinstance(self.where, Place) else under(self.where)
+        return self.where if isinstance(self.where, SpanPlacement) else under(self.where)
 
 
-def under(parent: Parent) -> Place:
+def under(parent: Parent) -> SpanPlacement:
     """A span under a remote parent; an empty or malformed header is none, and begins a new trace."""
     found = read(parent.traceparent)
     if found is None:
-        return Place(f"{random.getrandbits(128) or 1:032x}", _span_id())
-    return Place(found[0], _span_id(), found[1], parent.tracestate, is_parent_remote=True)
+        return SpanPlacement(f"{random.getrandbits(128) or 1:032x}", _span_id())
+    return SpanPlacement(found[0], _span_id(), found[1], parent.tracestate, is_parent_remote=True)
 
 
-def inside(place: Place) -> Place:
+def inside(place: SpanPlacement) -> SpanPlacement:
     """A span in a span of the same process."""
-    return Place(place.trace_id, _span_id(), place.span_id, place.tracestate)
+    return SpanPlacement(place.trace_id, _span_id(), place.span_id, place.tracestate)
 
 
 def read(traceparent: str) -> tuple[str, str] | None:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from engine.errors import Code, ServiceError
 from services.telemetry import catalogue
-from services.telemetry.held import Held
-from services.telemetry.metrics import Sample
+from services.telemetry.held import HeldSpans
+from services.telemetry.metrics import MetricSample
 from services.telemetry.phases import Phase
 from services.telemetry.queue import DELAY_S, SpanQueue
-from services.telemetry.spans import Ended, Parent, Place, is_sampled
+from services.telemetry.spans import Ended, Parent, SpanPlacement, is_sampled
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 DISABLED_VARIABLE = "OTEL_SDK_DISABLED"
@@ -23,7 +23,7 @@ DELAY_VARIABLE = "OTEL_BSP_SCHEDULE_DELAY"  # ms
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sampling:
+class TraceSampling:
     """Which requests are traced from the start: a share of those whose caller does not say; and from how many seconds
     on a request counts as slow, so that its spans are kept in any case."""
 
@@ -35,20 +35,20 @@ class Sampling:
         return int(trace_id[-14:], 16) < self.ratio * (1 << 56)
 
 
-EVERYTHING = Sampling()
+EVERYTHING = TraceSampling()
 
 
 class Tracer:
     """Takes spans that are over; does nothing when there is no queue."""
 
-    def __init__(self, queue: SpanQueue | None, sampling: Sampling = EVERYTHING) -> None:
+    def __init__(self, queue: SpanQueue | None, sampling: TraceSampling = EVERYTHING) -> None:
         self.sampling = sampling
-        self.held = Held()
+        self.held = HeldSpans()
         self.counts: dict[str, int] = {} if queue is None else queue.counts
         self._queue = queue
 
     @classmethod
-    def create(cls, resource: Mapping[str, str], otlp_endpoint: str, sampling: Sampling = EVERYTHING) -> "Tracer":
+    def create(cls, resource: Mapping[str, str], otlp_endpoint: str, sampling: TraceSampling = EVERYTHING) -> "Tracer":
         """A tracer that exports to `otlp_endpoint`, or to the one that OpenTelemetry's variables name, or nowhere.
         Raises ServiceError for a delay that is none."""
         endpoint = endpoint_of(otlp_endpoint, ENDPOINT_VARIABLES)
@@ -85,17 +85,17 @@ class Tracer:
             for parent, phase in self.held.take(request_id):
                 self._queue.put(Ended(phase, parent))
 
-    def tell(self, place: Place, phase: Phase, *, is_server: bool = False) -> None:
+    def tell(self, place: SpanPlacement, phase: Phase, *, is_server: bool = False) -> None:
         """A span that is over and whose place others may know already."""
         if self._queue is not None:
             self._queue.put(Ended(phase, place, is_server))
 
-    def figures(self) -> list[Sample]:
+    def figures(self) -> list[MetricSample]:
         """What became of spans; nothing where there are none."""
         if self._queue is None:
             return []
         counts = {**self.counts, "held_dropped": self.held.num_dropped}
-        return [Sample(catalogue.SPANS, num, (outcome,)) for outcome, num in counts.items()]
+        return [MetricSample(catalogue.SPANS, num, (outcome,)) for outcome, num in counts.items()]
 
     def shutdown(self) -> None:
         """Send what is queued, for a few seconds at most."""

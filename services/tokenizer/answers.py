@@ -12,14 +12,9 @@ import msgspec
 from engine.checks import check_params, check_prompt
 from engine.errors import ServiceError
 from engine.request import Limits, SamplingParams
-from services.details import Detokenized, Tokenized
-from services.messages import Append, Failed, Prompt, Result, Submit, failed
-from services.text_bound import check_bytes
-from services.tokenizer.awaiting import later
-from services.tokenizer.constrained import job_of
-from services.tokenizer.encoding import RenderedChat, TextEncoder, unpack_checked
-from services.tokenizer.grammar_frames import Job
-from services.work import (
+from services.messages.details import Detokenized, Tokenized
+from services.messages.messages import Append, Failed, Prompt, Result, Submit, failed
+from services.messages.work import (
     ChatPrompt,
     Detokenize,
     Generate,
@@ -31,14 +26,19 @@ from services.work import (
     Work,
     pack_ids,
 )
+from services.text_bound import check_bytes
+from services.tokenizer.awaiting import later
+from services.tokenizer.constrained import job_of
+from services.tokenizer.encoding import RenderedChat, TextEncoder, unpack_checked
+from services.tokenizer.grammar_frames import GrammarJob
 
 
-class Made(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EncodedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a message has become."""
 
     answer: Prompt | Result | Append | Failed
     told: Result | None = None  # ahead of it: the prompt's tokens
-    job: Job | None = None  # the prompt lacks its grammar
+    job: GrammarJob | None = None  # the prompt lacks its grammar
 
 
 class Answers:
@@ -49,15 +49,15 @@ class Answers:
         self._limits = limits
         self._longest = encoder.longest_token
 
-    def answer(self, message: Submit | Append, start: float, rendered: RenderedChat | None = None) -> Made:
+    def answer(self, message: Submit | Append, start: float, rendered: RenderedChat | None = None) -> EncodedMessage:
         """What becomes of a message that came at `start`; `rendered`: its chat, where that is done already."""
         try:
             if isinstance(message, Append):
                 ids = pack_ids(self._encode_more(message.piece))
-                return Made(Append(message.envelope, TokenPrompt(ids), message.index))
+                return EncodedMessage(Append(message.envelope, TokenPrompt(ids), message.index))
             return self._do(message, message.work, start, rendered)
         except ServiceError as error:
-            return Made(failed(message.envelope, error))
+            return EncodedMessage(failed(message.envelope, error))
 
     def prepare(self, message: Submit | Append) -> RenderedChat | None:
         """The chat of a message as text, if it has one. Raises ServiceError for a prompt that is certain to be refused,
@@ -70,7 +70,7 @@ class Answers:
             self._check_bytes(work, chat)
         return chat
 
-    def _do(self, submit: Submit, work: Work, start: float, rendered: RenderedChat | None) -> Made:
+    def _do(self, submit: Submit, work: Work, start: float, rendered: RenderedChat | None) -> EncodedMessage:
         envelope = submit.envelope
         match work:
             case Generate():
@@ -81,12 +81,12 @@ class Answers:
                     ids = self.encoder.encode_chat(chat, self._limits)
                 else:
                     ids = self.encoder.encode(work.prompt, self._limits, work.add_special_tokens)
-                return Made(Result(envelope, self._tokenized(ids)))
+                return EncodedMessage(Result(envelope, self._tokenized(ids)))
             case Detokenize():
                 decoded = self.encoder.decode(work.ids, self._limits, work.skip_special_tokens)
-                return Made(Result(envelope, Detokenized(decoded)))
+                return EncodedMessage(Result(envelope, Detokenized(decoded)))
 
-    def _prompt(self, submit: Submit, work: Generate, start: float, rendered: RenderedChat | None) -> Made:
+    def _prompt(self, submit: Submit, work: Generate, start: float, rendered: RenderedChat | None) -> EncodedMessage:
         check_params(work.params, self._limits)
         ids, sections = self._encode(work, rendered)
         ids = ids[-work.keep_last :]
@@ -98,7 +98,7 @@ class Answers:
         took = time.monotonic() - start
         envelope, text = later(submit.envelope, took), _text(work.text, sections)
         prompt = Prompt(envelope, pack_ids(ids), params, work.stops, work.scheduling, took, text, submit.resume)
-        return Made(prompt, told, job_of(work, sections, self.encoder.mark))
+        return EncodedMessage(prompt, told, job_of(work, sections, self.encoder.mark))
 
     def _encode(self, work: Generate, rendered: RenderedChat | None) -> tuple[list[int], Sections]:
         """The ids, and what may follow them."""

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.checks import check_params
 from engine.request import Limits
-from services.messages import Envelope, Prompt
+from services.messages.messages import Envelope, Prompt
 
 _T = TypeVar("_T")
 

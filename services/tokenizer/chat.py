@@ -11,10 +11,10 @@ from typing import Any
 
 from engine.errors import Code, ServiceError, invalid
 from engine.models.fields import is_file, read_json
-from services.tokenizer.killable import PATIENCE, Patience
+from services.messages.work import ChatPrompt, Sections
+from services.tokenizer.child_pool import PATIENCE, CpuTimeLimit
 from services.tokenizer.renderer import Renderers, setup_of
 from services.tokenizer.tool_formats import has_reasoning, is_reasoning, tool_format
-from services.work import ChatPrompt, Sections
 
 MAX_SOURCE = 1 << 20  # characters
 
@@ -37,7 +37,7 @@ class TemplateSource:
 class ChatTemplate:
     """`render` turns messages into the text that the model was trained on; without a template it refuses."""
 
-    def __init__(self, source: TemplateSource, num_renderers: int = 1, patience: Patience = PATIENCE) -> None:
+    def __init__(self, source: TemplateSource, num_renderers: int = 1, patience: CpuTimeLimit = PATIENCE) -> None:
         self.source = source
         self._renderers: Renderers | None = None
         if source.default is not None:

@@ -6,19 +6,19 @@ Pure: a request and what its chat template speaks in, a job for a grammar's comp
 from collections.abc import Callable
 
 from engine.errors import unsupported
-from services.tokenizer.grammar_frames import Calls, Job, Reasoning
+from services.messages.work import ChatPrompt, Generate, Sections
+from services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
 from services.tokenizer.tool_formats import FORMATS, REASONING
-from services.work import ChatPrompt, Generate, Sections
 
 Mark = Callable[[str], str]  # a mark as a grammar writes it: a literal, or a special token by its id
 
 
-def job_of(work: Generate, sections: Sections, mark: Mark) -> Job | None:
+def job_of(work: Generate, sections: Sections, mark: Mark) -> GrammarJob | None:
     """None for an output that is free. Raises ServiceError when calls are asked for in a format that is not known."""
     calls = _calls(work.prompt, sections, mark) if isinstance(work.prompt, ChatPrompt) else None
     if calls is None and work.constraint is None:
         return None
-    return Job(work.constraint, calls, _reasoning(sections, mark, is_split=work.text.split_sections))
+    return GrammarJob(work.constraint, calls, _reasoning(sections, mark, is_split=work.text.split_sections))
 
 
 def _calls(prompt: ChatPrompt, sections: Sections, mark: Mark) -> Calls | None:

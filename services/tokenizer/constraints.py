@@ -13,9 +13,17 @@ from typing import assert_never
 import msgspec
 
 from engine.errors import Code, ServiceError, invalid, unsupported
-from services.tokenizer.grammar_frames import Answer, Compiled, Job, Setup, TooComplex, Unbuilt, Wrong
-from services.tokenizer.killable import PATIENCE, DiedError, Killables, OverdueError, Patience, UnreadyError
-from services.work import ConstraintForm
+from services.messages.work import ConstraintForm
+from services.tokenizer.child_pool import PATIENCE, ChildPool, CpuTimeLimit, DiedError, OverdueError, UnreadyError
+from services.tokenizer.grammar_frames import (
+    Answer,
+    Compiled,
+    GrammarJob,
+    GrammarSetup,
+    InvalidGrammar,
+    TooComplex,
+    UnsupportedGrammar,
+)
 
 MODULE = "services.tokenizer.grammar_child"
 MEMORY_BYTES = 256 << 20  # of address space for grammars
@@ -30,16 +38,21 @@ class Constraints:
     """
 
     def __init__(
-        self, tokenizer: Path, vocab_size: int, eos_ids: tuple[int, ...], num: int = 1, patience: Patience = PATIENCE
+        self,
+        tokenizer: Path,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        num: int = 1,
+        patience: CpuTimeLimit = PATIENCE,
     ) -> None:
-        setup = Setup(str(tokenizer), vocab_size, eos_ids, MEMORY_BYTES)
-        self._children: Killables[Answer] = Killables(MODULE, setup, _decode, num, patience)
+        setup = GrammarSetup(str(tokenizer), vocab_size, eos_ids, MEMORY_BYTES)
+        self._children: ChildPool[Answer] = ChildPool(MODULE, setup, _decode, num, patience)
         self.executor = ThreadPoolExecutor(num, thread_name_prefix="grammar")
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, str] = OrderedDict()
         self._num_bytes = 0
 
-    def known(self, job: Job) -> str | None:
+    def known(self, job: GrammarJob) -> str | None:
         """The grammar, if it was compiled lately."""
         key = msgspec.msgpack.encode(job)
         with self._lock:
@@ -47,7 +60,7 @@ class Constraints:
                 self._known.move_to_end(key)
             return self._known.get(key)
 
-    def compile(self, job: Job) -> str:
+    def compile(self, job: GrammarJob) -> str:
         """The grammar. Raises ServiceError naming the field, what is wrong with it and where."""
         grammar = self.known(job)
         if grammar is None:
@@ -60,7 +73,7 @@ class Constraints:
         self.executor.shutdown(cancel_futures=True)
         self._children.close()
 
-    def _compile(self, job: Job) -> str:
+    def _compile(self, job: GrammarJob) -> str:
         field = field_of(job)
         try:
             answer = self._children.ask(job)
@@ -79,9 +92,9 @@ class Constraints:
         match answer:
             case Compiled():
                 return answer.grammar
-            case Wrong():
+            case InvalidGrammar():
                 raise invalid(field, _said(answer), **({"place": answer.place} if answer.place else {}))
-            case Unbuilt():
+            case UnsupportedGrammar():
                 raise unsupported(field, f"{field}: {_said(answer)}")
             case TooComplex():
                 raise _too_complex(field)
@@ -98,7 +111,7 @@ class Constraints:
                 self._num_bytes -= len(old) + len(dropped)
 
 
-def field_of(job: Job) -> str:
+def field_of(job: GrammarJob) -> str:
     """The field that asked for it."""
     if job.constraint is None:
         return "chat.tools"
@@ -106,7 +119,7 @@ def field_of(job: Job) -> str:
     return "constraint.choice.texts" if form is ConstraintForm.CHOICE else f"constraint.{form}"
 
 
-def _said(answer: Wrong | Unbuilt) -> str:
+def _said(answer: InvalidGrammar | UnsupportedGrammar) -> str:
     return f"{answer.message} (at {answer.place})" if answer.place else answer.message
 
 

@@ -6,19 +6,19 @@ Its priority is lower than that of the engine and of the other stages, with whic
 import os
 from pathlib import Path
 
-from engine.allocator import give_back
 from engine.errors import ServiceError
+from engine.worker.host.allocator import give_back
 from services.tokenizer.answers import Answers
 from services.tokenizer.chat import ChatTemplate, TemplateSource
 from services.tokenizer.child_pipe import Ready, Unready, begin, receive, send, serve
-from services.tokenizer.encode_frames import Setup, Task
+from services.tokenizer.encode_frames import EncoderSetup, Task
 from services.tokenizer.encoding import TextEncoder, load_tokenizer
 
 
 def main() -> None:
     """Serve the parent at the other end of stdin and stdout."""
     begin()
-    setup = receive(Setup)
+    setup = receive(EncoderSetup)
     if setup is None:
         return
     os.nice(setup.niceness)

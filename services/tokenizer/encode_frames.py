@@ -3,11 +3,11 @@
 import msgspec
 
 from engine.request import Limits
-from services.messages import Append, Submit
+from services.messages.messages import Append, Submit
 from services.tokenizer.encoding import RenderedChat
 
 
-class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EncoderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which tokenizer, within which limits."""
 
     directory: str

@@ -9,11 +9,11 @@ import msgspec
 
 from engine.errors import invalid
 from engine.request import Limits
-from services.messages import Append, Submit, failed
-from services.tokenizer.answers import Made
-from services.tokenizer.encode_frames import Setup, Task
+from services.messages.messages import Append, Submit, failed
+from services.tokenizer.answers import EncodedMessage
+from services.tokenizer.child_pool import ChildPool, CpuTimeLimit, OverdueError
+from services.tokenizer.encode_frames import EncoderSetup, Task
 from services.tokenizer.encoding import RenderedChat
-from services.tokenizer.killable import Killables, OverdueError, Patience
 
 MODULE = "services.tokenizer.encode_child"
 NICENESS = 10  # a tenth of the share of those who compute beside it: it is never starved altogether
@@ -24,25 +24,29 @@ JOB_S_PER_MIB = 10.0  # of CPU; what takes longest took 1.8
 class Encoders:
     """As many children as encode at once, at most `num`."""
 
-    def __init__(self, directory: Path, limits: Limits, num: int = 1, patience: Patience | None = None) -> None:
+    def __init__(self, directory: Path, limits: Limits, num: int = 1, patience: CpuTimeLimit | None = None) -> None:
         job_s = JOB_S_PER_MIB * max(1.0, limits.max_prompt_bytes / (1 << 20))
-        self._children: Killables[Made] = Killables(
-            MODULE, Setup(str(directory), limits, NICENESS), _decode, num, patience or Patience(START_S, job_s)
+        self._children: ChildPool[EncodedMessage] = ChildPool(
+            MODULE,
+            EncoderSetup(str(directory), limits, NICENESS),
+            _decode,
+            num,
+            patience or CpuTimeLimit(START_S, job_s),
         )
 
-    def answer(self, message: Submit | Append, start: float, rendered: RenderedChat | None) -> Made:
+    def answer(self, message: Submit | Append, start: float, rendered: RenderedChat | None) -> EncodedMessage:
         """What becomes of a message that came at `start`; `rendered`: its chat. Raises ChildError if a child breaks."""
         try:
             return self._children.ask(Task(message, start, rendered))
         except OverdueError as error:
             limit = error.limit_s
             refused = invalid("prompt", f"did not encode within {limit:g} s: make it shorter", limit=limit)
-            return Made(failed(message.envelope, refused))
+            return EncodedMessage(failed(message.envelope, refused))
 
     def close(self) -> None:
         """End the children. No text may be under way."""
         self._children.close()
 
 
-def _decode(answer: bytes) -> Made:
-    return msgspec.msgpack.decode(answer, type=Made)
+def _decode(answer: bytes) -> EncodedMessage:
+    return msgspec.msgpack.decode(answer, type=EncodedMessage)

@@ -11,11 +11,19 @@ from pathlib import Path
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.sampling.grammars import compile_grammar
-from services.grammar_ids import load_tokenizer
+from services.checkpoint.grammar_ids import load_tokenizer
+from services.messages.work import ConstraintForm
 from services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
 from services.tokenizer.grammar_forms import FormError, grammar_of, place_of, schema_of
-from services.tokenizer.grammar_frames import Answer, Compiled, Job, Setup, TooComplex, Unbuilt, Wrong
-from services.work import ConstraintForm
+from services.tokenizer.grammar_frames import (
+    Answer,
+    Compiled,
+    GrammarJob,
+    GrammarSetup,
+    InvalidGrammar,
+    TooComplex,
+    UnsupportedGrammar,
+)
 
 WALKS, STEPS = 2, 32  # of outputs that are tried, and their tokens
 MAX_MESSAGE = 300  # characters of the library's own words
@@ -26,7 +34,7 @@ _LARK_PLACE = re.compile(r"^at \d+\(\d+\): ")
 def main() -> None:
     """Serve the parent at the other end of stdin and stdout."""
     begin()
-    setup = receive(Setup)
+    setup = receive(GrammarSetup)
     if setup is None:
         return
     tokenizer = load_tokenizer(Path(setup.tokenizer), setup.vocab_size, setup.eos_ids)
@@ -35,7 +43,7 @@ def main() -> None:
         return
     confine(address_space() + setup.memory_bytes)
     send(Ready())
-    serve(Job, lambda job: answer(tokenizer, job))
+    serve(GrammarJob, lambda job: answer(tokenizer, job))
 
 
 def address_space() -> int:
@@ -43,7 +51,7 @@ def address_space() -> int:
     return int(re.findall(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
 
 
-def answer(tokenizer: LLTokenizer, job: Job) -> Answer:
+def answer(tokenizer: LLTokenizer, job: GrammarJob) -> Answer:
     """Compile and follow it."""
     try:
         grammar = grammar_of(job)
@@ -52,7 +60,7 @@ def answer(tokenizer: LLTokenizer, job: Job) -> Answer:
             return _refused(job, matcher.get_error())
         is_sound = all(_follow(matcher.deep_copy(), random.Random(seed)) for seed in range(WALKS))
     except FormError as error:
-        return Wrong(error.message[:MAX_MESSAGE], error.place)
+        return InvalidGrammar(error.message[:MAX_MESSAGE], error.place)
     except (RecursionError, MemoryError):
         return TooComplex()
     return Compiled(grammar) if is_sound else TooComplex()
@@ -80,7 +88,7 @@ def _any_bit(mask: bytes, rng: random.Random) -> int:
     return (start + skipped) % len(mask) * 8 + bit
 
 
-def _refused(job: Job, error: str) -> Answer:
+def _refused(job: GrammarJob, error: str) -> Answer:
     """What the library says, without the text that it repeats, and the place where that can be told."""
     first = error.strip().split("\n<")[0]
     constraint = job.constraint
@@ -88,19 +96,19 @@ def _refused(job: Job, error: str) -> Answer:
         return TooComplex()
     if constraint is None or constraint.form is ConstraintForm.JSON_SCHEMA:
         place = "" if constraint is None else place_of(schema_of(constraint.source), error)
-        kind = Unbuilt if first.startswith("Unimplemented") else Wrong
+        kind = UnsupportedGrammar if first.startswith("Unimplemented") else InvalidGrammar
         return kind(first.partition("\n")[0][:MAX_MESSAGE], place)
     if constraint.form is ConstraintForm.REGEX:
         return _regex_refused(first)
-    return Wrong(_LARK_PLACE.sub("", first.partition("\n")[0])[:MAX_MESSAGE])
+    return InvalidGrammar(_LARK_PLACE.sub("", first.partition("\n")[0])[:MAX_MESSAGE])
 
 
-def _regex_refused(error: str) -> Wrong:
+def _regex_refused(error: str) -> InvalidGrammar:
     r"""The regex crate writes the expression, a line with a caret below it, and `error: …`."""
     lines = error.splitlines()
     said = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
     caret = next((line for line in lines if line.strip() and not line.strip("^ ")), "")
-    return Wrong(said[:MAX_MESSAGE], f"character {caret.index('^') - 3}" if caret else "")
+    return InvalidGrammar(said[:MAX_MESSAGE], f"character {caret.index('^') - 3}" if caret else "")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from typing import Any
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from services.tokenizer.grammar_frames import Calls, Job, Reasoning
-from services.work import Constraint, ConstraintForm
+from services.messages.work import Constraint, ConstraintForm
+from services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
 
 # Between JSON's tokens: nothing, a space, or line ends and an indent. More would be JSON too; weak models never end it.
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
@@ -28,7 +28,7 @@ class FormError(Exception):
         self.place = place
 
 
-def grammar_of(job: Job) -> str:
+def grammar_of(job: GrammarJob) -> str:
     """Raises FormError, RecursionError."""
     grammars = calls_grammars(job.calls) if job.calls is not None else [constraint_grammar(job.constraint)]
     if job.reasoning is not None:

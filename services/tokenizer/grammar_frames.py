@@ -4,10 +4,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from services.work import Constraint
+from services.messages.work import Constraint
 
 
-class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GrammarSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whose ids grammars are about."""
 
     tokenizer: str  # path of tokenizer.json
@@ -34,7 +34,7 @@ class Calls(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     separator: str  # between two calls
 
 
-class Job(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class GrammarJob(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A form to compile: one of constraint and calls."""
 
     constraint: Constraint | None = None
@@ -48,14 +48,14 @@ class Compiled(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     grammar: str
 
 
-class Wrong(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class InvalidGrammar(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """It is none."""
 
     message: str  # what is wrong
     place: str = ""  # where
 
 
-class Unbuilt(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class UnsupportedGrammar(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """It is right, but uses what is not supported."""
 
     message: str
@@ -66,4 +66,4 @@ class TooComplex(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
     """It takes more than a grammar may."""
 
 
-Answer: TypeAlias = Compiled | Wrong | Unbuilt | TooComplex
+Answer: TypeAlias = Compiled | InvalidGrammar | UnsupportedGrammar | TooComplex

@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from engine.request import Limits
-from services.process import Process
+from services.process.process import Process
 from services.telemetry import catalogue
-from services.telemetry.metrics import Sample
+from services.telemetry.metrics import MetricSample
 from services.tokenizer.chat import read_template, unreadable
 from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoders import Encoders
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import Threads, TokenizerStage
+from services.tokenizer.routes import MIDDLE_BYTES, EncodingPool
+from services.tokenizer.stage import EncodingThreads, TokenizerStage
 from services.tokenizer.template import check_syntax
-from services.tokenizer.ways import MIDDLE_BYTES, Apart
 
 NUM_COMPILERS = 2  # so that one grammar that takes long does not hold up the next
 
@@ -50,16 +50,16 @@ async def run(process: Process) -> int:
             contextlib.closing(Constraints(path, limits.vocab_size, process.model.eos_ids, NUM_COMPILERS))
         )
         short, chats = (_threads(stack, num_threads, name) for name in ("encode", "chat"))
-        threads = Threads(short, on_loop, chats, apart)
+        threads = EncodingThreads(short, on_loop, chats, apart)
         stage = TokenizerStage(encoder, constraints, limits, threads, process.ring.emit, process.record)
-        process.metrics.collect_from(lambda: [Sample(catalogue.OPEN, stage.num_encoding)])
+        process.metrics.collect_from(lambda: [MetricSample(catalogue.OPEN, stage.num_encoding)])
         return await process.run(stage)
 
 
-def _apart(stack: contextlib.ExitStack, directory: Path, limits: Limits, max_bytes: int, num: int) -> Apart:
+def _apart(stack: contextlib.ExitStack, directory: Path, limits: Limits, max_bytes: int, num: int) -> EncodingPool:
     """Processes for messages of that size, started when they are first needed."""
     encoders = stack.enter_context(contextlib.closing(Encoders(directory, limits, num)))
-    return Apart(max_bytes, _threads(stack, num, "apart"), encoders)
+    return EncodingPool(max_bytes, _threads(stack, num, "apart"), encoders)
 
 
 def _threads(stack: contextlib.ExitStack, num: int, name: str) -> ThreadPoolExecutor:

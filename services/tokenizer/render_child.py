@@ -4,14 +4,22 @@ It holds no secret, no socket and no file, and may use only so much memory. The 
 """
 
 from services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
-from services.tokenizer.render_frames import Answer, Broken, Job, Refused, Rendered, Setup, TooLong
+from services.tokenizer.render_frames import (
+    Answer,
+    Rendered,
+    RenderJob,
+    RenderSetup,
+    TemplateError,
+    TemplateRefusal,
+    TooLong,
+)
 from services.tokenizer.template import FAULTS, RefusedError, Template, TooLongError
 
 
 def main() -> None:
     """Serve the parent at the other end of stdin and stdout."""
     begin()
-    setup = receive(Setup)
+    setup = receive(RenderSetup)
     if setup is None:
         return
     confine(setup.memory_bytes)
@@ -22,18 +30,18 @@ def main() -> None:
         send(Unready())
         return
     send(Ready())
-    serve(Job, lambda job: _answer(tool_use if job.prompt.tools else default, job))
+    serve(RenderJob, lambda job: _answer(tool_use if job.prompt.tools else default, job))
 
 
-def _answer(template: Template, job: Job) -> Answer:
+def _answer(template: Template, job: RenderJob) -> Answer:
     try:
         return Rendered(template.render(job.prompt, job.max_bytes))
     except RefusedError as error:
-        return Refused(str(error))
+        return TemplateRefusal(str(error))
     except (TooLongError, MemoryError):
         return TooLong()
     except FAULTS:
-        return Broken()
+        return TemplateError()
 
 
 if __name__ == "__main__":

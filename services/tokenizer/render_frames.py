@@ -4,10 +4,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from services.work import ChatPrompt
+from services.messages.work import ChatPrompt
 
 
-class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RenderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The templates of a checkpoint. `tool_use` is empty where there is none of its own for chats with tools."""
 
     default: str
@@ -16,7 +16,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: int  # of address space
 
 
-class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RenderJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A prompt to render."""
 
     prompt: ChatPrompt
@@ -29,13 +29,13 @@ class Rendered(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     text: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class TemplateRefusal(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The template's own words."""
 
     message: str
 
 
-class Broken(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+class TemplateError(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The template cannot render this."""
 
 
@@ -43,4 +43,4 @@ class TooLong(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """The template wrote more than it may, or needed more memory."""
 
 
-Answer: TypeAlias = Rendered | Refused | Broken | TooLong
+Answer: TypeAlias = Rendered | TemplateRefusal | TemplateError | TooLong

@@ -9,9 +9,17 @@ from typing import assert_never
 import msgspec
 
 from engine.errors import Code, ServiceError, invalid
-from services.tokenizer.killable import PATIENCE, DiedError, Killables, OverdueError, Patience, UnreadyError
-from services.tokenizer.render_frames import Answer, Broken, Job, Refused, Rendered, Setup, TooLong
-from services.work import ChatPrompt
+from services.messages.work import ChatPrompt
+from services.tokenizer.child_pool import PATIENCE, ChildPool, CpuTimeLimit, DiedError, OverdueError, UnreadyError
+from services.tokenizer.render_frames import (
+    Answer,
+    Rendered,
+    RenderJob,
+    RenderSetup,
+    TemplateError,
+    TemplateRefusal,
+    TooLong,
+)
 
 MEMORY_BYTES = 512 << 20  # of address space; an idle child maps about 60 MiB
 MAX_REFUSAL = 1024  # characters of a template's own words
@@ -23,16 +31,16 @@ _CANNOT = "the model's chat template cannot render these messages"
 class Renderers:
     """As many children as render at once, at most `num`."""
 
-    def __init__(self, setup: Setup, num: int = 1, patience: Patience = PATIENCE) -> None:
-        self._children: Killables[Answer] = Killables(MODULE, setup, _decode, num, patience)
+    def __init__(self, setup: RenderSetup, num: int = 1, patience: CpuTimeLimit = PATIENCE) -> None:
+        self._children: ChildPool[Answer] = ChildPool(MODULE, setup, _decode, num, patience)
 
     def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
         """The prompt as text. Raises ServiceError INVALID_ARGUMENT: refused by the template, or over a limit."""
-        answer = self._ask(Job(prompt, max_bytes))
+        answer = self._ask(RenderJob(prompt, max_bytes))
         match answer:
             case Rendered():
                 return answer.text
-            case Refused():
+            case TemplateRefusal():
                 raise invalid(FIELD, f"the model's chat template refuses: {answer.message[:MAX_REFUSAL]}")
             case TooLong():
                 raise invalid(
@@ -40,7 +48,7 @@ class Renderers:
                     f"the model's chat template writes more than {max_bytes} bytes for these messages",
                     limit=max_bytes,
                 )
-            case Broken():
+            case TemplateError():
                 raise invalid(FIELD, _CANNOT)
             case _:
                 assert_never(answer)
@@ -49,7 +57,7 @@ class Renderers:
         """End the children. No render may be under way."""
         self._children.close()
 
-    def _ask(self, job: Job) -> Answer:
+    def _ask(self, job: RenderJob) -> Answer:
         try:
             return self._children.ask(job)
         except OverdueError as error:
@@ -72,6 +80,6 @@ def _decode(answer: bytes) -> Answer:
     return decoded
 
 
-def setup_of(default: str, tool_use: str, special_tokens: Mapping[str, str]) -> Setup:
+def setup_of(default: str, tool_use: str, special_tokens: Mapping[str, str]) -> RenderSetup:
     """What a child is told first."""
-    return Setup(default, tool_use, dict(special_tokens), MEMORY_BYTES)
+    return RenderSetup(default, tool_use, dict(special_tokens), MEMORY_BYTES)

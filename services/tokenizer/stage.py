@@ -13,14 +13,14 @@ from concurrent.futures import Executor, Future
 from engine.errors import ServiceError
 from engine.request import Limits
 from services.faults import fault
-from services.messages import (
+from services.messages.messages import (
     Append,
     Cancel,
-    Census,
     CloseInput,
     Failed,
     Grant,
     Message,
+    OpenSerials,
     Prompt,
     Role,
     Submit,
@@ -30,19 +30,19 @@ from services.messages import (
 from services.telemetry import names
 from services.telemetry.logs import about
 from services.telemetry.phases import Phase, Record
-from services.tokenizer.answers import Answers, Made
+from services.tokenizer.answers import Answers, EncodedMessage
 from services.tokenizer.awaiting import chained, with_grammar
-from services.tokenizer.brief import AtOnce, is_brief
 from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.lanes import Lanes
-from services.tokenizer.ways import Apart, Ways
+from services.tokenizer.inline_executor import InlineExecutor, is_brief
+from services.tokenizer.routes import EncodingPool, EncodingRoutes
+from services.tokenizer.sequencer import RequestSequencer
 
 Emit = Callable[[Message], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Threads:
+class EncodingThreads:
     """Where encoding runs, and the way back.
 
     Attributes:
@@ -55,7 +55,7 @@ class Threads:
     executor: Executor
     on_loop: Callable[[Callable[[], None]], None]
     chats: Executor | None = None
-    apart: tuple[Apart, ...] = ()
+    apart: tuple[EncodingPool, ...] = ()
 
 
 class TokenizerStage:
@@ -66,7 +66,7 @@ class TokenizerStage:
         encoder: TextEncoder,
         constraints: Constraints,
         limits: Limits,
-        threads: Threads,
+        threads: EncodingThreads,
         emit: Emit,
         record: Record,
     ) -> None:
@@ -74,17 +74,17 @@ class TokenizerStage:
         self._constraints = constraints
         self._limits = limits
         self._answers = Answers(encoder, limits)
-        self._ways = Ways(self._answers, threads.executor, threads.chats, threads.apart)
-        self._at_once = AtOnce()
+        self._ways = EncodingRoutes(self._answers, threads.executor, threads.chats, threads.apart)
+        self._at_once = InlineExecutor()
         self._emit = emit
         self._on_loop = threads.on_loop
         self._record = record
-        self._lanes = Lanes(self._start, self._watch, emit)
+        self._open = RequestSequencer(self._start, self._watch, emit)
 
     @property
     def num_encoding(self) -> int:
         """Requests of which something is being encoded."""
-        return len(self._lanes)
+        return len(self._open)
 
     def turn(self) -> bool:
         """Nothing between messages."""
@@ -98,19 +98,19 @@ class TokenizerStage:
         self.progress += 1
         match message:
             case Submit():
-                self._lanes.begin(message)
+                self._open.begin(message)
             case Cancel(output_index=None):
-                self._lanes.cancel(message.envelope)
+                self._open.cancel(message.envelope)
                 self._emit(message)
-            case Census():
-                self._lanes.drop(message.has_ended)
+            case OpenSerials():
+                self._open.drop(message.has_ended)
                 self._emit(message)
             case Cancel() | Grant() | Append() | Update() | CloseInput():
-                self._lanes.follow(message)
+                self._open.follow(message)
             case _:
                 self._emit(message)
 
-    def _start(self, message: Submit | Append) -> Future[Made]:
+    def _start(self, message: Submit | Append) -> Future[EncodedMessage]:
         """Encode, at once or where a message of that size is encoded; compile what constrains the output elsewhere."""
         start = time.monotonic()
         if is_brief(message):
@@ -119,7 +119,7 @@ class TokenizerStage:
             encoding = self._ways.begin(message, start)
         return chained(encoding, self._constraints.executor, self._with_known, self._constrain)
 
-    def _watch(self, message: Submit | Append, future: Future[Made]) -> None:
+    def _watch(self, message: Submit | Append, future: Future[EncodedMessage]) -> None:
         """Come back when it is done."""
         start = time.monotonic()
         if future.done():
@@ -127,39 +127,39 @@ class TokenizerStage:
         else:
             future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(message, start, done)))
 
-    def _finish(self, message: Submit | Append, start: float, future: Future[Made]) -> None:
+    def _finish(self, message: Submit | Append, start: float, future: Future[EncodedMessage]) -> None:
         """On the loop: send the answer, unless a Cancel or a later attempt came first."""
-        if not self._lanes.is_current(message.envelope, future):
+        if not self._open.is_current(message.envelope, future):
             return
-        made = Made(_broken(message, error)) if (error := future.exception()) is not None else future.result()
+        made = EncodedMessage(_broken(message, error)) if (error := future.exception()) is not None else future.result()
         if isinstance(message, Submit):
             self._record(message.envelope, _phase(start, made.answer))
         if made.told is not None:
             self._emit(made.told)
-        self._lanes.finish(message.envelope, made.answer)
+        self._open.finish(message.envelope, made.answer)
 
-    def _with_known(self, made: Made) -> Made | None:
+    def _with_known(self, made: EncodedMessage) -> EncodedMessage | None:
         """The prompt with its grammar, where it needs none or that is known; else None."""
         grammar = "" if made.job is None else self._constraints.known(made.job)
         return None if grammar is None else self._with(made, grammar, 0.0)
 
-    def _constrain(self, lacking: Made) -> Made:
+    def _constrain(self, lacking: EncodedMessage) -> EncodedMessage:
         """In another thread: compile the grammar."""
         start = time.monotonic()
         assert lacking.job is not None
         try:
             grammar = self._constraints.compile(lacking.job)
         except ServiceError as error:
-            return Made(failed(lacking.answer.envelope, error))
+            return EncodedMessage(failed(lacking.answer.envelope, error))
         return self._with(lacking, grammar, time.monotonic() - start)
 
-    def _with(self, made: Made, grammar: str, took: float) -> Made:
+    def _with(self, made: EncodedMessage, grammar: str, took: float) -> EncodedMessage:
         if not grammar or not isinstance(made.answer, Prompt):
             return made
         try:
-            return Made(with_grammar(made.answer, grammar, self._limits, took), made.told)
+            return EncodedMessage(with_grammar(made.answer, grammar, self._limits, took), made.told)
         except ServiceError as error:
-            return Made(failed(made.answer.envelope, error))
+            return EncodedMessage(failed(made.answer.envelope, error))
 
 
 def _broken(message: Submit | Append, error: BaseException) -> Failed:

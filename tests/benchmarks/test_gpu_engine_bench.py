@@ -10,7 +10,7 @@ from benchmarks import gpu_engine, gpu_peer, gpu_rig
 from benchmarks.gpu_clock import Peaks
 from benchmarks.gpu_engine import TINY
 from benchmarks.gpu_rig import LLAMA_8B, Watched
-from tests.engine.runner.host_device import HostDevice
+from tests.engine.worker.host_device import HostDevice
 
 CPU = torch.device("cpu")
 

@@ -17,7 +17,7 @@ import yaml
 from engine.config import EngineConfig
 from services.config import ServiceConfig
 from services.telemetry import catalogue
-from services.telemetry.catalogue import Kind
+from services.telemetry.catalogue import MetricKind
 from tools import dashboards
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def sample_names() -> set[str]:
     """Names under which samples of our metrics can be asked for."""
     found = set()
     for metric in catalogue.ALL:
-        ends = ("_bucket", "_sum", "_count") if metric.kind is Kind.HISTOGRAM else ("",)
+        ends = ("_bucket", "_sum", "_count") if metric.kind is MetricKind.HISTOGRAM else ("",)
         found |= {metric.prometheus + end for end in ends}
     return found
 

@@ -12,12 +12,12 @@ import torch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.identity import Digests
-from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.request import EngineRequest, SamplingParams
-from kernels import builds
-from services.grammar_ids import grammars_of
+from engine.worker.startup.identity import Digests
+from kernels.cpu import builds
+from services.checkpoint.grammar_ids import grammars_of
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 EXPERTS = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40), ("norm_topk_prob", True))

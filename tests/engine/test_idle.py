@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import compute_threads
-from engine.build import Built, build_engine
+from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
-from engine.cores import Cores
-from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.models.model import Model
 from engine.request import EngineRequest, SamplingParams
+from engine.worker.host import compute_threads
+from engine.worker.host.cores import Cores
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=64)
@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), Shape())
 
 
-def built_by_a_clock(checkpoint: Path, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Built:
+def built_by_a_clock(checkpoint: Path, config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> BuiltEngine:
     """An engine of two cores whose clock goes on by a second each time it is read."""
     seconds = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
@@ -36,7 +36,7 @@ def built_by_a_clock(checkpoint: Path, config: EngineConfig, monkeypatch: pytest
     return build_engine(config, model, checkpoint, limits_of(config, model, 1 << 20))
 
 
-def measured(built: Built) -> int:
+def measured(built: BuiltEngine) -> int:
     """Layers computed in a long time without requests."""
     before = built.engine.runner.progress
     for _ in range(2000):

@@ -10,25 +10,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.build import build_engine
-from engine.cache.cache import KVCache
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ServiceError
-from engine.invariance import ON_CPU, ON_CUDA, check_invariance
-from engine.limits import limits_of
+from engine.kv_cache.block_store import BlockStore
+from engine.kv_cache.cache import KVCache
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.models.model import Model, load_model
 from engine.request import EngineRequest, SamplingParams
-from engine.runner.overlapped import overlap
-from engine.runner.runner import Runner
-from engine.runner.state import Slots
-from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import settings_of
-from kernels import builds, gpu, kinds
-from kernels.ragged import AttentionOptions, Ragged
-from tests.engine.runner import host_device
-from tests.engine.runner.host_device import HostDevice, twin_family
+from engine.worker.overlapped import overlap
+from engine.worker.runner import Runner
+from engine.worker.slots.state import Slots
+from engine.worker.startup.invariance import ON_CPU, ON_CUDA, check_invariance
+from kernels import gpu
+from kernels.cpu import builds
+from kernels.formats import weight_formats as kinds
+from kernels.layout.ragged import AttentionOptions, Ragged
+from tests.engine.worker import host_device
+from tests.engine.worker.host_device import HostDevice, twin_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

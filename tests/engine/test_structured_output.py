@@ -13,10 +13,10 @@ from tokenizers import Tokenizer
 from engine.engine import Engine
 from engine.models.model import Model as LanguageModel
 from engine.request import EngineRequest, FinishReason, SamplingParams
-from engine.runner.runner import Runner
+from engine.worker.runner import Runner
+from services.messages.work import Constraint, ConstraintForm
 from services.tokenizer.grammar_forms import grammar_of
-from services.tokenizer.grammar_frames import Job
-from services.work import Constraint, ConstraintForm
+from services.tokenizer.grammar_frames import GrammarJob
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.schemas import SCHEMAS
@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 def grammar(form: ConstraintForm, source: str) -> str:
-    return grammar_of(Job(Constraint(form, source)))
+    return grammar_of(GrammarJob(Constraint(form, source)))
 
 
 def schema_grammar(schema: dict[str, Any]) -> str:

@@ -12,26 +12,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from engine.cache.cache import KVCache
 from engine.engine import Engine
-from engine.plan import Plan, StepResult
+from engine.kv_cache.cache import KVCache
+from engine.plan import StepPlan, StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
-from services.detokenizer.pace import Timer
+from services.detokenizer.flush_timer import Alarm
 from services.detokenizer.stage import DetokenizerStage
-from services.engine.stage import EngineStage, Place
+from services.engine.stage import EngineStage, RingMembership
 from services.gateway.access.quota import Quotas, TenantLimits
-from services.gateway.recovery.watch import RingWatch, Senses
-from services.gateway.requests.desk import Desk
+from services.gateway.recovery.watch import RingWatch, WatchInputs
+from services.gateway.requests.desk import RequestManager
 from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages import Grant, Message, Probe, Report, Role, Visit
+from services.messages.messages import Grant, Message, Probe, Report, Role, Visit
 from services.ring.leases import Leases
 from services.ring.loop import Stage
 from services.ring.peers import NEXT, NextHop
 from services.ring.receipts import Receipts
 from services.telemetry.observed import Unobserved
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import Threads, TokenizerStage
+from services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, sample
 from tests.engine.scheduler.ledger import EOS
 from tests.oracle.tokenizers import byte_level_bpe
@@ -84,7 +84,7 @@ class Device(FakeRunner):
         """It has nothing to prepare."""
         return False
 
-    def launch(self, plan: Plan) -> "Done":
+    def launch(self, plan: StepPlan) -> "Done":
         return Done(self.compute(plan, frozenset()), is_done=not self.depth)
 
 
@@ -124,9 +124,9 @@ class Front:
             recovery_timeout_s=1e9,
         )
         quotas = Quotas(lambda tenant: TenantLimits(), 1)
-        self.desk = Desk(settings, node.emit, Unobserved(), world.clock, quotas)
+        self.desk = RequestManager(settings, node.emit, Unobserved(), world.clock, quotas)
         self.desk.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
-        senses = Senses(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)
+        senses = WatchInputs(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)
         self.watch = RingWatch(self.desk, settings, node.emit, world.clock, senses)
 
     def handle(self, message: Message) -> None:
@@ -165,12 +165,12 @@ class Node:
 
     def _new_stage(self) -> Stage:
         if self.role is Role.TOKENIZER:
-            threads = Threads(self.pool, lambda call: call())
+            threads = EncodingThreads(self.pool, lambda call: call())
             return TokenizerStage(encoder(), idle_constraints(), LIMITS, threads, self.emit, unrecorded)
         if self.role is Role.DETOKENIZER:
-            return DetokenizerStage(encoder(), self.emit, unrecorded, self.leases, Timer(self.world.clock, self._later))
+            return DetokenizerStage(encoder(), self.emit, unrecorded, self.leases, Alarm(self.world.clock, self._later))
         if self.role is Role.ENGINE:
-            place = Place(self.id, self.epoch, self.leases, self.world.clock)
+            place = RingMembership(self.id, self.epoch, self.leases, self.world.clock)
             return EngineStage(new_engine(self.world.clock, self.world.rng), place, self.emit, unrecorded)
         return Front(self.world, self)
 

@@ -18,12 +18,12 @@ from engine.errors import ServiceError
 from engine.request import FinishReason, SamplingParams
 from services.detokenizer.stage import DetokenizerStage
 from services.engine.stage import EngineStage
-from services.gateway.access.metadata import Call
-from services.gateway.contract.translate import Asked
-from services.gateway.requests.open_requests import OpenRequest, State
-from services.messages import Append, CloseInput, Grant, Role
+from services.gateway.access.metadata import CallMetadata
+from services.gateway.contract.translate import TranslatedRequest
+from services.gateway.requests.open_requests import OpenRequest, RequestStatus
+from services.messages.messages import Append, CloseInput, Grant, Role
+from services.messages.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
 from services.tokenizer.stage import TokenizerStage
-from services.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
 from tests.engine.scheduler.fake_model import VOCAB
 from tests.faults.nodes import IDS, Alone, Front, Link, Node, alone, encoder, independent, search
 
@@ -164,7 +164,9 @@ class World:
         stops = Stops(tuple(filter(None, [stop])))
         work = Generate(TokenPrompt(pack_ids(prompt)), params, stops, scheduling=held)
         try:
-            request = desk.open(Call("sim"), Asked(work, reserve=50, num_outputs=params.n), streams=False)
+            request = desk.open(
+                CallMetadata("sim"), TranslatedRequest(work, reserve=50, num_outputs=params.n), streams=False
+            )
         except ServiceError:
             return
         desk.submit(request, "")
@@ -222,12 +224,12 @@ class World:
         for ids, expected in zip(client.ids, client.expected, strict=True):
             assert ids == expected.ids[: len(ids)], "somebody else's token"
         self.trace.update(f"{request.envelope.request_id} {request.state.name} {client.ids}\n".encode())
-        if request.state is State.FAILED:
+        if request.state is RequestStatus.FAILED:
             assert isinstance(request.outcome, ServiceError)
             assert request.outcome.reason == "ENGINE_FAULT" and max(request.losses.values()) > 1, request.outcome
             self.num_blamed += 1
         elif not client.is_cancelled:
-            assert request.state is State.FINISHED, request.outcome
+            assert request.state is RequestStatus.FINISHED, request.outcome
             ends = [output.last.finish for output in request.outputs if output.last is not None]
             for ids, text, end, expected in zip(client.ids, client.text, ends, client.expected, strict=True):
                 assert ids == expected.ids

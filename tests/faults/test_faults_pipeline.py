@@ -7,7 +7,7 @@ import os
 import pytest
 
 from services.gateway.recovery.resend import Recovery
-from services.messages import Census
+from services.messages.messages import OpenSerials
 from tests.faults.pipeline import World
 
 EVENTS = 10_000
@@ -49,7 +49,7 @@ def fails(seeds: range) -> bool:
 
 def test_a_ring_that_takes_no_census_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulation can fail: planted bugs do not pass it."""
-    monkeypatch.setattr(Census, "has_ended", lambda self, envelope: False)
+    monkeypatch.setattr(OpenSerials, "has_ended", lambda self, envelope: False)
     assert fails(range(72, 90))
 
 

@@ -16,16 +16,16 @@ from tests.system.service import Service, generate, serve, spec, wait_until
 
 # Where requests change hands: "module:function" of the process named.
 POINTS = {
-    "gateway opens": "services.gateway.requests.desk:Desk.open",
-    "gateway submits": "services.gateway.requests.desk:Desk.submit",
-    "gateway delivers": "services.gateway.requests.desk:Desk.deliver",
-    "gateway closes": "services.gateway.requests.desk:Desk.close",
-    "gateway sends again": "services.gateway.requests.desk:Desk.resubmit",
+    "gateway opens": "services.gateway.requests.desk:RequestManager.open",
+    "gateway submits": "services.gateway.requests.desk:RequestManager.submit",
+    "gateway delivers": "services.gateway.requests.desk:RequestManager.deliver",
+    "gateway closes": "services.gateway.requests.desk:RequestManager.close",
+    "gateway sends again": "services.gateway.requests.desk:RequestManager.resubmit",
     "tokenizer takes": "services.tokenizer.stage:TokenizerStage.handle",
     "tokenizer answers": "services.tokenizer.stage:TokenizerStage._answer",
     "tokenizer finishes": "services.tokenizer.stage:TokenizerStage._finish",
     "engine admits": "engine.scheduler.scheduler:Scheduler.add",
-    "engine computes": "engine.runner.runner:Runner._compute",
+    "engine computes": "engine.worker.runner:Runner._compute",
     "engine frees": "engine.scheduler.outputs:Outputs.forget",
     "detokenizer takes": "services.detokenizer.stage:DetokenizerStage._take",
 }

@@ -20,7 +20,7 @@ import zmq
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
 from benchmarks.streams import stream_all, varied
-from services.messages import Cancel, Envelope, Message, Probe, Tokens
+from services.messages.messages import Cancel, Envelope, Message, Probe, Tokens
 from services.ring.frames import FrameWriter
 from tests.faults.test_faults_kill import is_serving, nothing_is_left
 from tests.system.roles import free_ports

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import twins
-from kernels.ragged import AttentionOptions, Ragged, Shared
-from kernels.trees import masks_of, tree_of
+from kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
+from kernels.layout.trees import masks_of, tree_of
+from kernels.reference import definitions as twins
 from kernels.triton.attention import paged_attention
 from tests.kernels.triton.harness import Pages
 
@@ -132,7 +132,7 @@ def test_shared_prefixes(num: int, prefix: int, kept_as: torch.dtype) -> None:
     prefixes = torch.zeros(num + 2, dtype=torch.int32, device="cuda")
     prefixes[:num] = prefix
     starts = torch.tensor([0, *ends], dtype=torch.int32, device="cuda")
-    shared = Shared(starts, lengths, batch.tables[groups], prefixes, num + 2, 4096)
+    shared = SharedPrefixRows(starts, lengths, batch.tables[groups], prefixes, num + 2, 4096)
     options = AttentionOptions(128**-0.5)
     got = paged_attention(q, cache, dataclasses.replace(batch, shared=shared), options, scales)
     want = twins.ragged_attention(q, cache, batch, options, scales)

@@ -13,12 +13,12 @@ import triton
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.limits import limits_of
 from engine.models.config import read_config
-from engine.plan import IN_FLIGHT, Plan
+from engine.models.limits import limits_of
+from engine.plan import IN_FLIGHT, StepPlan
 from engine.request import EngineRequest, SamplingParams
-from engine.runner.graphs import Graphs
-from engine.runner.overlapped import OverlappedRunner
+from engine.worker.graphs import Graphs
+from engine.worker.overlapped import OverlappedRunner
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 SHAPES = {
@@ -135,9 +135,9 @@ def test_the_share_of_memory_holds(checkpoint: Path) -> None:
     assert total - free <= 0.05 * total + SLACK
 
 
-def decode(start: int, token: int) -> Plan:
+def decode(start: int, token: int) -> StepPlan:
     """One row of slot 0."""
-    return Plan(9, [0], [1], [start], [token], [True], [], [])
+    return StepPlan(9, [0], [1], [start], [token], [True], [], [])
 
 
 def test_nobody_waits_in_steady_decode(engine: Engine) -> None:

@@ -11,13 +11,13 @@ import torch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.request import EngineRequest, SamplingParams
-from engine.runner.graphs import Form
-from engine.runner.overlapped import OverlappedRunner
-from engine.runner.prefixes import SharedPrefixes
-from engine.runner.steps import UniformSteps
+from engine.worker.graphs import RowShape
+from engine.worker.overlapped import OverlappedRunner
+from engine.worker.prefixes import SharedPrefixes
+from engine.worker.steps import UniformSteps
 from tests.engine.speculation.test_verification import Prophet
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
@@ -88,7 +88,7 @@ def test_trees_of_drafts(checkpoint: Path, changes: dict[str, Any], monkeypatch:
     engine, forms = make(checkpoint, **settings, **changes), watch(monkeypatch)
     engine.proposer = Prophet({(f"{i}", 0): (ids, []) for i, ids in enumerate(plain)}, 0.5)
     assert_likely(checkpoint, run(engine), 0.1)
-    assert Form.TREES in forms and engine.scheduler.draft_stats.num_accepted > 10
+    assert RowShape.TREES in forms and engine.scheduler.draft_stats.num_accepted > 10
 
 
 def test_shared_prefixes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,12 +100,12 @@ def test_shared_prefixes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> N
         continue
     run(engine)  # leaves its blocks behind
     assert_likely(checkpoint, run(engine), 0.1)
-    assert forms.count(Form.SHARED) > 10
+    assert forms.count(RowShape.SHARED) > 10
 
 
-def watch(monkeypatch: pytest.MonkeyPatch) -> list[Form]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[RowShape]:
     """The forms of the steps that are launched."""
-    forms: list[Form] = []
+    forms: list[RowShape] = []
     launch = UniformSteps.launch
 
     def launched(*given: Any) -> Any:  # noqa: ANN401 # as `launch`

@@ -6,15 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import moe as moe_twin
-from kernels import packed_weights, sampling, slots, twins
-from kernels.gpu_linear import round_groups
-from kernels.layout import new_layers
-from kernels.moe import Stack
-from kernels.sampling import Rows
+from kernels.formats import packed_weights
+from kernels.formats.gpu_linear import round_groups
+from kernels.layout import slots
+from kernels.layout.layout import new_layers
+from kernels.reference import definitions as twins
+from kernels.reference import moe as moe_twin
+from kernels.reference import sampling
+from kernels.reference.moe import ExpertStack
+from kernels.reference.sampling import Rows
 from kernels.triton import activation, kv_write, linear4, linear8, linear16, moe, norm
 from kernels.triton import sampling as sampler
-from tests.kernels.test_native_sampling import TIE, score
+from tests.kernels.cpu.test_native_sampling import TIE, score
 from tests.kernels.triton.harness import assert_close
 
 BF16 = torch.bfloat16
@@ -137,10 +140,10 @@ def test_experts(experts: int, chosen: int, tokens: int) -> None:
     gate_up, down = numbers(experts, 192, 256, seed=1) / 16, numbers(experts, 256, 96, seed=2) / 10
     choice = torch.rand(tokens, experts, device="cuda").argsort(dim=1)[:, :chosen]
     shares = torch.rand(tokens, chosen, device="cuda").softmax(1)
-    wanted = moe_twin.experts_mlp(x.float(), Stack(gate_up.float()), Stack(down.float()), choice, shares)
-    found = moe.experts_mlp(x, Stack(gate_up), Stack(down), choice, shares)
+    wanted = moe_twin.experts_mlp(x.float(), ExpertStack(gate_up.float()), ExpertStack(down.float()), choice, shares)
+    found = moe.experts_mlp(x, ExpertStack(gate_up), ExpertStack(down), choice, shares)
     assert_close(found, wanted.double(), BF16)
-    assert torch.equal(found, moe.experts_mlp(x, Stack(gate_up), Stack(down), choice, shares))
+    assert torch.equal(found, moe.experts_mlp(x, ExpertStack(gate_up), ExpertStack(down), choice, shares))
 
 
 @pytest.mark.parametrize("vocab", [111, 32_000, 128_256])

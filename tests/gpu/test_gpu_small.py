@@ -8,8 +8,8 @@ import torch
 from benchmarks import gpu_kernels
 from benchmarks.gpu_cases import Case, Place, Sizes, disagreement
 from benchmarks.gpu_command import FP8_SINCE
-from kernels import twins
-from kernels.ragged import AttentionOptions, Ragged
+from kernels.layout.ragged import AttentionOptions, Ragged
+from kernels.reference import definitions as twins
 from kernels.triton import linear16
 from kernels.triton.attention import paged_attention
 from tests.kernels.triton.harness import Pages

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.request import EngineRequest, SamplingParams
 from tests.oracle import published
 from tests.oracle.checkpoints import Shape, reference

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernels import builds
+from kernels.cpu import builds
 
 ROOT = Path(__file__).parents[2]
 NONE = "none"  # of our own kernels

@@ -1,12 +1,12 @@
 """One instruction set below that of most machines, without our own kernels, in a process that is held to it: so that a
 machine sees two sets. `make test-isa` runs them all."""
 
-from kernels import builds
+from kernels.cpu import builds
 from tests.isa.run import run
 from tests.isa.sets import LOW, NONE, SETS, Forced
 
 ROWS = "tests/kernels/test_ops.py::test_row_bits_do_not_depend_on_company"
-COMPANY = ["tests/kernels/test_row_blocks.py", f"{ROWS}[torch-2-704-2050]", f"{ROWS}[torch-3-34-37]"]
+COMPANY = ["tests/kernels/formats/test_row_blocks.py", f"{ROWS}[torch-2-704-2050]", f"{ROWS}[torch-3-34-37]"]
 
 
 def test_rows_do_not_depend_on_company_under_another_set() -> None:

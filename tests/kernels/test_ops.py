@@ -9,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels import builds, ops, twins
+from kernels import ops
+from kernels.cpu import builds
 from kernels.invariance import is_batch_invariant
-from kernels.layout import new_layers
-from kernels.metadata import AttentionMetadata
-from kernels.slots import slot_width
+from kernels.layout.layout import new_layers
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.slots import slot_width
+from kernels.reference import definitions as twins
 
 CPU = torch.device("cpu")
 BATCHES = {

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from engine.cache.cache import KVCache
 from engine.engine import Engine
+from engine.kv_cache.cache import KVCache
 from engine.plan import StepResult
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from services.detokenizer.stage import DetokenizerStage
-from services.engine.stage import EngineStage, Place
-from services.messages import Envelope, Grant, Message, Report, Submit, Text
+from services.engine.stage import EngineStage, RingMembership
+from services.messages.messages import Envelope, Grant, Message, Report, Submit, Text
+from services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, TextOptions, Tool
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import Threads, TokenizerStage
-from services.work import ChatMessage, ChatPrompt, Generate, Stops, TextOptions, Tool
+from services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.templates import TEMPLATES
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.test_stage_attempts import Nines, unrecorded
@@ -94,9 +94,9 @@ def answer(encoder: TextEncoder, said: str, work: Generate) -> list[Text]:
             detokenizer.handle(message)
             detokenizer.turn()
 
-    engine = EngineStage(Engine(scheduler, Script([*ids, EOS])), Place("engine-0", 1), emit, unrecorded)
+    engine = EngineStage(Engine(scheduler, Script([*ids, EOS])), RingMembership("engine-0", 1), emit, unrecorded)
     tokenizer = TokenizerStage(
-        encoder, idle_constraints(), LIMITS, Threads(Now(), lambda call: call()), engine.handle, unrecorded
+        encoder, idle_constraints(), LIMITS, EncodingThreads(Now(), lambda call: call()), engine.handle, unrecorded
     )
     tokenizer.handle(Submit(Envelope("a" * 32, "g"), work))
     while engine.turn():

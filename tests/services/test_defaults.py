@@ -18,11 +18,11 @@ SETTINGS = {field.name: field.default for cls in (EngineConfig, ServiceConfig) f
 NAMED_OTHERWISE = {"num_gateways": "gateways"}
 # The name of a setting, and another meaning: what computes, what a request asks for, what an engine reports.
 OTHER_MEANING = {
-    ("engine/computing.py", "threads"),
+    ("engine/executor/computing.py", "threads"),
     ("engine/request.py", "max_draft_tokens"),
-    ("engine/scheduler/door.py", "max_draft_tokens"),
+    ("engine/scheduler/validation.py", "max_draft_tokens"),
     ("engine/scheduler/settings.py", "max_draft_tokens"),
-    ("services/messages.py", "block_size"),
+    ("services/messages/messages.py", "block_size"),
 }
 
 

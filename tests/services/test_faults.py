@@ -12,27 +12,19 @@ from typing import NoReturn
 import pytest
 
 import services
-from engine.cache.cache import KVCache
 from engine.engine import Engine
+from engine.kv_cache.cache import KVCache
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.sampling.grammars import Grammars
 from engine.scheduler.scheduler import Scheduler
-from services.details import Admitted
 from services.detokenizer import stage as detokenizer_stage
 from services.detokenizer.output import Output
 from services.detokenizer.stage import DetokenizerStage
 from services.engine.grammar_gate import GrammarGate
-from services.engine.stage import EngineStage, Place
-from services.messages import Append, Envelope, Failed, Grant, Message, Prompt, Role, Submit, Tokens
-from services.ring.loop import RingLoop, Stage
-from services.telemetry.logs import FIELDS
-from services.tokenizer import renderer
-from services.tokenizer.chat import ChatTemplate, TemplateSource
-from services.tokenizer.constraints import Constraints
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.lanes import Lanes
-from services.tokenizer.stage import Threads, TokenizerStage
-from services.work import (
+from services.engine.stage import EngineStage, RingMembership
+from services.messages.details import Admitted
+from services.messages.messages import Append, Envelope, Failed, Grant, Message, Prompt, Role, Submit, Tokens
+from services.messages.work import (
     ChatMessage,
     ChatPrompt,
     Constraint,
@@ -46,6 +38,14 @@ from services.work import (
     Work,
     pack_ids,
 )
+from services.ring.loop import RingLoop, Stage
+from services.telemetry.logs import FIELDS
+from services.tokenizer import renderer
+from services.tokenizer.chat import ChatTemplate, TemplateSource
+from services.tokenizer.constraints import Constraints
+from services.tokenizer.encoding import TextEncoder
+from services.tokenizer.sequencer import RequestSequencer
+from services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.ring.one_stage import NEXT, passed_on
 from tests.services.test_stage_attempts import Nines, unrecorded
@@ -105,7 +105,7 @@ CASES = {
         Role.TOKENIZER, Constraints, "known", submit(Generate(TextPrompt("a"), PARAMS, constraint=CONSTRAINT))
     ),
     "append": Case(Role.TOKENIZER, TextEncoder, "encode_more", (Append(ENVELOPE, TextPrompt("more")),)),
-    "lanes": Case(Role.TOKENIZER, Lanes, "begin", submit(TEXT)),
+    "lanes": Case(Role.TOKENIZER, RequestSequencer, "begin", submit(TEXT)),
     "prompt": Case(Role.ENGINE, Engine, "add", (prompt(),)),
     "step": Case(Role.ENGINE, Nines, "launch", (prompt(),)),
     "grammar": Case(Role.ENGINE, Grammars, "compile", (prompt("start: /a/"),)),
@@ -117,13 +117,13 @@ CASES = {
 
 def engine_gate(ring: RingLoop, pool: ThreadPoolExecutor) -> GrammarGate:
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
-    stage = EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), ring.emit, unrecorded)
+    stage = EngineStage(Engine(scheduler, Nines()), RingMembership("engine-0", 1), ring.emit, unrecorded)
     return GrammarGate(stage, Grammars(None), pool, ring.schedule, ring.emit)
 
 
 def stage_of(role: Role, ring: RingLoop, encoder: TextEncoder, pool: ThreadPoolExecutor) -> Stage:
     if role is Role.TOKENIZER:
-        threads = Threads(pool, lambda call: ring_loop_call(ring, call))
+        threads = EncodingThreads(pool, lambda call: ring_loop_call(ring, call))
         return TokenizerStage(encoder, idle_constraints(), LIMITS, threads, ring.emit, unrecorded)
     if role is Role.ENGINE:
         return engine_gate(ring, pool)

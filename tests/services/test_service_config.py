@@ -7,7 +7,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ServiceError
 from services.config import ServiceConfig, check, check_threads, parse_peers, to_environment
-from services.messages import Role
+from services.messages.messages import Role
 
 BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"block_size": 0}, {}, "--block-size: 0 is below 1"),

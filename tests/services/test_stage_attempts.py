@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from engine.cache.cache import KVCache
-from engine.cache.tiers import Move
 from engine.engine import Engine
-from engine.plan import Plan, StepResult
+from engine.kv_cache.cache import KVCache
+from engine.kv_cache.tiers import Move
+from engine.plan import StepPlan, StepResult
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
-from services.details import Admitted
 from services.detokenizer.stage import DetokenizerStage
-from services.engine.stage import EngineStage, Place
-from services.messages import Cancel, Census, Envelope, Failed, Message, Prompt, Submit, Text, Tokens
+from services.engine.stage import EngineStage, RingMembership
+from services.messages.details import Admitted
+from services.messages.messages import Cancel, Envelope, Failed, Message, OpenSerials, Prompt, Submit, Text, Tokens
+from services.messages.work import Generate, Scheduling, Stops, TextPrompt, pack_ids
 from services.ring.leases import Leases
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import Threads, TokenizerStage
-from services.work import Generate, Scheduling, Stops, TextPrompt, pack_ids
+from services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints
@@ -48,7 +48,7 @@ def test_the_tokenizer_answers_the_newest_attempt_once(encoder: TextEncoder) -> 
     sent: list[Message] = []
     pool = OnDemand()
     stage = TokenizerStage(
-        encoder, idle_constraints(), LIMITS, Threads(pool, lambda call: call()), sent.append, unrecorded
+        encoder, idle_constraints(), LIMITS, EncodingThreads(pool, lambda call: call()), sent.append, unrecorded
     )
     for message in (submit(0, "one"), submit(2, "three"), submit(1, "two"), submit(2, "again"), Cancel(envelope(1))):
         stage.handle(message)
@@ -69,7 +69,7 @@ class Nines:
     is_done = True
 
     def __init__(self) -> None:
-        self._plan: Plan | None = None
+        self._plan: StepPlan | None = None
 
     def watch(self, on_layer: Callable[[], None]) -> None:
         """It has no layers."""
@@ -80,13 +80,13 @@ class Nines:
     def moved(self) -> list[tuple[Move, bool]]:
         return []
 
-    def place(self, plan: Plan) -> None:
+    def place(self, plan: StepPlan) -> None:
         """It has no state."""
 
     def idle(self) -> bool:
         return False
 
-    def launch(self, plan: Plan) -> "Nines":
+    def launch(self, plan: StepPlan) -> "Nines":
         self._plan = plan
         return self
 
@@ -98,7 +98,7 @@ class Nines:
 def test_the_engine_computes_the_newest_attempt_only() -> None:
     scheduler = Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
     sent: list[Message] = []
-    stage = EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), sent.append, unrecorded)
+    stage = EngineStage(Engine(scheduler, Nines()), RingMembership("engine-0", 1), sent.append, unrecorded)
 
     def prompt(attempt: int) -> Prompt:
         params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
@@ -145,7 +145,7 @@ def test_a_failure_of_an_old_attempt_leaves_the_new_one_alone(encoder: TextEncod
 def test_the_engine_goes_on_behind_what_was_received() -> None:
     scheduler = Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
     sent: list[Message] = []
-    stage = EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), sent.append, unrecorded)
+    stage = EngineStage(Engine(scheduler, Nines()), RingMembership("engine-0", 1), sent.append, unrecorded)
     params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, n=3)
     resume = (pack_ids([9, 9]), None, b"")
     stage.handle(Prompt(envelope(1), pack_ids([5, 6]), params, Stops(), Scheduling(), 0.0, resume=resume))
@@ -186,7 +186,7 @@ def test_the_detokenizer_emits_nothing_of_what_was_received_twice(encoder: TextE
 def test_stages_let_go_of_what_a_gateway_that_is_gone_asked_for(encoder: TextEncoder) -> None:
     leases = Leases(lease_s=10.0)
     engine = Engine(Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40), Nines())
-    computes = EngineStage(engine, Place("engine-0", 1, leases), unrecorded, unrecorded)
+    computes = EngineStage(engine, RingMembership("engine-0", 1, leases), unrecorded, unrecorded)
     decodes = DetokenizerStage(encoder, unrecorded, unrecorded, leases)
     params = SamplingParams(max_tokens=3, ignore_eos=True)
     computes.handle(Prompt(envelope(0), pack_ids([5]), params, Stops(), Scheduling(), 0.0))
@@ -204,11 +204,11 @@ def test_stages_let_go_of_what_a_gateway_that_is_gone_asked_for(encoder: TextEnc
 def test_stages_let_go_of_what_a_census_does_not_name(encoder: TextEncoder) -> None:
     """A Cancel was lost on its way; what was asked for later is not known to the census."""
     engine = Engine(Scheduler(KVCache(20, 4, prefix_caching=True), LIMITS, (2,), 4, 40), Nines())
-    computes = EngineStage(engine, Place("engine-0", 1), unrecorded, unrecorded)
+    computes = EngineStage(engine, RingMembership("engine-0", 1), unrecorded, unrecorded)
     decodes = DetokenizerStage(encoder, unrecorded, unrecorded)
     pool = OnDemand()
     encodes = TokenizerStage(
-        encoder, idle_constraints(), LIMITS, Threads(pool, lambda call: call()), unrecorded, unrecorded
+        encoder, idle_constraints(), LIMITS, EncodingThreads(pool, lambda call: call()), unrecorded, unrecorded
     )
     params = SamplingParams(max_tokens=3, ignore_eos=True)
     for serial in (1, 2, 3):
@@ -216,9 +216,13 @@ def test_stages_let_go_of_what_a_census_does_not_name(encoder: TextEncoder) -> N
         computes.handle(Prompt(named, pack_ids([5]), params, Stops(), Scheduling(), 0.0))
         decodes.handle(Tokens(named, 0, (300,), admitted=Admitted(3, 0, 8, Stops())))
         encodes.handle(Submit(named, Generate(TextPrompt("a"), params)))
-    for census in (Census("h", 5, 9, frozenset()), Census("g", 4, 9, frozenset()), Census("g", 5, 3, frozenset({2}))):
+    for open_serials in (
+        OpenSerials("h", 5, 9, frozenset()),
+        OpenSerials("g", 4, 9, frozenset()),
+        OpenSerials("g", 5, 3, frozenset({2})),
+    ):
         for stage in (computes, decodes, encodes):
-            stage.handle(census)
+            stage.handle(open_serials)
     assert (computes.num_open, decodes.num_open, encodes.num_encoding) == (2, 2, 2)
 
 

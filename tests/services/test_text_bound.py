@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import ServiceError
 from engine.request import Limits, SamplingParams
-from services.model_source import resolve_model
+from services.checkpoint.model_source import resolve_model
 from services.text_bound import check_bytes, longest_token
 from tests.oracle.tokenizers import FAMILIES, byte_level_bpe
 

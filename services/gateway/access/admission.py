@@ -5,7 +5,7 @@ from engine.errors import Code, ServiceError, queue_full
 BYTES_PER_TOKEN = 4  # of English text under the usual vocabularies; only an estimate, exact counts come later
 
 
-class Admission:
+class RequestLimiter:
     """Counts what is open. A lone request is let in whatever it reserves: the engine knows if it can never fit."""
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:

@@ -78,7 +78,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     certificates: list[_Certificate] = []
 
 
-class Access:
+class AccessPolicy:
     """The contents of an access file."""
 
     def __init__(self, file: _File) -> None:
@@ -110,7 +110,7 @@ class Access:
         return self._limits.get(tenant) or TenantLimits()
 
 
-def read_access(path: Path) -> Access:
+def read_access(path: Path) -> AccessPolicy:
     """Read an access file. Raises ServiceError naming the file and the place, never a value: it holds secrets."""
     try:
         file = msgspec.toml.decode(path.read_bytes(), type=_File)
@@ -130,7 +130,7 @@ def read_access(path: Path) -> Access:
     entries: list[_Key | _Certificate] = [*file.keys, *file.certificates]
     if any(not entry.tenant or not entry.scopes for entry in entries):
         raise bad_setting("access_file", f"{path}: a key or certificate has an empty tenant or no scope")
-    return Access(file)
+    return AccessPolicy(file)
 
 
 def new_key() -> str:

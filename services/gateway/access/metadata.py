@@ -20,7 +20,7 @@ Trailers: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class CallMetadata:
     """One call. `time_left_s` is None without a deadline; `traceparent` is "" without a trace."""
 
     method: str
@@ -31,7 +31,7 @@ class Call:
     time_left_s: float | None = None
 
 
-def read_call(method: str, context: Context) -> Call:
+def read_call(method: str, context: Context) -> CallMetadata:
     """Read the metadata and the deadline. Raises `ServiceError` for a key given twice or a malformed value."""
     found: dict[str, str] = {}
     for key, value in context.invocation_metadata() or ():
@@ -41,7 +41,7 @@ def read_call(method: str, context: Context) -> Call:
             raise invalid(key, "is given more than once")
         found[key] = value if isinstance(value, str) else value.decode("ascii", "replace")
     left_s = context.time_remaining()
-    return Call(
+    return CallMetadata(
         method=method,
         caller=CALLER.get(),
         traceparent=_traceparent(found.get("traceparent", "")),
@@ -57,7 +57,7 @@ def read_trace(context: Context) -> str:
     return found[0] if len(found) == 1 and isinstance(found[0], str) and _TRACEPARENT.fullmatch(found[0]) else ""
 
 
-def sooner(call: Call, seconds: float | None) -> Call:
+def sooner(call: CallMetadata, seconds: float | None) -> CallMetadata:
     """The call with a deadline no later than in `seconds`; None sets none."""
     left_s = [one for one in (call.time_left_s, seconds) if one is not None]
     return dataclasses.replace(call, time_left_s=min(left_s, default=None))

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from services.config import bad_setting
-from services.watched import Watched
+from services.process.watched import WatchedFile
 
 MAX_TURNS = 8  # of a handshake in memory; TLS 1.3 takes three
 
@@ -43,7 +43,7 @@ def files_of(certificate: str, key: str, client_ca: str) -> TlsFiles | None:
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """Credentials that follow the files: each handshake looks whether they changed. Raises ServiceError."""
-    watched = Watched(files.paths, lambda: read(files))
+    watched = WatchedFile(files.paths, lambda: read(files))
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         return watched.value if watched.refresh() else None  # None: go on with what there is

@@ -10,18 +10,18 @@ from engine.errors import Code, ServiceError, invalid, unsupported
 from engine.request import SamplingParams
 from services.gateway.access.admission import BYTES_PER_TOKEN
 from services.gateway.contract import knobs, translate
-from services.gateway.requests.desk import Desk
+from services.gateway.requests.desk import RequestManager
 from services.gateway.requests.open_requests import OpenRequest
-from services.messages import Append, CloseInput, Grant, Update
-from services.work import Generate, TextPrompt, TokenPrompt
+from services.messages.messages import Append, CloseInput, Grant, Update
+from services.messages.work import Generate, TextPrompt, TokenPrompt
 
 MAX_DEADLINE_S = 24 * 3600.0
 
 
-class Changes:
+class GenerationUpdates:
     """Tells the ring what the client says of one generation. All raise `ServiceError` for what cannot be."""
 
-    def __init__(self, desk: Desk, request: OpenRequest) -> None:
+    def __init__(self, desk: RequestManager, request: OpenRequest) -> None:
         assert isinstance(request.asked.work, Generate)
         self._desk = desk
         self._request = request

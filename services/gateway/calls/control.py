@@ -8,8 +8,8 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 from sluice.v1 import control_pb2, types_pb2
 
-from engine.computing import UNKNOWN
 from engine.errors import ServiceError, invalid
+from engine.executor.computing import UNKNOWN
 from engine.request import Limits
 from services.gateway.access.metadata import Context
 from services.gateway.calls.refusal import refuse
@@ -18,7 +18,7 @@ from services.gateway.contract.fields import BUILT, FEATURE_FIELDS
 from services.gateway.contract.knobs import seconds
 from services.gateway.load import Loads
 from services.gateway.requests.answers import duration
-from services.gateway.requests.desk import Desk
+from services.gateway.requests.desk import RequestManager
 
 SCHEMA_REVISION = 4
 MAX_PAGE = 1000
@@ -45,7 +45,7 @@ def features(limits: Limits) -> "list[control_pb2.Feature.ValueType]":
 class Control:
     """The handlers. `drain` makes the gateway refuse new work and ends the running after so many seconds."""
 
-    def __init__(self, desk: Desk, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, desk: RequestManager, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
         self.loads = Loads(desk)
         self._desk = desk
         self._drain = drain

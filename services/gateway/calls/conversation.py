@@ -10,15 +10,15 @@ from sluice.v1 import inference_pb2
 
 from engine.errors import Code, ServiceError, invalid
 from services.faults import fault
-from services.gateway.access.metadata import Call
+from services.gateway.access.metadata import CallMetadata
 from services.gateway.calls.generation import Generation, open_one
 from services.gateway.calls.refusal import bare, tell_refused
 from services.gateway.contract.errors import not_found
 from services.gateway.requests import answers
-from services.gateway.requests.desk import Desk
-from services.gateway.requests.parking import Parking
-from services.gateway.requests.reader import Reader
-from services.messages import Envelope, Role
+from services.gateway.requests.desk import RequestManager
+from services.gateway.requests.parking import DetachedSessions
+from services.gateway.requests.reader import StreamReader
+from services.messages.messages import Envelope, Role
 from services.telemetry.logs import about
 
 MAX_REPLIES = 64  # that wait for a slow reader; its frames then wait too
@@ -27,9 +27,15 @@ MAX_REPLIES = 64  # that wait for a slow reader; its frames then wait too
 class Conversation:
     """Every generation of a stream by its tag; the highest tag so far tells what has ended from what never was."""
 
-    def __init__(self, desk: Desk, parking: Parking, call: Callable[[], Call], on_news: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        desk: RequestManager,
+        parking: DetachedSessions,
+        call: Callable[[], CallMetadata],
+        on_news: Callable[[], None],
+    ) -> None:
         """`call` is the stream's, with the time that is left now; `on_news` says that `next` has something."""
-        self.reader = Reader()
+        self.reader = StreamReader()
         self.is_half_closed = False
         self.interrupt: Callable[[ServiceError], object] = lambda error: None
         self._desk = desk

@@ -13,14 +13,14 @@ from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, cancelled, deadline_exceeded
 from services.faults import fault
-from services.gateway.access.metadata import Call, Context, read_call, read_trace
+from services.gateway.access.metadata import CallMetadata, Context, read_call, read_trace
 from services.gateway.access.rate import Rate
 from services.gateway.calls.conversation import Conversation
 from services.gateway.calls.refusal import bare, refuse, turn_away
 from services.gateway.contract.errors import malformed, slow_consumer
-from services.gateway.requests.desk import Desk
-from services.gateway.requests.parking import Parking
-from services.messages import Role
+from services.gateway.requests.desk import RequestManager
+from services.gateway.requests.parking import DetachedSessions
+from services.messages.messages import Role
 from services.telemetry.logs import about_stream, about_trace
 
 HALF_CLOSE_S = 1.0  # what a client gets to half-close after the server has said that it goes away
@@ -29,7 +29,7 @@ HALF_CLOSE_S = 1.0  # what a client gets to half-close after the server has said
 class Converse:
     """`converse` is the handler."""
 
-    def __init__(self, desk: Desk, parking: Parking) -> None:
+    def __init__(self, desk: RequestManager, parking: DetachedSessions) -> None:
         self._desk = desk
         self._parking = parking
 
@@ -63,7 +63,7 @@ class Converse:
 class _Talk:
     """One call of Converse while it runs."""
 
-    def __init__(self, desk: Desk, parking: Parking, context: Context, call: Call) -> None:
+    def __init__(self, desk: RequestManager, parking: DetachedSessions, context: Context, call: CallMetadata) -> None:
         self._context = context
         self._call = call
         self._rate = Rate(desk.settings.max_stream_frames_per_s, desk.clock)
@@ -72,7 +72,7 @@ class _Talk:
         self._fault: ServiceError | None = None  # of the stream itself
         self._is_stuck = False
 
-        def call_now() -> Call:
+        def call_now() -> CallMetadata:
             return dataclasses.replace(call, time_left_s=context.time_remaining())
 
         self._conversation = Conversation(desk, parking, call_now, self._news.set)

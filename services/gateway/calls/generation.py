@@ -9,21 +9,28 @@ from collections.abc import Callable
 from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError
-from services.gateway.access.metadata import Call, sooner
-from services.gateway.calls.changes import MAX_DEADLINE_S, Changes
-from services.gateway.calls.story import Manner, Story
+from services.gateway.access.metadata import CallMetadata, sooner
+from services.gateway.calls.changes import MAX_DEADLINE_S, GenerationUpdates
+from services.gateway.calls.story import EventFormat, EventSequence
 from services.gateway.contract import knobs, translate
 from services.gateway.contract.errors import nobody_grants
 from services.gateway.requests import answers
-from services.gateway.requests.desk import Desk
-from services.gateway.requests.followed import Followed
-from services.gateway.requests.parking import Parking
+from services.gateway.requests.desk import RequestManager
+from services.gateway.requests.followed import TrackedRequest
+from services.gateway.requests.parking import DetachedSessions
 
 
 class Generation:
     """Reads one request until `close`, which leaves it on every path."""
 
-    def __init__(self, desk: Desk, parking: Parking, tag: int, followed: Followed, wake: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        desk: RequestManager,
+        parking: DetachedSessions,
+        tag: int,
+        followed: TrackedRequest,
+        wake: Callable[[int], None],
+    ) -> None:
         """`wake` is told the tag when `next` may have something."""
         self.is_over = False  # its last frame is out
         self.request = followed.request
@@ -32,9 +39,9 @@ class Generation:
         self._tag = tag
         self._followed = followed
         self._wake = wake
-        self._changes = Changes(desk, followed.request)
+        self._changes = GenerationUpdates(desk, followed.request)
         self._new = functools.partial(inference_pb2.ConverseResponse, tag=tag)
-        self._story = Story(followed.request, self._new, Manner(is_eager=True, tells_prompt=True))
+        self._story = EventSequence(followed.request, self._new, EventFormat(is_eager=True, tells_prompt=True))
         self._told_allowed: int | None = None  # tokens allowed when its client was last told that they are spent
         self._is_paused = False  # its client is to be told that a process is coming back
         self._lost: ServiceError | None = None
@@ -119,8 +126,8 @@ class Generation:
         return event
 
 
-def open_one(desk: Desk, call: Call, frame: inference_pb2.Open) -> Followed:
+def open_one(desk: RequestManager, call: CallMetadata, frame: inference_pb2.Open) -> TrackedRequest:
     """Open a generation. Raises `ServiceError` when it is not let in. The time left of `call` is that of the stream."""
     if frame.HasField("deadline"):
         call = sooner(call, knobs.seconds("open.deadline", frame.deadline, MAX_DEADLINE_S))
-    return Followed(desk, call, translate.opening(frame, call.priority, desk.settings), streams=True)
+    return TrackedRequest(desk, call, translate.opening(frame, call.priority, desk.settings), streams=True)

@@ -13,14 +13,14 @@ import grpc
 
 from engine.errors import ServiceError
 from services.faults import fault
-from services.gateway.access.identity import CALLER, LOCAL, Access, Identity, Scope, not_allowed, unauthenticated
+from services.gateway.access.identity import CALLER, LOCAL, AccessPolicy, Identity, Scope, not_allowed, unauthenticated
 from services.gateway.access.metadata import Context, read_trace
 from services.gateway.calls.neighbours import PEER_KEY, TENANT_KEY
 from services.gateway.calls.refusal import refuse, turn_away
-from services.messages import Role
+from services.messages.messages import Role
+from services.process.watched import WatchedFile
 from services.telemetry.logs import about_trace
 from services.telemetry.observed import Observer
-from services.watched import Watched
 
 REFRESH_S = 1.0
 NOBODY: frozenset[Scope] = frozenset()
@@ -64,7 +64,11 @@ class Guard(grpc.aio.ServerInterceptor):
     """`access` None lets everybody in as the one local tenant."""
 
     def __init__(
-        self, access: Watched[Access] | None, clock: Callable[[], float], observer: Observer, peer_secret: str = ""
+        self,
+        access: WatchedFile[AccessPolicy] | None,
+        clock: Callable[[], float],
+        observer: Observer,
+        peer_secret: str = "",
     ) -> None:
         """`observer` is told of who is turned away; `peer_secret`: what another gateway shows that hands on a call; ""
         believes nobody."""
@@ -110,7 +114,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return None
         return str(found.get(TENANT_KEY, ""))
 
-    def _fresh(self, access: Watched[Access]) -> Access:
+    def _fresh(self, access: WatchedFile[AccessPolicy]) -> AccessPolicy:
         now_s = self._clock()
         if now_s - self._looked_s >= REFRESH_S:
             self._looked_s = now_s
@@ -164,7 +168,7 @@ def _as_coroutine(behaviour: Behaviour) -> Behaviour:
     return write_all
 
 
-def _authenticated(access: Access, context: Context) -> Identity:
+def _authenticated(access: AccessPolicy, context: Context) -> Identity:
     """A key that is sent counts before a certificate that is shown."""
     given = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
     if not given:

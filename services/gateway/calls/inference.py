@@ -12,38 +12,38 @@ import grpc
 from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, cancelled, deadline_exceeded
-from services.details import Detokenized, Tokenized
 from services.faults import fault
 from services.gateway.access.identity import CALLER
-from services.gateway.access.metadata import Call, Context, read_call, read_trace
-from services.gateway.calls.neighbours import Neighbours
+from services.gateway.access.metadata import CallMetadata, Context, read_call, read_trace
+from services.gateway.calls.neighbours import PeerGateways
 from services.gateway.calls.refusal import bare, refuse, turn_away
 from services.gateway.calls.session import Session
-from services.gateway.calls.story import Manner
+from services.gateway.calls.story import EventFormat
 from services.gateway.contract import translate
 from services.gateway.contract.errors import not_found
-from services.gateway.contract.translate import Asked
+from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.requests import answers
-from services.gateway.requests.desk import Desk
-from services.gateway.requests.followed import Followed
-from services.gateway.requests.open_requests import State
-from services.gateway.requests.parking import Parking
-from services.messages import Role
+from services.gateway.requests.desk import RequestManager
+from services.gateway.requests.followed import TrackedRequest
+from services.gateway.requests.open_requests import RequestStatus
+from services.gateway.requests.parking import DetachedSessions
+from services.messages.details import Detokenized, Tokenized
+from services.messages.messages import Role
 from services.telemetry.logs import about, about_trace
 
 _T = TypeVar("_T")
 _STATES = {
-    State.RUNNING: inference_pb2.GENERATION_STATE_RUNNING,
-    State.FINISHED: inference_pb2.GENERATION_STATE_FINISHED,
-    State.FAILED: inference_pb2.GENERATION_STATE_FAILED,
-    State.CANCELLED: inference_pb2.GENERATION_STATE_CANCELLED,
+    RequestStatus.RUNNING: inference_pb2.GENERATION_STATE_RUNNING,
+    RequestStatus.FINISHED: inference_pb2.GENERATION_STATE_FINISHED,
+    RequestStatus.FAILED: inference_pb2.GENERATION_STATE_FAILED,
+    RequestStatus.CANCELLED: inference_pb2.GENERATION_STATE_CANCELLED,
 }
 
 
 class Inference:
     """The handlers. Errors become a status in `_answer` and nowhere else."""
 
-    def __init__(self, desk: Desk, parking: Parking, neighbours: Neighbours) -> None:
+    def __init__(self, desk: RequestManager, parking: DetachedSessions, neighbours: PeerGateways) -> None:
         self._desk = desk
         self._neighbours = neighbours
         self._parking = parking
@@ -58,7 +58,7 @@ class Inference:
             await session.outcome()
             return answers.whole(session.request)
 
-        def ask(call: Call) -> Asked:
+        def ask(call: CallMetadata) -> TranslatedRequest:
             return translate.whole(request.spec, call.priority, self._desk.settings)
 
         return await self._answer("Generate", context, self._opening(ask), body)
@@ -66,11 +66,11 @@ class Inference:
     async def stream_generate(self, request: inference_pb2.StreamGenerateRequest, context: Context) -> None:
         """StreamGenerate: accepted, deltas, output_finished, finished."""
 
-        def ask(call: Call) -> Asked:
+        def ask(call: CallMetadata) -> TranslatedRequest:
             return translate.generation(request.spec, call.priority, self._desk.settings)
 
         async def body(session: Session) -> None:
-            manner = Manner(is_eager=False, tells_prompt=session.request.asked.tells_prompt)
+            manner = EventFormat(is_eager=False, tells_prompt=session.request.asked.tells_prompt)
             await session.stream(inference_pb2.StreamGenerateResponse, manner)
 
         await self._answer("StreamGenerate", context, self._opening(ask, streams=True), body)
@@ -88,7 +88,7 @@ class Inference:
                 if not can_go_on:
                     await turn_away(self._desk.observer, "ResumeGenerate", context, error)
 
-        def take(call: Call) -> Followed:
+        def take(call: CallMetadata) -> TrackedRequest:
             translate.check_resume(request.spec)
             try:
                 followed = self._parking.take(request_id, call.caller.tenant)
@@ -99,11 +99,11 @@ class Inference:
                 self._desk.lift_credit(followed.request)
                 return followed
             asked = translate.continuation(request.spec, call.priority, self._desk.settings)
-            return Followed(self._desk, call, asked, streams=True)
+            return TrackedRequest(self._desk, call, asked, streams=True)
 
         async def body(session: Session) -> None:
             tells_prompt = session.request.asked.tells_prompt and not point.after_seq
-            manner = Manner(is_eager=False, tells_prompt=tells_prompt, after_seq=point.after_seq)
+            manner = EventFormat(is_eager=False, tells_prompt=tells_prompt, after_seq=point.after_seq)
             await session.stream(inference_pb2.ResumeGenerateResponse, manner)
 
         await self._answer("ResumeGenerate", context, take, body)
@@ -121,7 +121,7 @@ class Inference:
                     await asyncio.sleep(0)
             return b"".join(slices)
 
-        def ask(call: Call) -> Asked:
+        def ask(call: CallMetadata) -> TranslatedRequest:
             return translate.tokenization(request, self._desk.settings)
 
         return await self._answer("Tokenize", context, self._opening(ask), body)
@@ -137,7 +137,7 @@ class Inference:
             envelope = session.request.envelope
             return inference_pb2.DetokenizeResponse(model=envelope.model, revision=envelope.revision, text=value.text)
 
-        def ask(call: Call) -> Asked:
+        def ask(call: CallMetadata) -> TranslatedRequest:
             return translate.detokenization(request, self._desk.settings)
 
         return await self._answer("Detokenize", context, self._opening(ask), body)
@@ -164,7 +164,7 @@ class Inference:
         self,
         method: str,
         context: Context,
-        find: Callable[[Call], Followed],
+        find: Callable[[CallMetadata], TrackedRequest],
         body: Callable[[Session], Awaitable[_T]],
     ) -> _T:
         session: Session | None = None
@@ -193,5 +193,7 @@ class Inference:
         await refuse(context, failure, session.request)
         raise failure
 
-    def _opening(self, ask: Callable[[Call], Asked], *, streams: bool = False) -> Callable[[Call], Followed]:
-        return lambda call: Followed(self._desk, call, ask(call), streams=streams)
+    def _opening(
+        self, ask: Callable[[CallMetadata], TranslatedRequest], *, streams: bool = False
+    ) -> Callable[[CallMetadata], TrackedRequest]:
+        return lambda call: TrackedRequest(self._desk, call, ask(call), streams=streams)

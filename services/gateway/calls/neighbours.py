@@ -22,7 +22,7 @@ CANCEL_TIMEOUT_S = 5.0
 _GONE = "it is not known to its gateway, or that is gone: go on with the effective spec and the ids that you have"
 
 
-class Neighbours:
+class PeerGateways:
     """Channels to the other gateways, made when first needed."""
 
     def __init__(self, own_id: str, addresses: Mapping[str, str], secret: str) -> None:

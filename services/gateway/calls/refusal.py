@@ -9,11 +9,11 @@ from sluice.v1 import types_pb2
 
 from engine.errors import ServiceError
 from services.gateway.access.identity import CALLER, LOCAL
-from services.gateway.access.metadata import Call, Context, Trailers, read_trace, trace_trailers
+from services.gateway.access.metadata import CallMetadata, Context, Trailers, read_trace, trace_trailers
 from services.gateway.contract.errors import to_status
 from services.gateway.requests import answers
 from services.gateway.requests.open_requests import OpenRequest
-from services.telemetry.observed import Observer, Refused
+from services.telemetry.observed import Observer, RefusedRequest
 
 _OWN = "/sluice.v1.InferenceService/"
 
@@ -39,13 +39,13 @@ async def refuse(context: Context, error: ServiceError, request: OpenRequest | N
 
 async def turn_away(observer: Observer, path: str, context: Context, error: ServiceError) -> NoReturn:
     """End a call that was not let in; `path` is /service/method, or the method of InferenceService alone."""
-    call = Call(path.removeprefix(_OWN).removeprefix("/"), CALLER.get(LOCAL), read_trace(context))
+    call = CallMetadata(path.removeprefix(_OWN).removeprefix("/"), CALLER.get(LOCAL), read_trace(context))
     context.set_trailing_metadata(tell_refused(observer, call, error))
     await refuse(context, error)
     raise error
 
 
-def tell_refused(observer: Observer, call: Call, error: ServiceError) -> Trailers:
+def tell_refused(observer: Observer, call: CallMetadata, error: ServiceError) -> Trailers:
     """Tell who watches that `call` was not let in; metadata that name the trace for its client, if there is one."""
-    refused = Refused(call.method, error, call.caller.tenant, call.traceparent, call.tracestate)
+    refused = RefusedRequest(call.method, error, call.caller.tenant, call.traceparent, call.tracestate)
     return trace_trailers(observer.refused(refused))

@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from engine.errors import ServiceError
-from services.details import Detokenized, Tokenized
 from services.gateway.access.metadata import Context
 from services.gateway.calls.refusal import bare
-from services.gateway.calls.story import Event, Manner, Story
+from services.gateway.calls.story import Event, EventFormat, EventSequence
 from services.gateway.requests.desk import ended_error
-from services.gateway.requests.followed import Followed
-from services.gateway.requests.parking import Parking
-from services.gateway.requests.reader import Reader
-from services.messages import Text
+from services.gateway.requests.followed import TrackedRequest
+from services.gateway.requests.parking import DetachedSessions
+from services.gateway.requests.reader import StreamReader
+from services.messages.details import Detokenized, Tokenized
+from services.messages.messages import Text
 
 _T = TypeVar("_T")
 
@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 class Session:
     """A request and the call that reads it."""
 
-    def __init__(self, context: Context, followed: Followed, parking: Parking) -> None:
+    def __init__(self, context: Context, followed: TrackedRequest, parking: DetachedSessions) -> None:
         self._context = context
         self._followed = followed
         self._parking = parking
@@ -30,7 +30,7 @@ class Session:
         self._task: asyncio.Task[object] | None = None
         self._lost: ServiceError | None = None  # why it reads no longer
         parking.enter(followed, self)
-        self.request.attach(self._news.set, self.lose, Reader())
+        self.request.attach(self._news.set, self.lose, StreamReader())
         followed.submit()
 
     async def run(self, body: "Callable[[Session], Awaitable[_T]]") -> _T:
@@ -69,9 +69,9 @@ class Session:
             raise ended_error(self.request)
         return self.request.outcome
 
-    async def stream(self, new: Callable[[], Event], manner: Manner) -> None:
+    async def stream(self, new: Callable[[], Event], manner: EventFormat) -> None:
         """Write all that the generation tells. Raises the error that ended it."""
-        story = Story(self.request, new, manner)
+        story = EventSequence(self.request, new, manner)
         while not story.is_over:
             event = story.next()
             if event is not None:

@@ -14,7 +14,7 @@ from sluice.v1 import inference_pb2
 from services.gateway.requests import answers
 from services.gateway.requests.deltas import has_content
 from services.gateway.requests.open_requests import OpenRequest
-from services.messages import Text
+from services.messages.messages import Text
 
 Event = TypeVar(
     "Event",
@@ -23,7 +23,7 @@ Event = TypeVar(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Manner:
+class EventFormat:
     """How it is told.
 
     Attributes:
@@ -37,10 +37,10 @@ class Manner:
     after_seq: int = 0
 
 
-class Story(Generic[Event]):
+class EventSequence(Generic[Event]):
     """The events of one request for one reader."""
 
-    def __init__(self, request: OpenRequest, new: Callable[[], Event], manner: Manner) -> None:
+    def __init__(self, request: OpenRequest, new: Callable[[], Event], manner: EventFormat) -> None:
         """`new` makes an empty event. Raises ServiceError when what comes after `after_seq` is not there."""
         self.is_over = False  # the last event is out
         self._request = request

@@ -12,7 +12,7 @@ from sluice.v1 import types_pb2
 from engine.checks import check_num
 from engine.errors import invalid
 from services.gateway.settings import GatewaySettings
-from services.work import ChatMessage, ChatPrompt, Tool, ToolCall
+from services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
 
 MAX_PARTS = 256
 MAX_TOOLS = 128

@@ -8,7 +8,7 @@ from sluice.v1 import types_pb2
 from engine.checks import check_constrained, check_num
 from engine.errors import invalid
 from engine.request import SamplingParams
-from services.work import ChatPrompt, Constraint, ConstraintForm, PromptInput
+from services.messages.work import ChatPrompt, Constraint, ConstraintForm, PromptInput
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_REGEX_BYTES = 16 << 10

@@ -10,7 +10,7 @@ from grpc_status import rpc_status
 
 from engine.errors import Code, ServiceError, invalid
 from services.gateway.contract.wire import MAX_FIELDS
-from services.messages import Failed
+from services.messages.messages import Failed
 
 DOMAIN = "sluice"
 DETAILS_KEY = "grpc-status-details-bin"

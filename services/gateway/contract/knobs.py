@@ -11,7 +11,7 @@ from sluice.v1 import types_pb2
 from engine.checks import check_draft_tokens, check_num, check_priority
 from engine.errors import invalid, unsupported
 from engine.request import Limits, SamplingParams
-from services.work import Scheduling, Stops, TextOptions
+from services.messages.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
 MAX_DETACH_TTL_S = 600.0

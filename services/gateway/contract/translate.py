@@ -19,7 +19,7 @@ from services.gateway.contract.constraint import constraint
 from services.gateway.contract.errors import loading, not_found
 from services.gateway.contract.fields import refuse_unbuilt
 from services.gateway.settings import GatewaySettings, ModelInfo
-from services.work import (
+from services.messages.work import (
     ChatPrompt,
     Detokenize,
     Generate,
@@ -35,7 +35,7 @@ MAX_ID_BYTES = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class TranslatedRequest:
     """What a client asked for, ready for the ring.
 
     Attributes:
@@ -67,14 +67,14 @@ class Asked:
         return isinstance(self.work, Generate) and self.work.params.is_search
 
 
-def whole(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+def whole(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> TranslatedRequest:
     """The work of Generate; `priority` is that of the metadata. Raises `ServiceError`."""
     if spec.scheduling.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
         raise invalid("scheduling.on_disconnect", "DETACH is for streams, which can be resumed: leave it out")
     return generation(spec, priority, settings)
 
 
-def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> TranslatedRequest:
     """The work of StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
     if spec.HasField("credit_window"):
         raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
@@ -82,7 +82,7 @@ def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewayS
     return _generation(spec, priority, settings, is_open=False)
 
 
-def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> Asked:
+def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> TranslatedRequest:
     """The work of ResumeGenerate where nobody knows the generation any more: from what its client has. Raises
     `ServiceError`."""
     for field, is_there in (("revision", spec.HasField("revision")), ("seed", spec.sampling.HasField("seed"))):
@@ -112,7 +112,7 @@ def _check_no_resume(spec: types_pb2.GenerationSpec) -> None:
         raise invalid("resume", "is for ResumeGenerate: leave it out")
 
 
-def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings) -> Asked:
+def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings) -> TranslatedRequest:
     """The work of a generation of Converse. Raises `ServiceError`."""
     spec, is_open = frame.spec, frame.keep_input_open
     _check_no_resume(spec)
@@ -140,7 +140,9 @@ def check_resume(spec: types_pb2.GenerationSpec) -> None:
         raise invalid("resume.generation_id", f"has {size} bytes; 1 to {MAX_ID_BYTES} are allowed")
 
 
-def _generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool) -> Asked:
+def _generation(
+    spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings, *, is_open: bool
+) -> TranslatedRequest:
     _check_model(spec, settings.model)
     refuse_unbuilt(spec)
     limits = settings.limits
@@ -157,7 +159,7 @@ def _generation(spec: types_pb2.GenerationSpec, priority: int, settings: Gateway
     size = min(size, keep_last or size)
     output = params.max_tokens or max(0, limits.context_length - size)
     detach_ttl_s = knobs.detach_ttl_s(spec.scheduling)
-    return Asked(
+    return TranslatedRequest(
         work=Generate(prompt, params, stops, text, echo, keep_last, scheduling, constraint=limit, bad_words=words),
         reserve=size + output * params.num_sequences,
         num_outputs=params.n,
@@ -177,25 +179,25 @@ def _keep_last(spec: types_pb2.GenerationSpec, limits: Limits) -> int:
     return asked
 
 
-def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettings) -> Asked:
+def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettings) -> TranslatedRequest:
     """The work of Tokenize. Raises `ServiceError`."""
     _check_model(request, settings.model)
     add = request.add_special_tokens if request.HasField("add_special_tokens") else True
     if request.WhichOneof("prompt") == "text":
         check_bytes(len(request.text.encode()), settings)
-        return Asked(Tokenize(prompt=TextPrompt(request.text), add_special_tokens=add))
+        return TranslatedRequest(Tokenize(prompt=TextPrompt(request.text), add_special_tokens=add))
     if request.WhichOneof("prompt") != "chat":
         raise invalid("prompt", "is missing; send text or chat")
     refuse_unbuilt(request.chat, "chat.")
-    return Asked(Tokenize(prompt=_chat(request.chat, settings)[0], add_special_tokens=add))
+    return TranslatedRequest(Tokenize(prompt=_chat(request.chat, settings)[0], add_special_tokens=add))
 
 
-def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> Asked:
+def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> TranslatedRequest:
     """The work of Detokenize. Raises `ServiceError`."""
     _check_model(request, settings.model)
     ids = pack_checked("token_ids", request.token_ids, settings)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-    return Asked(Detokenize(ids=ids, skip_special_tokens=skip))
+    return TranslatedRequest(Detokenize(ids=ids, skip_special_tokens=skip))
 
 
 def _check_model(

@@ -20,7 +20,7 @@ from services.gateway.oip.translate import (
     NUM_OUTPUT,
     TEXT_OUTPUT,
     VERSION,
-    Asked,
+    InferRequest,
 )
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -28,7 +28,7 @@ UNFINISHED = "None"  # what vLLM's backend says of an output that goes on
 _REASONS = {types_pb2.FINISH_REASON_LENGTH: "length"}
 
 
-class Refused(Exception):
+class CallAborted(Exception):
     """The handler ended its call with this status."""
 
     def __init__(self, code: grpc.StatusCode, message: str, trailers: Metadata) -> None:
@@ -42,7 +42,7 @@ class Lane:
     """The part of a context that a streaming handler uses; `send` takes each response."""
 
     def __init__(
-        self, context: Context, asked: Asked, send: Callable[[oip.ModelInferResponse], Awaitable[None]]
+        self, context: Context, asked: InferRequest, send: Callable[[oip.ModelInferResponse], Awaitable[None]]
     ) -> None:
         self._context = context
         self._asked = asked
@@ -72,7 +72,7 @@ class Lane:
 
     async def abort(self, code: grpc.StatusCode, message: str, trailers: Metadata) -> NoReturn:
         """The handler refuses or fails."""
-        raise Refused(code, message, trailers)
+        raise CallAborted(code, message, trailers)
 
     async def write(self, message: inference_pb2.StreamGenerateResponse) -> None:
         """One event of the generation."""

@@ -9,14 +9,14 @@ from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, invalid
 from services.gateway.access.identity import CALLER, LOCAL
-from services.gateway.access.metadata import Call, Context, read_trace
+from services.gateway.access.metadata import CallMetadata, Context, read_trace
 from services.gateway.calls.refusal import refuse, tell_refused
 from services.gateway.contract.errors import not_found, to_status
 from services.gateway.oip.contract import open_inference_pb2 as oip
-from services.gateway.oip.lane import Lane, Refused
+from services.gateway.oip.lane import CallAborted, Lane
 from services.gateway.oip.tensors import Tensor
 from services.gateway.oip.translate import INPUTS, OUTPUTS, VERSION, check_version, read
-from services.gateway.requests.desk import Desk
+from services.gateway.requests.desk import RequestManager
 
 SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 MAX_AT_ONCE = 256  # requests of one stream; the next is read when one has ended
@@ -27,7 +27,7 @@ Send = Callable[[oip.ModelInferResponse], Awaitable[None]]
 class OpenInference:
     """`generate` is the handler of StreamGenerate."""
 
-    def __init__(self, desk: Desk, generate: Generate) -> None:
+    def __init__(self, desk: RequestManager, generate: Generate) -> None:
         self._desk = desk
         self._generate = generate
 
@@ -86,7 +86,7 @@ class OpenInference:
 
         try:
             await self._infer(request, context, keep, may_stream=False)
-        except Refused as error:
+        except CallAborted as error:
             await context.abort(error.code, error.message, tuple(error.trailers))
         return made[0]
 
@@ -121,7 +121,7 @@ class OpenInference:
         known = request if isinstance(request, oip.ModelInferRequest) else None
         try:
             await self._infer(known, context, send, may_stream=True)
-        except Refused as error:
+        except CallAborted as error:
             response = oip.ModelInferResponse(id=known.id if known is not None else "")
             text = f"{error.code.name}: {error.message}"
             await write(oip.ModelStreamInferResponse(error_message=text, infer_response=response))
@@ -139,10 +139,10 @@ class OpenInference:
             if asked.streams and not may_stream:
                 raise invalid("stream", "is for ModelStreamInfer: ModelInfer has one response")
         except ServiceError as error:
-            call = Call(f"{SERVICE.full_name}/ModelInfer", CALLER.get(LOCAL), read_trace(context))
+            call = CallMetadata(f"{SERVICE.full_name}/ModelInfer", CALLER.get(LOCAL), read_trace(context))
             code, message, details = to_status(error)
             trailers = tell_refused(self._desk.observer, call, error)
-            raise Refused(code, message, (*trailers, *details)) from None
+            raise CallAborted(code, message, (*trailers, *details)) from None
         lane = cast(Context, Lane(context, asked, send))  # it has what that handler uses
         await self._generate(inference_pb2.StreamGenerateRequest(spec=asked.spec), lane)
 

@@ -28,7 +28,7 @@ OUTPUTS = {one.name: one for one in (TEXT_OUTPUT, *EXTRAS.values())}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class InferRequest:
     """Attributes:
     streams: a response for every delta; otherwise one for all.
     prefix: what the text output begins with: the prompt, where that was not switched off.
@@ -44,7 +44,7 @@ class Asked:
     marks_end: bool
 
 
-def read(request: oip.ModelInferRequest) -> Asked:
+def read(request: oip.ModelInferRequest) -> InferRequest:
     """What a request asks for. Raises `ServiceError`."""
     if len(request.id.encode()) > MAX_ID_BYTES:
         raise invalid("id", f"has more than {MAX_ID_BYTES} bytes")
@@ -57,7 +57,7 @@ def read(request: oip.ModelInferRequest) -> Asked:
     excludes = bool(given.get(EXCLUDE.name, streams))
     if streams and not excludes:
         raise invalid(EXCLUDE.name, "cannot be false for a stream: its responses hold new text only")
-    return Asked(
+    return InferRequest(
         id=request.id,
         spec=_spec(request.model_name, text, str(given.get(SAMPLING.name, "{}"))),
         streams=streams,
@@ -88,7 +88,7 @@ def _marks_end(request: oip.ModelInferRequest) -> bool:
     return WANTS_FINAL in request.parameters and request.parameters[WANTS_FINAL].bool_param
 
 
-class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class SamplingOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """sampling_parameters: vLLM's names. Numbers may be written as strings, as Triton's examples do."""
 
     max_tokens: int = MAX_TOKENS
@@ -138,10 +138,10 @@ def _spec(model: str, text: str, parameters: str) -> types_pb2.GenerationSpec:
         raise invalid(SAMPLING.name, f"a number is outside what its field can carry: {error}") from None
 
 
-def _sampling(text: str) -> Sampling:
+def _sampling(text: str) -> SamplingOptions:
     try:
         found: Any = msgspec.json.decode(text)
-        return msgspec.convert(found, Sampling, strict=False)
+        return msgspec.convert(found, SamplingOptions, strict=False)
     except msgspec.ValidationError as error:
         raise invalid(SAMPLING.name, str(error)) from None
     except (msgspec.DecodeError, RecursionError):

@@ -5,20 +5,20 @@ were running ourselves, so that our own pause does not look like a death of othe
 import collections
 from typing import NamedTuple
 
-from services.messages import Probe, Visit
-from services.revisions import agreed
+from services.checkpoint.revisions import agreed
+from services.messages.messages import Probe, Visit
 
 STEPS_OF_PATIENCE = 10
 
 
-class Changes(NamedTuple):
+class LivenessChanges(NamedTuple):
     """Ids of processes that are new, and of others that lost frames."""
 
     new: frozenset[str]
     missed: frozenset[str]
 
 
-UNCHANGED = Changes(frozenset(), frozenset())
+UNCHANGED = LivenessChanges(frozenset(), frozenset())
 
 
 class Liveness:
@@ -65,7 +65,7 @@ class Liveness:
         patience_s = max(self._timeout_s, STEPS_OF_PATIENCE * step_s)
         return any(sent and self._now_s - sent[0][1] > patience_s for sent in self._under_way)
 
-    def returned(self, probe: Probe) -> Changes:
+    def returned(self, probe: Probe) -> LivenessChanges:
         """A probe is back, and earlier ones with it; gives what has changed since."""
         if probe.route not in self._routes or probe.epoch != self._epoch:
             return UNCHANGED
@@ -81,7 +81,7 @@ class Liveness:
                 new.add(visit.id)
             elif known.lost != visit.lost:
                 missed.add(visit.id)
-        return Changes(frozenset(new), frozenset(missed))
+        return LivenessChanges(frozenset(new), frozenset(missed))
 
     def forget(self) -> None:
         """The ring was lost: it counts as complete only when every way round has answered again."""

@@ -12,18 +12,18 @@ from typing import TypeAlias
 from engine.errors import ServiceError, other_revision, schema_mismatch, stage_lost
 from engine.request import Limits, SamplingParams
 from services.faults import fault
-from services.gateway.access.metadata import Call
-from services.gateway.contract.translate import Asked
+from services.gateway.access.metadata import CallMetadata
+from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.recovery.liveness import Liveness
 from services.gateway.recovery.resend import Recovery
-from services.gateway.requests.desk import Desk
-from services.gateway.requests.open_requests import OpenRequest, State
+from services.gateway.requests.desk import RequestManager
+from services.gateway.requests.open_requests import OpenRequest, RequestStatus
 from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages import Message, Mismatch, Probe, Role
+from services.messages.messages import Message, Mismatch, Probe, Role
+from services.messages.work import Generate, TokenPrompt
 from services.ring.peers import NEXT, peer_of
-from services.ring.strangers import FRESH_S
+from services.ring.schema_mismatches import FRESH_S
 from services.telemetry.logs import about
-from services.work import Generate, TokenPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ ReadModel: TypeAlias = Callable[[str], tuple[ModelInfo, Limits] | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Senses:
+class WatchInputs:
     """What the watch asks its process for.
 
     Attributes:
@@ -52,11 +52,11 @@ class RingWatch:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: RequestManager,
         settings: GatewaySettings,
         emit: Callable[[Message], None],
         clock: Callable[[], float],
-        senses: Senses,
+        senses: WatchInputs,
     ) -> None:
         self._desk = desk
         self._settings = settings
@@ -180,14 +180,14 @@ class RingWatch:
         """Have one token made, once a probe has come back on every way; open the door when it is there."""
         if self._warm_up is None:
             if not self._is_warm and self._liveness.is_complete and self._is_of_one_revision():
-                self._warm_up = self._desk.open_own(Call("warm-up"), one_token(self._desk.settings))
+                self._warm_up = self._desk.open_own(CallMetadata("warm-up"), one_token(self._desk.settings))
                 self._warm_up.on_news = self._warm
             return
-        if self._warm_up.state is State.RUNNING:
+        if self._warm_up.state is RequestStatus.RUNNING:
             return
         made, self._warm_up = self._warm_up, None
         self._desk.close(made)
-        self._is_warm = made.state is State.FINISHED
+        self._is_warm = made.state is RequestStatus.FINISHED
         if not self._is_warm:
             return
         self._recovery.restored()
@@ -197,8 +197,10 @@ class RingWatch:
         self._senses.on_change()
 
 
-def one_token(settings: GatewaySettings) -> Asked:
+def one_token(settings: GatewaySettings) -> TranslatedRequest:
     """The work of a warm-up."""
     token_id = settings.model.eos_ids[0] if settings.model.eos_ids else 0
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    return Asked(Generate(prompt=TokenPrompt(token_id.to_bytes(4, "little")), params=params), token_records=False)
+    return TranslatedRequest(
+        Generate(prompt=TokenPrompt(token_id.to_bytes(4, "little")), params=params), token_records=False
+    )

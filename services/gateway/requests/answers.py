@@ -8,12 +8,12 @@ from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import ServiceError
 from engine.request import FinishReason
-from services.details import Scored, Timings, Tokenized, TokenRecord
 from services.gateway.contract.errors import to_rpc
 from services.gateway.requests.open_requests import OpenRequest
-from services.messages import Text
-from services.telemetry.observed import Used
-from services.work import Generate, ints
+from services.messages.details import Scored, Timings, Tokenized, TokenRecord
+from services.messages.messages import Text
+from services.messages.work import Generate, ints
+from services.telemetry.observed import RequestUsage
 
 SLICE_TOKENS = 1000
 _REASONS = {
@@ -197,11 +197,11 @@ def effective(request: OpenRequest) -> types_pb2.EffectiveParams | None:
     return params
 
 
-def used(request: OpenRequest) -> Used:
+def used(request: OpenRequest) -> RequestUsage:
     """What a request has used so far, finished or not."""
     last = request.outcome if isinstance(request.outcome, Text) else None
     admitted = request.admitted
-    return Used(
+    return RequestUsage(
         num_prompt=admitted.num_prompt if admitted else 0,
         num_cached=admitted.num_cached if admitted else 0,
         num_completion=request.num_tokens,
@@ -216,7 +216,7 @@ def used(request: OpenRequest) -> Used:
     )
 
 
-def usage(spent: Used) -> types_pb2.Usage:
+def usage(spent: RequestUsage) -> types_pb2.Usage:
     """As the contract has it."""
     return types_pb2.Usage(
         prompt_tokens=spent.num_prompt,
@@ -230,7 +230,7 @@ def usage(spent: Used) -> types_pb2.Usage:
     )
 
 
-def timings(spent: Used) -> types_pb2.Timings:
+def timings(spent: RequestUsage) -> types_pb2.Timings:
     """As the contract has it."""
     phases = spent.timings or Timings()
     return types_pb2.Timings(

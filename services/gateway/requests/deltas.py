@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.gateway.requests.history import num_bytes
-from services.messages import Text
+from services.messages.messages import Text
 
 # Of what `num_bytes` counts: characters may take four bytes and tokens have candidates, and a client that was told
 # nothing else receives messages of 4 MiB at most.

@@ -10,27 +10,27 @@ from typing import Protocol
 import msgspec
 
 from engine.errors import ServiceError, cancelled, invalid, stage_lost
-from engine.histogram import Histogram
 from engine.request import FinishReason
-from services.gateway.access.admission import Admission
-from services.gateway.access.metadata import Call
+from engine.scheduler.histogram import Histogram
+from services.gateway.access.admission import RequestLimiter
+from services.gateway.access.metadata import CallMetadata
 from services.gateway.access.quota import Quotas
 from services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
-from services.gateway.contract.translate import Asked
+from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.requests.history import History
-from services.gateway.requests.open_requests import OpenRequest, State
+from services.gateway.requests.open_requests import OpenRequest, RequestStatus
 from services.gateway.requests.reader import SlotLimits
 from services.gateway.requests.registry import OpenRequests
 from services.gateway.requests.replay import cancels, work_now
 from services.gateway.settings import GatewaySettings
-from services.messages import (
+from services.messages.messages import (
     Cancel,
-    Census,
     Change,
     Envelope,
     Failed,
     Grant,
     Message,
+    OpenSerials,
     Preempted,
     Result,
     Submit,
@@ -53,7 +53,7 @@ class Stream(Protocol):
         """What runs waits for a process that is coming back."""
 
 
-class Desk:
+class RequestManager:
     """The open requests of a gateway. `refusal` is what new ones are told, or None to let them in."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Desk:
         self.settings = settings
         self.observer = observer
         self.clock = clock
-        self.admission = Admission(settings.max_open_requests, settings.max_reserved_tokens)
+        self.admission = RequestLimiter(settings.max_open_requests, settings.max_reserved_tokens)
         self.requests = OpenRequests(lambda reason: observer.count("dropped", reason=reason))
         self._quotas = quotas
         self._keys: dict[tuple[str, str], str] = {}  # tenant and idempotency key of what is open → its id
@@ -86,7 +86,7 @@ class Desk:
         """Requests of clients that are open."""
         return self.admission.num_requests
 
-    def open(self, call: Call, asked: Asked, *, streams: bool) -> OpenRequest:
+    def open(self, call: CallMetadata, asked: TranslatedRequest, *, streams: bool) -> OpenRequest:
         """Admit a request, or raise `ServiceError`. It is sent round the ring by `submit`."""
         if self.refusal is not None:
             raise self.refusal.with_traceback(None)  # one object for many: it must not gather their frames
@@ -107,7 +107,7 @@ class Desk:
             request.history = History(*most, after_seq=asked.after_seq)
         return request
 
-    def open_own(self, call: Call, asked: Asked) -> OpenRequest:
+    def open_own(self, call: CallMetadata, asked: TranslatedRequest) -> OpenRequest:
         """Open a request of the gateway itself, past admission, and send it."""
         request = self._add(call, asked, streams=False)
         request.is_own = True
@@ -133,7 +133,7 @@ class Desk:
     def take_census(self) -> None:
         """Tell the ring what is open: Cancels may have been lost on their way."""
         serials = frozenset(request.envelope.serial for request in self.requests if request.outcome is None)
-        self._emit(Census(self.settings.gateway_id, self.settings.epoch, self._num_opened + 1, serials))
+        self._emit(OpenSerials(self.settings.gateway_id, self.settings.epoch, self._num_opened + 1, serials))
 
     def close(self, request: OpenRequest) -> None:
         """Forget it and tell the ring, unless the ring ended it. Never waits; a second time does nothing."""
@@ -148,7 +148,9 @@ class Desk:
         if not len(self.requests):
             self.on_empty()
 
-    def cancel(self, request_id: str, tenant: str, output_index: int | None = None) -> tuple[State, State]:
+    def cancel(
+        self, request_id: str, tenant: str, output_index: int | None = None
+    ) -> tuple[RequestStatus, RequestStatus]:
         """State in which the request, or one output of it, was found, and state now.
 
         Raises `ServiceError` GENERATION_NOT_FOUND, also for others' requests; INVALID_ARGUMENT for an output that it
@@ -158,14 +160,14 @@ class Desk:
         request = self.requests.get(request_id)
         if found is None or (request is not None and request.is_own):
             raise not_found("generation", request_id, "it never ran here or ended long ago")
-        if request is None or found is not State.RUNNING:
+        if request is None or found is not RequestStatus.RUNNING:
             return found, found
         if output_index is not None:
             return self._cancel_output(request, output_index)
         request.is_cancelled = True
         request.end(cancelled())
         self._cancel_in_ring(request)
-        return found, State.CANCELLED
+        return found, RequestStatus.CANCELLED
 
     def change(self, request: OpenRequest, change: Change | Cancel) -> None:
         """Tell the ring what the client says of its request, and remember it."""
@@ -245,7 +247,7 @@ class Desk:
                 self.observer.count("slow_consumer")
                 request.break_off(slow_consumer(request.last_seq))
 
-    def _cancel_output(self, request: OpenRequest, index: int) -> tuple[State, State]:
+    def _cancel_output(self, request: OpenRequest, index: int) -> tuple[RequestStatus, RequestStatus]:
         """The engine ends the output, and tells so like any other end."""
         if index >= len(request.outputs):
             raise invalid("output_index", f"{index}: this generation has {len(request.outputs)} outputs")
@@ -254,16 +256,16 @@ class Desk:
                 "output_index", "best_of and beam search choose among their outputs: cancel the whole generation"
             )
         if request.outputs[index].last is not None:
-            return State.FINISHED, State.FINISHED
+            return RequestStatus.FINISHED, RequestStatus.FINISHED
         self.change(request, Cancel(envelope=request.envelope, output_index=index))
-        return State.RUNNING, State.CANCELLED
+        return RequestStatus.RUNNING, RequestStatus.CANCELLED
 
-    def _check_key(self, tenant: str, asked: Asked) -> None:
+    def _check_key(self, tenant: str, asked: TranslatedRequest) -> None:
         running = self._keys.get((tenant, asked.idempotency_key)) if asked.idempotency_key else None
         if running is not None:
             raise duplicate(running)
 
-    def _add(self, call: Call, asked: Asked, streams: bool) -> OpenRequest:
+    def _add(self, call: CallMetadata, asked: TranslatedRequest, streams: bool) -> OpenRequest:
         self._num_opened += 1
         envelope = Envelope(
             request_id=self.new_id(),

@@ -1,18 +1,18 @@
 """A request from its opening to its end, with the trace that follows it: what every call that has one needs."""
 
 from engine.errors import ServiceError
-from services.gateway.access.metadata import Call, trace_trailers
-from services.gateway.contract.translate import Asked
+from services.gateway.access.metadata import CallMetadata, trace_trailers
+from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.requests import answers
-from services.gateway.requests.desk import Desk
-from services.messages import Envelope
-from services.telemetry.observed import RequestTrace, Started
+from services.gateway.requests.desk import RequestManager
+from services.messages.messages import Envelope
+from services.telemetry.observed import RequestTrace, StartedRequest
 
 
-class Followed:
+class TrackedRequest:
     """One request that was let in; `submit` sends it, `close` releases it on every path."""
 
-    def __init__(self, desk: Desk, call: Call, asked: Asked, *, streams: bool) -> None:
+    def __init__(self, desk: RequestManager, call: CallMetadata, asked: TranslatedRequest, *, streams: bool) -> None:
         """Raises `ServiceError` when it is not let in."""
         self._desk = desk
         self.request = desk.open(call, asked, streams=streams)
@@ -55,5 +55,7 @@ class Followed:
         self._trace.ended(status, reason, answers.used(self.request))
 
 
-def _observe(desk: Desk, call: Call, asked: Asked, envelope: Envelope, streams: bool) -> RequestTrace:
-    return desk.observer.request_started(Started(envelope, call.method, asked.work, streams))
+def _observe(
+    desk: RequestManager, call: CallMetadata, asked: TranslatedRequest, envelope: Envelope, streams: bool
+) -> RequestTrace:
+    return desk.observer.request_started(StartedRequest(envelope, call.method, asked.work, streams))

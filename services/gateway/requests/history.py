@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from engine.errors import Code, ServiceError, invalid
-from services.messages import Text
+from services.messages.messages import Text
 
 TOKEN_BYTES = 64  # what a token record weighs at most, without its log probabilities
 

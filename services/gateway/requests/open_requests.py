@@ -14,16 +14,16 @@ from collections.abc import Callable
 import msgspec
 
 from engine.errors import ServiceError
-from engine.histogram import Histogram
 from engine.request import FinishReason
 from engine.scheduler.draft_stats import DraftStats
-from services.details import Admitted, Detokenized, Scored, Tokenized
-from services.gateway.contract.translate import Asked
+from engine.scheduler.histogram import Histogram
+from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.requests.deltas import MAX_DELTA_BYTES, has_content, taken_of
 from services.gateway.requests.history import History, num_bytes
-from services.gateway.requests.reader import Reader, SlotLimits
-from services.messages import Cancel, Change, Envelope, Grant, Resume, Text
-from services.work import Generate, pack_ids, unpack_ids
+from services.gateway.requests.reader import SlotLimits, StreamReader
+from services.messages.details import Admitted, Detokenized, Scored, Tokenized
+from services.messages.messages import Cancel, Change, Envelope, Grant, Resume, Text
+from services.messages.work import Generate, pack_ids, unpack_ids
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
 
@@ -40,7 +40,7 @@ def _unwatched(attempt: int) -> None:
     """Nobody follows it."""
 
 
-class State(enum.Enum):
+class RequestStatus(enum.Enum):
     """Where a request stands."""
 
     RUNNING = enum.auto()
@@ -67,7 +67,9 @@ class OutputState:
 class OpenRequest:
     """One request: what came for it, what of that has been taken, how it ended."""
 
-    def __init__(self, envelope: Envelope, asked: Asked, started_s: float, *, streams: bool = False) -> None:
+    def __init__(
+        self, envelope: Envelope, asked: TranslatedRequest, started_s: float, *, streams: bool = False
+    ) -> None:
         """`streams`: text is news, too, that is not the last; else its caller wants all at once."""
         self.gaps: Histogram | None = None  # observes the seconds between two messages with tokens of one output
         self.envelope = envelope
@@ -98,7 +100,7 @@ class OpenRequest:
         self.is_broken_off = False  # its reader is being let go
         self.is_preempted = False  # it lost its place in the engine, which its client was not told yet
         self.ring_knows_end = False  # the ring said so itself: it needs no Cancel
-        self.reader = Reader()
+        self.reader = StreamReader()
         self.changes: list[Change | Cancel] = []  # what the client said after the open, in order, as the ring was told
         self.allowed = _credit(asked)  # tokens that may be sampled in all; None is without limit
         self.reserved = asked.reserve
@@ -108,13 +110,13 @@ class OpenRequest:
         self._waiting_bytes = 0
 
     @property
-    def state(self) -> State:
+    def state(self) -> RequestStatus:
         """Where it stands."""
         if self.outcome is None:
-            return State.RUNNING
+            return RequestStatus.RUNNING
         if self.is_cancelled:
-            return State.CANCELLED
-        return State.FAILED if isinstance(self.outcome, ServiceError) else State.FINISHED
+            return RequestStatus.CANCELLED
+        return RequestStatus.FAILED if isinstance(self.outcome, ServiceError) else RequestStatus.FINISHED
 
     @property
     def num_tokens(self) -> int:
@@ -218,14 +220,16 @@ class OpenRequest:
         self.is_broken_off = True
         self.interrupt(error)
 
-    def attach(self, on_news: Callable[[], None], interrupt: Callable[[ServiceError], object], reader: Reader) -> None:
+    def attach(
+        self, on_news: Callable[[], None], interrupt: Callable[[ServiceError], object], reader: StreamReader
+    ) -> None:
         """Somebody reads it from now on."""
         self.on_news, self.interrupt, self.reader = on_news, interrupt, reader
         self.is_broken_off = False
 
     def detach(self, on_news: Callable[[], None] = _nothing) -> None:
         """Nobody reads it any more."""
-        self.attach(on_news, _ignore, Reader())
+        self.attach(on_news, _ignore, StreamReader())
 
     def release(self) -> None:
         """It is over: it refers to nothing more that refers to it, so that both go when they are let go of."""
@@ -276,7 +280,7 @@ class OpenRequest:
         return too_long or len(self._waiting) > limits.max_deltas or self._waiting_bytes > limits.max_bytes
 
 
-def _credit(asked: Asked) -> int | None:
+def _credit(asked: TranslatedRequest) -> int | None:
     return asked.work.scheduling.credit if isinstance(asked.work, Generate) else None
 
 

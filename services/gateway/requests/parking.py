@@ -10,7 +10,7 @@ from typing import Protocol
 
 from engine.errors import Code, ServiceError, cancelled
 from services.gateway.contract.errors import not_found
-from services.gateway.requests.followed import Followed
+from services.gateway.requests.followed import TrackedRequest
 
 HINT = (
     "it ran here without DISCONNECT_ACTION_DETACH, ended long ago, or never ran here: "
@@ -18,14 +18,14 @@ HINT = (
 )
 
 
-class Timer(Protocol):
+class ScheduledCall(Protocol):
     """What `call_later` gives."""
 
     def cancel(self) -> None:
         """Do not call."""
 
 
-class Reader(Protocol):
+class SessionReader(Protocol):
     """Whoever has a generation now."""
 
     def lose(self, error: ServiceError) -> None:
@@ -36,16 +36,16 @@ class Reader(Protocol):
 class _Place:
     """One generation: with a reader, or with a timer."""
 
-    followed: Followed
+    followed: TrackedRequest
     ttl_s: float
-    reader: Reader | None
-    timer: Timer | None = None
+    reader: SessionReader | None
+    timer: ScheduledCall | None = None
 
 
-class Parking:
+class DetachedSessions:
     """Every generation that outlives its reader, until its time is over."""
 
-    def __init__(self, call_later: Callable[[float, Callable[[], None]], Timer], max_parked: int) -> None:
+    def __init__(self, call_later: Callable[[float, Callable[[], None]], ScheduledCall], max_parked: int) -> None:
         self._call_later = call_later
         self._max_parked = max_parked
         self._places: dict[str, _Place] = {}
@@ -53,13 +53,13 @@ class Parking:
     def __len__(self) -> int:
         return len(self._places)
 
-    def enter(self, followed: Followed, reader: Reader) -> None:
+    def enter(self, followed: TrackedRequest, reader: SessionReader) -> None:
         """`reader` has it now. Only those that outlive their readers are kept here."""
         ttl_s, request_id = followed.request.asked.detach_ttl_s, followed.request.envelope.request_id
         if ttl_s is not None:
             self._places.setdefault(request_id, _Place(followed, ttl_s, reader)).reader = reader
 
-    def leave(self, followed: Followed, reader: Reader, error: ServiceError | None) -> None:
+    def leave(self, followed: TrackedRequest, reader: SessionReader, error: ServiceError | None) -> None:
         """Its reader has gone, for `error` or at the end. A reader that lost it before leaves nothing."""
         place = self._places.get(followed.request.envelope.request_id)
         if place is None:
@@ -67,7 +67,7 @@ class Parking:
         elif place.reader is reader:
             self._park(place)
 
-    def take(self, request_id: str, tenant: str) -> Followed:
+    def take(self, request_id: str, tenant: str) -> TrackedRequest:
         """One for a new reader, who then enters; the one it has, if any, loses it. Raises ServiceError
         GENERATION_NOT_FOUND."""
         place = self._places.get(request_id)
@@ -98,7 +98,7 @@ class Parking:
         place.followed.close(cancelled())
 
 
-def _absorb(followed: Followed) -> None:
+def _absorb(followed: TrackedRequest) -> None:
     """Nobody reads: what came is remembered; what has ended holds nothing but its history."""
     request = followed.request
     while request.take():

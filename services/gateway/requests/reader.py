@@ -15,7 +15,7 @@ class SlotLimits:
     max_bytes: int
 
 
-class Reader:
+class StreamReader:
     """The writes to one stream. One slow write alone does not count: what counts is that it is the same one."""
 
     def __init__(self) -> None:

@@ -7,10 +7,10 @@ import collections
 from collections.abc import Callable, Iterator
 
 from engine.errors import Code
-from services.details import Scored, Tokenized
 from services.gateway.contract.errors import from_failed
-from services.gateway.requests.open_requests import OpenRequest, State
-from services.messages import Failed, Preempted, Result, Text
+from services.gateway.requests.open_requests import OpenRequest, RequestStatus
+from services.messages.details import Scored, Tokenized
+from services.messages.messages import Failed, Preempted, Result, Text
 
 
 class OpenRequests:
@@ -18,7 +18,7 @@ class OpenRequests:
 
     def __init__(self, on_drop: Callable[[str], None], num_remembered: int = 4096) -> None:
         self._open: dict[str, OpenRequest] = {}
-        self._ended: collections.OrderedDict[str, tuple[str, State]] = collections.OrderedDict()
+        self._ended: collections.OrderedDict[str, tuple[str, RequestStatus]] = collections.OrderedDict()
         self._on_drop = on_drop
         self._num_remembered = num_remembered
 
@@ -36,7 +36,7 @@ class OpenRequests:
         """The open request of that id."""
         return self._open.get(request_id)
 
-    def state(self, request_id: str, tenant: str) -> State | None:
+    def state(self, request_id: str, tenant: str) -> RequestStatus | None:
         """Where it stands or how it ended; None if unknown, forgotten or another tenant's."""
         request = self._open.get(request_id)
         found = (request.envelope.tenant, request.state) if request else self._ended.get(request_id)

@@ -9,8 +9,8 @@ import dataclasses
 import msgspec
 
 from services.gateway.requests.open_requests import OpenRequest
-from services.messages import Append, Cancel, CloseInput, Update
-from services.work import Generate, TextPrompt, TokenPrompt, Work
+from services.messages.messages import Append, Cancel, CloseInput, Update
+from services.messages.work import Generate, TextPrompt, TokenPrompt, Work
 
 
 def work_now(request: OpenRequest) -> Work:

@@ -73,8 +73,8 @@ def test_layers_take_turns(tmp_path: Path) -> None:
     assert third.local_rope is not None and (third.rope.theta, third.local_rope.theta) == (1e6, 1e4)
     for config in (second, third):  # a layer that sees all needs every block
         assert sliding_window(config, 512) is None
-    style = style_of(second)
-    assert (style.query_scalar, style.score_cap, style.logit_cap) == (224, 50.0, 30.0)
+    traits = style_of(second)
+    assert (traits.query_scalar, traits.score_cap, traits.logit_cap) == (224, 50.0, 30.0)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

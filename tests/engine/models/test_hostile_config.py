@@ -16,7 +16,7 @@ from engine.models.config import ModelConfig, read_config, read_head_config
 from engine.models.model import load_model
 from engine.models.registry import read_served
 from engine.models.rules import RULES
-from kernels.metadata import AttentionMetadata
+from kernels.layout.metadata import AttentionMetadata
 from tests.engine.models.hostile import FIELDS, GENERATION, HEAD, TRUTHFUL, Values, lies, truthful, write
 from tests.oracle.checkpoints import Shape, make_checkpoint
 

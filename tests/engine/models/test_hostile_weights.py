@@ -14,10 +14,10 @@ from torch import Tensor
 
 from engine.build import build_engine
 from engine.errors import ServiceError
-from engine.limits import check_tables, limits_of
 from engine.models import weights
 from engine.models.config import read_config
 from engine.models.eagle import load_head
+from engine.models.limits import check_tables, limits_of
 from engine.models.model import load_model
 from engine.models.weights import is_finite
 from kernels import ops

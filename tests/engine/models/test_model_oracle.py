@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.models.config import read_config
 from engine.models.model import load_model, plan_model
-from kernels import builds
-from kernels.metadata import AttentionMetadata
+from kernels.cpu import builds
+from kernels.layout.metadata import AttentionMetadata
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 CPU = torch.device("cpu")

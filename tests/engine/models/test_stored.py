@@ -18,19 +18,20 @@ from torch import Tensor
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import ServiceError
-from engine.limits import limits_of
-from engine.models import layers
 from engine.models.config import read_config, read_head_config
+from engine.models.layers import decoder as layers
+from engine.models.limits import limits_of
 from engine.models.model import Model, load_model, plan_model
 from engine.models.stored_form import StoredForm
 from engine.models.weights import Checkpoint
 from engine.request import EngineRequest, SamplingParams
-from kernels import builds, kinds
-from kernels.gpu_linear import EightBitsOnGpu, Int4OnGpu
-from kernels.linear import PackedLinear
-from kernels.metadata import AttentionMetadata
-from kernels.packed_weights import Packed, dequantise
-from kernels.quantised import Integers, NativeIntegers
+from kernels.cpu import builds
+from kernels.formats import weight_formats as kinds
+from kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu
+from kernels.formats.linear import PackedLinear
+from kernels.formats.packed_weights import Packed, dequantise
+from kernels.formats.quantised import IntegerLinear, NativeIntegerLinear
+from kernels.layout.metadata import AttentionMetadata
 from tests.oracle import published
 from tests.oracle.checkpoints import make_checkpoint, reference
 from tests.oracle.published import AWQ, FBGEMM, GPTQ, SHAPE, Published, compressed, publish
@@ -114,13 +115,13 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PackedLinear, Tensor]]:
     """Layers made of weights that came quantised, and what these mean."""
     kept: list[tuple[PackedLinear, Tensor]] = []
-    keep = layers.Packer._keep
+    keep = layers.LayerLoader._keep
 
-    def watched(self: layers.Packer, packed: Packed, bias: Tensor | None, gated: bool) -> PackedLinear:
+    def watched(self: layers.LayerLoader, packed: Packed, bias: Tensor | None, gated: bool) -> PackedLinear:
         kept.append((keep(self, packed, bias, gated), dequantise(packed)))
         return kept[-1][0]
 
-    monkeypatch.setattr(layers.Packer, "_keep", watched)
+    monkeypatch.setattr(layers.LayerLoader, "_keep", watched)
     return kept
 
 
@@ -134,7 +135,9 @@ def test_symmetric_groups_of_128_are_multiplied_in_4_bits(
         monkeypatch.setattr(builds, "MODULE", None)
     kept = watch(monkeypatch)
     logits = logits_of(load(found.directory))
-    assert {type(layer) for layer, _ in kept} == {NativeIntegers if ours and builds.is_available() else Integers}
+    assert {type(layer) for layer, _ in kept} == {
+        NativeIntegerLinear if ours and builds.is_available() else IntegerLinear
+    }
     x = torch.randn(5, 128)
     heads, weight = next(one for one in kept if one[1].shape == (256, 128))
     assert_near(heads.apply(x), x @ weight.t(), 0.01)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.models.config import read_config
 from engine.models.model import load_model
-from kernels import builds
+from kernels.cpu import builds
 from tests.engine.test_engine_oracle import SHAPES
 from tests.oracle.checkpoints import make_checkpoint
 

@@ -19,4 +19,4 @@ def test_what_would_complete_a_word_is_barred() -> None:
             whole = tuple(output + more)
             begun = [word for word in words if len(word) <= len(whole) + 1]
             expected = {word[-1] for word in begun if whole[len(whole) + 1 - len(word) :] == word[:-1]}
-            assert set(bad.barred(more)) == expected
+            assert set(bad.banned(more)) == expected

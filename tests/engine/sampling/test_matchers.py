@@ -12,8 +12,8 @@ from engine.request import SamplingParams
 from engine.sampling import grammars as grammars_module
 from engine.sampling.grammars import Grammars
 from engine.sampling.matchers import SlotMatchers
-from engine.sampling.rows import Masks
-from services.grammar_ids import load_tokenizer
+from engine.sampling.rows import GrammarMasks
+from services.checkpoint.grammar_ids import load_tokenizer
 from tests.oracle.tokenizers import byte_level_bpe, unigram
 
 VOCAB, EOS = 420, 1  # wider than the tokenizer
@@ -49,13 +49,13 @@ def place(slot: int, grammar: str, tokens: tuple[int, ...] = (), num_prompt: int
     return Placement(slot, SamplingParams(grammar=grammar), (), 0, tokens=tokens, num_prompt=num_prompt)
 
 
-def allowed(masks: Masks | None, row: int) -> set[int]:
+def allowed(masks: GrammarMasks | None, row: int) -> set[int]:
     assert masks is not None
     words = masks.bits[masks.rows.tolist().index(row)].tolist()
     return {at * 32 + bit for at, word in enumerate(words) for bit in range(32) if word >> bit & 1}
 
 
-def filled(matchers: SlotMatchers, slots: list[int], ahead: dict[int, list[int]] | None = None) -> Masks | None:
+def filled(matchers: SlotMatchers, slots: list[int], ahead: dict[int, list[int]] | None = None) -> GrammarMasks | None:
     return matchers.start(slots, ahead or {}).result()
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.request import SamplingParams
-from engine.sampling.rows import KnobRows, LogprobRows, SamplingRows, join
+from engine.sampling.rows import LogprobRows, SamplingParamRows, SamplingRows, join
 from engine.sampling.sampler import Sampler
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -19,9 +19,9 @@ def rows_of(
     params: Sequence[SamplingParams],
     positions: Sequence[int],
     outputs: Sequence[int],
-    barred: dict[int, tuple[int, ...]] | None = None,
+    banned: dict[int, tuple[int, ...]] | None = None,
 ) -> SamplingRows:
-    knobs = KnobRows(
+    param_rows = SamplingParamRows(
         temperature=np.array([p.temperature for p in params], np.float32),
         top_k=np.array([p.top_k for p in params], np.int64),
         top_p=np.array([p.top_p for p in params], np.float32),
@@ -32,9 +32,9 @@ def rows_of(
         logprobs=logprob_rows(params),
     )
     return SamplingRows(
-        knobs,
+        param_rows,
         np.array(positions, np.int64),
-        barred=join([(row, np.array(ids)) for row, ids in (barred or {}).items()]),
+        banned=join([(row, np.array(ids)) for row, ids in (banned or {}).items()]),
     )
 
 
@@ -80,8 +80,8 @@ def test_barred_ids_are_not_sampled_in_their_row_only(temperature: float) -> Non
     logits = torch.full((200, 50), -9.0)
     logits[:, [10, 11, 12]] = torch.tensor([5.0, 4.5, 4.0])
     params = SamplingParams(temperature=temperature, seed=2)
-    barred: dict[int, tuple[int, ...]] = {row: (10, 11) for row in range(0, 200, 2)}
-    sampled = Sampler().sample(logits, rows_of([params] * 200, range(200), [0] * 200, barred))
+    banned: dict[int, tuple[int, ...]] = {row: (10, 11) for row in range(0, 200, 2)}
+    sampled = Sampler().sample(logits, rows_of([params] * 200, range(200), [0] * 200, banned))
     assert not {10, 11} & set(sampled.ids[::2])
     assert 10 in sampled.ids[1::2]
 

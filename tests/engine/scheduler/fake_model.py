@@ -8,8 +8,8 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from engine.cache.tiers import Kind, Move
-from engine.plan import IN_FLIGHT, Ask, DraftTree, Plan, Run, StepResult, TokenLogprob
+from engine.kv_cache.tiers import Move, MoveKind
+from engine.plan import IN_FLIGHT, DraftRequest, DraftTree, StepPlan, StepResult, TokenLogprob, VerifiedDrafts
 from engine.request import SamplingParams
 
 VOCAB = 50
@@ -63,13 +63,13 @@ class FakeProposer:
         self.quality = quality  # probability that a draft is right
         self._rng = rng
 
-    def propose(self, ask: Ask) -> list[int] | DraftTree:
+    def propose(self, ask: DraftRequest) -> list[int] | DraftTree:
         """As many drafts as are asked for, or fewer; often a tree where that may be."""
         if ask.width > 1 and self._rng.random() < 0.8:
             return self._branch(ask)
         return self._chain(ask)
 
-    def _branch(self, ask: Ask) -> DraftTree:
+    def _branch(self, ask: DraftRequest) -> DraftTree:
         """A tree of any form, right and wrong in all places."""
         ids, parents, chains = list[int](), list[int](), [chain_of(ask.tokens)]
         depths = [0]
@@ -85,7 +85,7 @@ class FakeProposer:
             depths.append(depths[parent + 1] + 1)
         return DraftTree(tuple(ids), tuple(parents))
 
-    def _chain(self, ask: Ask) -> list[int]:
+    def _chain(self, ask: DraftRequest) -> list[int]:
         num = self._rng.randrange(ask.num + 1)
         if not num:
             return []
@@ -124,14 +124,14 @@ class FakeRunner:
     def move(self, moves: list[Move]) -> None:
         """Carry out what needs no disk; the rest is under way from now on."""
         for move in moves:
-            if move.kind is Kind.COPY:
+            if move.kind is MoveKind.COPY:
                 self._put(move.target, self._block(move.source))
-            elif move.kind is Kind.SAVE:
+            elif move.kind is MoveKind.SAVE:
                 self._host[move.target] = self._block(move.source)
-            elif move.kind is Kind.RESTORE:
+            elif move.kind is MoveKind.RESTORE:
                 self._put(move.target, self._host[move.source])
             else:
-                self._under_way.append((move, list(self._host[move.source]) if move.kind is Kind.WRITE else []))
+                self._under_way.append((move, list(self._host[move.source]) if move.kind is MoveKind.WRITE else []))
 
     def moved(self) -> list[tuple[Move, bool]]:
         """Some of the transfers under way have ended, in order."""
@@ -139,19 +139,19 @@ class FakeRunner:
         for _ in range(self._rng.randrange(len(self._under_way) + 1)):
             move, cells = self._under_way.popleft()
             is_good = self._rng.random() > 0.15
-            if move.kind is Kind.REMOVE:
+            if move.kind is MoveKind.REMOVE:
                 self._disk.pop(move.name, None)
                 continue
-            if move.kind is Kind.WRITE and is_good:
+            if move.kind is MoveKind.WRITE and is_good:
                 self._disk[move.name] = cells
-            elif move.kind is Kind.READ:
+            elif move.kind is MoveKind.READ:
                 # What is read before it is known to be good lies in its slot already.
                 self._host[move.target] = self._disk.get(move.name, [-1] * self._size) if is_good else [-1] * self._size
                 is_good = is_good and move.name in self._disk
             ended.append((move, is_good))
         return ended
 
-    def place(self, plan: Plan) -> None:
+    def place(self, plan: StepPlan) -> None:
         """Reset and extend the rows of slots."""
         for placement in plan.placements:
             self._tables[placement.slot] = []
@@ -161,13 +161,13 @@ class FakeRunner:
             assert first <= len(table), "a hole in a block table"
             table[first:] = blocks
 
-    def compute(self, plan: Plan, failed: frozenset[int]) -> StepResult:
+    def compute(self, plan: StepPlan, failed: frozenset[int]) -> StepResult:
         """Write the cells of the plan's rows, then sample."""
         assert len(set(plan.slots)) == len(plan.slots), "a slot computes twice in one step"
         assert sorted(plan.query_lens, key=lambda num: num > 1) == plan.query_lens, "rows of one token come first"
         ids: list[int] = []
         logprobs: dict[int, TokenLogprob] = {}
-        runs: dict[int, Run] = {}
+        runs: dict[int, VerifiedDrafts] = {}
         at, written = 0, set[int]()
         for i, slot in enumerate(plan.slots):
             start, num, drafted = plan.starts[i], plan.query_lens[i], plan.drafts.get(i, 0)
@@ -196,12 +196,12 @@ class FakeRunner:
                 logprobs[i] = run[0][1]
             if drafted:
                 found = tuple(logprob for _, logprob in run) if self._rows[slot][0].logprobs >= 0 else ()
-                runs[i] = Run(tuple(token for token, _ in run), found)
+                runs[i] = VerifiedDrafts(tuple(token for token, _ in run), found)
         return StepResult(ids, failed, logprobs, runs)
 
     def _compute_tree(
         self, slot: int, start: int, tokens: list[int], parents: tuple[int, ...], written: set[int]
-    ) -> Run:
+    ) -> VerifiedDrafts:
         """Cells in the order of the tokens, each behind its parent's; then those that stand one behind the other."""
         before = self._cells[self._cell(slot, start - 1)] if start else 0
         chains = [extend(before, tokens[0])]
@@ -219,7 +219,7 @@ class FakeRunner:
                 run.append(self._sample(slot, chains[i], start + len(run) + 1))
                 at = i
         found = tuple(logprob for _, logprob in run) if self._rows[slot][0].logprobs >= 0 else ()
-        return Run(tuple(token for token, _ in run), found)
+        return VerifiedDrafts(tuple(token for token, _ in run), found)
 
     def _sample(self, slot: int, chain: int, position: int) -> tuple[int, TokenLogprob]:
         params, output = self._rows[slot]

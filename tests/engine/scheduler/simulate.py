@@ -18,15 +18,15 @@ import random
 from collections import deque
 from typing import Any
 
-from engine.cache.cache import KVCache, Window
-from engine.cache.tiers import Tiers
 from engine.errors import Code, ServiceError
-from engine.plan import Plan, StepResult
+from engine.kv_cache.cache import KVCache, Window
+from engine.kv_cache.tiers import Tiers
+from engine.plan import StepPlan, StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler.costs import PreemptionCosts
 from engine.scheduler.policies import POLICIES
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import Sequence, State
+from engine.scheduler.sequence import Sequence, SequenceStatus
 from engine.scheduler.settings import SchedulerSettings
 from tests.engine.scheduler.fake_model import VOCAB, FakeProposer, FakeRunner, extend, sample
 from tests.engine.scheduler.ledger import EOS, Ledger, Open
@@ -68,7 +68,7 @@ class Simulation:
         self.proposer = FakeProposer(rng, rng.choice((0.3, 0.8, 1.0)))
         self.ledger = Ledger(SIZE)
         self.depth = seed % 3  # steps in flight while the next one is planned
-        self.flights: deque[tuple[Plan, StepResult]] = deque()
+        self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.num_ahead = 0  # steps that were planned so
         self.num_trees = 0  # of drafts that were verified
         self.now = 0.0
@@ -124,10 +124,10 @@ class Simulation:
     def preempt(self) -> None:
         """Take somebody's blocks for no reason, as a tier or a device out of memory might; it does not count towards
         the bound on preemptions."""
-        running = self.scheduler._floor.running
+        running = self.scheduler._state.running
         if running:
             sequence = self.rng.choice(running)
-            self.scheduler._floor.evict(sequence)
+            self.scheduler._state.evict(sequence)
             for one in sequence.group.sequences:
                 one.num_preemptions = 0
 
@@ -211,7 +211,7 @@ class Simulation:
             assert not scheduler.cancel_output(request_id, 0, self.now)
         elif kind == 1 and not one.request.params.is_search:
             scheduler.cancel_output(request_id, rng.randrange(one.request.params.n), self.now)
-            one.is_ending = request_id not in scheduler._floor.groups
+            one.is_ending = request_id not in scheduler._state.groups
         elif kind == 2 and one.credit is not None:
             num = rng.randrange(10)
             scheduler.grant(request_id, num, self.now)
@@ -258,7 +258,7 @@ class Simulation:
             self.ledger.end(request_id, "deadline")
         for move, is_good in self.runner.moved():
             self.cache.moved(move, is_good)
-        plan = self.scheduler.plan_ahead(self.now) if self.flights else None
+        plan = self.scheduler.plan_ahead(self.now) if self.in_flight else None
         self.num_ahead += plan is not None
         if plan is None:
             self.land(0)
@@ -281,34 +281,34 @@ class Simulation:
         if self.rng.random() < 0.9:
             self.scheduler.offer(asks, [self.proposer.propose(ask) for ask in asks], 0.1 * len(asks))
 
-    def launch(self, plan: Plan) -> None:
+    def launch(self, plan: StepPlan) -> None:
         """Compute a plan; nobody is told the result yet."""
         assert plan.num_tokens == sum(plan.query_lens) <= max(self.budget, len(plan.slots)), "over budget"
         failed = frozenset(i for i in range(len(plan.slots)) if self.rng.random() < 0.002)
         self.num_trees += len(plan.parents)
         self.runner.place(plan)
-        self.flights.append((plan, self.runner.compute(plan, failed)))
+        self.in_flight.append((plan, self.runner.compute(plan, failed)))
 
     def land(self, most: int) -> None:
         """Apply the oldest results until `most` are in flight."""
         self.scheduler.take_preempted()
-        while len(self.flights) > most:
-            plan, result = self.flights.popleft()
+        while len(self.in_flight) > most:
+            plan, result = self.in_flight.popleft()
             events, failures = self.scheduler.apply(plan, result, self.now + 0.01 * plan.num_tokens)
             for event in events:
                 self.ledger.take(event, self.now)
             for request_id, _ in failures:
                 self.ledger.end(request_id, "failed")
 
-    def check_writes(self, plan: Plan) -> None:
+    def check_writes(self, plan: StepPlan) -> None:
         """I3: nobody writes into a block that has its name: others may read it at any time."""
-        named = {one.slot: one.table.num_named for one in self.scheduler._floor.running}
+        named = {one.slot: one.table.num_named for one in self.scheduler._state.running}
         for slot, start in zip(plan.slots, plan.starts, strict=True):
             assert start // SIZE >= named[slot], "writes into a block that was named"
 
-    def check_preemptions(self, plan: Plan) -> None:
+    def check_preemptions(self, plan: StepPlan) -> None:
         """I6: nobody is preempted once more than the bound while another row could go on."""
-        spared = [one for one in self.scheduler._floor.waiting if one.num_preemptions > self.settings.max_preemptions]
+        spared = [one for one in self.scheduler._state.waiting if one.num_preemptions > self.settings.max_preemptions]
         for one in spared:
             one.num_preemptions = self.settings.max_preemptions
         assert not spared or len(plan.slots) == 1, "preempted more often than is allowed while others run"
@@ -323,11 +323,11 @@ class Simulation:
 
     def check_cheaply(self) -> None:
         """Counts, in time that does not grow with history."""
-        pool, running = self.cache.pool, self.scheduler._floor.running
+        pool, running = self.cache.pool, self.scheduler._state.running
         held = {block for one in running for block in one.table.blocks} - {pool.null}
         assert pool.num_held == len(held), "blocks are held by nobody, or twice"
         assert len(running) <= self.num_slots
-        under_way = self.scheduler._flights.under_way()
+        under_way = self.scheduler._in_flight.under_way()
         for one in running:
             num = one.num_computed + under_way.get(one, (0, 0))[0]
             is_drafted = bool(one.drafting and one.drafting.ids)  # there may be room for more drafts than came
@@ -341,11 +341,11 @@ class Simulation:
         """Everything: I3 in full, and that every cell holds what its sequence's tokens say (I4)."""
         self.scheduler.check()
         open_here = {request_id for request_id, one in self.ledger.open.items() if not one.is_ending}
-        assert set(self.scheduler._floor.groups) == open_here, "the books differ"
-        for one in self.scheduler._floor.running:
+        assert set(self.scheduler._state.groups) == open_here, "the books differ"
+        for one in self.scheduler._state.running:
             if one.num_blocks_told == len(one.table.blocks):
                 self.check_cells(one)
-        assert all(one.state is State.RUNNING for one in self.scheduler._floor.running)
+        assert all(one.state is SequenceStatus.RUNNING for one in self.scheduler._state.running)
 
     def check_cells(self, one: Sequence) -> None:
         """The sequence's cells hold the chains of its tokens, as far as they were not given back."""

@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine.cache.cache import KVCache
 from engine.errors import ServiceError
-from engine.plan import DraftTree, Plan, Run, StepResult, TokenLogprob, num_accepted
+from engine.kv_cache.cache import KVCache
+from engine.plan import DraftTree, StepPlan, StepResult, TokenLogprob, VerifiedDrafts, num_accepted
 from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
 from engine.scheduler.draft_stats import DraftStats
 from engine.scheduler.events import Sampled
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
-from engine.speculation.controller import Controller, Record
+from engine.speculation.controller import AcceptanceRecord, SpeculationController
 
 LIMITS = Limits(context_length=64, vocab_size=50)
 EOS = 7
@@ -29,14 +29,14 @@ def request(number: int = 1, num_prompt: int = 5, credit: int | None = None, **p
 
 def step(
     scheduler: Scheduler, drafts: list[int], sampled: list[int], logprobs: int = 0, grow: bool = False
-) -> tuple[Plan, list[Sampled]]:
+) -> tuple[StepPlan, list[Sampled]]:
     """Offer the same drafts to all who ask; each row samples `sampled`, as far as it samples."""
     asks = scheduler.asks(grow=grow)
     scheduler.offer(asks, [drafts[: ask.num] for ask in asks], 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None
     found = tuple(TokenLogprob(-float(i), 1) for i in range(logprobs))
-    runs = {i: Run(tuple(sampled[: num + 1]), found[: num + 1]) for i, num in plan.drafts.items()}
+    runs = {i: VerifiedDrafts(tuple(sampled[: num + 1]), found[: num + 1]) for i, num in plan.drafts.items()}
     events, failures = scheduler.apply(plan, StepResult([sampled[0]] * len(plan.slots), runs=runs), 0.0)
     assert not failures
     scheduler.check()
@@ -211,11 +211,11 @@ def test_the_controller_is_told_when_nobody_can_be_drafted_for(monkeypatch: pyte
     """Or it would be asked at every step."""
     told = []
 
-    def choose(self: Controller, records: list[Record], *_: object, **__: object) -> list[int]:
+    def choose(self: SpeculationController, records: list[AcceptanceRecord], *_: object, **__: object) -> list[int]:
         told.append(len(records))
         return [0] * len(records)
 
-    monkeypatch.setattr(Controller, "choose", choose)
+    monkeypatch.setattr(SpeculationController, "choose", choose)
     settings = SchedulerSettings(max_draft_tokens=4, adapts_drafts=True, watermark=-3.0)
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (EOS,), 8, 64, settings)
     begin(scheduler, request(num_prompt=50, max_tokens=4))
@@ -232,13 +232,13 @@ def wide(max_draft_tokens: int = 9, budget: int = 16) -> Scheduler:
 TREE = DraftTree((11, 12, 21, 22, 23), (-1, 0, -1, 0, 2))
 
 
-def grow_tree(scheduler: Scheduler, tree: DraftTree, run: tuple[int, ...]) -> tuple[Plan, list[Sampled]]:
+def grow_tree(scheduler: Scheduler, tree: DraftTree, run: tuple[int, ...]) -> tuple[StepPlan, list[Sampled]]:
     """Offer a tree to the one that asks, of which `run` is what is sampled behind the drafts that stand."""
     (ask,) = scheduler.asks()
     scheduler.offer([ask], [tree], 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None
-    events, failures = scheduler.apply(plan, StepResult([run[0]], runs={0: Run(run)}), 0.0)
+    events, failures = scheduler.apply(plan, StepResult([run[0]], runs={0: VerifiedDrafts(run)}), 0.0)
     assert not failures
     scheduler.check()
     return plan, events
@@ -299,13 +299,13 @@ def test_who_has_not_been_read_to_the_end_is_still_new(monkeypatch: pytest.Monke
     long.num_read, long.num_unread, short.num_read = 20, 21, 11
     told: list[tuple[list[int], int]] = []
 
-    def drafted(self: Controller, asked: list[int], seconds: float, *, num_read: int) -> None:
+    def drafted(self: SpeculationController, asked: list[int], seconds: float, *, num_read: int) -> None:
         told.append((asked, num_read))
 
-    monkeypatch.setattr(Controller, "drafted", drafted)
+    monkeypatch.setattr(SpeculationController, "drafted", drafted)
     scheduler.offer(asks, [()] * 2, 1.0)
     assert told == [([4], 20)]
-    assert sorted(one.drafting.num_seen for one in scheduler._floor.running if one.drafting) == [11, 20]
+    assert sorted(one.drafting.num_seen for one in scheduler._state.running if one.drafting) == [11, 20]
 
 
 def test_while_all_rest_steps_may_be_planned_ahead_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,11 +314,11 @@ def test_while_all_rest_steps_may_be_planned_ahead_and_count(monkeypatch: pytest
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (EOS,), 8, 64, settings)
     passed: list[int] = []
 
-    def rests(self: Controller, num_steps: int = 1) -> bool:
+    def rests(self: SpeculationController, num_steps: int = 1) -> bool:
         passed.append(num_steps)
         return len(passed) < 4
 
-    monkeypatch.setattr(Controller, "rests", rests)
+    monkeypatch.setattr(SpeculationController, "rests", rests)
     drafts = scheduler._drafts
     assert scheduler.rests() and drafts.num_resting > 0
     assert scheduler.rests()

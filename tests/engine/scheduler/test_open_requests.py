@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.cache.cache import KVCache
 from engine.errors import Code, ServiceError
+from engine.kv_cache.cache import KVCache
 from engine.plan import StepResult
 from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
 from engine.scheduler.events import Sampled
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import State
+from engine.scheduler.sequence import SequenceStatus
 from engine.scheduler.settings import SchedulerSettings
 
 LIMITS = Limits(context_length=64, vocab_size=50)
@@ -262,9 +262,9 @@ def test_who_does_not_fit_is_overtaken_but_not_for_ever() -> None:
     rig.add("b" * 32, num_prompt=36, max_tokens=2)
     for number in range(20):
         rig.add(f"c{number:031x}", num_prompt=2, max_tokens=2)
-    long = rig.scheduler._floor.groups["b" * 32].sequences[0]
+    long = rig.scheduler._state.groups["b" * 32].sequences[0]
     waiting = []
-    while long.state is State.WAITING:
+    while long.state is SequenceStatus.WAITING:
         waiting.append((rig.scheduler.num_waiting, long.group.num_overtaken))
         rig.step()
     assert waiting[0] == (21, 0) and waiting[1:] and set(waiting[1:]) == {(18, 3)}, "three got past it, no more"

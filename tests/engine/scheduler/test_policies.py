@@ -2,28 +2,30 @@
 
 import pytest
 
-from engine.cache.cache import KVCache
 from engine.errors import Code, ServiceError
+from engine.kv_cache.cache import KVCache
 from engine.plan import StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.door import Door
-from engine.scheduler.group import Group
+from engine.scheduler.group import SequenceGroup
 from engine.scheduler.lengths import OutputLengths
-from engine.scheduler.pace import Pace
 from engine.scheduler.policies import POLICIES, make_policy
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
+from engine.scheduler.step_rates import StepRates
+from engine.scheduler.validation import RequestValidator
 
 LIMITS = Limits(context_length=256, vocab_size=50)
-DOOR = Door(KVCache(256, 4, prefix_caching=True), LIMITS, (7,), 8)
+DOOR = RequestValidator(KVCache(256, 4, prefix_caching=True), LIMITS, (7,), 8)
 
 
-def group(number: int, max_tokens: int = 10, **fields: object) -> Group:
+def group(number: int, max_tokens: int = 10, **fields: object) -> SequenceGroup:
     params = SamplingParams(max_tokens=max_tokens)
     return DOOR.open(EngineRequest(f"{number:032x}", (1, 2, 3), params, **fields), number)  # type: ignore[arg-type] # mixed
 
 
-def ordered(policy: str, groups: list[Group], lengths: OutputLengths | None = None, **settings: float) -> list[int]:
+def ordered(
+    policy: str, groups: list[SequenceGroup], lengths: OutputLengths | None = None, **settings: float
+) -> list[int]:
     """Arrival numbers in the order of the policy."""
     chosen = make_policy(SchedulerSettings(policy=policy, **settings), lengths or OutputLengths(), 256)  # type: ignore[arg-type] # mixed
     for one in groups:
@@ -71,7 +73,7 @@ def test_earliest_deadline_or_target_first() -> None:
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_the_measured_rate() -> None:
-    policy, pace = make_policy(SchedulerSettings(policy="deadline"), OutputLengths(), 256), Pace()
+    policy, pace = make_policy(SchedulerSettings(policy="deadline"), OutputLengths(), 256), StepRates()
     hopeless = group(1, max_tokens=100, deadline_s=5.0)
     assert policy.refusal(hopeless, 0.0, pace) is None  # nothing is measured yet
     pace.record(0.1, 10)

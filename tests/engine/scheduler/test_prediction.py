@@ -6,8 +6,8 @@ import random
 import pytest
 
 from engine.scheduler.lengths import MAX_TENANTS, WINDOW, OutputLengths
-from engine.scheduler.pace import Pace
 from engine.scheduler.peak import peak
+from engine.scheduler.step_rates import StepRates
 
 
 def brute_peak(loads: list[tuple[int, int]]) -> int:
@@ -63,14 +63,14 @@ def test_memory_is_bounded_in_outputs_and_tenants() -> None:
 
 
 def test_the_pace_tells_a_steps_own_cost_from_its_tokens() -> None:
-    pace, rng = Pace(), random.Random(0)
+    pace, rng = StepRates(), random.Random(0)
     assert pace.time_for(1000, 10) == 0.0
     for _ in range(200):
         tokens = rng.choice((1, 8, 256))
         pace.record(0.01 + tokens * 0.0002, tokens)
     assert pace.token_s == pytest.approx(0.0002, rel=0.01)
     assert pace.time_for(1000, 0) == pytest.approx(0.2, rel=0.01)
-    steady = Pace()
+    steady = StepRates()
     for _ in range(50):
         steady.record(0.005, 1)
     assert steady.time_for(10_000, 10) == pytest.approx(0.05), "decoding alone says nothing of prompts"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.cache.cache import KVCache
 from engine.errors import Code, ServiceError
+from engine.kv_cache.cache import KVCache
 from engine.plan import StepResult
 from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler

@@ -6,30 +6,30 @@ from typing import Any
 
 import pytest
 
-from engine.cache import cache as cache_module
-from engine.cache import prefix
-from engine.cache.cache import BlockTable, KVCache
-from engine.cache.pool import BlockPool
-from engine.cache.prefix import PrefixIndex
-from engine.cache.tiers import Kind, Move, Tiers
 from engine.errors import ServiceError
-from engine.plan import Plan, Run, num_accepted
+from engine.kv_cache import cache as cache_module
+from engine.kv_cache import prefix
+from engine.kv_cache.cache import BlockTable, KVCache
+from engine.kv_cache.pool import BlockPool
+from engine.kv_cache.prefix import PrefixIndex
+from engine.kv_cache.tiers import Move, MoveKind, Tiers
+from engine.plan import StepPlan, VerifiedDrafts, num_accepted
 from engine.request import FinishReason
 from engine.scheduler import drafts as drafts_module
 from engine.scheduler import victims
-from engine.scheduler.admission import Admission
-from engine.scheduler.ahead import Ahead
-from engine.scheduler.drafts import Drafts
+from engine.scheduler.admission import AdmissionControl
+from engine.scheduler.async_planner import AsyncPlanner
+from engine.scheduler.drafts import DraftScheduler
 from engine.scheduler.events import Sampled
-from engine.scheduler.flights import Flights
-from engine.scheduler.floor import Floor
-from engine.scheduler.group import Group
+from engine.scheduler.group import SequenceGroup
+from engine.scheduler.in_flight import InFlightSteps
 from engine.scheduler.outputs import Outputs
 from engine.scheduler.planner import Planner
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Sequence as Row
-from engine.scheduler.sequence import State
-from engine.scheduler.waiting import Waiting
+from engine.scheduler.sequence import SequenceStatus
+from engine.scheduler.state import SchedulerState
+from engine.scheduler.waiting import WaitingQueue
 from tests.engine.scheduler.simulate import Simulation
 
 EVENTS = 3000  # of each seed, within which a bug must show
@@ -97,8 +97,8 @@ def lose_a_move(self: KVCache) -> list[Move]:
 
 
 def copy_the_other_way(self: KVCache) -> list[Move]:
-    turned = [(move.target, move.source) if move.kind is Kind.COPY else (-1, -1) for move in take_moves(self)]
-    return [Move(Kind.COPY, *ends) for ends in turned if ends != (-1, -1)]
+    turned = [(move.target, move.source) if move.kind is MoveKind.COPY else (-1, -1) for move in take_moves(self)]
+    return [Move(MoveKind.COPY, *ends) for ends in turned if ends != (-1, -1)]
 
 
 def move_in_another_order(self: KVCache) -> list[Move]:
@@ -126,7 +126,7 @@ def save_under_the_slot_of_another(self: Tiers, name: bytes, block: int) -> list
 
 def forget_the_disk_budget(self: Tiers, name: bytes, slot: int) -> list[Move]:
     self._disk[name] = None
-    return [Move(Kind.WRITE, slot, name=name)]
+    return [Move(MoveKind.WRITE, slot, name=name)]
 
 
 def trim_a_block_too_many(self: KVCache, num_computed: int) -> int:
@@ -138,21 +138,21 @@ def trim_without_telling(self: KVCache, table: BlockTable, num_computed: int) ->
     return None
 
 
-def same_noise_for_all(self: Floor, sequence: Row) -> None:
+def same_noise_for_all(self: SchedulerState, sequence: Row) -> None:
     tell(self, sequence)
     self.placements[-1] = dataclasses.replace(self.placements[-1], output_index=0)
 
 
-def fork_a_token_late(self: Floor, parent: Row, child: Row) -> None:
+def fork_a_token_late(self: SchedulerState, parent: Row, child: Row) -> None:
     fork_row(self, parent, child)
     child.num_computed += 1
 
 
-def lose_a_spare_slot(self: Floor, group: Group) -> None:
+def lose_a_spare_slot(self: SchedulerState, group: SequenceGroup) -> None:
     group.spare_slots.clear()
 
 
-def best_is_worst(self: Outputs, group: Group, now: float) -> list[Sampled]:
+def best_is_worst(self: Outputs, group: SequenceGroup, now: float) -> list[Sampled]:
     group.completed.reverse()
     group.completed.sort(key=lambda one: one.score)
     del group.completed[group.params.n :]
@@ -164,7 +164,7 @@ def lose_deadlines(self: Scheduler, now: float) -> tuple[list[Any], list[Any]]:
 
 
 def lose_a_cancel(self: Scheduler, request_id: str) -> bool:
-    return request_id in self._floor.groups
+    return request_id in self._state.groups
 
 
 def lose_a_grant(self: Scheduler, request_id: str, num_tokens: int, now: float) -> None:
@@ -179,41 +179,41 @@ def append_to_the_prompt_only(self: Scheduler, request_id: str, ids: Sequence[in
     self._group(request_id).prompt.extend(ids)
 
 
-def keep_the_slot(self: Floor, sequence: Row, *, reuse: bool = False, is_worthless: bool = False) -> None:
+def keep_the_slot(self: SchedulerState, sequence: Row, *, reuse: bool = False, is_worthless: bool = False) -> None:
     slot = sequence.slot
     leave(self, sequence, reuse=reuse, is_worthless=is_worthless)
     sequence.slot = slot
 
 
-def leave_the_row_stale(self: Floor, sequence: Row) -> None:
+def leave_the_row_stale(self: SchedulerState, sequence: Row) -> None:
     sequence.num_blocks_told = 0
 
 
-def evict_without_queueing(self: Floor, sequence: Row) -> None:
+def evict_without_queueing(self: SchedulerState, sequence: Row) -> None:
     self._leave(sequence)
-    sequence.state = State.PAUSED
+    sequence.state = SequenceStatus.PAUSED
 
 
-def queue_at_the_front(self: Waiting, sequence: Row) -> None:
+def queue_at_the_front(self: WaitingQueue, sequence: Row) -> None:
     self.num_tokens += len(sequence.group.prompt)
     self._sequences.insert(0, sequence)
 
 
-def forget_the_tokens_of_the_queue(self: Waiting, sequence: Row) -> None:
+def forget_the_tokens_of_the_queue(self: WaitingQueue, sequence: Row) -> None:
     self._sequences.remove(sequence)
 
 
-def tell_no_blocks(self: Planner) -> Plan:
+def tell_no_blocks(self: Planner) -> StepPlan:
     plan = write(self)
     plan.new_blocks.clear()
     return plan
 
 
-def sample_too_early(self: Group, sequence: Row) -> int:
+def sample_too_early(self: SequenceGroup, sequence: Row) -> int:
     return len(sequence.tokens)
 
 
-def never_hold(self: Group) -> None:
+def never_hold(self: SequenceGroup) -> None:
     self.is_held = self.holds_back = False
 
 
@@ -228,12 +228,14 @@ def miss_the_limit(self: Outputs, sequence: Row, token: int) -> FinishReason | N
     return None if finish is FinishReason.LENGTH and sequence.num_output < 39 else finish
 
 
-def swallow_a_failure(self: Outputs, group: Group, error: ServiceError) -> tuple[str, ServiceError]:
+def swallow_a_failure(self: Outputs, group: SequenceGroup, error: ServiceError) -> tuple[str, ServiceError]:
     return group.request_id, error
 
 
-def admit_nobody_after_a_preemption(self: Admission, now: float, step: int, budget: int, prefills: list[Row]) -> None:
-    if self._floor.num_preemptions == 0:
+def admit_nobody_after_a_preemption(
+    self: AdmissionControl, now: float, step: int, budget: int, prefills: list[Row]
+) -> None:
+    if self._state.num_preemptions == 0:
         admit(self, now, step, budget, prefills)
 
 
@@ -257,32 +259,34 @@ def accept_whatever_is_right(drafts: Sequence[int], sampled: Sequence[int]) -> i
     return sum(draft == token for draft, token in zip(drafts, sampled, strict=False))
 
 
-def forget_to_roll_back(self: Drafts, sequence: Row, num: int, run: Run, now: float, events: list[Sampled]) -> None:
+def forget_to_roll_back(
+    self: DraftScheduler, sequence: Row, num: int, run: VerifiedDrafts, now: float, events: list[Sampled]
+) -> None:
     verify(self, sequence, num, run, now, events)
-    if sequence.state is State.RUNNING:
+    if sequence.state is SequenceStatus.RUNNING:
         sequence.num_computed = min(sequence.num_computed + 1, len(sequence.tokens) - 1 + num)
 
 
-def name_a_block_that_ends_in_a_wrong_draft(self: Floor, sequence: Row, num_tokens: int) -> None:
+def name_a_block_that_ends_in_a_wrong_draft(self: SchedulerState, sequence: Row, num_tokens: int) -> None:
     if num_tokens == sequence.num_computed < len(sequence.table.blocks) * self.cache.block_size:
         self.cache.commit(sequence.table, sequence.tokens, num_tokens + 1)
     shrink(self, sequence, num_tokens)
 
 
-def keep_the_blocks_of_wrong_drafts(self: Floor, sequence: Row, num_tokens: int) -> None:
+def keep_the_blocks_of_wrong_drafts(self: SchedulerState, sequence: Row, num_tokens: int) -> None:
     return None
 
 
-def tell_no_parents(self: Planner) -> Plan:
+def tell_no_parents(self: Planner) -> StepPlan:
     return dataclasses.replace(write(self), parents={})
 
 
-def tell_parents_of_before(self: Planner) -> Plan:
+def tell_parents_of_before(self: Planner) -> StepPlan:
     plan = write(self)
     return dataclasses.replace(plan, parents={i: (-1, *ones[:-1]) for i, ones in plan.parents.items()})
 
 
-def cut_a_tree_and_not_its_parents(self: Drafts, room: int, step: int) -> dict[Row, int]:
+def cut_a_tree_and_not_its_parents(self: DraftScheduler, room: int, step: int) -> dict[Row, int]:
     parents = {one: list(one.drafting.parents) for one in self.offered if one.drafting is not None}
     nums = take(self, room, step)
     for one in nums:
@@ -291,7 +295,7 @@ def cut_a_tree_and_not_its_parents(self: Drafts, room: int, step: int) -> dict[R
     return nums
 
 
-def draft_on_credit(self: Drafts, room: int, step: int) -> dict[Row, int]:
+def draft_on_credit(self: DraftScheduler, room: int, step: int) -> dict[Row, int]:
     nums = take(self, room, step)
     for one, num in nums.items():
         if one.group.credit is not None:
@@ -299,23 +303,23 @@ def draft_on_credit(self: Drafts, room: int, step: int) -> dict[Row, int]:
     return nums
 
 
-def keep_the_credit_of_what_nobody_got(self: Floor, group: Group, num_tokens: int) -> None:
+def keep_the_credit_of_what_nobody_got(self: SchedulerState, group: SequenceGroup, num_tokens: int) -> None:
     return None
 
 
-def forget_what_is_in_flight(self: Flights) -> dict[Row, tuple[int, int]]:
+def forget_what_is_in_flight(self: InFlightSteps) -> dict[Row, tuple[int, int]]:
     return {}
 
 
-def write_ahead_without_room(self: Ahead, rows: list[tuple[Row, int]]) -> bool:
+def write_ahead_without_room(self: AsyncPlanner, rows: list[tuple[Row, int]]) -> bool:
     return True
 
 
-def guess_what_the_host_must_know(self: Group) -> None:
+def guess_what_the_host_must_know(self: SequenceGroup) -> None:
     self.needs_host = False
 
 
-def spend_no_credit_ahead(self: Planner, rows: list[tuple[Row, int]], now: float) -> Plan:
+def spend_no_credit_ahead(self: Planner, rows: list[tuple[Row, int]], now: float) -> StepPlan:
     credits = {one.group: one.group.credit for one, _ in rows}
     plan = decode_ahead(self, rows, now)
     for group, credit in credits.items():
@@ -323,7 +327,7 @@ def spend_no_credit_ahead(self: Planner, rows: list[tuple[Row, int]], now: float
     return plan
 
 
-def take_it_for_the_one_before(self: Flights, plan: Plan, rows: list[Row], now: float) -> None:
+def take_it_for_the_one_before(self: InFlightSteps, plan: StepPlan, rows: list[Row], now: float) -> None:
     begin(self, plan, rows, now)
     for one in rows:
         one.num_places -= one.num_places > 1
@@ -338,35 +342,35 @@ def draft_beyond_the_limit(sequence: Row) -> int:
     return sequence.drafting.limit
 
 
-def forget_what_was_grown_ahead(self: Drafts, sequence: Row, num: int, spare: int) -> tuple[int, int]:
+def forget_what_was_grown_ahead(self: DraftScheduler, sequence: Row, num: int, spare: int) -> tuple[int, int]:
     grown = grow_ahead(self, sequence, num, spare)
     self._grown.clear()
     return grown
 
 
-def draft_without_room(self: Drafts, sequence: Row, num: int) -> int:
+def draft_without_room(self: DraftScheduler, sequence: Row, num: int) -> int:
     return num
 
 
-def draft_beyond_the_budget(self: Drafts, room: int, step: int) -> dict[Row, int]:
+def draft_beyond_the_budget(self: DraftScheduler, room: int, step: int) -> dict[Row, int]:
     return take(self, room + 1, step)
 
 
 grow, commit, name_block = KVCache.grow, KVCache.commit, prefix.name_block
 expire, leave, write, enrol, admit = (
     Scheduler.expire,
-    Floor._leave,
+    SchedulerState._leave,
     Planner._write,
     Planner._enrol,
-    Admission.admit,
+    AdmissionControl.admit,
 )
 behind = victims.behind
 finish_of, answer = Outputs._finish_of, Outputs._answer
-fork, take_moves, fork_row, tell = KVCache.fork, KVCache.take_moves, Floor.fork, Floor._tell
-shrink = Floor.shrink
-begin = Flights.begin
+fork, take_moves, fork_row, tell = KVCache.fork, KVCache.take_moves, SchedulerState.fork, SchedulerState._tell
+shrink = SchedulerState.shrink
+begin = InFlightSteps.begin
 decode_ahead = Planner.decode_ahead
-verify, take, grow_ahead = Drafts.verify, Drafts.take, Drafts._grow_ahead
+verify, take, grow_ahead = DraftScheduler.verify, DraftScheduler.take, DraftScheduler._grow_ahead
 tier_ended, read, save, passed = Tiers.ended, Tiers.read, Tiers.save, KVCache._num_passed
 BUGS: list[Bug] = [
     (KVCache, "release", skip_release),
@@ -389,48 +393,48 @@ BUGS: list[Bug] = [
     (Tiers, "_to_disk", forget_the_disk_budget),
     (KVCache, "_num_passed", trim_a_block_too_many),
     (KVCache, "trim", trim_without_telling),
-    (Floor, "_tell", same_noise_for_all),
-    (Floor, "fork", fork_a_token_late),
-    (Floor, "_give_spares", lose_a_spare_slot),
+    (SchedulerState, "_tell", same_noise_for_all),
+    (SchedulerState, "fork", fork_a_token_late),
+    (SchedulerState, "_give_spares", lose_a_spare_slot),
     (Outputs, "_answer", best_is_worst),
     (Scheduler, "expire", lose_deadlines),
     (Scheduler, "cancel", lose_a_cancel),
     (Scheduler, "grant", lose_a_grant),
     (Scheduler, "close_input", close_without_waking),
     (Scheduler, "append", append_to_the_prompt_only),
-    (Floor, "_leave", keep_the_slot),
-    (Floor, "_tell", leave_the_row_stale),
-    (Floor, "evict", evict_without_queueing),
-    (Waiting, "add", queue_at_the_front),
-    (Waiting, "remove", forget_the_tokens_of_the_queue),
+    (SchedulerState, "_leave", keep_the_slot),
+    (SchedulerState, "_tell", leave_the_row_stale),
+    (SchedulerState, "evict", evict_without_queueing),
+    (WaitingQueue, "add", queue_at_the_front),
+    (WaitingQueue, "remove", forget_the_tokens_of_the_queue),
     (Planner, "_write", tell_no_blocks),
-    (Group, "num_ready", sample_too_early),
-    (Group, "refresh_hold", never_hold),
+    (SequenceGroup, "num_ready", sample_too_early),
+    (SequenceGroup, "refresh_hold", never_hold),
     (Planner, "_enrol", spend_no_credit),
     (Outputs, "_finish_of", miss_the_limit),
     (Outputs, "fail", swallow_a_failure),
-    (Admission, "admit", admit_nobody_after_a_preemption),
+    (AdmissionControl, "admit", admit_nobody_after_a_preemption),
     (Planner, "_last_resort", no_last_resort),
     (drafts_module, "num_accepted", accept_one_too_many),
     (drafts_module, "num_accepted", accept_whatever_is_right),
-    (Drafts, "verify", forget_to_roll_back),
-    (Floor, "shrink", name_a_block_that_ends_in_a_wrong_draft),
-    (Floor, "shrink", keep_the_blocks_of_wrong_drafts),
+    (DraftScheduler, "verify", forget_to_roll_back),
+    (SchedulerState, "shrink", name_a_block_that_ends_in_a_wrong_draft),
+    (SchedulerState, "shrink", keep_the_blocks_of_wrong_drafts),
     (Planner, "_write", tell_no_parents),
     (Planner, "_write", tell_parents_of_before),
-    (Drafts, "take", cut_a_tree_and_not_its_parents),
-    (Drafts, "take", draft_on_credit),
-    (Floor, "give_back", keep_the_credit_of_what_nobody_got),
-    (Flights, "under_way", forget_what_is_in_flight),
-    (Flights, "begin", take_it_for_the_one_before),
-    (Ahead, "_make_room", write_ahead_without_room),
-    (Group, "__post_init__", guess_what_the_host_must_know),
+    (DraftScheduler, "take", cut_a_tree_and_not_its_parents),
+    (DraftScheduler, "take", draft_on_credit),
+    (SchedulerState, "give_back", keep_the_credit_of_what_nobody_got),
+    (InFlightSteps, "under_way", forget_what_is_in_flight),
+    (InFlightSteps, "begin", take_it_for_the_one_before),
+    (AsyncPlanner, "_make_room", write_ahead_without_room),
+    (SequenceGroup, "__post_init__", guess_what_the_host_must_know),
     (Planner, "decode_ahead", spend_no_credit_ahead),
     (Outputs, "num_kept", run_past_the_end),
     (drafts_module, "_limit", draft_beyond_the_limit),
-    (Drafts, "_grow_ahead", forget_what_was_grown_ahead),
-    (Drafts, "_grow", draft_without_room),
-    (Drafts, "take", draft_beyond_the_budget),
+    (DraftScheduler, "_grow_ahead", forget_what_was_grown_ahead),
+    (DraftScheduler, "_grow", draft_without_room),
+    (DraftScheduler, "take", draft_beyond_the_budget),
     (victims, "is_free", take_from_this_step),
     (victims, "behind", spare_nobody),
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cache.tiers import TierStats
+from engine.kv_cache.tiers import TierStats
 from tests.engine.scheduler.simulate import Simulation
 
 HERE = Path(__file__).parent

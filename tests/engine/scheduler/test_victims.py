@@ -2,17 +2,17 @@
 
 import pytest
 
-from engine.cache.cache import KVCache
+from engine.kv_cache.cache import KVCache
 from engine.plan import StepResult
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler import victims
-from engine.scheduler.door import Door
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Sequence
 from engine.scheduler.settings import SchedulerSettings
+from engine.scheduler.validation import RequestValidator
 
 LIMITS = Limits(context_length=64, vocab_size=50)
-DOOR = Door(KVCache(256, 4, prefix_caching=True), LIMITS, (7,), 8)
+DOOR = RequestValidator(KVCache(256, 4, prefix_caching=True), LIMITS, (7,), 8)
 
 
 def sequence(

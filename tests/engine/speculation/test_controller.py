@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from engine.speculation.controller import Controller
-from engine.speculation.forms import FLOORS
+from engine.speculation.controller import SpeculationController
+from engine.speculation.draft_shapes import FLOORS
 from tests.engine.speculation.world import MOST, World, affine, choices, free, model
 
 WORLDS = {
@@ -23,7 +23,7 @@ WORLDS = {
 @pytest.mark.parametrize("world", WORLDS.values(), ids=list(WORLDS))
 def test_it_comes_near_the_best_fixed_length(world: World) -> None:
     world = dataclasses.replace(world)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 300)
     rate = world.run(controller, 1500)
     best, _ = dataclasses.replace(world, noise=0.0).best()
@@ -32,7 +32,7 @@ def test_it_comes_near_the_best_fixed_length(world: World) -> None:
 
 def test_mixed_sequences_are_drafted_for_as_they_deserve() -> None:
     world = World(affine(5e-3, 0.5e-3), free, [0.95] * 4 + [0.1] * 12)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 400)
     chosen = choices(controller, world.records, 16)
     assert min(chosen[:4]) >= 2
@@ -43,7 +43,7 @@ def test_mixed_sequences_are_drafted_for_as_they_deserve() -> None:
 def test_it_lets_go_and_comes_back() -> None:
     """A text that stops repeating itself, and begins again."""
     world = World(affine(5e-3, 0.5e-3), model(0.5e-3), [0.9] * 4)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 200)
     assert min(choices(controller, world.records, 4)) > 2
     world.chances = [0.0] * 4
@@ -56,7 +56,7 @@ def test_it_lets_go_and_comes_back() -> None:
 
 def test_a_machine_that_became_slow_at_large_steps_is_noticed() -> None:
     world = World(affine(10e-3, 0.02e-3), free, [0.5] * 8)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 300)
     assert controller.floor > 0
     world.step = affine(0.1e-3, 1e-3)
@@ -66,7 +66,7 @@ def test_a_machine_that_became_slow_at_large_steps_is_noticed() -> None:
 
 def test_drafting_nothing_costs_next_to_nothing() -> None:
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 500)
     drafted = 0
     rested = 0
@@ -87,7 +87,7 @@ def test_drafting_nothing_costs_next_to_nothing() -> None:
 
 def test_it_does_not_swing() -> None:
     world = World(affine(5e-3, 0.3e-3), free, [0.6] * 8, noise=0.2)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 1000)
     changes, floor = 0, controller.floor
     for _ in range(1000):
@@ -100,7 +100,7 @@ def test_it_does_not_swing() -> None:
 def test_no_draft_is_longer_than_allowed() -> None:
     for most in (1, 3, 64):
         world = World(affine(10e-3, 0.0), free, [1.0])
-        controller = Controller(most)
+        controller = SpeculationController(most)
         world.run(controller, 200)
         assert choices(controller, world.records, 1) == [most]
 
@@ -108,7 +108,7 @@ def test_no_draft_is_longer_than_allowed() -> None:
 def test_equal_histories_give_equal_choices() -> None:
     found = []
     for _ in range(2):
-        world, controller = dataclasses.replace(WORLDS["noisy"]), Controller(MOST)
+        world, controller = dataclasses.replace(WORLDS["noisy"]), SpeculationController(MOST)
         world.run(controller, 500)
         found.append((choices(controller, world.records, 4), controller.floor))
     assert found[0] == found[1]

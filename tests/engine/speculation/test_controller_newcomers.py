@@ -1,13 +1,13 @@
 """The controller and sequences that a proposer has not read yet, probes, newcomers: in simulated time, too."""
 
-from engine.speculation.controller import Controller, Record
+from engine.speculation.controller import AcceptanceRecord, SpeculationController
 from tests.engine.speculation.world import MOST, World, affine, choices, free, model
 
 
 def test_reading_that_never_pays_is_given_up() -> None:
     """Short outputs behind long prompts: drafts are right, but every few steps a new sequence must be read."""
     world = World(affine(10e-3, 0.5e-3), free, [0.5] * 8)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 100)
     assert controller.floor > 0
     for _ in range(200):
@@ -18,11 +18,11 @@ def test_reading_that_never_pays_is_given_up() -> None:
     assert controller.floor == 0
 
 
-def rested(unread: list[float]) -> Controller:
+def rested(unread: list[float]) -> SpeculationController:
     """Which has seen good drafts, and then nothing but bad ones; reading a token takes it 0.1 ms. After many steps of
     sequences of which so much is unread, and whose drafts were all right."""
     world = World(affine(10e-3, 0.02e-3), model(0.5e-3), [0.9] * 4)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 50)
     controller.drafted([4] * 4, 2e-3 + 400 * 0.1e-3, num_read=400)
     world.chances = [0.0] * 4
@@ -30,7 +30,7 @@ def rested(unread: list[float]) -> Controller:
     assert controller.floor == 0
     for _ in range(2000):
         if not controller.rests():
-            chosen = controller.choose([Record(10.0, 10.0) for _ in range(4)], 4, unread)
+            chosen = controller.choose([AcceptanceRecord(10.0, 10.0) for _ in range(4)], 4, unread)
             if sum(chosen) > 2:  # no probe
                 break
         controller.stepped(4, 4, world.step(4, 4))
@@ -47,7 +47,7 @@ def test_probes_that_have_to_read_come_seldom() -> None:
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
     spent: dict[int, float] = {}
     for num_read in (0, 300):
-        controller = Controller(MOST)
+        controller = SpeculationController(MOST)
         world.run(controller, 500)
         spent[num_read] = 0.0
         for _ in range(20_000):
@@ -66,7 +66,7 @@ def test_those_who_wait_to_be_read_say_nothing_about_drafting() -> None:
     world = World(affine(10e-3, 0.02e-3), free, [0.9] * 4)
     found = []
     for asked in ([4, 4], []):
-        controller = Controller(MOST)
+        controller = SpeculationController(MOST)
         world.run(controller, 50)
         for _ in range(3):
             controller.drafted(asked, 40e-3, num_read=400)
@@ -77,7 +77,7 @@ def test_those_who_wait_to_be_read_say_nothing_about_drafting() -> None:
 def test_what_a_step_takes_without_drafts_is_measured_and_not_guessed() -> None:
     """More sequences come while all are drafted for: short steps of so many rows have never been seen."""
     world = World(affine(10e-3, 0.02e-3), model(0.2e-3), [0.6])
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 300)
     assert controller.floor > 0
     many = World(affine(0.1e-3, 0.5e-3), model(0.2e-3), [0.6] * 16)
@@ -88,9 +88,9 @@ def test_what_a_step_takes_without_drafts_is_measured_and_not_guessed() -> None:
 def test_it_drafts_beside_prompts_that_never_end() -> None:
     """No step can be measured then: that must not make it wait for one."""
     world = World(affine(10e-3, 0.02e-3), model(0.2e-3), [0.9])
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 300)
-    records = [Record(9.0, 10.0) for _ in range(5)]
+    records = [AcceptanceRecord(9.0, 10.0) for _ in range(5)]
     assert not any(controller.choose(records, 5))
     assert all(controller.choose(records, 5, is_alone=False))
 
@@ -98,7 +98,7 @@ def test_it_drafts_beside_prompts_that_never_end() -> None:
 def test_a_probe_that_nobody_answers_is_soon_made_again() -> None:
     """Of another sequence: the first one was nearly at its end, say."""
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 500)
     asked: list[int] = []
     for _ in range(3000):
@@ -108,7 +108,7 @@ def test_a_probe_that_nobody_answers_is_soon_made_again() -> None:
     assert len(asked) >= 30 and len(set(asked)) == 8
 
 
-def looked(controller: Controller, most: int) -> int:
+def looked(controller: SpeculationController, most: int) -> int:
     """Steps until it looks at anybody again."""
     return next(i for i in range(most) if not controller.rests())
 
@@ -118,7 +118,7 @@ def test_newcomers_are_looked_at_at_once() -> None:
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
     waits = []
     for num_new in (0, 1, 2):
-        controller = Controller(MOST)
+        controller = SpeculationController(MOST)
         world.run(controller, 500)
         assert controller.floor == 0
         for _ in range(3):  # until it has just looked, and found nothing
@@ -135,12 +135,12 @@ def test_newcomers_are_looked_at_before_they_are_read() -> None:
     waits = []
     for num_new in (0, 1, 4):
         world = World(affine(10e-3, 0.02e-3), model(0.5e-3), [0.9] * 4)
-        controller = Controller(MOST)
+        controller = SpeculationController(MOST)
         world.run(controller, 300)
         controller.drafted([4] * 4, 2e-3 + 400 * 0.1e-3, num_read=400)
         for _ in range(8):
             controller.stepped(8, 8, world.step(8, 8))
-        records, unread = world.records + [Record() for _ in range(4)], [0.0] * 4 + [1000.0] * 4
+        records, unread = world.records + [AcceptanceRecord() for _ in range(4)], [0.0] * 4 + [1000.0] * 4
         controller.joined(num_new, 8)
         waits.append(next(i for i in range(64) if not any(controller.choose(records, 8, unread))))
     assert waits[0] == waits[1] >= 4  # one of eight is too few to look again
@@ -149,11 +149,11 @@ def test_newcomers_are_looked_at_before_they_are_read() -> None:
 
 def test_where_nobody_can_be_drafted_for_it_rests() -> None:
     world = World(affine(1e-3, 1e-3), model(1e-3), [0.1] * 8)
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 500)
     assert controller.floor == 0
 
-    def asked(records: list[Record], steps: int) -> list[int]:
+    def asked(records: list[AcceptanceRecord], steps: int) -> list[int]:
         """Drafts wanted, each time that it did not rest."""
         found = []
         for _ in range(steps):
@@ -170,9 +170,9 @@ def test_where_nobody_can_be_drafted_for_it_rests() -> None:
 def test_whose_drafts_are_seldom_found_says_nothing_of_newcomers() -> None:
     """Steps are dear and nothing of one sequence's text comes again: whoever comes next is drafted for all the same."""
     world = World(affine(3e-3, 0.3e-3), free, [0.9])
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 300)
-    silent = Record()
+    silent = AcceptanceRecord()
     for _ in range(60):
         if not controller.rests():
             for num in controller.choose([silent], 1):
@@ -183,14 +183,14 @@ def test_whose_drafts_are_seldom_found_says_nothing_of_newcomers() -> None:
     assert controller.floor == 0
     controller.joined(1, 1)
     assert not controller.rests()
-    assert controller.choose([Record()], 1)[0] > 2
+    assert controller.choose([AcceptanceRecord()], 1)[0] > 2
 
 
 def test_what_is_not_found_for_long_is_hardly_asked_for_until_it_is_found() -> None:
     world = World(affine(3e-3, 0.3e-3), free, [0.9])
-    controller = Controller(MOST)
+    controller = SpeculationController(MOST)
     world.run(controller, 300)
-    record = Record()
+    record = AcceptanceRecord()
 
     def asked(*, is_found: bool, most: int) -> int:
         """How often in so many steps."""

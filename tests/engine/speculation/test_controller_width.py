@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.speculation.controller import Controller, Record
-from engine.speculation.forms import FLOORS
+from engine.speculation.controller import AcceptanceRecord, SpeculationController
+from engine.speculation.draft_shapes import FLOORS
 
 MOST, WIDTH = 12, 3
 
@@ -24,10 +24,10 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(2)
-        self.records = [Record() for _ in range(self.num)]
+        self.records = [AcceptanceRecord() for _ in range(self.num)]
         self.widths: list[int] = []
 
-    def run(self, controller: Controller, steps: int) -> float:
+    def run(self, controller: SpeculationController, steps: int) -> float:
         """Tokens per second."""
         seconds, tokens = 0.0, 0
         for _ in range(steps):
@@ -44,7 +44,7 @@ class World:
             seconds += took + step
         return tokens / seconds
 
-    def verify(self, controller: Controller, i: int, num: int, width: int) -> int:
+    def verify(self, controller: SpeculationController, i: int, num: int, width: int) -> int:
         """Tokens that a sequence goes on by."""
         right = 0
         while right < num and self.rng.random() < self.chance:
@@ -74,7 +74,7 @@ def compute_bound(tokens: int) -> float:
 def rate(world: World, width: int) -> float:
     """With drafts of that width at most, once all is learnt."""
     world = dataclasses.replace(world)
-    controller = Controller(MOST, width)
+    controller = SpeculationController(MOST, width)
     world.run(controller, 600)
     return world.run(controller, 3000)
 
@@ -82,7 +82,7 @@ def rate(world: World, width: int) -> float:
 def test_it_branches_where_tokens_are_cheap_and_alternatives_right() -> None:
     world = World(memory_bound, cheap, chance=0.5, rescue=0.7)
     assert rate(world, WIDTH) >= 1.1 * rate(world, 1)
-    controller = Controller(MOST, WIDTH)
+    controller = SpeculationController(MOST, WIDTH)
     world.run(controller, 1000)
     assert controller.width == WIDTH and controller.floor >= len(FLOORS)
 
@@ -98,7 +98,7 @@ def test_it_branches_where_tokens_are_cheap_and_alternatives_right() -> None:
 )
 def test_it_keeps_to_chains_or_to_nothing_where_that_is_faster(world: World) -> None:
     assert rate(world, WIDTH) >= 0.95 * rate(world, 1)
-    controller = Controller(MOST, WIDTH)
+    controller = SpeculationController(MOST, WIDTH)
     world.run(controller, 1000)
     before = len(world.widths)
     world.run(controller, 3000)
@@ -108,7 +108,7 @@ def test_it_keeps_to_chains_or_to_nothing_where_that_is_faster(world: World) -> 
 
 def test_it_does_not_swing_between_forms() -> None:
     world = World(memory_bound, cheap, chance=0.6, rescue=0.35)
-    controller = Controller(MOST, WIDTH)
+    controller = SpeculationController(MOST, WIDTH)
     world.run(controller, 1000)
     changes, form = 0, controller.floor
     for _ in range(1000):
@@ -120,7 +120,7 @@ def test_it_does_not_swing_between_forms() -> None:
 
 def test_alternatives_that_became_right_are_tried_again() -> None:
     world = World(memory_bound, cheap, chance=0.5, rescue=0.0)
-    controller = Controller(MOST, WIDTH)
+    controller = SpeculationController(MOST, WIDTH)
     world.run(controller, 1000)
     world.rescue = 0.8
     world.run(controller, 4000)
@@ -129,7 +129,7 @@ def test_alternatives_that_became_right_are_tried_again() -> None:
 
 def test_no_tree_has_more_drafts_than_allowed() -> None:
     for most, width in ((12, 3), (8, 8), (5, 2), (3, 8), (1, 4)):
-        controller = Controller(most, width)
+        controller = SpeculationController(most, width)
         world = World(memory_bound, cheap, chance=0.9, rescue=0.9)
         for _ in range(300):
             world.run(controller, 1)

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from engine.build import build_engine
-from engine.cache.tiers import Kind, Move
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ServiceError
-from engine.limits import limits_of
+from engine.kv_cache.block_store import BlockStore
+from engine.kv_cache.tiers import Move, MoveKind
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.plan import DraftTree
 from engine.request import EngineRequest, SamplingParams
-from engine.runner.store import BlockStore
 from tests.engine.speculation.test_verification import GREEDY, SAMPLED, Outputs, run
 from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, named, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -68,7 +68,7 @@ def swift_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wait(self: BlockStore, moves: list[Move]) -> None:
         found = ended.setdefault(self, [])
-        due = len(found) + sum(one.kind in (Kind.WRITE, Kind.READ) for one in moves)
+        due = len(found) + sum(one.kind in (MoveKind.WRITE, MoveKind.READ) for one in moves)
         move(self, moves)
         while len(found) < due:
             os.sched_yield()

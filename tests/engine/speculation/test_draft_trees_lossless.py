@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from engine import trees
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.limits import limits_of
+from engine.kv_cache.block_store import BlockStore
 from engine.models.config import read_config
-from engine.runner import runner as runner_module
-from engine.runner import spots as spots_module
-from engine.runner.runner import Runner
-from engine.runner.store import BlockStore
-from kernels import builds
-from kernels.trees import Tree, tree_of
+from engine.models.limits import limits_of
+from engine.speculation import trees
+from engine.worker import runner as runner_module
+from engine.worker import sample_positions as spots_module
+from engine.worker.runner import Runner
+from kernels.cpu import builds
+from kernels.layout.trees import Tree, tree_of
 from tests.engine.speculation.test_verification import SAMPLED, Outputs, Prophet, run
 from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, some_prompts
 from tests.oracle.checkpoints import make_checkpoint

@@ -16,9 +16,9 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ServiceError
-from engine.limits import limits_of
 from engine.models.config import read_config, read_head_config
-from engine.plan import Ask, DraftTree
+from engine.models.limits import limits_of
+from engine.plan import DraftRequest, DraftTree
 from engine.speculation.proposer import Draft, Proposer
 from tests.engine.speculation.test_verification import SAMPLED, run
 from tests.engine.test_engine_oracle import ROOMY, TIGHT, make_engine, named, some_prompts
@@ -66,7 +66,7 @@ class Judge:
         self._head.load_state_dict(weights)
         self.num_asked = self.num_right = 0
 
-    def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> Sequence[Draft]:
         answers = self._proposer.propose(asks)
         for ask, answer in zip(asks, answers, strict=True):
             assert not isinstance(answer, DraftTree), "nobody asked for one"

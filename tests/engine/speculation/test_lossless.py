@@ -13,13 +13,13 @@ import pytest
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.request import EngineRequest, FinishReason, SamplingParams
-from services.grammar_ids import grammars_of
+from services.checkpoint.grammar_ids import grammars_of
+from services.messages.work import Constraint, ConstraintForm
 from services.tokenizer.grammar_forms import grammar_of
-from services.tokenizer.grammar_frames import Job
-from services.work import Constraint, ConstraintForm
+from services.tokenizer.grammar_frames import GrammarJob
 from tests.engine.speculation.test_verification import Prophet
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -45,7 +45,7 @@ class Output:
 
 
 def grammar(form: ConstraintForm, source: str) -> str:
-    return grammar_of(Job(Constraint(form, source)))
+    return grammar_of(GrammarJob(Constraint(form, source)))
 
 
 def asked() -> dict[str, EngineRequest]:
@@ -54,7 +54,7 @@ def asked() -> dict[str, EngineRequest]:
     digits = grammar(ConstraintForm.REGEX, r"([a-c]{2}-){3,6}[0-9]{2}")
     penalties = {"presence_penalty": 0.7, "frequency_penalty": -0.4, "repetition_penalty": 1.3}
     free = {"ignore_eos": True, "max_tokens": 30}
-    knobs: dict[str, dict[str, Any]] = {
+    param_rows: dict[str, dict[str, Any]] = {
         "schema": {"grammar": person, "temperature": 2.0, "n": 2, "logprobs": 2, "max_tokens": 60},
         "pattern": {"grammar": digits, "temperature": 1.0, **penalties, "min_tokens": 5, "max_tokens": 60},
         "greedy": {"temperature": 0.0, "logprobs": 3, "logprob_token_ids": (3, 5), "prompt_logprobs": 1, **free},
@@ -71,7 +71,7 @@ def asked() -> dict[str, EngineRequest]:
         "few": {"allowed_token_ids": (6, 7, 8), "temperature": 0.6, **free},
     }
     rng, shared, made = random.Random(4), [5, 6, 7, 8] * 5, {}
-    for at, (name, more) in enumerate(knobs.items()):
+    for at, (name, more) in enumerate(param_rows.items()):
         prompt = (*shared, *(rng.randrange(300) for _ in range(at % 4 * 5 + 1)))
         params = SamplingParams(seed=rng.getrandbits(64), **more)
         limit = 2 if name == "bars" else None

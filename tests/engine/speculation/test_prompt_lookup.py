@@ -2,14 +2,14 @@
 
 import pytest
 
-from engine.plan import Ask, Memory
+from engine.plan import DraftRequest, ProposerMemory
 from engine.request import SamplingParams
 from engine.speculation import ngram
 from engine.speculation.ngram import NgramProposer
 
 
-def ask(tokens: list[int], num: int = 4, memory: Memory | None = None) -> Ask:
-    return Ask(tokens, [], SamplingParams(), 0, num, memory or Memory())
+def ask(tokens: list[int], num: int = 4, memory: ProposerMemory | None = None) -> DraftRequest:
+    return DraftRequest(tokens, [], SamplingParams(), 0, num, memory or ProposerMemory())
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_what_followed_before_is_drafted(tokens: list[int], sequel: list[int]) -
 
 
 def test_a_sequence_is_read_once() -> None:
-    proposer, memory = NgramProposer(), Memory()
+    proposer, memory = NgramProposer(), ProposerMemory()
     tokens = [1, 2, 3, 4, 5, 9, 1, 2]
     assert list(proposer.propose([ask(tokens, 2, memory)])[0]) == [3, 4]
     before = memory.state
@@ -38,7 +38,7 @@ def test_a_sequence_is_read_once() -> None:
 
 def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "MAX_CATCH_UP", 6)
-    proposer, memory = NgramProposer(), Memory()
+    proposer, memory = NgramProposer(), ProposerMemory()
     tokens = [1, 2, 3, 4, 5, 9, 1, 2]
     assert list(proposer.propose([ask(tokens, 2, memory)])[0]) == []
     assert (memory.num_read, memory.num_unread) == (6, 2)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.plan import Ask, DraftTree, Memory
+from engine.plan import DraftRequest, DraftTree, ProposerMemory
 from engine.request import SamplingParams
 from engine.speculation.proposer import Draft, proposals
 
@@ -17,12 +17,12 @@ class Faulty:
     answers: dict[int, list[object]]
     writes_cache = False
 
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[list[int]]:
         return [self.answers[ask.tokens[0]] for ask in asks]  # type: ignore[misc] # as bad as it gets
 
 
-def asks(*tokens: int, num: int = 3) -> list[Ask]:
-    return [Ask([token], [], SamplingParams(), 0, num, Memory()) for token in tokens]
+def asks(*tokens: int, num: int = 3) -> list[DraftRequest]:
+    return [DraftRequest([token], [], SamplingParams(), 0, num, ProposerMemory()) for token in tokens]
 
 
 def tokens_of(answer: Draft) -> list[int]:
@@ -49,7 +49,7 @@ def test_too_few_answers_are_none() -> None:
     class Silent:
         writes_cache = False
 
-        def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        def propose(self, asks: Sequence[DraftRequest]) -> list[list[int]]:
             return []
 
     assert [*map(tokens_of, proposals(Silent(), asks(1, 2), vocab_size=50))] == [[], []]
@@ -62,7 +62,7 @@ class Branching:
     tree: DraftTree
     writes_cache = False
 
-    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[DraftTree]:
         return [self.tree] * len(asks)
 
 

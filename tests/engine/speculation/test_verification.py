@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.plan import Ask, DraftTree
+from engine.plan import DraftRequest, DraftTree
 from engine.request import EngineRequest, SamplingParams
 from engine.speculation.proposer import Draft
 from tests.engine.test_engine_oracle import ALL_KNOBS, NAMES, ROOMY, SHAPES, TIGHT, make_engine, some_prompts, tight
@@ -35,10 +35,10 @@ class Prophet:
         self._quality = quality
         self._known = sorted((tuple(ids) for ids, _ in outputs.values()), key=len, reverse=True)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         return [self._branch(ask) if ask.width > 1 else self._guess(ask) for ask in asks]
 
-    def _branch(self, ask: Ask) -> DraftTree:
+    def _branch(self, ask: DraftRequest) -> DraftTree:
         """Where the first guess is wrong another may be right, and others stand behind each of them."""
         ids, parents = self._guess(ask), list(range(-1, ask.num - 1))
         del parents[len(ids) :]
@@ -52,7 +52,7 @@ class Prophet:
                     parent = len(ids) - 1
         return DraftTree(tuple(ids), tuple(parents))
 
-    def _guess(self, ask: Ask) -> list[int]:
+    def _guess(self, ask: DraftRequest) -> list[int]:
         tail = list(ask.tokens)
         for ids in self._known:
             for num in range(len(ids) - 1, 0, -1):

@@ -5,7 +5,7 @@ import functools
 import random
 from collections.abc import Callable
 
-from engine.speculation.controller import Controller, Record
+from engine.speculation.controller import AcceptanceRecord, SpeculationController
 
 MOST = 8
 Cost = Callable[[int, int], float]  # rows, tokens → seconds
@@ -25,7 +25,9 @@ class World:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
 
-    def play(self, choose: Callable[[], list[int]], steps: int, controller: Controller | None = None) -> float:
+    def play(
+        self, choose: Callable[[], list[int]], steps: int, controller: SpeculationController | None = None
+    ) -> float:
         """Tokens per second of so many steps."""
         seconds = tokens = 0.0
         rows = len(self.chances)
@@ -46,7 +48,7 @@ class World:
             seconds += took + step
         return tokens / seconds
 
-    def run(self, controller: Controller, steps: int) -> float:
+    def run(self, controller: SpeculationController, steps: int) -> float:
         """With the controller choosing."""
         return self.play(lambda: choices(controller, self.records, len(self.chances)), steps, controller)
 
@@ -56,9 +58,9 @@ class World:
         return max((quiet.play(functools.partial(_all, num, len(self.chances)), steps), num) for num in range(MOST + 1))
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[AcceptanceRecord]:
         if not hasattr(self, "_records"):
-            self._records = [Record() for _ in self.chances]
+            self._records = [AcceptanceRecord() for _ in self.chances]
         return self._records
 
     def _right(self, i: int, num: int) -> int:
@@ -74,7 +76,7 @@ class World:
         return 4.0 if self.rng.random() < 0.02 else 1.0 + self.noise * self.rng.random()
 
 
-def choices(controller: Controller, records: list[Record], num_rows: int) -> list[int]:
+def choices(controller: SpeculationController, records: list[AcceptanceRecord], num_rows: int) -> list[int]:
     """Of one step."""
     return [0] * len(records) if controller.rests() else controller.choose(records, num_rows)
 

@@ -115,14 +115,14 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-RUNNER = "engine.runner.runner"
+RUNNER = "engine.worker.runner"
 KNOWN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
     "poison": ("engine.scheduler.scheduler", poison),
     "row_error": (RUNNER, row_error),
     "out_of_memory": (RUNNER, out_of_memory),
     "device_lost": (RUNNER, device_lost),
     "leak": ("services.gateway.requests.desk", leak),
-    "schema": ("services.messages", schema),
+    "schema": ("services.messages.messages", schema),
     "bug": (str(WANTED.get("bug", "")).partition(":")[0], bug),
     "slow": (str(WANTED.get("slow", "")).partition(":")[0], slow),
 }

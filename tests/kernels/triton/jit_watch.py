@@ -16,18 +16,19 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu_rig import QWEN_06B, RandomWeights
-from engine.cache.cache import KVCache
 from engine.engine import Engine
+from engine.kv_cache.block_store import BlockStore
+from engine.kv_cache.cache import KVCache
 from engine.models.model import Model
 from engine.request import EngineRequest, Limits, SamplingParams
-from engine.runner.memory import ladder, whole_step
-from engine.runner.overlapped import Drafts, overlap
-from engine.runner.runner import Runner
-from engine.runner.state import Slots
-from engine.runner.store import BlockStore
 from engine.scheduler.scheduler import Scheduler
-from kernels import gpu, kinds, ops
-from tests.engine.runner.host_device import HostDevice
+from engine.worker.overlapped import InFlightDrafts, overlap
+from engine.worker.runner import Runner
+from engine.worker.slots.state import Slots
+from engine.worker.startup.memory import ladder, whole_step
+from kernels import gpu, ops
+from kernels.formats import weight_formats as kinds
+from tests.engine.worker.host_device import HostDevice
 
 CPU, CUDA, LENGTH = torch.device("cpu"), torch.device("cuda"), 512
 SHAPE = dataclasses.replace(
@@ -95,7 +96,7 @@ def started(form: str) -> Engine:
     for num in ladder(256):
         whole_step(model, cache or torch.bfloat16, num, 8, 32)
     store = BlockStore(model.new_cache(64, 32, cache))
-    slots, drafts = Slots(8, LENGTH, 32), Drafts((1, 3), may_branch=form != "fixed")
+    slots, drafts = Slots(8, LENGTH, 32), InFlightDrafts((1, 3), may_branch=form != "fixed")
     runner = overlap(Runner(model, store, 32, 8, LENGTH), model, store, HostDevice(), slots, drafts)
     while runner.idle():
         continue

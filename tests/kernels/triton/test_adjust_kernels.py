@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import adjust as twin
 from kernels import gpu, ops
-from kernels import scores as score_twin
-from kernels.adjust import Bars, Biases, Changes, Mask, Penalties
-from kernels.scores import Asked
+from kernels.reference import adjust as twin
+from kernels.reference import scores as score_twin
+from kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
+from kernels.reference.scores import ScoreRequest
 from kernels.triton import adjust, scores
 from tests.kernels.triton.harness import Guarded
 
@@ -42,7 +42,7 @@ def penalties_of(rows: int, vocab: int, num: int) -> Penalties:
     )
 
 
-def changed(logits: Guarded, changes: Changes) -> None:
+def changed(logits: Guarded, changes: LogitAdjustments) -> None:
     """The kernels and the twin make the same of logits, and the kernels nothing else."""
     expected = logits.tensor.clone()
     twin.adjust_(expected, changes)
@@ -53,28 +53,30 @@ def changed(logits: Guarded, changes: Changes) -> None:
 
 @pytest.mark.parametrize("num", [1, 111, 300])
 def test_penalties_are_the_twins(num: int) -> None:
-    changed(logits_of(5, 400), Changes(penalties=penalties_of(5, 400, num)))
+    changed(logits_of(5, 400), LogitAdjustments(penalties=penalties_of(5, 400, num)))
 
 
 @pytest.mark.parametrize("num", [0, 1, 300])
 def test_biases_and_bars_are_the_twins(num: int) -> None:
     (rows, ids), values = pairs_of(3, 200, num), torch.randn(num)
-    twice = Bars(torch.cat((rows, rows[:50])), torch.cat((ids, ids[:50])))
-    changed(logits_of(3, 200), Changes(bars=twice))
-    changed(logits_of(3, 200), Changes(biases=Biases(rows, ids, values)))
+    twice = BannedTokens(torch.cat((rows, rows[:50])), torch.cat((ids, ids[:50])))
+    changed(logits_of(3, 200), LogitAdjustments(banned_tokens=twice))
+    changed(logits_of(3, 200), LogitAdjustments(biases=LogitBiases(rows, ids, values)))
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_masks_are_the_twins(vocab: int) -> None:
     bits = torch.randint(-(2**31), 2**31, (2, -(-vocab // 32)), dtype=torch.int64).int()
-    nobody = Mask(torch.empty(0, dtype=torch.int64), bits[:0])
-    changed(logits_of(4, vocab), Changes(masks=(Mask(torch.tensor([0, 3]), bits), nobody)))
+    nobody = TokenMask(torch.empty(0, dtype=torch.int64), bits[:0])
+    changed(logits_of(4, vocab), LogitAdjustments(masks=(TokenMask(torch.tensor([0, 3]), bits), nobody)))
 
 
 def test_changes_are_made_in_the_twins_order() -> None:
     rows, ids = pairs_of(4, 64, 30)
-    mask = Mask(torch.tensor([1]), torch.tensor([[-2, 5]], dtype=torch.int32))
-    changes = Changes((mask,), Bars(rows[:9], ids[:9]), Biases(rows, ids, torch.randn(30)), penalties_of(4, 64, 20))
+    mask = TokenMask(torch.tensor([1]), torch.tensor([[-2, 5]], dtype=torch.int32))
+    changes = LogitAdjustments(
+        (mask,), BannedTokens(rows[:9], ids[:9]), LogitBiases(rows, ids, torch.randn(30)), penalties_of(4, 64, 20)
+    )
     changed(logits_of(4, 64), changes)
 
 
@@ -84,7 +86,7 @@ def test_scores_are_the_twins(vocab: int) -> None:
     logits[1, 5:] = -torch.inf
     logits[2, 7] = logits[2, 9] = 30.0
     pairs = torch.tensor([0, 0, 2]), torch.tensor([8, 2, 9])
-    asked = Asked(torch.tensor([1, 3, 7]), torch.tensor([3, 0, 1]), *pairs, 3)
+    asked = ScoreRequest(torch.tensor([1, 3, 7]), torch.tensor([3, 0, 1]), *pairs, 3)
     found, wanted = scores.score(logits, asked), score_twin.score(logits, asked)
     exact = logits.double().log_softmax(1)
     assert torch.allclose(found.logprobs.double(), exact[torch.arange(3), asked.ids], atol=2e-6, rtol=1e-6)
@@ -100,8 +102,8 @@ def test_logits_on_a_gpu_come_here(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = logits.clone()
 
     def use(on: Tensor) -> tuple[Tensor, ...]:
-        ops.adjust_(on, Changes(bars=Bars(rows, ids), penalties=penalties_of(3, 50, 7)))
-        asked = Asked(torch.tensor([1, 2, 3]), torch.tensor([2, 2, 2]), rows[:1], ids[:1] * 0, 2)
+        ops.adjust_(on, LogitAdjustments(banned_tokens=BannedTokens(rows, ids), penalties=penalties_of(3, 50, 7)))
+        asked = ScoreRequest(torch.tensor([1, 2, 3]), torch.tensor([2, 2, 2]), rows[:1], ids[:1] * 0, 2)
         return ops.score(on, asked)
 
     wanted = use(expected)

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import twins
-from kernels.metadata import AttentionMetadata
-from kernels.ragged import MAX_TREE, AttentionOptions, Ragged, Shared
-from kernels.trees import Tree
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged, SharedPrefixRows
+from kernels.layout.trees import Tree
+from kernels.reference import definitions as twins
 from kernels.triton import attention, configs
-from kernels.triton.attention import Gpu, paged_attention
+from kernels.triton.attention import GpuTraits, paged_attention
 from tests.kernels.triton.harness import Pages, assert_close, in_one_order, poisoned
 
-GPU = Gpu("", 90, 8)
+GPU = GpuTraits("", 90, 8)
 CPU = torch.device("cpu")
 SINGLES = [(1, 1), (1, 70)]
 MIXED = [(1, 64), (2, 21), (33, 80)]
@@ -166,7 +166,7 @@ def test_shared_prefixes_are_looked_at_once(prefix: int, cap: float, monkeypatch
     # What the rows had there before is nobody's now.
     lost = pages.tables[1:3, : prefix // 16].reshape(-1).long()
     pages.cache[lost] = torch.nan
-    shared = Shared(
+    shared = SharedPrefixRows(
         starts=torch.tensor([0, 3, 3], dtype=torch.int32),
         lengths=torch.tensor([prefix, 0], dtype=torch.int32),
         tables=tables[[0, 3]],

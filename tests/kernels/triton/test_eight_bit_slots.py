@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import attention, elementwise, gpu, ops
-from kernels.layout import new_layers, write
-from kernels.metadata import AttentionMetadata
-from kernels.slots import GPU_ALIGN, SCALE_BYTES, decode, encode, parts, slot_width
+from kernels import gpu, ops
+from kernels.layout.layout import new_layers, write
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, decode, encode, parts, slot_width
+from kernels.reference import attention, elementwise
 
 BLOCKS, SIZE, HEADS, KEYS, DIM = 6, 4, 4, 2, 64
 

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import blocks, elementwise, gpu, inputs, linear, ops, twins
+from kernels import gpu, ops
+from kernels.formats import linear
+from kernels.reference import blocks, elementwise, inputs
+from kernels.reference import definitions as twins
 from kernels.triton import activation, embedding, norm
 from kernels.triton import copy_blocks as block_kernel
 from kernels.triton import inputs as input_kernels
@@ -182,7 +185,7 @@ def test_what_is_on_a_gpu_comes_here(monkeypatch: pytest.MonkeyPatch) -> None:
     projection = torch.randn(32, 64)
 
     def use() -> list[Tensor]:
-        packed = (linear.OnGpu if gpu.takes(x) else linear.PackedLinear)(projection, None)
+        packed = (linear.GpuLinear if gpu.takes(x) else linear.PackedLinear)(projection, None)
         return [ops.rms_norm(x, weight, 1e-6), ops.embedding(ids, x), packed.apply_gated(x, weight, 1e-6)]
 
     wanted = use()

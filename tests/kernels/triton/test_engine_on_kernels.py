@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import Built, build_engine
+from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
-from engine.formats import Formats
-from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.request import EngineRequest, SamplingParams
-from engine.runner.runner import Runner
-from kernels import gpu, kinds, ops
-from kernels.slots import GPU_ALIGN
+from engine.worker.runner import Runner
+from engine.worker.startup.formats import Formats
+from kernels import gpu, ops
+from kernels.formats import weight_formats as kinds
+from kernels.layout.slots import GPU_ALIGN
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 CONFIG = EngineConfig(
@@ -28,12 +29,12 @@ PROMPTS = {"short": tuple(range(1, 4)), "long": tuple(range(1, 27))}
 MISSED = 0.3  # of the largest logit's size: what rounding may take for the most likely
 
 
-def build(directory: Path) -> Built:
+def build(directory: Path) -> BuiltEngine:
     config = read_config(directory)
     return build_engine(CONFIG, config, directory, limits_of(CONFIG, config, 1 << 20))
 
 
-def tokens(built: Built) -> dict[str, list[int]]:
+def tokens(built: BuiltEngine) -> dict[str, list[int]]:
     """Greedy tokens of two prompts at once, of which one takes two chunks."""
     engine = built.engine
     for name, prompt in PROMPTS.items():

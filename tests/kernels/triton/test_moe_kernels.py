@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import gpu, moe, ops, packed_weights
-from kernels.moe import Stack
+from kernels import gpu, ops
+from kernels.formats import packed_weights
+from kernels.reference import moe
+from kernels.reference.moe import ExpertStack
 from kernels.triton import activation
 from kernels.triton import moe as kernels
 from tests.kernels.triton.harness import assert_close, caught
@@ -79,8 +81,8 @@ def test_results_are_added_by_share(
 def test_a_whole_layer(tokens: int, num_experts: int, per_token: int, monkeypatch: pytest.MonkeyPatch) -> None:
     experts, x = chosen(tokens, num_experts, per_token), torch.randn(tokens, 48).half()
     shares = torch.rand(tokens, per_token).softmax(1)
-    gate_up = Stack(torch.randn(num_experts, 80, 48).half() / 7)
-    down = Stack(torch.randn(num_experts, 48, 40).half() / 7)
+    gate_up = ExpertStack(torch.randn(num_experts, 80, 48).half() / 7)
+    down = ExpertStack(torch.randn(num_experts, 48, 40).half() / 7)
     wanted = ops.experts_mlp(x, gate_up, down, experts, shares)
     monkeypatch.setattr(gpu, "takes", lambda x: True)
     assert_close(ops.experts_mlp(x, gate_up, down, experts, shares), wanted.double(), torch.float16)
@@ -94,7 +96,7 @@ def test_tiles_may_be_the_same_for_any_number_of_tokens(monkeypatch: pytest.Monk
     monkeypatch.setattr(kernels, "GATES", {"silu": lambda _: None})
     for name in ("grouped_linear", "combine"):
         monkeypatch.setattr(kernels, name, lambda *_: None)
-    stack = Stack(torch.zeros(2, 4, 4))
+    stack = ExpertStack(torch.zeros(2, 4, 4))
     for num in (1, 600):
         for is_fixed in (False, True):
             kernels.experts_mlp(torch.zeros(num, 4), stack, stack, experts[:num], shares[:num], is_fixed=is_fixed)
@@ -115,6 +117,6 @@ def test_larger_layers(tokens: int, num_experts: int, per_token: int) -> None:
     experts, x = chosen(tokens, num_experts + 1, per_token), torch.randn(tokens, 64)
     shares = torch.rand(tokens, per_token).softmax(1)
     gate_up, down = torch.randn(num_experts, 64, 64) / 8, torch.randn(num_experts, 64, 32) / 8
-    wanted = moe.experts_mlp(x.double(), Stack(gate_up.double()), Stack(down.double()), experts, shares)
-    found = kernels.experts_mlp(x, Stack(gate_up), Stack(down), experts, shares)
+    wanted = moe.experts_mlp(x.double(), ExpertStack(gate_up.double()), ExpertStack(down.double()), experts, shares)
+    found = kernels.experts_mlp(x, ExpertStack(gate_up), ExpertStack(down), experts, shares)
     assert_close(found, wanted.double(), torch.float32, 4.0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import packed_weights as twin
-from kernels.packed_weights import AWQ_ORDER, Int4Weight, Int8Weight
+from kernels.formats import packed_weights as twin
+from kernels.formats.packed_weights import AWQ_ORDER, Int4Weight, Int8Weight
 from kernels.triton import gemm, linear4, linear8, linear16
 from kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
 from tests.kernels.triton.harness import assert_close, caught, in_one_order, poisoned

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kernels import kinds
-from kernels.elementwise import rms_norm, silu_mul
-from kernels.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu, round_groups
-from kernels.linear import OnGpu
-from kernels.packed_weights import dequantise, quantise_rows
+from kernels.formats import weight_formats as kinds
+from kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu, round_groups
+from kernels.formats.linear import GpuLinear
+from kernels.formats.packed_weights import dequantise, quantise_rows
+from kernels.reference.elementwise import rms_norm, silu_mul
 
 
 def meant(weight: torch.Tensor, bits: int) -> torch.Tensor:
@@ -43,12 +43,12 @@ KINDS = [
     ("int4", Int4OnGpu),
     ("w8a8", EightBitsOnGpu),
     ("fp8", EightBitsOnGpu),
-    ("bfloat16", OnGpu),
+    ("bfloat16", GpuLinear),
 ]
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_a_gpu_is_given_its_own_kinds(name: str, kind: type[OnGpu]) -> None:
+def test_a_gpu_is_given_its_own_kinds(name: str, kind: type[GpuLinear]) -> None:
     chosen = next(one for one in kinds.KINDS[name] if one.fits(torch.device("cuda")))
     assert type(chosen.make(torch.randn(32, 64), None, False)) is kind
 
@@ -76,7 +76,10 @@ def test_activations_are_rounded_row_by_row_where_weights_are(name: str, dtype: 
 
 @pytest.mark.parametrize("name", ["int4", "w8a8", "fp8"])
 def test_the_head_is_rounded_less(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {**kinds.KINDS, "int8": (kinds.Kind(lambda _: True, lambda weight, bias, _: Int8OnGpu(weight, bias)),)}
+    table = {
+        **kinds.KINDS,
+        "int8": (kinds.WeightFormat(lambda _: True, lambda weight, bias, _: Int8OnGpu(weight, bias)),),
+    }
     monkeypatch.setattr(kinds, "KINDS", table)
     assert type(kinds.pack(torch.randn(32, 64), precise=True, weights=name)) is Int8OnGpu
 

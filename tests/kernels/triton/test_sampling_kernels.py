@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import gpu, ops, philox
-from kernels import sampling as twin
-from kernels.sampling import Rows
+from kernels import gpu, ops
+from kernels.reference import philox
+from kernels.reference import sampling as twin
+from kernels.reference.sampling import Rows
 from kernels.triton import sampling
 from kernels.triton.noise import gumbel, uniform_words
-from tests.kernels.test_native_sampling import TIE, score
-from tests.kernels.test_sampling import ALL, Params, mixed_rows, random_logits, rows_of
+from tests.kernels.cpu.test_native_sampling import TIE, score
+from tests.kernels.reference.test_sampling import ALL, Params, mixed_rows, random_logits, rows_of
 from tests.kernels.triton.harness import Guarded
 
 SEEDS = [0, 1, -1, 2**63 - 1, -(2**63), 0x1234567890ABCDEF]

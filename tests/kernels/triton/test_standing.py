@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.trees import walk
-from kernels import speculation
-from kernels.trees import numbers_of, tree_of
+from engine.speculation.trees import walk
+from kernels.layout.trees import numbers_of, tree_of
+from kernels.reference import speculation
 from kernels.triton import speculation as on_gpu
 
 Rows = list[tuple[list[int], tuple[int, ...], list[int]]]  # drafts, parents, what was sampled behind each token

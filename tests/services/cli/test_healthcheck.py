@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli.main import app
-from services.heartbeat import Heartbeat, path_of
+from services.process.heartbeat import Heartbeat, path_of
 
 
 def probe(directory: Path, *options: str) -> tuple[int, str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.cli.load import Sample, arrival_times, report, summary
+from services.cli.load import RequestSample, arrival_times, report, summary
 
 
 def test_percentiles_are_nearest_rank() -> None:
@@ -14,10 +14,10 @@ def test_percentiles_are_nearest_rank() -> None:
 
 def test_report_of_known_samples() -> None:
     samples = [
-        Sample(0.0, ((0.5, 1), (1.0, 2), (1.5, 2)), 2.0),
-        Sample(1.0, ((1.25, 1),), 2.0),
-        Sample(0.0, (), 4.0, "UNAVAILABLE", "the first"),
-        Sample(0.0, (), 4.0, "UNAVAILABLE", "another"),
+        RequestSample(0.0, ((0.5, 1), (1.0, 2), (1.5, 2)), 2.0),
+        RequestSample(1.0, ((1.25, 1),), 2.0),
+        RequestSample(0.0, (), 4.0, "UNAVAILABLE", "the first"),
+        RequestSample(0.0, (), 4.0, "UNAVAILABLE", "another"),
     ]
     figures = report(samples)
     assert figures["errors"] == {"UNAVAILABLE": 2}

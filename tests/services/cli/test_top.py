@@ -5,11 +5,11 @@ from sluice.v1 import control_pb2
 
 from engine.request import SamplingParams
 from services.cli.top import BAR, bar, view
-from services.gateway.contract.translate import Asked
+from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.load import MAX_TENANTS, tenants_of
 from services.gateway.requests.open_requests import OpenRequest
-from services.messages import Envelope
-from services.work import Generate, TextPrompt
+from services.messages.messages import Envelope
+from services.messages.work import Generate, TextPrompt
 
 
 def shown(group: Group) -> str:
@@ -65,7 +65,7 @@ def test_tenants_are_summed_most_first_and_bounded() -> None:
     requests = []
     for i in range(MAX_TENANTS + 6):
         for _ in range(2 if i == 3 else 1):
-            asked = Asked(work=Generate(TextPrompt("x"), SamplingParams()), reserve=10)
+            asked = TranslatedRequest(work=Generate(TextPrompt("x"), SamplingParams()), reserve=10)
             requests.append(OpenRequest(Envelope(f"{i}", "g", tenant=f"t{i:03}"), asked, 0.0))
     requests[0].is_own = True
     found = tenants_of(requests)

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from engine.request import FinishReason
-from services.details import Admitted
 from services.detokenizer.stage import DetokenizerStage
-from services.messages import Cancel, Envelope, Grant, Message, Text, Tokens
+from services.messages.details import Admitted
+from services.messages.messages import Cancel, Envelope, Grant, Message, Text, Tokens
+from services.messages.work import Stops
 from services.tokenizer.encoding import TextEncoder
-from services.work import Stops
 from tests.oracle.tokenizers import byte_level_bpe
 
 ENVELOPE = Envelope("a", "g")

@@ -6,7 +6,7 @@ import pytest
 
 from services.detokenizer.calls import MAX_DEPTH
 from services.detokenizer.sections import SectionSplitter, Split
-from services.work import Sections
+from services.messages.work import Sections
 
 HERMES = Sections(has_reasoning=True, tools="hermes")
 LLAMA = Sections(tools="llama3")

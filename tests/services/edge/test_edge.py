@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from services.gateway.access.identity import digest_of
-from services.messages import Submit
-from services.work import ChatPrompt, Generate, TextPrompt, TokenPrompt
+from services.messages.messages import Submit
+from services.messages.work import ChatPrompt, Generate, TextPrompt, TokenPrompt
 from tests.services.edge.edge_rig import EdgeRig, edge
 from tests.services.gateway.fake_ring import generation, public, settings, text_of
 

@@ -7,9 +7,9 @@ import openai
 import pytest
 
 from engine.request import FinishReason
-from services.details import Admitted, TokenRecord
-from services.messages import Submit, Text
-from services.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
+from services.messages.details import Admitted, TokenRecord
+from services.messages.messages import Submit, Text
+from services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
 from tests.services.edge.edge_rig import EdgeRig, edge
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}

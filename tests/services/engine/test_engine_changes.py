@@ -2,12 +2,12 @@
 
 import msgspec
 
-from engine.cache.cache import KVCache
 from engine.engine import Engine
+from engine.kv_cache.cache import KVCache
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
-from services.engine.stage import EngineStage, Place
-from services.messages import (
+from services.engine.stage import EngineStage, RingMembership
+from services.messages.messages import (
     Append,
     Cancel,
     CloseInput,
@@ -20,7 +20,7 @@ from services.messages import (
     Tokens,
     Update,
 )
-from services.work import Scheduling, Stops, TokenPrompt, pack_ids
+from services.messages.work import Scheduling, Stops, TokenPrompt, pack_ids
 from tests.services.test_stage_attempts import Nines, unrecorded
 
 LIMITS = Limits(context_length=100, vocab_size=400)
@@ -34,7 +34,7 @@ class Rig:
         self.sent: list[Message] = []
         self.num_changes = 0
         scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
-        self.stage = EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), self._emit, unrecorded)
+        self.stage = EngineStage(Engine(scheduler, Nines()), RingMembership("engine-0", 1), self._emit, unrecorded)
         params = SamplingParams(max_tokens=80, temperature=0.0)
         held = Scheduling(**scheduling)  # type: ignore[arg-type] # mixed values
         self.stage.handle(Prompt(ENVELOPE, pack_ids([5, 6, 7]), params, Stops(), held, 0.0))

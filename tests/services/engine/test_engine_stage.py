@@ -2,13 +2,13 @@
 
 import collections
 
-from engine.cache.cache import KVCache
 from engine.engine import Engine
+from engine.kv_cache.cache import KVCache
 from engine.request import FinishReason, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
-from services.engine.stage import EngineStage, Place
-from services.messages import Cancel, Envelope, Failed, Message, Prompt, Report, Tokens
-from services.work import Scheduling, Stops, pack_ids
+from services.engine.stage import EngineStage, RingMembership
+from services.messages.messages import Cancel, Envelope, Failed, Message, Prompt, Report, Tokens
+from services.messages.work import Scheduling, Stops, pack_ids
 from tests.services.test_stage_attempts import Nines, unrecorded
 
 LIMITS = Limits(context_length=100, vocab_size=400)
@@ -19,7 +19,7 @@ def make() -> tuple[EngineStage, list[Message]]:
     sent: list[Message] = []
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
     emit = lambda message: None if isinstance(message, Report) else sent.append(message)  # noqa: E731 # shorter so
-    return EngineStage(Engine(scheduler, Nines()), Place("engine-0", 1), emit, unrecorded), sent
+    return EngineStage(Engine(scheduler, Nines()), RingMembership("engine-0", 1), emit, unrecorded), sent
 
 
 def prompt(**params: object) -> Prompt:
@@ -48,7 +48,7 @@ def test_threads_are_measured_while_nothing_is_open_and_a_request_waits_for_one_
     tuner = Steps(5)
     scheduler = Scheduler(KVCache(40, 4, prefix_caching=True), LIMITS, (2,), 4, 40)
     engine = Engine(scheduler, Nines(), tuner=tuner)
-    stage = EngineStage(engine, Place("engine-0", 1), sent.append, unrecorded)
+    stage = EngineStage(engine, RingMembership("engine-0", 1), sent.append, unrecorded)
     assert stage.turn() and stage.turn() and tuner.left == 3
     stage.handle(prompt())
     tokens = []

@@ -1,41 +1,41 @@
 """Phases of a request in the engine, told from its trail: by hand, and through a stage that preempts and fails."""
 
-from engine.cache.cache import KVCache
 from engine.engine import Engine
+from engine.kv_cache.cache import KVCache
 from engine.request import Limits, SamplingParams
-from engine.scheduler.events import Times
+from engine.scheduler.events import RequestTimes
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.settings import SchedulerSettings
-from engine.trail import MAX_MARKS, Kind, Mark, Trail
-from services.engine.stage import EngineStage, Place
-from services.engine.trace import STEP_INTERVAL_S, End, by_position, phases_of
-from services.messages import Cancel, Envelope, Message, Preempted, Prompt
+from engine.timeline import MAX_MARKS, EventKind, RequestTimeline, TimelineEvent
+from services.engine.stage import EngineStage, RingMembership
+from services.engine.trace import STEP_INTERVAL_S, RequestEnd, by_position, phases_of
+from services.messages.messages import Cancel, Envelope, Message, Preempted, Prompt
+from services.messages.work import Scheduling, Stops, pack_ids
 from services.telemetry import names
-from services.telemetry.phases import Happening, Phase
-from services.work import Scheduling, Stops, pack_ids
+from services.telemetry.phases import Phase, PhaseEvent
 from tests.services.test_stage_attempts import Nines
 
 PARENT = f"00-{'1' * 32}-{'2' * 16}-01"
 
 
-def trail(*marks: Mark) -> Trail:
-    made = Trail()
+def timeline(*marks: TimelineEvent) -> RequestTimeline:
+    made = RequestTimeline()
     for mark in marks:
         made.note(mark)
     return made
 
 
 def test_phases_touch_and_hold_what_happened_in_them() -> None:
-    noted = trail(
-        Mark(Kind.ADMITTED, 2.0, 16),
-        Mark(Kind.CHUNK, 3.0, 40),
-        Mark(Kind.CHUNK, 4.0, 8),
-        Mark(Kind.FIRST_TOKEN, 4.0),
-        Mark(Kind.PREEMPTED, 5.0, 60),
-        Mark(Kind.RESUMED, 6.0, 32, 1),
+    noted = timeline(
+        TimelineEvent(EventKind.ADMITTED, 2.0, 16),
+        TimelineEvent(EventKind.CHUNK, 3.0, 40),
+        TimelineEvent(EventKind.CHUNK, 4.0, 8),
+        TimelineEvent(EventKind.FIRST_TOKEN, 4.0),
+        TimelineEvent(EventKind.PREEMPTED, 5.0, 60),
+        TimelineEvent(EventKind.RESUMED, 6.0, 32, 1),
     )
-    step = Happening(names.EVENT_STEP, 7.0, {})
-    queue, prefill, decode = phases_of(1.0, noted, [step], End(9.0, attributes={names.NUM_TOKENS: 5}))
+    step = PhaseEvent(names.EVENT_STEP, 7.0, {})
+    queue, prefill, decode = phases_of(1.0, noted, [step], RequestEnd(9.0, attributes={names.NUM_TOKENS: 5}))
     assert [(one.name, one.start_s, one.end_s) for one in (queue, prefill, decode)] == [
         ("queue", 1.0, 2.0),
         ("prefill", 2.0, 4.0),
@@ -50,18 +50,23 @@ def test_phases_touch_and_hold_what_happened_in_them() -> None:
 
 
 def test_a_request_that_ends_early_says_where() -> None:
-    (queue,) = phases_of(1.0, trail(), [], End(2.0, "DEADLINE_EXCEEDED"))
+    (queue,) = phases_of(1.0, timeline(), [], RequestEnd(2.0, "DEADLINE_EXCEEDED"))
     assert (queue.name, queue.end_s, queue.error) == ("queue", 2.0, "DEADLINE_EXCEEDED")
-    queue, prefill = phases_of(1.0, trail(Mark(Kind.ADMITTED, 1.5)), [], End(2.0, is_cancelled=True))
+    queue, prefill = phases_of(
+        1.0, timeline(TimelineEvent(EventKind.ADMITTED, 1.5)), [], RequestEnd(2.0, is_cancelled=True)
+    )
     assert queue.error == prefill.error == "" and names.CANCELLED not in queue.attributes
     assert prefill.attributes[names.CANCELLED] is True
 
 
 def test_a_trail_is_bounded_and_keeps_what_tells_phases_apart() -> None:
-    noted = trail(*(Mark(Kind.CHUNK, float(i), 1) for i in range(MAX_MARKS + 5)), Mark(Kind.FIRST_TOKEN, 999.0))
+    noted = timeline(
+        *(TimelineEvent(EventKind.CHUNK, float(i), 1) for i in range(MAX_MARKS + 5)),
+        TimelineEvent(EventKind.FIRST_TOKEN, 999.0),
+    )
     assert len(noted.marks) == MAX_MARKS + 1 and noted.num_dropped == 5
-    assert noted.time_of(Kind.FIRST_TOKEN) == 999.0 and noted.time_of(Kind.ADMITTED) is None
-    (*_, last) = phases_of(0.0, noted, [], End(1000.0))
+    assert noted.time_of(EventKind.FIRST_TOKEN) == 999.0 and noted.time_of(EventKind.ADMITTED) is None
+    (*_, last) = phases_of(0.0, noted, [], RequestEnd(1000.0))
     assert last.attributes[names.NUM_EVENTS_DROPPED] == 5
 
 
@@ -75,7 +80,7 @@ class Rig:
         limits = Limits(context_length=100, vocab_size=400)
         lax = SchedulerSettings(watermark=-10.0)  # lets in what will not fit
         scheduler = Scheduler(KVCache(num_blocks, 4, True), limits, (2,), 4, budget, lax)
-        place = Place("engine-0", 1, clock=lambda: self.now)
+        place = RingMembership("engine-0", 1, clock=lambda: self.now)
         engine = Engine(scheduler, Nines(), clock=self.tick)
         self.stage = EngineStage(engine, place, self.emit, self.record)
 
@@ -142,5 +147,5 @@ def test_cancelled_and_refused_requests_have_spans() -> None:
 
 
 def test_drafts_are_told_by_their_place() -> None:
-    times = Times(0.0, 0.0, 0.0, 0.0, 0, num_drafted=5, num_accepted=3, drafted_at=(3, 2), accepted_at=(2, 1))
+    times = RequestTimes(0.0, 0.0, 0.0, 0.0, 0, num_drafted=5, num_accepted=3, drafted_at=(3, 2), accepted_at=(2, 1))
     assert by_position(times) == "2/3 1/2"

@@ -11,8 +11,8 @@ from engine.errors import invalid
 from engine.request import SamplingParams
 from engine.sampling.grammars import Grammar, Grammars
 from services.engine.grammar_gate import GrammarGate
-from services.messages import Cancel, Envelope, Failed, Message, Prompt
-from services.work import Scheduling, Stops, pack_ids
+from services.messages.messages import Cancel, Envelope, Failed, Message, Prompt
+from services.messages.work import Scheduling, Stops, pack_ids
 
 
 class Stage:

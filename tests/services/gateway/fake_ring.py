@@ -11,16 +11,16 @@ import msgspec
 from sluice.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
 from engine.request import FinishReason, Limits
-from services.details import Admitted, Timings, TokenRecord
 from services.gateway.gateway import Gateway
 from services.gateway.recovery.watch import ReadModel
 from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages import Cancel, Grant, Message, Preempted, Probe, Role, Submit, Text, Visit
-from services.telemetry.observed import Observer
-from services.work import (
+from services.messages.details import Admitted, Timings, TokenRecord
+from services.messages.messages import Cancel, Grant, Message, Preempted, Probe, Role, Submit, Text, Visit
+from services.messages.work import (
     Generate,
     Stops,
 )
+from services.telemetry.observed import Observer
 
 MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy")
 SETTINGS = GatewaySettings(

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from services.gateway import connections
-from services.gateway.floods import ALARM, Floods, floods
-from services.gateway.resets import Count
+from services.gateway.floods import ALARM, FloodGuard, floods
+from services.gateway.resets import ConnectionCalls
 from services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import generation, running, settings, stream_request, unary_request
 from tests.services.gateway.raw_http2 import PREFACE, RST_STREAM, SETTINGS, frame, headers
@@ -25,7 +25,7 @@ class Door:
 
     def __init__(self) -> None:
         self.failed = 0
-        self.all: list[Count] = []
+        self.all: list[ConnectionCalls] = []
         self.num_counted = 0
         self.listed: list[tuple[str, int]] = []
         self.was_cut: list[tuple[str, int]] = []
@@ -33,7 +33,7 @@ class Door:
     def num_failed(self) -> int:
         return self.failed
 
-    def counts(self) -> list[Count]:
+    def counts(self) -> list[ConnectionCalls]:
         self.num_counted += 1
         return self.all
 
@@ -46,7 +46,7 @@ class Door:
         return len(self.was_cut)
 
 
-async def beat(some: Floods) -> None:
+async def beat(some: FloodGuard) -> None:
     some.beat(50051)
     if some._looking is not None:
         await some._looking
@@ -59,11 +59,11 @@ async def test_connections_are_counted_only_while_many_calls_fail(caplog: pytest
     await beat(some)
     assert door.num_counted == 0
     door.failed += 2000
-    door.all = [Count(1, "10.0.0.1", 7, 1001), Count(2, "10.0.0.2", 8, 1000)]
+    door.all = [ConnectionCalls(1, "10.0.0.1", 7, 1001), ConnectionCalls(2, "10.0.0.2", 8, 1000)]
     await beat(some)
     assert door.num_counted == 2 and door.was_cut == [("10.0.0.1", 7)] and len(cuts) == 1
     door.failed += 2000
-    door.all = [Count(3, "10.0.0.1", 9, 1001)]
+    door.all = [ConnectionCalls(3, "10.0.0.1", 9, 1001)]
     await beat(some)
     assert len(cuts) == 2
     assert [record.getMessage() for record in caplog.records] == [

@@ -10,15 +10,15 @@ import pytest
 from sluice.v1 import inference_pb2
 
 from engine.errors import Code, stage_lost
-from services.details import TokenRecord
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
 from services.gateway.calls.guard import SCOPES
 from services.gateway.calls.inference import Inference
 from services.gateway.oip.service import OpenInference
-from services.gateway.requests.desk import Desk
+from services.gateway.requests.desk import RequestManager
 from services.gateway.stage import GatewayStage
-from services.messages import Envelope, Failed, Message, Role, Text, failed
+from services.messages.details import TokenRecord
+from services.messages.messages import Envelope, Failed, Message, Role, Text, failed
 from services.ring.loop import RingLoop
 from services.telemetry.logs import FIELDS
 from tests.services.gateway.fake_ring import Rig, running, stream_request, unary_request
@@ -93,7 +93,7 @@ async def test_what_raises_behind_a_handler_is_one_status_and_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running() as rig:
-        monkeypatch.setattr(Desk, "open", broken_at_once)
+        monkeypatch.setattr(RequestManager, "open", broken_at_once)
         tokenize = inference_pb2.TokenizeRequest(text="a")
         for call in (
             lambda: rig.stub.Generate(unary_request(), metadata=PARENT),

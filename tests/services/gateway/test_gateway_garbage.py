@@ -1,6 +1,6 @@
 """However a generation ends, what the gateway made for it goes with it: with the collector off, nothing is left.
 
-The collector runs seldom in a gateway (`services.process`), and what a cycle holds is kept until then.
+The collector runs seldom in a gateway (`services.process.process`), and what a cycle holds is kept until then.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from engine.errors import Code
 from services.gateway.calls.conversation import Conversation
 from services.gateway.calls.generation import Generation
 from services.gateway.calls.session import Session
-from services.gateway.calls.story import Story
+from services.gateway.calls.story import EventSequence
 from services.gateway.gateway import Gateway
-from services.gateway.requests.followed import Followed
+from services.gateway.requests.followed import TrackedRequest
 from services.gateway.requests.history import History
 from services.gateway.requests.open_requests import OpenRequest
 from services.gateway.requests.parking import _Place
-from services.messages import Failed
+from services.messages.messages import Failed
 from tests.services.gateway.fake_ring import (
     Rig,
     generation,
@@ -37,7 +37,7 @@ from tests.services.gateway.fake_ring import (
 )
 from tests.services.gateway.talker import Talker
 
-KINDS = (OpenRequest, Followed, Session, Story, History, _Place, Generation, Conversation)
+KINDS = (OpenRequest, TrackedRequest, Session, EventSequence, History, _Place, Generation, Conversation)
 DETACH = {"on_disconnect": types_pb2.DISCONNECT_ACTION_DETACH, "detach_ttl": {"seconds": 600}}
 DETACHED: dict[str, Any] = {"scheduling": DETACH}
 

@@ -49,7 +49,7 @@ def test_memory_is_given_back_after_the_process_has_grown(monkeypatch: pytest.Mo
     given: list[int] = []
     monkeypatch.setattr(memory, "give_back", lambda: given.append(1))
     now_s, resident = [0.0], [100 << 20]
-    spare = memory.Spare(lambda: now_s[0], lambda: resident[0])
+    spare = memory.MallocTrim(lambda: now_s[0], lambda: resident[0])
 
     def look(later_s: float, num_bytes: int) -> bool:
         now_s[0] += later_s

@@ -11,21 +11,21 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from sluice.v1 import control_pb2, inference_pb2
 
-from engine.computing import Computing
 from engine.errors import ServiceError, invalid
+from engine.executor.computing import Computing
 from services.gateway import server
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
 from services.gateway.calls.inference import Inference
-from services.gateway.calls.neighbours import Neighbours
+from services.gateway.calls.neighbours import PeerGateways
 from services.gateway.calls.refusal import turn_away
 from services.gateway.contract.errors import to_rpc
 from services.gateway.oip.service import OpenInference
 from services.gateway.recovery.liveness import UNCHANGED, Liveness
 from services.gateway.requests.desk import MAX_FUTILE_ATTEMPTS
-from services.gateway.requests.parking import Parking
-from services.messages import Load, Probe, Report, Role, Visit
-from services.work import pack_ids
+from services.gateway.requests.parking import DetachedSessions
+from services.messages.messages import Load, Probe, Report, Role, Visit
+from services.messages.work import pack_ids
 from tests.services.gateway.fake_ring import (
     SETTINGS,
     Rig,
@@ -54,8 +54,8 @@ def test_option_keys_exist_in_grpc() -> None:
 
 async def test_every_handler_is_a_coroutine_function() -> None:
     async with running(wait=False) as rig:
-        parking = Parking(asyncio.get_running_loop().call_later, 1)
-        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking, Neighbours("g0", {}, ""))
+        parking = DetachedSessions(asyncio.get_running_loop().call_later, 1)
+        desk, inference = rig.gateway.desk, Inference(rig.gateway.desk, parking, PeerGateways("g0", {}, ""))
         adapter = OpenInference(desk, inference.stream_generate)
         control = Control(desk, rig.gateway.drain)
         handlers = server.Handlers(inference, Converse(desk, parking), control, adapter, desk.observer)

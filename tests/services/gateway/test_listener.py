@@ -7,7 +7,7 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2_grpc
 
-from services.gateway.listener import Listener
+from services.gateway.listener import PortListener
 from services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import SETTINGS, generation, running, stream_request, unary_request
 from tests.services.gateway.raw_http2 import PREFACE, frame, headers, message, send
@@ -41,9 +41,9 @@ class Server:
         self.stopped.append(grace_s)
 
 
-def listener_of(*servers: Server) -> Listener:
+def listener_of(*servers: Server) -> PortListener:
     made: Any = iter(servers)
-    return Listener(SETTINGS, lambda: next(made))
+    return PortListener(SETTINGS, lambda: next(made))
 
 
 async def test_a_server_that_runs_is_left_alone() -> None:

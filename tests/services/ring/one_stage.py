@@ -6,7 +6,7 @@ from pathlib import Path
 
 import zmq
 
-from services.messages import Message, Probe, Role
+from services.messages.messages import Message, Probe, Role
 from services.ring.loop import RingLoop, Stage
 from services.ring.sockets import Inbox, Outbox, Peer
 

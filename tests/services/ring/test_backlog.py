@@ -10,18 +10,18 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.details import Tokenized
-from services.messages import (
+from services.messages.details import Tokenized
+from services.messages.messages import (
     Blob,
+    BlobChunk,
     Cancel,
-    Census,
-    Chunk,
     Envelope,
     Failed,
-    Keep,
+    KeepTrace,
     Load,
     Message,
     OfNoRequest,
+    OpenSerials,
     Probe,
     Report,
     Result,
@@ -33,7 +33,7 @@ from services.ring.frames import read_header
 from services.ring.sockets import FRAME_BYTES, Outbox, Peer
 
 LIMIT = 3 << 20
-DECODER = msgspec.msgpack.Decoder(tuple[Message | Blob | Chunk, ...])
+DECODER = msgspec.msgpack.Decoder(tuple[Message | Blob | BlobChunk, ...])
 
 
 class Peerless:
@@ -59,7 +59,7 @@ class Peerless:
         self.frames.append(data)
 
     @property
-    def came(self) -> list[Message | Blob | Chunk]:
+    def came(self) -> list[Message | Blob | BlobChunk]:
         return [one for data in self.frames for one in DECODER.decode(data[read_header(data).size :])]
 
 
@@ -74,7 +74,7 @@ class Rig:
         self.outbox._backlog = Backlog(self._encode, LIMIT, max_bytes)
         self._kept: list[object] = []  # so that no two have the same id
 
-    def _encode(self, message: Message | Blob | Chunk) -> bytes:
+    def _encode(self, message: Message | Blob | BlobChunk) -> bytes:
         self._kept.append(message)
         self.encoded[id(message)] += 1
         data = msgspec.msgpack.encode(message)
@@ -112,7 +112,7 @@ def test_a_large_message_is_encoded_once_and_its_pieces_once() -> None:
     rig.socket.room = 100
     rig.outbox.flush()
     assert set(rig.encoded.values()) == {1}
-    assert [type(one) for one in rig.socket.came] == [Chunk] * 4 + [Blob, Cancel]
+    assert [type(one) for one in rig.socket.came] == [BlobChunk] * 4 + [Blob, Cancel]
 
 
 def test_at_its_bound_a_message_is_refused_and_an_end_is_not() -> None:
@@ -122,7 +122,7 @@ def test_at_its_bound_a_message_is_refused_and_an_end_is_not() -> None:
         num += 1
     assert 5_000 < rig.outbox.backlog_bytes <= 10_000 and rig.outbox.counts["backlog_full"] == 1
     assert rig.outbox.put(Failed(envelope(2), 14, "R", "m")) is None
-    assert rig.outbox.put(Keep(envelope(1))) is None
+    assert rig.outbox.put(KeepTrace(envelope(1))) is None
     assert rig.outbox.put(Cancel(envelope(1))) is None  # makes room
     assert rig.outbox.backlog == 3 and rig.outbox.backlog_bytes < 1000
     assert rig.outbox.put(tokens(3, 0)) is None
@@ -157,7 +157,7 @@ def test_what_nobody_waits_for_leaves() -> None:
         rig.outbox.put(Report("engine-0", 1, Load(num_running=nonce), served_token=True))
     rig.outbox.put(Cancel(envelope(2)))
     rig.outbox.put(Cancel(envelope(1), output_index=1))  # of one output: its request goes on
-    rig.outbox.put(Census("g", 1, 5, frozenset({1, 4})))  # not 3
+    rig.outbox.put(OpenSerials("g", 1, 5, frozenset({1, 4})))  # not 3
     rig.outbox.drop(lambda one: one.serial == 4)
     for room in (0, 1):
         rig.socket.room = room
@@ -167,7 +167,7 @@ def test_what_nobody_waits_for_leaves() -> None:
         Probe("g", 4, ("t",)),
         Report("engine-0", 1, Load(num_running=4), served_token=True),
         Cancel(envelope(1), output_index=1),
-        Census("g", 1, 5, frozenset({1, 4})),
+        OpenSerials("g", 1, 5, frozenset({1, 4})),
     ]
 
 
@@ -177,7 +177,7 @@ def test_where_a_disk_takes_no_blob_it_goes_in_pieces(tmp_path: Path) -> None:
     rig.outbox.put(tokens(2, 0))
     rig.socket.room = 9
     rig.outbox.flush()
-    assert [type(one) for one in rig.socket.came] == [*[Chunk] * 4, Blob, Tokens]
+    assert [type(one) for one in rig.socket.came] == [*[BlobChunk] * 4, Blob, Tokens]
 
 
 requests, attempts = st.integers(1, 3), st.integers(0, 2)
@@ -193,10 +193,10 @@ ops = st.one_of(
 def is_replaced(old: Message, new: Message) -> bool:
     """What makes a message that waits pointless, said plainly."""
     if isinstance(old, OfNoRequest):
-        return isinstance(old, Census) and isinstance(new, Census)
-    if isinstance(old, Keep):
+        return isinstance(old, OpenSerials) and isinstance(new, OpenSerials)
+    if isinstance(old, KeepTrace):
         return False
-    if isinstance(new, Census):
+    if isinstance(new, OpenSerials):
         return new.has_ended(old.envelope)
     if isinstance(new, OfNoRequest) or new.envelope.request_id != old.envelope.request_id:
         return False
@@ -244,10 +244,10 @@ def settled(waiting: list[Message], num_fresh: int) -> list[Message]:
 
 def made(number: int, what: str, how: list[object]) -> Message:
     if what == "census":
-        return Census("g", 1, 100, cast("frozenset[int]", how[0]))
+        return OpenSerials("g", 1, 100, cast("frozenset[int]", how[0]))
     request, attempt = cast(int, how[0]), cast(int, how[1])
     if what == "tokens":
         return tokens(request, number, attempt, cast(int, how[2]))
     if what == "keep":
-        return Keep(envelope(request, attempt))
+        return KeepTrace(envelope(request, attempt))
     return Cancel(envelope(request, attempt), cast("int | None", how[2]))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.messages import SCHEMA_VERSION, Cancel, Envelope, Message
-from services.ring.frames import MAGIC, FrameWriter, Header, Malformed, read_header
+from services.messages.messages import SCHEMA_VERSION, Cancel, Envelope, Message
+from services.ring.frames import MAGIC, FrameWriter, Header, MalformedFrame, read_header
 
 ENVELOPE = Envelope("0a", "g")
 
@@ -40,5 +40,5 @@ def test_a_frame_without_a_header_is_of_version_1() -> None:
 @given(st.binary(max_size=64))
 def test_bytes_are_a_frame_or_malformed(data: bytes) -> None:
     for one in (data, MAGIC + data, MAGIC + struct.pack("<H", SCHEMA_VERSION) + data, b"\x83" + data):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedFrame):
             assert read_header(one).size <= len(one)

@@ -1,6 +1,6 @@
 """A Keep goes behind its request to every stage, and not back to the gateway that sent it."""
 
-from services.messages import Cancel, Envelope, Keep, Role
+from services.messages.messages import Cancel, Envelope, KeepTrace, Role
 from services.ring.peers import NextHop
 
 ENVELOPE = Envelope("0000000a" + "0" * 24, "gateway-0")
@@ -10,5 +10,5 @@ PEERS = ("p-0", "p-1", "p-2")
 def test_a_keep_goes_where_its_request_went() -> None:
     for role in (Role.GATEWAY, Role.TOKENIZER, Role.ENGINE):
         hop = NextHop(role, PEERS)
-        assert hop.targets(Keep(ENVELOPE)) == hop.targets(Cancel(ENVELOPE)) == ("p-1",)
-    assert NextHop(Role.DETOKENIZER, ("gateway-0",)).targets(Keep(ENVELOPE)) == ()
+        assert hop.targets(KeepTrace(ENVELOPE)) == hop.targets(Cancel(ENVELOPE)) == ("p-1",)
+    assert NextHop(Role.DETOKENIZER, ("gateway-0",)).targets(KeepTrace(ENVELOPE)) == ()

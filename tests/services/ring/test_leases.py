@@ -1,6 +1,6 @@
 """Whether anybody still waits for a request."""
 
-from services.messages import Envelope
+from services.messages.messages import Envelope
 from services.ring.leases import Leases
 
 

@@ -10,7 +10,7 @@ import zmq.auth
 from zmq.utils.monitor import recv_monitor_message
 
 from engine.errors import ServiceError
-from services.messages import Cancel, Envelope, Message
+from services.messages.messages import Cancel, Envelope, Message
 from services.ring.keys import load_keys, make_keys
 from services.ring.sockets import Inbox, Outbox, Peer
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from engine.request import SamplingParams
-from services.details import Admitted
-from services.messages import (
+from services.messages.details import Admitted
+from services.messages.messages import (
     Append,
     Cancel,
     Envelope,
@@ -20,9 +20,9 @@ from services.messages import (
     Submit,
     Tokens,
 )
+from services.messages.work import Generate, Scheduling, Stops, TextOptions, TextPrompt
 from services.ring.loop import RingLoop
 from services.ring.peers import NEXT
-from services.work import Generate, Scheduling, Stops, TextOptions, TextPrompt
 
 ENVELOPE = Envelope("0000000500000000000000000000000a", "g")
 

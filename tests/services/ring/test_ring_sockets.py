@@ -14,11 +14,11 @@ import pytest
 import zmq
 
 from engine.request import SamplingParams
-from services.details import Tokenized
-from services.messages import (
+from services.messages.details import Tokenized
+from services.messages.messages import (
     Blob,
+    BlobChunk,
     Cancel,
-    Chunk,
     Envelope,
     Failed,
     Load,
@@ -32,16 +32,16 @@ from services.messages import (
     Text,
     Tokens,
 )
-from services.ring.frames import FrameWriter
-from services.ring.loop import RingLoop
-from services.ring.peers import NextHop
-from services.ring.sockets import AHEAD_NS, FRAME_BYTES, Inbox, Outbox, Peer
-from services.work import (
+from services.messages.work import (
     Generate,
     TextPrompt,
     pack_ids,
     unpack_ids,
 )
+from services.ring.frames import FrameWriter
+from services.ring.loop import RingLoop
+from services.ring.peers import NextHop
+from services.ring.sockets import AHEAD_NS, FRAME_BYTES, Inbox, Outbox, Peer
 
 ENVELOPE = Envelope("0000000500000000000000000000000a", "gateway-1")
 LIMIT = 3 << 20
@@ -83,7 +83,7 @@ def net() -> Iterator[Net]:
     net.close()
 
 
-def frame(seq: int, epoch: int = 5, sender: str = "x", messages: Sequence[Message | Blob | Chunk] = ()) -> bytes:
+def frame(seq: int, epoch: int = 5, sender: str = "x", messages: Sequence[Message | Blob | BlobChunk] = ()) -> bytes:
     return FrameWriter(sender, epoch).frame(seq, [msgspec.msgpack.encode(one) for one in messages])
 
 
@@ -260,8 +260,8 @@ async def test_chunks_out_of_order_or_over_the_limit_are_a_loss(net: Net, unused
     address = f"tcp://127.0.0.1:{unused_tcp_port}"
     inbox, sender = net.inbox(address), net.push(address)
     digest = hashlib.sha256(b"ab").hexdigest()
-    a, b, late = Chunk(digest, 0, b"a"), Chunk(digest, 1, b"b"), Chunk(digest, 3, b"b")
-    sequences: list[tuple[Chunk, ...]] = [(b, a), (a, late), ()]
+    a, b, late = BlobChunk(digest, 0, b"a"), BlobChunk(digest, 1, b"b"), BlobChunk(digest, 3, b"b")
+    sequences: list[tuple[BlobChunk, ...]] = [(b, a), (a, late), ()]
     for seq, chunks in enumerate(sequences, 1):
         sender.send(frame(seq, messages=(*chunks, Blob(ENVELOPE, digest, 2))))
     came = await drained(inbox, 3)

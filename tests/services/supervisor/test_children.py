@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services import exit_reason, heartbeat
-from services.messages import Role
+from services.messages.messages import Role
+from services.process import exit_reason, heartbeat
 from services.supervisor.children import Child, Running
 
 

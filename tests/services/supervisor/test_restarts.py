@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.messages import Role
+from services.messages.messages import Role
 from services.supervisor.children import Child
 from services.supervisor.directory import RunDirectory
 from services.supervisor.restarts import Restarts

@@ -8,7 +8,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ServiceError
 from services.config import ServiceConfig
-from services.messages import Role
+from services.messages.messages import Role
 from services.supervisor import serve
 from services.supervisor.children import Child
 from services.supervisor.directory import RunDirectory

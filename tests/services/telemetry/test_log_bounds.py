@@ -6,7 +6,7 @@ import logging
 
 from engine.errors import ServiceError
 from services.faults import fault
-from services.messages import Envelope, Role
+from services.messages.messages import Envelope, Role
 from services.telemetry.logs import MAX_REPEATS, BoundedHandler, JsonFormatter, about
 
 ENVELOPE = Envelope("0a", "g", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")

@@ -10,7 +10,7 @@ import pytest
 from sluice.v1 import inference_pb2
 
 from services import faults
-from services.gateway.access.metadata import Call
+from services.gateway.access.metadata import CallMetadata
 from services.gateway.calls import converse as converse_calls
 from services.gateway.calls.conversation import Conversation
 from services.telemetry import logs
@@ -120,7 +120,7 @@ async def test_a_broken_stream_names_its_trace_and_its_requests(
 async def test_a_stream_that_cannot_be_begun_names_its_trace(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*arguments: object) -> Call:
+    def broken(*arguments: object) -> CallMetadata:
         raise ValueError("bad")
 
     monkeypatch.setattr(converse_calls, "read_call", broken)

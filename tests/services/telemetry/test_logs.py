@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from engine.request import SamplingParams
-from services.messages import Envelope
+from services.messages.messages import Envelope
+from services.messages.work import Detokenize, Generate, TextPrompt, Tokenize, TokenPrompt, Work, pack_ids
 from services.telemetry import logs
 from services.telemetry.metrics import Metrics
-from services.telemetry.observed import Started, Used
+from services.telemetry.observed import RequestUsage, StartedRequest
 from services.telemetry.observer import GatewayObserver
 from services.telemetry.request_log import RequestLog
 from services.telemetry.tracing import Tracer
-from services.work import Detokenize, Generate, TextPrompt, Tokenize, TokenPrompt, Work, pack_ids
 
 TRACE = "ab" * 16
 ENVELOPE = Envelope("r1", "g", tenant="acme", model="m", traceparent=f"00-{TRACE}-{'cd' * 8}-01")
@@ -34,7 +34,9 @@ def line(capsys: pytest.CaptureFixture[str], form: str, work: Work, *, shows_pro
     logs.configure("info", form, "gateway-0")
     log = RequestLog(is_on=True, shows_prompts=shows_prompts)
     observer = GatewayObserver(Tracer(None), Metrics("gateway", "g"), lambda envelope: None, log)
-    observer.request_started(Started(ENVELOPE, "Generate", work)).ended(8, "QUEUE_FULL", Used(num_prompt=3))
+    observer.request_started(StartedRequest(ENVELOPE, "Generate", work)).ended(
+        8, "QUEUE_FULL", RequestUsage(num_prompt=3)
+    )
     (shown,) = capsys.readouterr().err.splitlines()
     return shown
 

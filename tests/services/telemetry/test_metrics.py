@@ -10,11 +10,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.errors import ServiceError
-from engine.histogram import Histogram
+from engine.scheduler.histogram import Histogram
 from services.telemetry import catalogue, prometheus
-from services.telemetry.catalogue import Kind
+from services.telemetry.catalogue import MetricKind
 from services.telemetry.collector import Collector
-from services.telemetry.metrics import OTHER, Labelled, Metrics, Sample
+from services.telemetry.metrics import OTHER, Labelled, Metrics, MetricSample
 from services.telemetry.push import pushing
 
 
@@ -26,7 +26,7 @@ def filled() -> Metrics:
     metrics.count(catalogue.REFUSALS, "DRAINING")
     for value in (0.004, 0.02, 0.021, 500.0):
         metrics.observe(catalogue.TTFT, value)
-    metrics.collect_from(lambda: [Sample(catalogue.OPEN, 7)])
+    metrics.collect_from(lambda: [MetricSample(catalogue.OPEN, 7)])
     return metrics
 
 
@@ -93,7 +93,7 @@ def test_names_are_in_the_catalogue_and_nowhere_else() -> None:
     assert len({metric.name for metric in catalogue.ALL}) == len({one.prometheus for one in catalogue.ALL}) > 35
     for metric in catalogue.ALL:
         assert re.fullmatch(r"(sluice|gen_ai\.server)\.[a-z_.]+", metric.name)
-        assert metric.prometheus.endswith("_total") is (metric.kind is Kind.COUNTER)
+        assert metric.prometheus.endswith("_total") is (metric.kind is MetricKind.COUNTER)
         assert metric.help and not metric.help.endswith(".")
     services = Path(catalogue.__file__).parents[1]
     spelt = re.compile(r'"(?:sluice_[a-z_]+_(?:total|seconds)|gen_ai_server_\w+)"')

@@ -11,13 +11,13 @@ from sluice.v1 import control_pb2, inference_pb2, types_pb2
 from engine.errors import Code, ServiceError
 from services.gateway.access.identity import digest_of
 from services.gateway.oip.contract import open_inference_pb2 as oip
-from services.messages import Envelope
+from services.messages.messages import Envelope
 from services.telemetry import catalogue, names
 from services.telemetry.collector import Collector
 from services.telemetry.metrics import Metrics
-from services.telemetry.observed import Refused
+from services.telemetry.observed import RefusedRequest
 from services.telemetry.observer import MAX_WAITING, GatewayObserver
-from services.telemetry.tracing import Sampling, Tracer
+from services.telemetry.tracing import Tracer, TraceSampling
 from tests.services.gateway.fake_ring import Rig, running, settings, spec, stream_request, unary_request
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
@@ -31,7 +31,7 @@ class Watch:
     def __init__(self) -> None:
         self.collector = Collector()
         self.metrics = Metrics("gateway", "g0")
-        self.tracer = Tracer.create({"service.instance.id": "g0"}, self.collector.endpoint, Sampling(0.0, 1000.0))
+        self.tracer = Tracer.create({"service.instance.id": "g0"}, self.collector.endpoint, TraceSampling(0.0, 1000.0))
         self.observer = GatewayObserver(self.tracer, self.metrics, self.keep)
 
     def keep(self, envelope: Envelope) -> None:
@@ -169,7 +169,7 @@ async def test_who_may_not_come_in_is_told_of_too(watch: Watch, tmp_path: Path) 
 
 
 def test_a_flood_of_refusals_leaves_room_for_what_was_let_in(watch: Watch) -> None:
-    refused = Refused("Generate", ServiceError(Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full"), "", "", "")
+    refused = RefusedRequest("Generate", ServiceError(Code.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full"), "", "", "")
     watch.tracer.counts["queued"] = MAX_WAITING
     for _ in range(5):
         assert watch.observer.refused(refused) == ""

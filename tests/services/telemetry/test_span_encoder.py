@@ -13,9 +13,9 @@ from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, Statu
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from services.telemetry import names
-from services.telemetry.phases import Attribute, Happening, Phase
+from services.telemetry.phases import Attribute, Phase, PhaseEvent
 from services.telemetry.span_encoder import SpanEncoder
-from services.telemetry.spans import Ended, Parent, Place, inside, read, under
+from services.telemetry.spans import Ended, Parent, SpanPlacement, inside, read, under
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
 HEADER, STATE = f"00-{TRACE}-{SPAN}-01", "vendor=a,other=b"
@@ -23,7 +23,7 @@ UPPER_LONG_SPACED = (f"00-{TRACE.upper()}-{SPAN}-01", f"00-{TRACE}-{SPAN}-01-mor
 LINK = f"00-{'1' * 32}-{'2' * 16}-01"
 ATTRIBUTES: dict[str, Attribute] = {"text": "ü", "yes": True, "num": -3, "share": 0.5, "many": ("a", "b"), "none": ()}
 PHASE = Phase(
-    "decode", 1.0, 2.5, ATTRIBUTES, (Happening("e", 2.0, {"n": 1}), Happening("f", 2.25)), "NO_ROOM", (LINK, "none")
+    "decode", 1.0, 2.5, ATTRIBUTES, (PhaseEvent("e", 2.0, {"n": 1}), PhaseEvent("f", 2.25)), "NO_ROOM", (LINK, "none")
 )
 RESOURCE = Resource({"service.name": "sluice", "service.instance.id": "p-0"}, "https://opentelemetry.io/schemas/1")
 
@@ -133,7 +133,7 @@ def test_a_malformed_header_is_no_parent(header: str) -> None:
 
 def test_a_well_formed_header_is() -> None:
     place = under(Parent(f"cc-{TRACE}-{SPAN}-00", STATE))
-    assert place == Place(TRACE, place.span_id, SPAN, STATE, is_parent_remote=True)
+    assert place == SpanPlacement(TRACE, place.span_id, SPAN, STATE, is_parent_remote=True)
     assert place.header(is_sampled=False) == f"00-{TRACE}-{place.span_id}-00"
 
 

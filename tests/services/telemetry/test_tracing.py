@@ -6,21 +6,21 @@ import pytest
 
 from engine.errors import ServiceError
 from engine.request import SamplingParams
-from services.messages import Envelope
+from services.messages.messages import Envelope
+from services.messages.work import Generate, TextPrompt
 from services.telemetry import names
 from services.telemetry.collector import Collector
-from services.telemetry.held import Held
+from services.telemetry.held import HeldSpans
 from services.telemetry.metrics import Metrics
-from services.telemetry.observed import Started, Used
+from services.telemetry.observed import RequestUsage, StartedRequest
 from services.telemetry.observer import GatewayObserver
-from services.telemetry.phases import Happening, Phase
+from services.telemetry.phases import Phase, PhaseEvent
 from services.telemetry.spans import Parent
-from services.telemetry.tracing import Sampling, Tracer
-from services.work import Generate, TextPrompt
+from services.telemetry.tracing import Tracer, TraceSampling
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
 YES, NO = Parent(f"00-{TRACE}-{SPAN}-01", ""), Parent(f"00-{TRACE}-{SPAN}-00", "")
-PHASE = Phase("queue", 1.0, 2.5, {"n": 3}, (Happening("sluice.chunk", 2.0, {"sluice.tokens": 5}),), "NO_ROOM")
+PHASE = Phase("queue", 1.0, 2.5, {"n": 3}, (PhaseEvent("sluice.chunk", 2.0, {"sluice.tokens": 5}),), "NO_ROOM")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def collector() -> Iterator[Collector]:
     found.stop()
 
 
-def tracer_to(collector: Collector, sampling: Sampling = Sampling()) -> Tracer:  # noqa: B008 # frozen
+def tracer_to(collector: Collector, sampling: TraceSampling = TraceSampling()) -> Tracer:  # noqa: B008 # frozen
     return Tracer.create({"service.name": "sluice", "service.instance.id": "p-0"}, collector.endpoint, sampling)
 
 
@@ -60,7 +60,7 @@ def test_what_is_not_sampled_waits_until_it_is_wanted(collector: Collector) -> N
 
 
 def test_what_is_held_is_bounded() -> None:
-    held = Held(max_requests=2)
+    held = HeldSpans(max_requests=2)
     for name in "abc":
         for _ in range(100):
             held.add(name, NO, PHASE)
@@ -69,38 +69,38 @@ def test_what_is_held_is_bounded() -> None:
 
 def test_a_share_is_chosen_by_the_trace_id() -> None:
     ids = [f"{i * 2654435761 % (1 << 128):032x}" for i in range(1 << 56, (1 << 56) + (1 << 52) * 400, 1 << 52)]
-    chosen = [one for one in ids if Sampling(0.25).takes(one)]
+    chosen = [one for one in ids if TraceSampling(0.25).takes(one)]
     assert 0.1 < len(chosen) / len(ids) < 0.4
-    assert all(Sampling(0.5).takes(one) for one in chosen), "a larger share takes no other requests"
-    assert not any(Sampling(0.0).takes(one) for one in ids) and all(Sampling(1.0).takes(one) for one in ids)
+    assert all(TraceSampling(0.5).takes(one) for one in chosen), "a larger share takes no other requests"
+    assert not any(TraceSampling(0.0).takes(one) for one in ids) and all(TraceSampling(1.0).takes(one) for one in ids)
 
 
 @pytest.mark.parametrize(
     ("flags", "sampling", "code", "is_kept", "is_told"),
     [
-        ("01", Sampling(0.0, 99.0), 0, True, False),  # the caller wants it
-        ("00", Sampling(1.0, 99.0), 0, False, False),  # the caller does not
-        ("", Sampling(1.0, 99.0), 0, True, False),  # nobody says, all are taken
-        ("", Sampling(0.0, 99.0), 0, False, False),
-        ("", Sampling(0.0, 99.0), 1, False, False),  # clients cancel all the time
-        ("", Sampling(0.0, 99.0), 13, True, True),  # failed
-        ("00", Sampling(0.0, 99.0), 8, True, True),
-        ("", Sampling(0.0, 0.0), 0, True, True),  # slow
+        ("01", TraceSampling(0.0, 99.0), 0, True, False),  # the caller wants it
+        ("00", TraceSampling(1.0, 99.0), 0, False, False),  # the caller does not
+        ("", TraceSampling(1.0, 99.0), 0, True, False),  # nobody says, all are taken
+        ("", TraceSampling(0.0, 99.0), 0, False, False),
+        ("", TraceSampling(0.0, 99.0), 1, False, False),  # clients cancel all the time
+        ("", TraceSampling(0.0, 99.0), 13, True, True),  # failed
+        ("00", TraceSampling(0.0, 99.0), 8, True, True),
+        ("", TraceSampling(0.0, 0.0), 0, True, True),  # slow
     ],
 )
 def test_slow_and_failed_requests_are_kept_in_any_case(
-    collector: Collector, flags: str, sampling: Sampling, code: int, is_kept: bool, is_told: bool
+    collector: Collector, flags: str, sampling: TraceSampling, code: int, is_kept: bool, is_told: bool
 ) -> None:
     told: list[Envelope] = []
     tracer = tracer_to(collector, sampling)
     caller = f"00-{TRACE}-{SPAN}-{flags}" if flags else ""
     envelope = Envelope("r", "g", model="m", traceparent=caller)
     trace = GatewayObserver(tracer, Metrics("gateway", "g"), told.append).request_started(
-        Started(envelope, "Generate", Generate(TextPrompt("x"), SamplingParams()))
+        StartedRequest(envelope, "Generate", Generate(TextPrompt("x"), SamplingParams()))
     )
     assert trace.traceparent.endswith("-01" if is_kept and not is_told else "-00")
     trace.happened("replayed", attempt=2)
-    trace.ended(code, "", Used(num_completion=3))
+    trace.ended(code, "", RequestUsage(num_completion=3))
     tracer.shutdown()
     assert told == ([envelope] if is_told else [])
     assert tracer.counts["exported"] == (2 if is_kept else 0)
@@ -112,11 +112,13 @@ def test_slow_and_failed_requests_are_kept_in_any_case(
 
 def test_flags_of_the_caller_are_read_as_bits(collector: Collector) -> None:
     """W3C level 2 has a second flag: the trace id is random."""
-    tracer = tracer_to(collector, Sampling(0.0, 99.0))
+    tracer = tracer_to(collector, TraceSampling(0.0, 99.0))
     observer = GatewayObserver(tracer, Metrics("gateway", "g"), lambda envelope: None)
     for flags, header in (("03", "-01"), ("02", "-00")):
         envelope = Envelope("r", "g", model="m", traceparent=f"00-{TRACE}-{SPAN}-{flags}")
-        trace = observer.request_started(Started(envelope, "Generate", Generate(TextPrompt("x"), SamplingParams())))
+        trace = observer.request_started(
+            StartedRequest(envelope, "Generate", Generate(TextPrompt("x"), SamplingParams()))
+        )
         assert trace.traceparent.endswith(header)
     tracer.record("r", Parent(f"00-{TRACE}-{SPAN}-03"), PHASE)
     tracer.record("r", Parent(f"00-{TRACE}-{SPAN}-02"), PHASE)

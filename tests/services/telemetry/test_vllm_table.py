@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from services.telemetry import catalogue
-from services.telemetry.catalogue import Kind, Metric
+from services.telemetry.catalogue import Metric, MetricKind
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,6 +75,6 @@ def test_a_name_maps_to_its_own_kind() -> None:
         kinds = {metrics[plain(name)].kind for name in right if plain(name) in metrics}
         is_histogram = all(name.endswith("_seconds") or name.startswith(("request_", "iteration")) for name in left)
         if is_histogram and "success" not in left[0]:
-            assert kinds == {Kind.HISTOGRAM}, left
+            assert kinds == {MetricKind.HISTOGRAM}, left
         else:
-            assert Kind.HISTOGRAM not in kinds, left
+            assert MetricKind.HISTOGRAM not in kinds, left

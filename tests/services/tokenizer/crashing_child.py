@@ -1,15 +1,15 @@
 """A child process with a bug: every job raises what no job should."""
 
 from services.tokenizer.child_pipe import Ready, begin, receive, send, serve
-from services.tokenizer.render_frames import Job, Rendered, Setup
+from services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
 
 
-def _answer(job: Job) -> Rendered:
+def _answer(job: RenderJob) -> Rendered:
     raise RuntimeError("a bug in a child")
 
 
 if __name__ == "__main__":
     begin()
-    receive(Setup)
+    receive(RenderSetup)
     send(Ready())
-    serve(Job, _answer)
+    serve(RenderJob, _answer)

@@ -13,12 +13,12 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import Code, ServiceError
 from engine.sampling.grammars import compile_grammar
-from services.grammar_ids import load_tokenizer
+from services.checkpoint.grammar_ids import load_tokenizer
+from services.messages.work import Constraint, ConstraintForm
 from services.tokenizer import constraints as constraints_module
+from services.tokenizer.child_pool import CpuTimeLimit
 from services.tokenizer.constraints import Constraints
-from services.tokenizer.grammar_frames import Calls, Job, Reasoning
-from services.tokenizer.killable import Patience
-from services.work import Constraint, ConstraintForm
+from services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
 from tests.oracle.tokenizers import byte_level_bpe, unigram
 
 VOCAB, EOS = 420, 1
@@ -35,7 +35,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def constraints(path: Path) -> Iterator[Constraints]:
-    constraints = Constraints(path, VOCAB, (EOS,), 2, Patience(job_s=0.5))
+    constraints = Constraints(path, VOCAB, (EOS,), 2, CpuTimeLimit(job_s=0.5))
     yield constraints
     constraints.close()
 
@@ -47,8 +47,8 @@ def tokenizer(path: Path) -> LLTokenizer:
     return tokenizer
 
 
-def job(form: ConstraintForm, source: object = "", choices: tuple[str, ...] = ()) -> Job:
-    return Job(Constraint(form, source if isinstance(source, str) else json.dumps(source), choices))
+def job(form: ConstraintForm, source: object = "", choices: tuple[str, ...] = ()) -> GrammarJob:
+    return GrammarJob(Constraint(form, source if isinstance(source, str) else json.dumps(source), choices))
 
 
 def accepts(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
@@ -57,7 +57,7 @@ def accepts(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
     return matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting()
 
 
-def refusal(constraints: Constraints, asked: Job) -> ServiceError:
+def refusal(constraints: Constraints, asked: GrammarJob) -> ServiceError:
     with pytest.raises(ServiceError) as caught:
         constraints.compile(asked)
     assert len(caught.value.message) < 500
@@ -79,7 +79,7 @@ def refusal(constraints: Constraints, asked: Job) -> ServiceError:
     ],
 )
 def test_every_form_is_followed(
-    constraints: Constraints, tokenizer: LLTokenizer, asked: Job, good: list[str], bad: list[str]
+    constraints: Constraints, tokenizer: LLTokenizer, asked: GrammarJob, good: list[str], bad: list[str]
 ) -> None:
     grammar = constraints.compile(asked)
     assert [accepts(tokenizer, grammar, text) for text in good] == [True] * len(good)
@@ -119,7 +119,7 @@ def nested(depth: int) -> dict[str, Any]:
     ids=range(19),
 )
 def test_what_is_wrong_is_refused_where_it_is_and_the_next_is_served(
-    constraints: Constraints, asked: Job, code: Code, words: str
+    constraints: Constraints, asked: GrammarJob, code: Code, words: str
 ) -> None:
     error = refusal(constraints, asked)
     assert asked.constraint is not None and error.field == f"constraint.{asked.constraint.form}"
@@ -158,7 +158,7 @@ def test_what_was_compiled_is_remembered_within_bytes(
 
 
 def test_one_that_takes_long_holds_up_nobody(path: Path) -> None:
-    constraints = Constraints(path, VOCAB, (EOS,), 2, Patience(job_s=30.0))
+    constraints = Constraints(path, VOCAB, (EOS,), 2, CpuTimeLimit(job_s=30.0))
     before = set(psutil.Process().children())
     try:
         with ThreadPoolExecutor(2) as pool:
@@ -209,14 +209,14 @@ TWO = ONE + '\n<tool_call>{"name": "g", "arguments": {"x": []}}</tool_call>'
 def test_calls_are_followed(
     constraints: Constraints, tokenizer: LLTokenizer, calls: Calls, good: list[str], bad: list[str]
 ) -> None:
-    grammar = constraints.compile(Job(calls=calls))
+    grammar = constraints.compile(GrammarJob(calls=calls))
     assert [accepts(tokenizer, grammar, text) for text in good] == [True] * len(good)
     assert [accepts(tokenizer, grammar, text) for text in bad] == [False] * len(bad)
 
 
 def test_a_tool_that_cannot_be_followed_is_refused(constraints: Constraints) -> None:
     for parameters in ('{"type": "array"}', '{"type": "object", "properties": {"a": {"type": "foo"}}}'):
-        error = refusal(constraints, Job(calls=Calls((("f", parameters),), "arguments", "", "", "")))
+        error = refusal(constraints, GrammarJob(calls=Calls((("f", parameters),), "arguments", "", "", "")))
         assert error.field == "chat.tools" and error.code is Code.INVALID_ARGUMENT
 
 
@@ -231,7 +231,7 @@ def test_reasoning_may_come_before(
     constraints: Constraints, tokenizer: LLTokenizer, is_open: bool, good: list[str], bad: list[str]
 ) -> None:
     reasoning = Reasoning(is_open, '"<think>"', '"</think>"')
-    grammar = constraints.compile(Job(Constraint(SCHEMA, '{"type": "integer"}'), reasoning=reasoning))
+    grammar = constraints.compile(GrammarJob(Constraint(SCHEMA, '{"type": "integer"}'), reasoning=reasoning))
     assert [accepts(tokenizer, grammar, text) for text in good] == [True] * len(good)
     assert [accepts(tokenizer, grammar, text) for text in bad] == [False] * len(bad)
 
@@ -239,7 +239,7 @@ def test_reasoning_may_come_before(
 def test_marks_may_be_special_tokens(constraints: Constraints, tokenizer: LLTokenizer) -> None:
     """No text can be one."""
     grammar = constraints.compile(
-        Job(Constraint(REGEX, "7"), reasoning=Reasoning(True, "<[0]>", "<[2]>")),
+        GrammarJob(Constraint(REGEX, "7"), reasoning=Reasoning(True, "<[0]>", "<[2]>")),
     )
     text, seven = tokenizer.tokenize_str("hm <|u"), tokenizer.tokenize_str("7")
     for ids, is_good in (([*text, 2, *seven], True), ([*text, *seven], False)):

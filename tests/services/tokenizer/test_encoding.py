@@ -8,14 +8,14 @@ import pytest
 
 from engine.errors import Code, ServiceError
 from engine.request import Limits
-from services.tokenizer.encoding import TextEncoder
-from services.work import (
+from services.messages.work import (
     ChatMessage,
     ChatPrompt,
     TextPrompt,
     TokenPrompt,
     pack_ids,
 )
+from services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import FAMILIES, byte_level_bpe
 
 LIMITS = Limits(context_length=100, vocab_size=404, max_prompt_bytes=64)

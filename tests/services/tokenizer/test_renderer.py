@@ -7,10 +7,10 @@ import psutil
 import pytest
 
 from engine.errors import Code, ServiceError
-from services.tokenizer import killable
+from services.messages.work import ChatMessage, ChatPrompt
+from services.tokenizer import child_pool as killable
 from services.tokenizer.chat import ChatTemplate, TemplateSource
-from services.tokenizer.killable import Patience
-from services.work import ChatMessage, ChatPrompt
+from services.tokenizer.child_pool import CpuTimeLimit
 
 ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
 TEMPLATE = (
@@ -42,7 +42,7 @@ WORDS = {
 
 
 def made(source: str = TEMPLATE, num: int = 1) -> ChatTemplate:
-    return ChatTemplate(TemplateSource(source), num, Patience(job_s=0.3))
+    return ChatTemplate(TemplateSource(source), num, CpuTimeLimit(job_s=0.3))
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_a_child_that_died_between_two_prompts_is_replaced() -> None:
 
 
 def test_a_child_that_the_machine_holds_up_is_waited_for() -> None:
-    template, before = ChatTemplate(TemplateSource(TEMPLATE), 1, Patience(job_s=0.2)), children()
+    template, before = ChatTemplate(TemplateSource(TEMPLATE), 1, CpuTimeLimit(job_s=0.2)), children()
     try:
         render(template, "hello")
         (child,) = children() - before
@@ -142,7 +142,7 @@ def test_a_child_inherits_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_loop_holds_up_nobody_while_another_child_is_free() -> None:
-    template, before = ChatTemplate(TemplateSource(TEMPLATE), 2, Patience(job_s=30.0)), children()
+    template, before = ChatTemplate(TemplateSource(TEMPLATE), 2, CpuTimeLimit(job_s=30.0)), children()
     try:
         render(template, "hello")
         with ThreadPoolExecutor(2) as pool:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from engine.request import Limits, SamplingParams
-from services.details import Tokenized
-from services.messages import Cancel, Envelope, Failed, Message, Prompt, Result, Submit
+from services.messages.details import Tokenized
+from services.messages.messages import Cancel, Envelope, Failed, Message, Prompt, Result, Submit
+from services.messages.work import Constraint, ConstraintForm, Generate, TextPrompt, unpack_ids
 from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import Threads, TokenizerStage
-from services.work import Constraint, ConstraintForm, Generate, TextPrompt, unpack_ids
+from services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.tokenizer.constrain import idle_constraints
 
@@ -40,7 +40,7 @@ def sent(encoder: TextEncoder, work: Generate, context: int = 100) -> list[Messa
     out: list[Message] = []
     limits = Limits(context_length=context, vocab_size=404)
     stage = TokenizerStage(
-        encoder, idle_constraints(), limits, Threads(Now(), lambda call: call()), out.append, lambda *_: None
+        encoder, idle_constraints(), limits, EncodingThreads(Now(), lambda call: call()), out.append, lambda *_: None
     )
     stage.handle(Submit(ENVELOPE, work))
     return out
@@ -72,7 +72,12 @@ def test_a_cancel_of_one_output_leaves_the_encoding(encoder: TextEncoder) -> Non
 
     later = Later()
     stage = TokenizerStage(
-        encoder, idle_constraints(), Limits(100, 404), Threads(later, lambda call: call()), out.append, lambda *_: None
+        encoder,
+        idle_constraints(),
+        Limits(100, 404),
+        EncodingThreads(later, lambda call: call()),
+        out.append,
+        lambda *_: None,
     )
     stage.handle(Submit(ENVELOPE, generate()))
     stage.handle(Cancel(ENVELOPE, output_index=1))
@@ -111,7 +116,7 @@ def test_a_prompt_waits_for_its_grammar_and_nobody_else_does(encoder: TextEncode
     limits, compiling = Limits(context_length=100, vocab_size=404), constraints.executor
     assert isinstance(compiling, Later)
     stage = TokenizerStage(
-        encoder, constraints, limits, Threads(Now(), lambda call: call()), out.append, lambda *_: None
+        encoder, constraints, limits, EncodingThreads(Now(), lambda call: call()), out.append, lambda *_: None
     )
 
     def ask(name: str, regex: str = "") -> None:

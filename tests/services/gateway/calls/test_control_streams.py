@@ -8,7 +8,7 @@ from sluice.v1 import control_pb2
 
 from services.gateway import server
 from services.gateway.calls import control
-from services.messages import Load, Report
+from services.messages.messages import Load, Report
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import SETTINGS, generation, running, settings, stream_request, unary_request
 from tests.services.gateway.test_gateway_server import health

@@ -8,11 +8,11 @@ import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import Code
-from services.details import Admitted, TokenRecord
 from services.gateway.access.rate import Rate
 from services.gateway.calls.conversation import MAX_REPLIES
-from services.messages import Envelope, Grant, Text
-from services.work import Stops
+from services.messages.details import Admitted, TokenRecord
+from services.messages.messages import Envelope, Grant, Text
+from services.messages.work import Stops
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import public, running, settings, stream_request, text_of
 from tests.services.gateway.talker import Talker

@@ -14,7 +14,7 @@ from services.gateway import server
 from services.gateway.access.identity import digest_of, new_key, read_access
 from services.gateway.calls import guard
 from services.gateway.gateway import Gateway
-from services.watched import Watched
+from services.process.watched import WatchedFile
 from tests.services.certificates import Authority, written
 from tests.services.gateway.fake_ring import FakeRing, Rig, generation, running, settings, stream_request, unary_request
 
@@ -220,7 +220,7 @@ def test_a_file_that_becomes_unusable_changes_nothing_and_is_told_of_once(
 ) -> None:
     file = tmp_path / "access.toml"
     file.write_text(entry("one", "t", "generate"))
-    access = Watched((file,), lambda: read_access(file))
+    access = WatchedFile((file,), lambda: read_access(file))
     file.write_text(text)
     assert [access.refresh() for _ in range(3)] == [False] * 3
     assert access.value.by_key("one") is not None

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from sluice.v1 import control_pb2, inference_pb2
 
-from services.gateway.calls.neighbours import PEER_KEY, TENANT_KEY, Neighbours
+from services.gateway.calls.neighbours import PEER_KEY, TENANT_KEY, PeerGateways
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.calls.test_resume import detached, resume, told, until_detached
 from tests.services.gateway.fake_ring import Rig, generation, public, running, settings, stream_request, text_of
@@ -44,7 +44,7 @@ async def test_a_cancel_reaches_the_owner(directory: Path) -> None:
     async with gateway(directory, "g1") as owner, gateway(directory, "g2") as other:
         call = owner.stub.StreamGenerate(stream_request())
         submit = await owner.ring.next_submit()
-        assert Neighbours("g1", {}, "").split(public(submit)) == (submit.envelope.request_id, "g1")
+        assert PeerGateways("g1", {}, "").split(public(submit)) == (submit.envelope.request_id, "g1")
         answer = await other.stub.CancelGeneration(cancel(public(submit)))
         assert (answer.found, answer.state) == (inference_pb2.GENERATION_STATE_RUNNING, CANCELLED)
         assert owner.ring.cancels == [submit.envelope.request_id] and other.ring.cancels == []

@@ -12,12 +12,12 @@ from sluice.v1 import types_pb2
 
 from engine.engine import Engine
 from engine.errors import Code, ServiceError
-from engine.limits import limits_of
 from engine.models.config import read_config
+from engine.models.limits import limits_of
 from engine.request import EngineRequest, SamplingParams
 from services.gateway.contract.translate import generation
 from services.gateway.settings import GatewaySettings
-from services.work import Generate
+from services.messages.work import Generate
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.services.gateway.fake_ring import settings

@@ -7,18 +7,18 @@ from sluice.v1 import types_pb2
 
 from engine.errors import Code, ServiceError
 from engine.request import FinishReason
-from services.details import Admitted, TokenRecord
 from services.gateway.contract import translate
 from services.gateway.contract.chat import MAX_VARIABLES_BYTES
-from services.messages import Text
-from services.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
+from services.messages.details import Admitted, TokenRecord
+from services.messages.messages import Text
+from services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
 from tests.services.gateway.fake_ring import SETTINGS, running, stream_request, unary_request
 
 ASK = {"role": types_pb2.ROLE_USER, "parts": [{"text": "hi"}]}
 CALL = {"id": "c1", "name": "f", "arguments": '{"a": 1}'}
 
 
-def asked(output: dict[str, Any], **chat: Any) -> translate.Asked:  # noqa: ANN401 # any field of the message
+def asked(output: dict[str, Any], **chat: Any) -> translate.TranslatedRequest:  # noqa: ANN401 # any field of the message
     made = types_pb2.Chat(**{"messages": [ASK], **chat})
     options = types_pb2.OutputOptions(**output)
     return translate.generation(types_pb2.GenerationSpec(chat=made, output=options), 0, SETTINGS)

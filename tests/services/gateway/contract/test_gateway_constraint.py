@@ -7,7 +7,7 @@ from sluice.v1 import types_pb2
 
 from engine.errors import Code, ServiceError
 from services.gateway.contract import translate
-from services.work import Constraint, ConstraintForm, Generate
+from services.messages.work import Constraint, ConstraintForm, Generate
 from tests.services.gateway.fake_ring import SETTINGS, spec
 
 SCHEMA = '{"type": "integer"}'
@@ -18,7 +18,7 @@ TOOLS = {
 }
 
 
-def asked(constraint: dict[str, Any], **fields: Any) -> translate.Asked:  # noqa: ANN401 # of a spec
+def asked(constraint: dict[str, Any], **fields: Any) -> translate.TranslatedRequest:  # noqa: ANN401 # of a spec
     return translate.generation(spec(constraint=constraint, **fields), 0, SETTINGS)
 
 

@@ -5,9 +5,9 @@ import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.request import FinishReason
-from services.details import Admitted, Tokenized, TokenRecord
-from services.messages import Cancel, Result, Submit, Text
-from services.work import Stops, pack_ids
+from services.messages.details import Admitted, Tokenized, TokenRecord
+from services.messages.messages import Cancel, Result, Submit, Text
+from services.messages.work import Stops, pack_ids
 from tests.services.gateway.fake_ring import Rig, running, stream_request, unary_request
 
 TWO = types_pb2.SamplingParams(n=2)

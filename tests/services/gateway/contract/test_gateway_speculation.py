@@ -11,8 +11,8 @@ from engine.request import Limits
 from services.gateway.calls.control import features
 from services.gateway.contract import translate
 from services.gateway.contract.knobs import max_draft_tokens
-from services.messages import Submit, Text
-from services.work import Generate
+from services.messages.messages import Submit, Text
+from services.messages.work import Generate
 from tests.services.gateway.fake_ring import SETTINGS, generation, running, stream_request, unary_request
 
 PLAIN = Limits(context_length=100, vocab_size=100)

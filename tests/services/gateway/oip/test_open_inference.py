@@ -12,12 +12,12 @@ from engine.errors import ServiceError
 from services.gateway.access.identity import digest_of
 from services.gateway.calls import guard
 from services.gateway.calls.inference import Inference
-from services.gateway.calls.neighbours import Neighbours
+from services.gateway.calls.neighbours import PeerGateways
 from services.gateway.oip import translate
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.service import SERVICE, OpenInference
-from services.gateway.requests.parking import Parking
-from services.work import Generate
+from services.gateway.requests.parking import DetachedSessions
+from services.messages.work import Generate
 from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
 
 CLIENT = Path(__file__).with_name("triton_client.py")
@@ -74,9 +74,9 @@ async def test_tritons_own_client(tmp_path: Path) -> None:
 
 async def test_every_method_is_a_coroutine_and_has_its_scope() -> None:
     async with running(wait=False) as rig:
-        parking = Parking(asyncio.get_running_loop().call_later, 1)
+        parking = DetachedSessions(asyncio.get_running_loop().call_later, 1)
         table = OpenInference(
-            rig.gateway.desk, Inference(rig.gateway.desk, parking, Neighbours("g0", {}, "")).stream_generate
+            rig.gateway.desk, Inference(rig.gateway.desk, parking, PeerGateways("g0", {}, "")).stream_generate
         ).table()
         assert all(inspect.iscoroutinefunction(handler) for handler in table.values())
         names = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}

@@ -4,22 +4,22 @@ import dataclasses
 
 from engine.errors import cancelled
 from engine.request import FinishReason, SamplingParams
-from services.details import TokenRecord
-from services.gateway.contract.translate import Asked
+from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.recovery.resend import PATIENCE_S, STRICT_PATIENCE_S, WINDOW, Recovery
 from services.gateway.requests.open_requests import OpenRequest
-from services.messages import Envelope, Text
-from services.work import Generate, TextPrompt, pack_ids
+from services.messages.details import TokenRecord
+from services.messages.messages import Envelope, Text
+from services.messages.work import Generate, TextPrompt, pack_ids
 
 ALL = frozenset({"t", "e", "d"})
 
 
-def asked(num_outputs: int = 1, best_of: int = 0) -> Asked:
+def asked(num_outputs: int = 1, best_of: int = 0) -> TranslatedRequest:
     params = SamplingParams(n=num_outputs, best_of=best_of)
-    return Asked(Generate(TextPrompt("a"), params), num_outputs=num_outputs)
+    return TranslatedRequest(Generate(TextPrompt("a"), params), num_outputs=num_outputs)
 
 
-def opened(name: str, what: Asked | None = None, time_left_s: float | None = None) -> OpenRequest:
+def opened(name: str, what: TranslatedRequest | None = None, time_left_s: float | None = None) -> OpenRequest:
     return OpenRequest(Envelope(name, "g", time_left_s=time_left_s), what or asked(), 0.0)
 
 

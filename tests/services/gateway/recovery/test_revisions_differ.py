@@ -7,7 +7,7 @@ import grpc
 from sluice.v1 import control_pb2
 
 from services.gateway.settings import ModelInfo
-from services.messages import Probe, Role, Submit
+from services.messages.messages import Probe, Role, Submit
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import (
     MODEL,

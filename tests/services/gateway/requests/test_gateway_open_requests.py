@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 
 from engine.errors import Code, stage_lost
 from engine.request import FinishReason
-from services.details import TokenRecord
-from services.gateway.contract.translate import Asked
+from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.requests.deltas import MAX_DELTA_BYTES
 from services.gateway.requests.history import num_bytes
-from services.gateway.requests.open_requests import OpenRequest, State
+from services.gateway.requests.open_requests import OpenRequest, RequestStatus
 from services.gateway.requests.reader import SlotLimits
 from services.gateway.requests.registry import OpenRequests
-from services.messages import CloseInput, Envelope, Failed, Grant, Text
-from services.work import Detokenize
+from services.messages.details import TokenRecord
+from services.messages.messages import CloseInput, Envelope, Failed, Grant, Text
+from services.messages.work import Detokenize
 
 ENVELOPE = Envelope(request_id="r", origin="g")
 SLOT = SlotLimits(stall_timeout_s=1.0, max_deltas=3, max_bytes=1000)
@@ -28,7 +28,7 @@ def text(first_index: int, word: str = "x", *, attempt: int = 0, name: str = "r"
 def opened() -> tuple[OpenRequests, OpenRequest, list[str]]:
     dropped: list[str] = []
     table = OpenRequests(dropped.append, num_remembered=2)
-    request = OpenRequest(ENVELOPE, Asked(Detokenize(b"")), 0.0, streams=True)
+    request = OpenRequest(ENVELOPE, TranslatedRequest(Detokenize(b"")), 0.0, streams=True)
     table.add(request)
     return table, request, dropped
 
@@ -44,7 +44,7 @@ def test_the_first_leaves_alone_and_the_rest_together() -> None:
 
 @pytest.mark.parametrize("num_outputs", [1, 2])
 def test_what_waits_leaves_in_deltas_that_any_client_receives(num_outputs: int) -> None:
-    request = OpenRequest(ENVELOPE, Asked(Detokenize(b""), num_outputs=num_outputs), 0.0, streams=True)
+    request = OpenRequest(ENVELOPE, TranslatedRequest(Detokenize(b""), num_outputs=num_outputs), 0.0, streams=True)
     words = [str(at % 10) * 100_000 for at in range(12)]
     for at, word in enumerate(words):
         for index in range(num_outputs):
@@ -68,7 +68,7 @@ def test_what_does_not_belong_is_dropped_and_counted() -> None:
     table.deliver(text(1, last=True), 1.0)
     table.deliver(text(2), 1.0)
     assert dropped == ["duplicate", "stale_attempt", "unknown", "ended"]
-    assert request.state is State.FINISHED
+    assert request.state is RequestStatus.FINISHED
 
 
 def test_a_gap_is_told_and_ends_nothing() -> None:
@@ -82,9 +82,9 @@ def test_how_requests_ended_is_remembered_for_a_while() -> None:
     table, request, _ = opened()
     request.end(stage_lost("engine"))
     assert table.remove(request) and not table.remove(request)
-    assert table.state("r", "") is State.FAILED
+    assert table.state("r", "") is RequestStatus.FAILED
     for name in ("a", "b"):
-        other = OpenRequest(Envelope(request_id=name, origin="g"), Asked(Detokenize(b"")), 0.0)
+        other = OpenRequest(Envelope(request_id=name, origin="g"), TranslatedRequest(Detokenize(b"")), 0.0)
         table.add(other)
         table.remove(other)
     assert table.state("r", "") is None

@@ -1,12 +1,12 @@
 """What a request asks for by the time it is sent again."""
 
 from engine.request import FinishReason, SamplingParams
-from services.details import TokenRecord
-from services.gateway.contract.translate import Asked
+from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.requests.open_requests import OpenRequest
 from services.gateway.requests.replay import cancels, work_now
-from services.messages import Append, Cancel, CloseInput, Envelope, Grant, Text, Update
-from services.work import Generate, Scheduling, TextPrompt, Tokenize, TokenPrompt
+from services.messages.details import TokenRecord
+from services.messages.messages import Append, Cancel, CloseInput, Envelope, Grant, Text, Update
+from services.messages.work import Generate, Scheduling, TextPrompt, Tokenize, TokenPrompt
 
 ENVELOPE = Envelope("r", "g")
 
@@ -14,7 +14,7 @@ ENVELOPE = Envelope("r", "g")
 def opened(*, num_outputs: int = 1, **scheduling: object) -> OpenRequest:
     held = Scheduling(**scheduling)  # type: ignore[arg-type]  # fields of it
     work = Generate(TextPrompt("a"), SamplingParams(max_tokens=5, n=num_outputs), scheduling=held)
-    return OpenRequest(ENVELOPE, Asked(work, num_outputs=num_outputs), 0.0)
+    return OpenRequest(ENVELOPE, TranslatedRequest(work, num_outputs=num_outputs), 0.0)
 
 
 def token(output: int, finish: FinishReason | None = None) -> Text:
@@ -24,7 +24,7 @@ def token(output: int, finish: FinishReason | None = None) -> Text:
 def test_a_request_that_nobody_changed_asks_the_same() -> None:
     request = opened()
     assert work_now(request) == request.asked.work
-    other = OpenRequest(ENVELOPE, Asked(Tokenize(TextPrompt("a"))), 0.0)
+    other = OpenRequest(ENVELOPE, TranslatedRequest(Tokenize(TextPrompt("a"))), 0.0)
     assert work_now(other) is other.asked.work
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from engine.errors import ServiceError
 from engine.request import FinishReason
-from services.details import TokenRecord
 from services.gateway.requests.history import History
-from services.messages import Envelope, Text
+from services.messages.details import TokenRecord
+from services.messages.messages import Envelope, Text
 
 
 def texts(word: str, *, last: bool = False) -> list[Text]:

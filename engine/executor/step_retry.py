@@ -1,0 +1,136 @@
+"""Carries a plan out, whatever happens: whole; when that fails row by row and without drafts, so that only the guilty
+request fails; and when the device has no memory for a row, in pieces.
+
+Computing a row twice is harmless: it writes the same values to the same places, and sampling keeps no state. Of two
+attempts in flight the second rests on the first: when that fails, both are computed again, one after the other.
+"""
+
+import dataclasses
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from engine.errors import DeviceLost, OutOfDeviceMemory, engine_fault
+from engine.plan import PromptLogprobs, StepPlan, StepResult, VerifiedDrafts
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Pending(Protocol):
+    """A step in flight."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the step, and all before it, have been waited for already."""
+
+    def collect(self) -> StepResult:
+        """Wait for the device and return the sampled tokens."""
+
+
+class Launcher(Protocol):
+    """What computes. Launch returns before the device is done."""
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """Start computing the plan's rows, whose slots are in place. Raises OutOfDeviceMemory, DeviceLost, anything."""
+
+
+class StepRetry:
+    """One plan on one device, launched at once: raises DeviceLost and nothing else. `ran_out`: the device had no memory
+    for the whole."""
+
+    def __init__(self, launcher: Launcher, plan: StepPlan, before: "StepRetry | None" = None) -> None:
+        """`before`: in flight still, and what the plan's unknown tokens are sampled by."""
+        self.plan = plan
+        self.ran_out = False
+        self._launcher = launcher
+        self._before = before
+        self._has_failed = False  # nothing of it stands
+        self._result: StepResult | None = None
+        self._pending = self._attempt(lambda: launcher.launch(plan))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would not wait for the device."""
+        return self._pending is None or self._pending.is_done
+
+    def result(self) -> StepResult:
+        """The step's result, that of the one before it being known. Raises DeviceLost and nothing else."""
+        if self._result is None:
+            before, self._before = self._before, None
+            if before is not None and before._has_failed:  # it went on from nothing
+                self._pending = None
+            pending = self._pending
+            found = None if pending is None else self._attempt(pending.collect)
+            self._result = self._each(before) if found is None else found
+        return self._result
+
+    def _attempt(self, call: Callable[[], T]) -> T | None:
+        plan = self.plan
+        try:
+            return call()
+        except DeviceLost:
+            raise
+        except OutOfDeviceMemory:
+            self.ran_out = True
+            logger.warning("no device memory for %d tokens; computing them in smaller steps", plan.num_tokens)
+        except Exception:
+            logger.exception("step %d with %d rows failed; trying its rows one by one", plan.step, len(plan.slots))
+        return None
+
+    def _each(self, before: "StepRetry | None") -> StepResult:
+        """Row by row."""
+        self._has_failed = True
+        plan = self.plan
+        if before is not None:
+            plan = plan.known(dict(zip(before.plan.slots, before.result().token_ids, strict=True)))
+        return merge([self._row(plan.row(i)) for i in range(len(plan.slots))])
+
+    def _row(self, plan: StepPlan) -> StepResult:
+        if plan.drafts:  # they may be what is too much
+            result = self._row(plan.without_drafts())
+            logprobs = (result.logprobs[0],) if result.logprobs else ()
+            return dataclasses.replace(result, logprobs={}, runs={0: VerifiedDrafts((result.token_ids[0],), logprobs)})
+        try:
+            return self._launcher.launch(plan).collect()
+        except DeviceLost:
+            raise
+        except OutOfDeviceMemory as error:
+            if plan.num_tokens > 1:
+                first, rest = plan.halves()
+                before = self._row(first)
+                return before if before.failed else behind(before, self._row(rest))
+            return failed_row(error)
+        except Exception as error:
+            return failed_row(error)
+
+
+def failed_row(cause: Exception) -> StepResult:
+    """The result of a row that failed alone, with what to write of it: who has the request's name writes it."""
+    traceback.clear_frames(cause.__traceback__)  # their locals are tensors
+    error = engine_fault()
+    error.__cause__ = cause
+    return StepResult([-1], frozenset({0}), errors={0: error})
+
+
+def behind(before: StepResult, rest: StepResult) -> StepResult:
+    """The result of a row from those of its halves: what the first told of its prompt is not lost."""
+    if not before.prompts:
+        return rest
+    told, more = before.prompts[0], rest.prompts.get(0)
+    scores = told.scores + (more.scores if more is not None else ())
+    return dataclasses.replace(rest, prompts={0: PromptLogprobs(told.first, scores)})
+
+
+def merge(results: list[StepResult]) -> StepResult:
+    """One result of results that hold one row each."""
+    return StepResult(
+        token_ids=[result.token_ids[0] for result in results],
+        failed=frozenset(i for i, result in enumerate(results) if result.failed),
+        logprobs={i: result.logprobs[0] for i, result in enumerate(results) if result.logprobs},
+        runs={i: result.runs[0] for i, result in enumerate(results) if result.runs},
+        errors={i: result.errors[0] for i, result in enumerate(results) if result.errors},
+        prompts={i: result.prompts[0] for i, result in enumerate(results) if result.prompts},
+    )

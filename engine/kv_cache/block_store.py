@@ -1,0 +1,182 @@
+"""The bytes of cache blocks, and where `Move`s take them: device blocks, host slots, files.
+
+A block's bytes are its part of every layer, one layer after the other. Host slots are tensors like the cache's own, and
+on a device pinned: copies go in its own order of work, ahead of the step that overwrites their blocks, and nobody waits
+for them but who reads or fills a slot from here. In this machine's own memory a copy has ended when it returns. Files
+are written and read by one thread, in order, so that a read finds what was written before it. A file carries a checksum
+over the identity of what computed it, its layout and its bytes: what is damaged, or of another identity or layout, is
+reported as lost, never used. Knows no names' meaning.
+"""
+
+import dataclasses
+import hashlib
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.kv_cache.disk import SUFFIX, UNFINISHED, create
+from engine.kv_cache.identity import UNNAMED, CacheIdentity, framed
+from engine.kv_cache.tiers import Move, MoveKind
+from kernels import ops
+from kernels.layout.layout import blocks_of, slots_of
+
+logger = logging.getLogger(__name__)
+
+DIGEST_BYTES = 32
+MAX_WAITING = 64  # writes that wait for the disk; beyond, blocks are dropped rather than anybody held up
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _CopyJob:
+    move: Move
+    wait: Callable[[], None]  # for copies of before that may still use its slot
+    data: bytes = b""  # of a WRITE
+
+
+class BlockStore:
+    """Device blocks `cache` (a tensor [blocks, …] a layer), `num_host` slots in host memory, files in `directory`.
+
+    `beside`: layers of another model over the same blocks, which are moved along. `identity`: of what computes them.
+    """
+
+    def __init__(
+        self,
+        cache: list[Tensor],
+        num_host: int = 0,
+        directory: Path | None = None,
+        beside: Sequence[Tensor] = (),
+        identity: CacheIdentity = UNNAMED,
+    ) -> None:
+        self.cache = cache
+        self._slots = [*slots_of(cache), *(slots_of(beside) if beside else ())]
+        self._all = [*blocks_of(cache), *(blocks_of(beside) if beside else ())]
+        self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in self._all)
+        self._host = [_host_like(layer, num_host) for layer in self._all] if num_host else []
+        self._directory = directory
+        self._layout = layout_of(self._all, identity)
+        self._ended: deque[tuple[Move, bool]] = deque()
+        self._jobs: queue.Queue[_CopyJob] = queue.Queue()
+        self._fence = fence_of(cache[0].device)
+        self._thread: threading.Thread | None = None
+        if directory is not None:
+            self._thread = threading.Thread(target=self._serve, name="cache disk", daemon=True)
+            self._thread.start()
+
+    def move(self, moves: list[Move]) -> None:
+        """Carry out moves in order."""
+        for move in moves:
+            match move.kind:
+                case MoveKind.COPY:
+                    _copy(self._all, move.source, self._all, move.target)
+                case MoveKind.SAVE:
+                    _copy(self._all, move.source, self._host, move.target)
+                case MoveKind.RESTORE:
+                    _copy(self._host, move.source, self._all, move.target)
+                case MoveKind.WRITE if self._jobs.qsize() >= MAX_WAITING:
+                    self._ended.append((move, False))
+                case MoveKind.WRITE:
+                    self._fence()()
+                    self._jobs.put(_CopyJob(move, _nothing, self._bytes_of(move.source)))
+                case _:
+                    self._jobs.put(_CopyJob(move, self._fence()))
+
+    def move_slots(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy tokens to other places in the cache, all read before one is written; see `kernels.ops.move_slots_`."""
+        ops.move_slots_(self._slots, sources, targets)
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        """Reads and writes that have ended since the last call."""
+        ended = []
+        while self._ended:
+            ended.append(self._ended.popleft())
+        return ended
+
+    def _serve(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                is_good = self._do(job)
+            except OSError as error:
+                logger.warning("cache block %s: %s; its tokens will be computed again", job.move.name.hex()[:12], error)
+                is_good = False
+            if job.move.kind is not MoveKind.REMOVE:
+                self._ended.append((job.move, is_good))
+
+    def _do(self, job: _CopyJob) -> bool:
+        assert self._directory is not None
+        job.wait()
+        path = self._directory / f"{job.move.name.hex()}{SUFFIX}"
+        if job.move.kind is MoveKind.REMOVE:
+            path.unlink(missing_ok=True)
+        elif job.move.kind is MoveKind.WRITE:
+            part = path.with_suffix(UNFINISHED)
+            try:
+                create(part, self._checksum(job.data) + job.data)
+                part.rename(path)
+            finally:
+                part.unlink(missing_ok=True)
+        else:
+            return self._read(path, job.move.target)
+        return True
+
+    def _read(self, path: Path, slot: int) -> bool:
+        """Fill a host slot from a file; False if the file is not what was written."""
+        found = path.read_bytes()
+        data = found[DIGEST_BYTES:]
+        if len(data) != self.block_bytes or found[:DIGEST_BYTES] != self._checksum(data):
+            logger.warning("%s is damaged or of another identity or layout; its tokens will be computed again", path)
+            path.unlink(missing_ok=True)
+            return False
+        at = 0
+        for layer in self._host:
+            size = layer[slot].numel() * layer.element_size()
+            raw = torch.frombuffer(bytearray(data[at : at + size]), dtype=layer.dtype)
+            layer[slot].copy_(raw.view(layer[slot].shape))
+            at += size
+        return True
+
+    def _checksum(self, data: bytes) -> bytes:
+        return hashlib.sha256(self._layout + data).digest()
+
+    def _bytes_of(self, slot: int) -> bytes:
+        return b"".join(layer[slot].contiguous().view(torch.uint8).numpy().tobytes() for layer in self._host)
+
+
+def layout_of(cache: list[Tensor], identity: CacheIdentity) -> bytes:
+    """What must agree for a block's bytes to mean the same: what computed them, number format, shape of a block,
+    layers."""
+    shapes = repr([(str(layer.dtype), tuple(layer.shape[1:])) for layer in cache])
+    return framed((identity.encoded(), shapes.encode()))
+
+
+def _host_like(layer: Tensor, num: int) -> Tensor:
+    pinned = layer.device.type == "cuda"
+    return torch.empty((num, *layer.shape[1:]), dtype=layer.dtype, pin_memory=pinned)
+
+
+def _copy(sources: list[Tensor], source: int, targets: list[Tensor], target: int) -> None:
+    for one, other in zip(sources, targets, strict=True):
+        other[target].copy_(one[source], non_blocking=True)
+
+
+def fence_of(device: torch.device) -> Callable[[], Callable[[], None]]:
+    """What gives, when called, a wait for all copies begun until then."""
+    if device.type != "cuda":
+        return lambda: _nothing
+
+    def fence() -> Callable[[], None]:
+        event = torch.Event(device)
+        event.record()
+        return event.synchronize
+
+    return fence
+
+
+def _nothing() -> None:
+    """Copies in this machine's memory have ended when they return."""

@@ -1,0 +1,292 @@
+"""The KV cache's bookkeeping: block tables that grow, share full prefix blocks and are released.
+
+Takes token ids and counts, gives block ids and the moves that make their contents true. A write never meets a shared
+block: only full blocks are named and shared, and a sequence writes behind its full blocks; the partial tail that a
+fork shares is copied on write. Blocks that are overwritten may go on to lower tiers and come back. Knows nothing of
+tensors, requests' parameters or scheduling.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from engine.kv_cache.pool import BlockPool, EvictionClass
+from engine.kv_cache.prefix import PrefixIndex, name_block
+from engine.kv_cache.tiers import Move, MoveKind, Tiers
+
+
+@dataclasses.dataclass(slots=True)
+class BlockTable:
+    """Blocks of one sequence, in position order, and the names of its full ones as far as they were computed.
+
+    Attributes:
+        root: start of the names' chain (see `prefix.root`).
+        is_private: neither finds blocks of others nor leaves any behind.
+    """
+
+    root: bytes
+    is_private: bool = False
+    blocks: list[int] = dataclasses.field(default_factory=list)
+    names: list[bytes] = dataclasses.field(default_factory=list)
+    num_named: int = 0  # leading blocks that were offered to the index
+    shared_tail: int = -1  # index of the partial block that a fork shares until somebody writes to it
+    num_trimmed: int = 0  # leading blocks that left the attention window and were given back
+    is_counted: bool = False  # its hits are in the statistics
+    num_reads: int = 0  # times that it waited for blocks from disk
+
+
+@dataclasses.dataclass(slots=True)
+class CacheStats:
+    """Counts since start. Hits and queries are counted once per scheduled request, in tokens."""
+
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    evictions: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """A model all of whose layers see a sliding window of `size` tokens, computed `max_chunk` tokens a step at most."""
+
+    size: int
+    max_chunk: int
+
+
+MAX_READS = 2  # what was evicted again before it could be used is computed after so many
+
+
+class KVCache:
+    """Hands out blocks of `block_size` tokens from one pool."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool,
+        tiers: Tiers | None = None,
+        window: Window | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.pool = BlockPool(num_blocks)
+        self.index = PrefixIndex()
+        self.stats = CacheStats()
+        self.tiers = tiers
+        self._window = window
+        self._is_worthless = bytearray(num_blocks)  # cheaper to compute again than to move
+        self._moves: list[Move] = []
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens take."""
+        return -(-num_tokens // self.block_size)
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Blocks that a sequence holds at most while it grows to `num_tokens`."""
+        if self._window is None:
+            return self.blocks_for(num_tokens)
+        return min(self.blocks_for(num_tokens), self.blocks_for(self._window.size + self._window.max_chunk) + 1)
+
+    def match(self, table: BlockTable, tokens: Sequence[int]) -> list[int]:
+        """Blocks of the longest cached prefix of `tokens`, leaving at least one token to compute. Takes nothing, but
+        brings blocks back from host memory, as far as there are free ones."""
+        if not self.prefix_caching or table.is_private:
+            return []
+        found: list[int] = []
+        for i in range((len(tokens) - 1) // self.block_size):
+            block = self.index.find(self._name(table, tokens, i))
+            if block is None:
+                return found if self.tiers is None else found + self._restore(self.tiers, table, tokens, found)
+            found.append(block)
+        return found
+
+    def is_awaited(self, table: BlockTable, tokens: Sequence[int]) -> bool:
+        """Whether the next blocks of the prefix are on their way from disk; begins to read them. A table waits a few
+        times at most."""
+        if self.tiers is None or not self.prefix_caching or table.is_private or table.num_reads > MAX_READS:
+            return False
+        num_host, has_begun = 0, False
+        for i in range((len(tokens) - 1) // self.block_size):
+            name = self._name(table, tokens, i)
+            if self.index.find(name) is not None:
+                continue
+            num_host += 1
+            if self.tiers.touch(name):
+                continue
+            if self.tiers.is_reading(name):
+                return True
+            moves = self.tiers.read(name) if num_host <= self.tiers.num_slots else None
+            if moves is None:
+                break
+            self._moves += moves
+            has_begun = True
+        table.num_reads += has_begun
+        return has_begun
+
+    def adopt(self, table: BlockTable, blocks: list[int], num_tokens: int) -> None:
+        """Start an empty table with shared `blocks`, as `match` found them for `num_tokens`. Hits are counted the first
+        time that a table begins, not when it comes back from a preemption."""
+        assert not table.blocks, "a table adopts a prefix only when it is empty"
+        passed = self._num_passed(len(blocks) * self.block_size)
+        table.blocks.extend([self.pool.null] * passed + blocks[passed:])
+        for block in table.blocks:
+            self.pool.share(block)
+        table.num_named = len(blocks)
+        table.num_trimmed = passed
+        if not table.is_counted:
+            table.is_counted = True
+            self.stats.query_tokens += num_tokens
+            self.stats.hit_tokens += len(blocks) * self.block_size
+
+    def can_take(self, blocks: list[int], num_tokens: int, spare: int) -> bool:
+        """Whether a table starting with shared `blocks` could grow to `num_tokens` and leave `spare` blocks free."""
+        passed = self._num_passed(len(blocks) * self.block_size)
+        shared = sum(1 for block in blocks[passed:] if self.pool.refs(block) > 0)
+        most = min(self.blocks_for(num_tokens) - passed, self.most_blocks(num_tokens))
+        return most - shared + spare <= self.pool.num_free
+
+    def grow(self, table: BlockTable, num_tokens: int) -> bool:
+        """Give the table room for `num_tokens`, all or nothing. False when the pool cannot."""
+        missing = self.blocks_for(num_tokens) - len(table.blocks)
+        tail = table.shared_tail
+        copies = tail >= 0 and self.pool.refs(table.blocks[tail]) > 1
+        if missing + copies > self.pool.num_free:
+            return False
+        if copies:
+            self._moves.append(Move(MoveKind.COPY, table.blocks[tail], self._allocate()))
+            self.pool.release(table.blocks[tail], EvictionClass.NOT)
+            table.blocks[tail] = self._moves[-1].target
+        table.shared_tail = -1
+        for _ in range(missing):
+            table.blocks.append(self._allocate())
+        return True
+
+    def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
+        """A table that shares the blocks of the first `num_tokens`, all computed; needs no block. Whoever of the two
+        writes to a partial last one first is given a copy by `grow`."""
+        blocks = table.blocks[: self.blocks_for(num_tokens)]
+        child = BlockTable(table.root, table.is_private, blocks, list(table.names), num_trimmed=table.num_trimmed)
+        child.num_named = min(table.num_named, num_tokens // self.block_size)
+        for block in child.blocks:
+            self.pool.share(block)
+        if num_tokens % self.block_size:
+            child.shared_tail = table.shared_tail = num_tokens // self.block_size
+        return child
+
+    def take_moves(self) -> list[Move]:
+        """What is to be moved, in order, before anything is computed; each is told once."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def moved(self, move: Move, is_good: bool) -> None:
+        """A transfer with the disk has ended."""
+        assert self.tiers is not None
+        self.tiers.ended(move, is_good)
+
+    def commit(self, table: BlockTable, tokens: Sequence[int], num_computed: int) -> None:
+        """Name the blocks that `num_computed` tokens have filled, so that others find them."""
+        if not self.prefix_caching or table.is_private:
+            return
+        for i in range(table.num_named, num_computed // self.block_size):
+            self.index.add(self._name(table, tokens, i), table.blocks[i])
+            table.num_named = i + 1
+
+    def trim(self, table: BlockTable, num_computed: int) -> int | None:
+        """Give back the blocks that no token from position `num_computed` on will see; the index of the first of them,
+        None if there were none."""
+        first, end = table.num_trimmed, self._num_passed(num_computed)
+        if end <= first:
+            return None
+        for i in range(first, end):
+            self._let_go(table.blocks[i], EvictionClass.NORMAL)
+            table.blocks[i] = self.pool.null
+            self.pool.share(self.pool.null)
+        table.num_trimmed = end
+        return first
+
+    def shrink(self, table: BlockTable, num_tokens: int) -> None:
+        """Give back the blocks behind the first `num_tokens`: none of them is named or shared."""
+        while len(table.blocks) > self.blocks_for(num_tokens):
+            self.pool.release(table.blocks.pop(), EvictionClass.NOT)
+
+    def disown(self, table: BlockTable) -> None:
+        """Take the table's blocks out of the index: nobody may find values that a failed request computed."""
+        for block in table.blocks:
+            self.index.forget(block)
+
+    def release(
+        self, table: BlockTable, keep: EvictionClass = EvictionClass.NORMAL, *, is_worthless: bool = False
+    ) -> None:
+        """Give everything back; the end of a prefix is reclaimed before its start. Idempotent.
+
+        `is_worthless`: computing these tokens again is cheaper than moving them to a lower tier and back.
+        """
+        for block in reversed(table.blocks):
+            if block != self.pool.null:
+                self._is_worthless[block] = is_worthless
+            self._let_go(block, keep)
+        table.blocks.clear()
+        table.num_named = table.num_trimmed = 0
+        table.shared_tail = -1
+
+    def check(self, tables: Sequence[BlockTable]) -> None:
+        """Assert I3: the tables given are all that hold blocks, and each reference has its holder."""
+        self.pool.check()
+        self.index.check()
+        if self.tiers is not None:
+            self.tiers.check()
+        holders = [0] * self.pool.num_blocks + [1]
+        for table in tables:
+            assert table.num_trimmed == table.blocks.count(self.pool.null), "a block is missing inside the window"
+            for block in table.blocks:
+                holders[block] += 1
+        for block, count in enumerate(holders):
+            assert self.pool.refs(block) == count, f"block {block}: {self.pool.refs(block)} references, {count} holders"
+
+    def _allocate(self) -> int:
+        """A block to write to; what it held is found no more on the device."""
+        block = self.pool.allocate()
+        name = self.index.forget(block)
+        if name is not None:
+            self.stats.evictions += 1
+            if self.tiers is not None and not self._is_worthless[block]:
+                self._moves += self.tiers.save(name, block)
+        return block
+
+    def _let_go(self, block: int, keep: EvictionClass) -> None:
+        self.pool.release(block, keep if block != self.pool.null and self.index.has(block) else EvictionClass.NOT)
+
+    def _restore(self, tiers: Tiers, table: BlockTable, tokens: Sequence[int], found: list[int]) -> list[int]:
+        """Free device blocks filled, by the moves to come, with what follows `found` in host memory."""
+        # What was found must not be what is overwritten: held meanwhile, and most recently used afterwards.
+        for block in found:
+            self.pool.share(block)
+        restored: list[int] = []
+        for i in range(len(found), (len(tokens) - 1) // self.block_size):
+            name = self._name(table, tokens, i)
+            if not self.pool.num_free or self.index.find(name) is not None or not tiers.touch(name):
+                break
+            block = self._allocate()
+            if not tiers.touch(name):  # making room for it in host memory has cost its own place
+                self.pool.release(block, EvictionClass.NOT)
+                break
+            self._moves.append(tiers.restore(name, block))
+            self.index.add(name, block)
+            self._is_worthless[block] = False
+            restored.append(block)
+        for block in reversed(found + restored):
+            self._let_go(block, EvictionClass.NORMAL)
+        return restored
+
+    def _num_passed(self, num_computed: int) -> int:
+        """Leading full blocks that no token from position `num_computed` on sees."""
+        if self._window is None:
+            return 0
+        return max(0, num_computed - self._window.size + 1) // self.block_size
+
+    def _name(self, table: BlockTable, tokens: Sequence[int], i: int) -> bytes:
+        """Name of the i-th block; hashed once, kept on the table (the tokens of a sequence never change)."""
+        size = self.block_size
+        while len(table.names) <= i:
+            at = len(table.names)
+            parent = table.names[-1] if at else table.root
+            table.names.append(name_block(parent, tokens[at * size : (at + 1) * size]))
+        return table.names[i]

@@ -1,0 +1,106 @@
+"""The block pool: reference counts and doubly linked free lists over flat arrays, every operation O(1).
+
+    0 ──────────── num_blocks
+    │ held: refs > 0 │ free: refs == 0, in one list for each `EvictionClass`, from least to most recently released │
+
+A free block may still be named by the prefix index (reclaimable): sharing it again takes it out of the middle of its
+list, which is why the lists are doubly linked. Blocks least worth keeping are handed out first. Behind the last block
+lies the null block, which is never free and never written: it stands for what nobody will read again. Knows block ids;
+nothing of tokens, hashes or requests.
+"""
+
+import enum
+from array import array
+
+
+class EvictionClass(enum.IntEnum):
+    """How much a free block is worth keeping: who asks for a block gets the least worthy, oldest first."""
+
+    NOT = 0  # nobody can find it: it has no name
+    NORMAL = 1
+    LONG = 2  # what a client of high priority left
+
+
+class BlockPool:
+    """Owns the ids 0 … num_blocks-1. `free + held = total` at all times; `check()` says so."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool of {num_blocks} blocks")
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self._refs: array[int] = array("i", [0]) * num_blocks
+        self._refs.append(1)  # the null block's own
+        # Index num_blocks + keep is the sentinel of a ring: its next is the list's head, its prev the tail.
+        sentinels = range(num_blocks, num_blocks + len(EvictionClass))
+        self._next: array[int] = array("i", [*range(1, num_blocks + 1), *sentinels])
+        self._prev: array[int] = array("i", [num_blocks, *range(num_blocks), *sentinels[1:]])
+        self._next[num_blocks], self._prev[num_blocks] = 0, num_blocks - 1  # all are in the first list
+
+    @property
+    def num_held(self) -> int:
+        """Blocks with at least one holder."""
+        return self.num_blocks - self.num_free
+
+    @property
+    def null(self) -> int:
+        """The block that stands in a table for one that was given back."""
+        return self.num_blocks
+
+    def refs(self, block: int) -> int:
+        """How many tables hold `block`."""
+        return self._refs[block]
+
+    def allocate(self) -> int:
+        """Take the least worthy free block, with one reference. The caller has checked `num_free`."""
+        assert self.num_free > 0, "allocate from an empty pool"
+        sentinel = self.num_blocks
+        while self._next[sentinel] == sentinel:
+            sentinel += 1
+        block = self._next[sentinel]
+        self._unlink(block)
+        self._refs[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more holder; a free block is taken back from its list."""
+        if self._refs[block] == 0:
+            self._unlink(block)
+        self._refs[block] += 1
+
+    def release(self, block: int, keep: EvictionClass = EvictionClass.NORMAL) -> None:
+        """One holder less; the last one sends the block to the tail of the free list for `keep`."""
+        refs = self._refs[block] - 1
+        assert refs >= 0, f"block {block} released twice"
+        self._refs[block] = refs
+        if refs == 0:
+            self._append(block, self.num_blocks + keep)
+
+    def check(self) -> None:
+        """Assert I3 in full: O(num_blocks), for tests and simulation."""
+        seen: set[int] = set()
+        for sentinel in range(self.num_blocks, self.num_blocks + len(EvictionClass)):
+            block = self._next[sentinel]
+            while block != sentinel:
+                assert block not in seen, f"block {block} twice in the free lists"
+                assert self._refs[block] == 0, f"free block {block} has {self._refs[block]} references"
+                assert self._prev[self._next[block]] == block, f"links of block {block} disagree"
+                seen.add(block)
+                block = self._next[block]
+        assert len(seen) == self.num_free, f"{len(seen)} linked, {self.num_free} counted free"
+        held = sum(1 for refs in self._refs if refs > 0) - 1  # the null block does not count
+        assert held + self.num_free == self.num_blocks, "free + held != total"
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._prev[block], self._next[block]
+        self._next[before] = after
+        self._prev[after] = before
+        self.num_free -= 1
+
+    def _append(self, block: int, sentinel: int) -> None:
+        tail = self._prev[sentinel]
+        self._next[tail] = block
+        self._prev[block] = tail
+        self._next[block] = sentinel
+        self._prev[sentinel] = block
+        self.num_free += 1

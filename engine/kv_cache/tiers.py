@@ -1,0 +1,161 @@
+"""What becomes of blocks that leave the device: host memory first, then disk; and how they come back. Names only.
+
+    device ──save──▶ host slots ──write──▶ disk
+       ▲                │  ▲                 │
+       └────restore─────┘  └──────read───────┘
+
+Decides and keeps the books; bytes are moved by a runner that carries out `Move`s in the order in which they were
+decided, and tells how reads and writes ended. A name whose bytes may be lost is simply not found: its tokens are
+computed again. Least recently used goes first, in every tier. Knows nothing of tensors, files or requests.
+"""
+
+import dataclasses
+import enum
+from collections import OrderedDict
+
+
+class MoveKind(enum.Enum):
+    """What a move does with its two ends."""
+
+    COPY = enum.auto()  # device block → device block
+    SAVE = enum.auto()  # device block → host slot
+    RESTORE = enum.auto()  # host slot → device block
+    WRITE = enum.auto()  # host slot → disk, in the background; the slot may be reused at once
+    READ = enum.auto()  # disk → host slot, in the background; the slot is not touched until it ends
+    REMOVE = enum.auto()  # off the disk
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Move:
+    """One transfer. `source` and `target` are block or slot numbers; `name` is that of what lies on disk."""
+
+    kind: MoveKind
+    source: int = -1
+    target: int = -1
+    name: bytes = b""
+
+
+@dataclasses.dataclass(slots=True)
+class TierStats:
+    """Blocks since start."""
+
+    num_saved: int = 0
+    num_restored: int = 0
+    num_written: int = 0
+    num_read: int = 0
+    num_failed: int = 0  # reads and writes that went wrong: the tokens are computed again
+
+
+class Tiers:
+    """Host slots and disk files of one cache. Either may have no room at all."""
+
+    def __init__(self, num_host: int, num_disk: int, on_disk: tuple[bytes, ...] = ()) -> None:
+        """`on_disk`: names that an earlier process left there, oldest first."""
+        self.stats = TierStats()
+        self._num_host = num_host
+        self._num_disk = num_disk
+        self._host: OrderedDict[bytes, int] = OrderedDict()  # name → slot, least recently used first
+        self._free = list(range(num_host - 1, -1, -1))
+        self._disk: OrderedDict[bytes, None] = OrderedDict.fromkeys(on_disk[-num_disk:] if num_disk else ())
+        self._reading: dict[bytes, int] = {}
+
+    @property
+    def num_host(self) -> int:
+        """Blocks in host memory."""
+        return len(self._host)
+
+    @property
+    def num_disk(self) -> int:
+        """Blocks on disk."""
+        return len(self._disk)
+
+    def save(self, name: bytes, block: int) -> list[Move]:
+        """`block`, which has that name, is about to be overwritten on the device."""
+        if name in self._host:
+            self._host.move_to_end(name)
+            return []
+        if name in self._reading:
+            return []
+        moves, slot = self._take_slot()
+        if slot is None:
+            return []
+        self._host[name] = slot
+        self.stats.num_saved += 1
+        return [*moves, Move(MoveKind.SAVE, block, slot)]
+
+    @property
+    def num_slots(self) -> int:
+        """Blocks that host memory has room for."""
+        return self._num_host
+
+    def touch(self, name: bytes) -> bool:
+        """Whether the name lies in host memory; it is the most recently used one now."""
+        if name not in self._host:
+            return False
+        self._host.move_to_end(name)
+        return True
+
+    def restore(self, name: bytes, block: int) -> Move:
+        """Bring what `touch` found back to a device block; it stays in host memory too."""
+        self._host.move_to_end(name)
+        self.stats.num_restored += 1
+        return Move(MoveKind.RESTORE, self._host[name], block)
+
+    def is_reading(self, name: bytes) -> bool:
+        """Whether the name is on its way from disk."""
+        return name in self._reading
+
+    def read(self, name: bytes) -> list[Move] | None:
+        """Begin to bring a name from disk to host memory. None if it is not there or there is no slot for it."""
+        if name not in self._disk or name in self._reading:
+            return None
+        self._disk.move_to_end(name)
+        moves, slot = self._take_slot()
+        if slot is None:
+            return None
+        self._reading[name] = slot
+        return [*moves, Move(MoveKind.READ, target=slot, name=name)]
+
+    def ended(self, move: Move, is_good: bool) -> None:
+        """A READ or WRITE has ended; what went wrong is forgotten."""
+        name = move.name
+        if not is_good:
+            self._disk.pop(name, None)
+            self.stats.num_failed += 1
+        if move.kind is MoveKind.WRITE:
+            self.stats.num_written += is_good
+            return
+        slot = self._reading.pop(name)
+        if is_good:
+            self._host[name] = slot
+            self.stats.num_read += 1
+        else:
+            self._free.append(slot)
+
+    def check(self) -> None:
+        """Assert that every slot is in exactly one place and no budget is exceeded."""
+        slots = sorted([*self._host.values(), *self._reading.values(), *self._free])
+        assert slots == list(range(self._num_host)), "a host slot is used twice or lost"
+        assert len(self._disk) <= self._num_disk, "more on disk than the budget allows"
+
+    def _take_slot(self) -> tuple[list[Move], int | None]:
+        """A host slot, and the moves that empty it first. None when all are being read into."""
+        if self._free:
+            return [], self._free.pop()
+        if not self._host:
+            return [], None
+        name, slot = self._host.popitem(last=False)
+        return self._to_disk(name, slot), slot
+
+    def _to_disk(self, name: bytes, slot: int) -> list[Move]:
+        if not self._num_disk:
+            return []
+        if name in self._disk:
+            self._disk.move_to_end(name)
+            return []
+        moves = []
+        if len(self._disk) >= self._num_disk:
+            oldest, _ = self._disk.popitem(last=False)
+            moves.append(Move(MoveKind.REMOVE, name=oldest))
+        self._disk[name] = None
+        return [*moves, Move(MoveKind.WRITE, slot, name=name)]

@@ -1,0 +1,113 @@
+"""What a decoder layer is made of, and the layer as one call of our own CPU kernels.
+
+Packed linears, norms and numbers in; `kernels.decoder` computes it, by this call or operation by operation. Knows
+nothing of models' names or of batching.
+"""
+
+import dataclasses
+import functools
+
+import torch
+from torch import Tensor
+
+from engine.models.layers.mlp import DenseMlp, Mlp
+from kernels import gpu
+from kernels.cpu import builds, native
+from kernels.formats.linear import NativeLinear, PackedLinear
+from kernels.layout.metadata import AttentionMetadata
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """Attributes:
+    qkv: queries, keys and values, one above the other.
+    mlp: what follows attention, with its norm.
+    attention_norm: [hidden], of the norm before qkv; None where folded in.
+    head_norms: float32 [heads + kv_heads, dim] of queries and keys, head by head; None without.
+    window: keys that a query sees; None for all.
+    is_fixed: whether attention's schedule leaves a row's bits to that row alone, too; see `PackedLinear.fixed`.
+    output_norm: [hidden], of the norm of what attention adds to the residuals; None without.
+    query_scalar: scores are divided by its root; None for dim.
+    score_cap: they become cap · tanh(score / cap) then; 0 for as they are.
+    sinks: float32 [heads], scores of a key without a value; None for none.
+    """
+
+    qkv: PackedLinear
+    output: PackedLinear
+    mlp: Mlp
+    attention_norm: Tensor | None
+    head_norms: Tensor | None
+    heads: int
+    kv_heads: int
+    dim: int
+    eps: float
+    window: int | None
+    is_fixed: bool = False
+    output_norm: Tensor | None = None
+    query_scalar: float | None = None
+    score_cap: float = 0.0
+    sinks: Tensor | None = None
+
+    def fixed(self) -> "Layer":
+        """The same, no row's bits depending on the others; slower where that is another way."""
+        return dataclasses.replace(
+            self,
+            qkv=self.qkv.fixed(),
+            output=self.output.fixed(),
+            mlp=self.mlp.fixed(),
+            is_fixed=True,
+        )
+
+    @property
+    def scale(self) -> float:
+        """Of scores."""
+        return float((self.query_scalar or self.dim) ** -0.5)
+
+    @functools.cached_property
+    def _norms(self) -> tuple[Tensor | None, ...]:
+        """Those before attention and MLP and those behind, in float32, for as long as their addresses are in use."""
+        mlp = (self.mlp.norm, self.mlp.down_norm) if isinstance(self.mlp, DenseMlp) else (None, None)
+        norms = (self.attention_norm, mlp[0], self.output_norm, mlp[1])
+        return tuple(None if norm is None else norm.float() for norm in norms)
+
+    @functools.cached_property
+    def arguments(self) -> tuple[float, ...] | None:
+        """What stays from call to call, in the order that kernels/cpu/module.cpp reads; None if a part of the layer
+        has no kernel of ours."""
+        mlp = self.mlp
+        if not isinstance(mlp, DenseMlp) or self.sinks is not None:
+            return None
+        before, between, output, down = self._norms
+        parts = ((self.qkv, before), (self.output, None), (mlp.gate_up, between), (mlp.down, None))
+        found: list[float] = []
+        for linear, norm in parts:
+            if not isinstance(linear, NativeLinear) or not linear.takes_norm(norm):
+                return None
+            found += (*linear.arguments, _address(norm))
+        sizes = (self.heads, self.kv_heads, self.dim, self.window or 0)
+        own = (native.GATES[mlp.activation], _address(output), _address(down), _address(self.head_norms))
+        return (*found, *own, self.eps, *sizes, self.scale, self.score_cap)
+
+
+def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
+    """Whether the layer may be one call, for residuals h [T, hidden] and a cache layer."""
+    return (
+        builds.MODULE is not None
+        and not gpu.takes(cache)
+        and h.dtype is torch.float32
+        and h.is_cpu
+        and layer.arguments is not None
+        and native.attends(layer.dim, cache)
+    )
+
+
+def forward_(
+    h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+) -> None:
+    """See `kernels.decoder.decoder_layer_`; only where `is_one_call` says so."""
+    assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
+    native.layer(layer.arguments, h, cis, cache, meta, kept)
+
+
+def _address(values: Tensor | None) -> int:
+    return 0 if values is None else values.data_ptr()

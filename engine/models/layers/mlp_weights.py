@@ -1,0 +1,84 @@
+"""The MLP of a layer, read from a checkpoint: dense, or experts behind a router, in either layout of their tensors.
+
+Published checkpoints have a tensor for each projection of each expert; `transformers` may write one for all experts of
+a layer. Weights that somebody has quantised before are found in the former.
+"""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from torch import Tensor
+
+from engine.errors import unsupported
+from engine.models.config import ModelConfig
+from engine.models.expert_fields import ExpertsConfig
+from engine.models.layers.decoder import LayerLoader
+from engine.models.layers.experts import Router, pack_experts
+from engine.models.layers.mlp import DenseMlp, Mlp
+from engine.models.traits import ArchitectureTraits, ExpertTraits
+from kernels.formats.linear import PackedLinear
+
+Pair: TypeAlias = tuple[PackedLinear, PackedLinear]  # of an expert: gate and up, and down
+FUSED = ExpertTraits()  # the names beside tensors of all experts, whatever those of each are
+
+
+def make_mlp(config: ModelConfig, traits: ArchitectureTraits, index: int, loader: LayerLoader) -> Mlp:
+    """Of the layer `index`. Raises ServiceError UNIMPLEMENTED for experts in a number format without a kernel."""
+    at, hidden = f"model.layers.{index}", config.hidden_size
+    # A name that says behind attention means before the MLP where that has no norm of its own.
+    norm = loader.norm(f"{at}.{'pre_feedforward' if traits.post_norms else 'post_attention'}_layernorm", hidden)
+    own, names = config.experts, traits.experts
+    if own is not None and names is not None and own.layers[index]:
+        return _experts(at, own, names, loader, norm)
+    gate_up = [(f"{at}.mlp.{name}_proj", config.intermediate_size) for name in ("gate", "up")]
+    return DenseMlp(
+        gate_up=loader.linear(gate_up, hidden, bias=traits.mlp_bias, norm=norm, gated=True),
+        down=loader.linear([(f"{at}.mlp.down_proj", hidden)], config.intermediate_size, bias=traits.mlp_bias),
+        norm=loader.kept(norm),
+        activation=config.activation,
+        down_norm=loader.norm(f"{at}.post_feedforward_layernorm", hidden) if traits.post_norms else None,
+    )
+
+
+def _experts(at: str, config: ExpertsConfig, traits: ExpertTraits, loader: LayerLoader, norm: Tensor) -> Mlp:
+    """Of the layer `at`, whose norm before it is `norm` [hidden]."""
+    is_fused = loader.has(f"{at}.{FUSED.experts}.gate_up_proj") and not loader.has(
+        f"{at}.{traits.experts}.0.{traits.up}"
+    )
+    read, names = (_fused, FUSED) if is_fused else (_separate, traits)
+    if traits.is_turned:
+        read, names = _turned, traits
+    linear = loader.router(f"{at}.{names.router}", config.num, norm, bias=traits.is_turned)
+    router = Router(linear, config.per_token, traits.renormalises)
+    pairs = read(f"{at}.{names.experts}", config, names, loader, norm)
+    each = [DenseMlp(gate_up, down, loader.kept(norm), traits.activation) for gate_up, down in pairs]
+    try:
+        return pack_experts(router, each)
+    except ValueError as error:
+        text = f"this number format of experts is not supported on {norm.device}: {error}"
+        raise unsupported("quantization", f"{text}; take --quantization none or int8, or --device cpu") from error
+
+
+def _separate(
+    at: str, config: ExpertsConfig, traits: ExpertTraits, loader: LayerLoader, norm: Tensor
+) -> Iterator[Pair]:
+    """From a tensor for each projection."""
+    hidden, size = len(norm), config.intermediate_size
+    for i in range(config.num):
+        parts = [(f"{at}.{i}.{name}", size) for name in (traits.gate, traits.up)]
+        gate_up = loader.linear(parts, hidden, norm=norm, gated=True)
+        yield gate_up, loader.linear([(f"{at}.{i}.{traits.down}", hidden)], size)
+
+
+def _fused(at: str, config: ExpertsConfig, traits: ExpertTraits, loader: LayerLoader, norm: Tensor) -> Iterator[Pair]:
+    """From two tensors for all experts."""
+    hidden, size = len(norm), config.intermediate_size
+    gate_up = loader.each(f"{at}.gate_up_proj", (config.num, 2 * size, hidden), norm=norm, gated=True)
+    return zip(gate_up, loader.each(f"{at}.down_proj", (config.num, hidden, size)), strict=True)
+
+
+def _turned(at: str, config: ExpertsConfig, traits: ExpertTraits, loader: LayerLoader, norm: Tensor) -> Iterator[Pair]:
+    """From two tensors for all experts with inputs before outputs, and two of biases."""
+    hidden, size = len(norm), config.intermediate_size
+    gate_up = loader.each_turned(f"{at}.gate_up_proj", (config.num, hidden, 2 * size), norm=norm, gated=True)
+    return zip(gate_up, loader.each_turned(f"{at}.down_proj", (config.num, size, hidden)), strict=True)

@@ -1,0 +1,101 @@
+"""Steps that were planned and are not applied yet, oldest first; and what a result makes of its step's rows.
+
+A row may have been ended, preempted or cancelled while its step was computed: it is passed over, and credit that was
+spent for its tokens is given back. Knows no budget and nobody who waits.
+"""
+
+import dataclasses
+from collections import deque
+
+from engine.errors import ServiceError, engine_fault
+from engine.plan import StepPlan, StepResult
+from engine.scheduler.drafts import DraftScheduler
+from engine.scheduler.events import Failure, Sampled
+from engine.scheduler.group import SequenceGroup
+from engine.scheduler.outputs import Outputs
+from engine.scheduler.sequence import Sequence, SequenceStatus
+from engine.scheduler.state import SchedulerState
+from engine.scheduler.step_rates import StepRates
+from engine.timeline import EventKind
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InFlightStep:
+    """A plan, the sequences of its rows, how often each had been placed by then, and when it was made."""
+
+    plan: StepPlan
+    rows: list[Sequence]
+    places: list[int]
+    planned_s: float
+
+
+class InFlightSteps:
+    """Of one scheduler."""
+
+    def __init__(self, state: SchedulerState, outputs: Outputs, drafts: DraftScheduler, pace: StepRates) -> None:
+        self._state = state
+        self._outputs = outputs
+        self._drafts = drafts
+        self._pace = pace
+        self._in_flight: deque[InFlightStep] = deque()
+        self._landed_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    def begin(self, plan: StepPlan, rows: list[Sequence], now: float) -> None:
+        """A step was planned."""
+        self._in_flight.append(InFlightStep(plan, rows, [one.num_places for one in rows], now))
+
+    def under_way(self) -> dict[Sequence, tuple[int, int]]:
+        """Of each sequence in flight, tokens being computed, and tokens being sampled."""
+        found: dict[Sequence, tuple[int, int]] = {}
+        for step in self._in_flight:
+            plan = step.plan
+            for one, place, num, samples in zip(step.rows, step.places, plan.query_lens, plan.samples, strict=True):
+                if one.num_places == place:
+                    computed, sampled = found.get(one, (0, 0))
+                    found[one] = computed + num, sampled + samples
+        return found
+
+    def land(self, plan: StepPlan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
+        """Advance the rows of the oldest, which is `plan`."""
+        step = self._in_flight.popleft()
+        assert step.plan is plan, "steps are applied in the order in which they were planned"
+        # A step that was planned while another was computed began when that one ended.
+        seconds, self._landed_s = now - max(step.planned_s, self._landed_s), now
+        self._pace.record(seconds, plan.num_tokens)
+        self._drafts.stepped(plan, seconds)
+        events: list[Sampled] = []
+        failures: list[Failure] = []
+        size, failed, logprobs, prompts = self._state.cache.block_size, result.failed, result.logprobs, result.prompts
+        running, advance, fill = SequenceStatus.RUNNING, self._outputs.advance, self._state.fill
+        rows = zip(step.rows, step.places, plan.query_lens, plan.samples, result.token_ids, strict=True)
+        for i, (sequence, place, num, samples, token) in enumerate(rows):
+            if sequence.num_places != place or sequence.state is not running:
+                self._state.give_back(sequence.group, samples + plan.drafts.get(i, 0))
+                continue
+            if i in failed:
+                failures.append(self._break(sequence.group, result.errors.get(i)))
+                continue
+            if i in plan.drafts:
+                self._drafts.verify(sequence, plan.drafts[i], result.runs[i], now, events)
+                continue
+            sequence.num_computed += num
+            if i in prompts:
+                sequence.group.learn(prompts[i])
+            if num > 1 or not sequence.num_computed % size:
+                fill(sequence)
+                if num > 1:
+                    sequence.group.note(EventKind.CHUNK, now, num, sequence.index)
+            if samples:
+                advance(sequence, token, logprobs.get(i), now, events)
+            elif sequence.group.can_fork:
+                self._state.fork_all(sequence.group)
+        return events, failures
+
+    def _break(self, group: SequenceGroup, error: ServiceError | None) -> Failure:
+        """Its computation went wrong: nobody may find what it computed, as that may be the cause."""
+        for sequence in group.sequences:
+            self._state.cache.disown(sequence.table)
+        return self._outputs.fail(group, error or engine_fault())

@@ -1,0 +1,61 @@
+"""What the running sequences are, hold and will want: counted once per step for all candidates of admission.
+
+Knows no order and takes no decision.
+"""
+
+from collections.abc import Sequence as Several
+
+from engine.kv_cache.cache import KVCache
+from engine.scheduler.lengths import OutputLengths
+from engine.scheduler.peak import Load, peak
+from engine.scheduler.sequence import Sequence
+
+
+class RunningStats:
+    """Counts over `running`, kept right by `add` while sequences come in."""
+
+    def __init__(self, running: Several[Sequence], cache: KVCache, lengths: OutputLengths) -> None:
+        self._cache = cache
+        self._lengths = lengths
+        self._running: list[Sequence] = []
+        self._loads: list[Load] | None = None  # made when it is first asked for
+        self._num_blocks = 0  # of all tables: shared ones count more than once
+        self.num_active = 0  # running, and not paused
+        self.has_idle = False
+        self.lowest_priority = 1 << 30
+        for one in running:
+            self.add(one)
+
+    def add(self, sequence: Sequence) -> None:
+        """One more runs; with those that will be forked from it."""
+        if sequence.is_idle:
+            self.has_idle = True
+        else:
+            self.num_active += 1
+        self.lowest_priority = min(self.lowest_priority, sequence.group.priority)
+        self._num_blocks += len(sequence.table.blocks)
+        self._running.append(sequence)
+        if self._loads is not None:
+            self._loads += self._loads_of(sequence, 0)
+
+    def peak_with(self, sequence: Sequence, found: list[int]) -> int:
+        """Blocks at the common peak of all that run and the sequence, which finds blocks `found` in the prefix cache.
+
+        Half a block each is lost to rounding; what is shared now is taken to stay so.
+        """
+        pool, size = self._cache.pool, self._cache.block_size
+        if self._loads is None:
+            self._loads = [load for one in self._running for load in self._loads_of(one, 0)]
+        shared = sum(pool.refs(block) > 0 for block in found)
+        tokens = peak(self._loads + self._loads_of(sequence, shared * size))
+        return -(-tokens // size) - max(0, self._num_blocks - pool.num_held)
+
+    def _loads_of(self, sequence: Sequence, shared: int) -> list[Load]:
+        """Tokens still to come and tokens to hold, of the sequence and of those to be forked from it."""
+        group, half = sequence.group, self._cache.block_size // 2
+        end = self._lengths.likely_end(group.request.tenant, sequence.num_output, group.max_tokens)
+        loads = [(max(1, end - sequence.num_output), max(0, len(sequence.tokens) - shared) + half)]
+        for one in group.unforked:
+            end = self._lengths.likely_end(group.request.tenant, one.num_output, group.max_tokens)
+            loads.append((max(1, end - one.num_output), one.num_output + half))
+        return loads

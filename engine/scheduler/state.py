@@ -1,0 +1,255 @@
+"""Who is where: every open group, and for each of its sequences the queue, or a slot and blocks.
+
+The one place that changes a sequence's state, so that nothing is held by what does not run. Knows no budget and no
+order of service; `check()` states what always holds.
+
+    WAITING ──place──▶ RUNNING ──▶ ENDED          (end: from any state)
+       ▲  ▲               │ evict
+       │  └───────────────┤
+       └──wake── PAUSED ◀─┘ (idle)      UNFORKED ──fork──▶ RUNNING
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from engine.kv_cache.cache import KVCache
+from engine.kv_cache.pool import EvictionClass
+from engine.plan import Placement
+from engine.scheduler.costs import PreemptionCosts
+from engine.scheduler.group import SequenceGroup
+from engine.scheduler.sequence import NO_SLOT, Sequence, SequenceStatus
+from engine.scheduler.waiting import WaitingQueue
+from engine.timeline import EventKind
+
+
+class SchedulerState:
+    """Queue, slots and tables of one engine."""
+
+    def __init__(
+        self, cache: KVCache, waiting: WaitingQueue, num_slots: int, costs: PreemptionCosts | None = None
+    ) -> None:
+        self.cache = cache
+        self._costs = costs
+        self.waiting = waiting
+        self.groups: dict[str, SequenceGroup] = {}
+        self.running: list[Sequence] = []
+        self.free_slots = list(range(num_slots - 1, -1, -1))
+        self.placements: list[Placement] = []  # that no plan has carried yet
+        self.num_preemptions = 0
+        self.preempted: list[str] = []  # requests that lost a place they had use for, not told yet
+        self.num_swaps = 0  # preempted sequences whose blocks are worth moving
+        self.num_recomputed = 0  # tokens computed once more, because a preemption had dropped them
+        self.now_s = 0.0  # of the step being planned
+        self.has_changed = True  # something ended or arrived: who did not fit may fit now
+
+    def enter(self, group: SequenceGroup) -> None:
+        """Open a group; its first sequence leads."""
+        self.groups[group.request_id] = group
+        for sequence in group.unforked:
+            sequence.state = SequenceStatus.UNFORKED
+        self._await(group.sequences[0])
+
+    def place(self, sequence: Sequence, found: list[int]) -> None:
+        """Give a waiting sequence its slot, and its group the slots of those to be forked."""
+        group = sequence.group
+        self.waiting.remove(sequence)
+        taken = [self.free_slots.pop() for _ in range(group.num_slots(sequence))]
+        sequence.slot, group.spare_slots = taken[0], taken[1:] + group.spare_slots
+        self.cache.adopt(sequence.table, found, len(sequence.tokens))
+        self._start(sequence, len(found) * self.cache.block_size)
+        self.num_recomputed += max(0, sequence.num_once_computed - sequence.num_computed)
+        if sequence.num_once_computed:
+            group.note(EventKind.RESUMED, self.now_s, sequence.num_computed, sequence.index)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child goes on from what its parent has computed, in one of the group's spare slots."""
+        child.slot = parent.group.spare_slots.pop()
+        child.table = self.cache.fork(parent.table, parent.num_computed)
+        parent.room = parent.num_computed  # the tail is shared now: the next write asks the cache
+        self._start(child, parent.num_computed)
+
+    def fork_all(self, group: SequenceGroup) -> None:
+        """The prompt is computed up to its last token: start the sequences that waited for it."""
+        unforked, group.unforked = group.unforked, []
+        for child in unforked:
+            self.fork(group.sequences[0], child)
+        group.refresh_hold()
+
+    def evict(self, sequence: Sequence) -> None:
+        """Preempt: take everything back. Tokens and order stay, so that recomputing changes nothing. Its full blocks
+        stay to be found until others overwrite them, and then in host memory if that is cheaper than recomputing."""
+        group = sequence.group
+        idle = sequence.is_idle
+        leaving = group.sequences if group.beam else [sequence]
+        for one in leaving:
+            one.num_preemptions += not idle  # who has nothing to do loses nothing by it
+            if one.slot != NO_SLOT:
+                group.note(EventKind.PREEMPTED, self.now_s, one.num_computed, one.index)
+                one.num_once_computed = max(one.num_once_computed, one.num_computed)
+                is_swapped = self._is_worth_moving(one)
+                self.num_swaps += is_swapped
+                self._leave(one, is_worthless=not is_swapped)
+            one.state = SequenceStatus.UNFORKED
+        if group.beam:
+            group.unforked = group.sequences[1:]
+            group.refresh_hold()
+        self._give_spares(group)
+        group.num_preemptions += 1
+        self.num_preemptions += 1
+        if idle:
+            leaving[0].state = SequenceStatus.PAUSED
+        else:
+            self.preempted.append(group.request_id)
+            self._await(leaving[0])
+
+    def wake(self, group: SequenceGroup) -> None:
+        """What the group waited for may have come: its paused sequences queue again, if they have something to do."""
+        group.refresh_hold()
+        for sequence in group.sequences:
+            if sequence.state is SequenceStatus.PAUSED:
+                self._await(sequence)
+
+    def give_back(self, group: SequenceGroup, num_tokens: int) -> None:
+        """Credit that was spent for tokens which nobody gets."""
+        if num_tokens and group.credit is not None and group.sequences:
+            group.credit += num_tokens
+            self.wake(group)
+
+    def fill(self, sequence: Sequence) -> None:
+        """More of its tokens are computed: blocks may have become full, and others may have left the window."""
+        self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
+        trimmed = self.cache.trim(sequence.table, sequence.num_computed)
+        if trimmed is not None:
+            sequence.num_blocks_told = min(sequence.num_blocks_told, trimmed)
+
+    def shrink(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give back the blocks behind so many tokens: they are for drafts that were wrong, or not verified."""
+        self.cache.shrink(sequence.table, num_tokens)
+        sequence.num_blocks_told = min(sequence.num_blocks_told, len(sequence.table.blocks))
+        sequence.room = min(sequence.room, len(sequence.table.blocks) * self.cache.block_size)
+
+    @contextlib.contextmanager
+    def requeued(self, group: SequenceGroup) -> Iterator[None]:
+        """Around a change of prompt or order: the queue goes by them, and rows that exist were told of them."""
+        queued = [sequence for sequence in group.sequences if sequence.state is SequenceStatus.WAITING]
+        for sequence in queued:
+            self.waiting.remove(sequence)
+        yield
+        for sequence in queued:
+            self.waiting.add(sequence)
+        for sequence in group.sequences:
+            if sequence.state is SequenceStatus.RUNNING:
+                self._tell(sequence)
+        self.has_changed = True
+
+    def end(self, sequence: Sequence) -> None:
+        """One output is over. The group goes with its last one."""
+        group = sequence.group
+        was_leader = sequence.state is not SequenceStatus.UNFORKED and sequence is group.sequences[0]
+        if sequence.state is SequenceStatus.WAITING:
+            self.waiting.remove(sequence)
+        if sequence.slot != NO_SLOT:
+            self._leave(sequence, reuse=bool(group.beam))
+        sequence.state = SequenceStatus.ENDED
+        group.sequences.remove(sequence)
+        if sequence in group.unforked:
+            group.unforked.remove(sequence)
+        if was_leader and group.unforked:
+            self._give_spares(group)
+            self._await(group.unforked.pop(0))
+        group.refresh_hold()
+        if not group.sequences:
+            self.close(group)
+
+    def close(self, group: SequenceGroup) -> None:
+        """The request is over, whatever of it is left."""
+        for sequence in group.sequences:
+            if sequence.state is SequenceStatus.WAITING:
+                self.waiting.remove(sequence)
+            if sequence.slot != NO_SLOT:
+                self._leave(sequence)
+            sequence.state = SequenceStatus.ENDED
+        group.sequences.clear()
+        self._give_spares(group)
+        self.groups.pop(group.request_id, None)
+        self.has_changed = True
+
+    def check(self) -> None:
+        """Assert I3, and that queue, slots and states agree; for tests and simulation."""
+        every = [sequence for group in self.groups.values() for sequence in group.sequences]
+        self.cache.check([sequence.table for sequence in every])
+        self.waiting.check()
+        slots = [sequence.slot for sequence in self.running] + self.free_slots
+        slots += [slot for group in self.groups.values() for slot in group.spare_slots]
+        assert sorted(slots) == list(range(len(slots))), "a slot is used twice or lost"
+        by_state = {state: [one for one in every if one.state is state] for state in SequenceStatus}
+        assert set(by_state[SequenceStatus.RUNNING]) == set(self.running) and not by_state[SequenceStatus.ENDED]
+        assert set(by_state[SequenceStatus.WAITING]) == set(self.waiting)
+        assert all(
+            one.slot == NO_SLOT and not one.table.blocks for one in every if one.state is not SequenceStatus.RUNNING
+        )
+        assert all(one.group.is_held for one in by_state[SequenceStatus.PAUSED]), "a pause without a reason"
+        assert set(by_state[SequenceStatus.UNFORKED]) == {
+            one for group in self.groups.values() for one in group.unforked
+        }
+        assert all(one.num_computed <= len(one.tokens) for one in every)
+
+    def _await(self, sequence: Sequence) -> None:
+        """Queue a sequence, unless there is nothing that it could do."""
+        group = sequence.group
+        if group.is_held and group.num_ready(sequence) <= 0:
+            sequence.state = SequenceStatus.PAUSED
+            return
+        sequence.state = SequenceStatus.WAITING
+        sequence.refused_free, sequence.retry_step = -1, 0
+        self.waiting.add(sequence)
+        self.has_changed = True
+
+    def _start(self, sequence: Sequence, num_computed: int) -> None:
+        sequence.state = SequenceStatus.RUNNING
+        sequence.num_computed = sequence.room = num_computed
+        sequence.num_places += 1
+        if sequence.drafting is not None:
+            sequence.drafting.num_seen = 0
+        self.running.append(sequence)
+        self._tell(sequence)
+
+    def _tell(self, sequence: Sequence) -> None:
+        """The runner begins the slot's row anew."""
+        group = sequence.group
+        sequence.num_blocks_told = 0
+        min_position = len(group.prompt) + group.params.min_tokens
+        self.placements.append(
+            Placement(
+                slot=sequence.slot,
+                params=group.params,
+                banned_ids=group.banned_ids,
+                min_position=min_position,
+                output_index=sequence.index,
+                tokens=tuple(sequence.tokens) if group.params.needs_tokens else (),
+                num_prompt=len(group.prompt),
+            )
+        )
+
+    def _is_worth_moving(self, sequence: Sequence) -> bool:
+        if self._costs is None:
+            return False
+        return self._costs.is_swap_cheaper(len(sequence.table.blocks), sequence.num_computed)
+
+    def _leave(self, sequence: Sequence, *, reuse: bool = False, is_worthless: bool = False) -> None:
+        """Give back blocks and slot; the slot to its group where a sibling will take it."""
+        keep = EvictionClass.LONG if sequence.group.priority > 0 else EvictionClass.NORMAL
+        self.cache.release(sequence.table, keep, is_worthless=is_worthless)
+        self.running.remove(sequence)
+        (sequence.group.spare_slots if reuse else self.free_slots).append(sequence.slot)
+        sequence.slot = NO_SLOT
+        sequence.num_computed = sequence.room = sequence.num_blocks_told = 0
+        sequence.candidates = None
+        if sequence.drafting is not None:
+            sequence.drafting.ids.clear()
+            sequence.drafting.parents.clear()
+        self.has_changed = True
+
+    def _give_spares(self, group: SequenceGroup) -> None:
+        self.free_slots += group.spare_slots
+        group.spare_slots.clear()

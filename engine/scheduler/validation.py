@@ -1,0 +1,156 @@
+"""Who may come in: everything a request brought is checked once more, then it becomes a group.
+
+Pure: limits and sizes in, a `SequenceGroup` or a `ServiceError` out. Nothing is queued here.
+"""
+
+import dataclasses
+import math
+
+from engine.checks import (
+    check_credit,
+    check_draft_tokens,
+    check_ids,
+    check_params,
+    check_priority,
+    check_prompt,
+    effective_max_tokens,
+)
+from engine.errors import Code, ServiceError, invalid, never_fits
+from engine.kv_cache.cache import BlockTable, KVCache
+from engine.request import EngineRequest, Limits, SamplingParams
+from engine.scheduler.beam import BeamSearch
+from engine.scheduler.group import SequenceGroup
+from engine.scheduler.sequence import Drafting, Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestValidator:
+    """What one engine can take."""
+
+    cache: KVCache
+    limits: Limits
+    eos_ids: tuple[int, ...]
+    max_num_seqs: int
+    max_draft_tokens: int = 0
+
+    def open(self, request: EngineRequest, order: int) -> SequenceGroup:
+        """The request as a group. Raises ServiceError: a field out of range, or it can never fit."""
+        self._check(request)
+        params = request.params
+        end_ids = params.stop_token_ids + (() if params.ignore_eos else self.eos_ids)
+        group = SequenceGroup(
+            request=request,
+            request_id=request.request_id,
+            order=order,
+            prompt=list(request.prompt_ids),
+            params=_for_runner(params, len(set(end_ids)), self.limits),
+            asked_tokens=params.max_tokens,
+            max_tokens=effective_max_tokens(len(request.prompt_ids), params, self.limits),
+            priority=request.priority,
+            deadline_s=request.deadline_s,
+            banned_ids=tuple(dict.fromkeys(end_ids)),
+            end_ids=frozenset(end_ids),
+            credit=request.credit,
+            is_open=request.is_open,
+            prompt_scores=[] if params.prompt_logprobs >= 0 else None,
+            beam=BeamSearch(params.beam_width, params.length_penalty, params.early_stopping)
+            if params.beam_width
+            else None,
+        )
+        self.check_size(group, len(group.prompt), group.max_tokens)
+        # A beam search starts from one hypothesis and forks as it goes on.
+        received = request.resume_ids or ((),) * (1 if params.beam_width else params.num_sequences)
+        for index, ids in enumerate(received):
+            if ids is not None:
+                tokens = group.prompt + list(ids)
+                group.sequences.append(
+                    Sequence(
+                        group,
+                        index,
+                        tokens,
+                        BlockTable(request.cache_salt, request.bypasses_cache),
+                        drafting=self._drafting(request),
+                    )
+                )
+        group.unforked = group.sequences[1:]
+        group.refresh_hold()
+        return group
+
+    def _drafting(self, request: EngineRequest) -> Drafting | None:
+        """Whether and how far its outputs may be drafted for: a beam's tokens are chosen, not sampled."""
+        asked = request.max_draft_tokens
+        limit = self.max_draft_tokens if asked is None else min(asked, self.max_draft_tokens)
+        return Drafting(limit) if limit > 0 and not request.params.beam_width else None
+
+    def check_size(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> None:
+        """Raise ServiceError when the group, grown to so many tokens, fits neither context nor cache."""
+        check_prompt(num_prompt, dataclasses.replace(group.request.params, max_tokens=max_tokens), self.limits)
+        # The last token is sampled but never computed, hence -1. Full blocks of the prompt are shared; behind a sliding
+        # window nothing is.
+        num_tokens, num_sequences = num_prompt + max_tokens - 1, group.request.params.num_sequences
+        shared = (num_prompt - 1) // self.cache.block_size
+        needed = min(
+            shared + num_sequences * (self.cache.blocks_for(num_tokens) - shared),
+            num_sequences * self.cache.most_blocks(num_tokens),
+        )
+        if needed > self.cache.pool.num_blocks:
+            raise never_fits(needed, self.cache.pool.num_blocks)
+
+    def _check(self, request: EngineRequest) -> None:
+        params, limits = request.params, self.limits
+        check_params(params, limits)
+        check_priority(request.priority, limits)
+        check_ids("prompt", request.prompt_ids, limits)
+        check_prompt(len(request.prompt_ids), params, limits)
+        if not request.ttft_target_s > 0:
+            raise invalid("ttft_target", f"{request.ttft_target_s} s is not above 0")
+        if math.isnan(request.deadline_s):
+            raise invalid("deadline", "is not a number")
+        if params.num_sequences > self.max_num_seqs:
+            raise _too_many(params.num_sequences, self.max_num_seqs)
+        if request.credit is not None:
+            check_credit(request.credit, limits)
+            if params.is_search:
+                raise invalid("credit_window", "best_of and beam search answer at their end only: leave it out")
+        if request.max_draft_tokens is not None:
+            check_draft_tokens(request.max_draft_tokens)
+        self._check_resume(request)
+
+    def _check_resume(self, request: EngineRequest) -> None:
+        received, params = request.resume_ids, request.params
+        if not received:
+            return
+        if params.is_search:
+            raise invalid("resume", "best_of and beam search answer at their end only: nothing can have been received")
+        if request.is_open:
+            raise invalid("resume", "nothing can have been received while the input is open")
+        if len(received) != params.n or all(ids is None for ids in received):
+            raise invalid(
+                "resume", f"names {len(received)} outputs, of which one at least goes on; the request has {params.n}"
+            )
+        for index, ids in enumerate(received):
+            check_ids(f"resume.outputs[{index}].token_ids", ids or (), self.limits)
+            limit = effective_max_tokens(len(request.prompt_ids), params, self.limits)
+            if ids is not None and len(ids) > limit:
+                raise invalid(f"resume.outputs[{index}].token_ids", f"has {len(ids)} ids; max_tokens is {limit}")
+
+
+def _for_runner(params: SamplingParams, num_end_ids: int, limits: Limits) -> SamplingParams:
+    """As the runner samples them: a search needs log probabilities, a beam enough candidates to go on without those
+    that complete a hypothesis; what a beam's row samples is not used."""
+    if params.beam_width:
+        num = min(limits.vocab_size, params.beam_width + num_end_ids)
+        return dataclasses.replace(params, temperature=0.0, logprobs=num)
+    if params.is_search:
+        return dataclasses.replace(params, logprobs=max(0, params.logprobs))
+    return params
+
+
+def _too_many(actual: int, limit: int) -> ServiceError:
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "SLOT_CAPACITY",
+        f"n, best_of or beam.width ask for {actual} sequences at once; this server runs {limit}: "
+        "ask for fewer, or start the server with a larger --max-num-seqs",
+        details={"limit": str(limit), "actual": str(actual)},
+    )

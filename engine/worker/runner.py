@@ -1,0 +1,184 @@
+"""Computes a plan: flat lists to tensors, forward through the model, a token for each row that samples
+and behind each of its drafts.
+
+`place` and `launch` are all that changes its state. On CPU a step is done when `launch` returns (depth 0); `collect`
+is where a device would be waited for. Knows no request, no policy, no text.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kv_cache.block_store import BlockStore
+from engine.kv_cache.tiers import Move
+from engine.models.model import Model
+from engine.plan import StepPlan, StepResult
+from engine.sampling.grammars import Grammars
+from engine.sampling.matchers import SlotMatchers
+from engine.sampling.rows import GrammarMasks
+from engine.sampling.sampler import Sampler
+from engine.worker.faults import device_faults
+from engine.worker.sample_positions import SamplePositions
+from engine.worker.slots.rows import SlotRows
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.ragged import Tables
+from kernels.layout.trees import Trees, tree_of
+
+
+class CompletedStep:
+    """A step that has been computed."""
+
+    is_done = True
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def collect(self) -> StepResult:
+        """The result, at once."""
+        return self._result
+
+
+class Runner:
+    """One model on one device, with its cache and the state of its slots."""
+
+    depth = 0  # launch returns when the step is done
+
+    def __init__(
+        self,
+        model: Model,
+        store: BlockStore,
+        block_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        grammars: Grammars | None = None,
+    ) -> None:
+        self._model = model
+        self._store = store
+        self._block_size = block_size
+        matchers = SlotMatchers(grammars or Grammars(None), model.config.vocab_size, model.config.eos_ids)
+        self._rows = SlotRows(max_num_seqs, -(-max_model_len // block_size), model.config.vocab_size, matchers)
+        self._sampler = Sampler()
+
+    @property
+    def block_tables(self) -> Tables:
+        """int32 [slots, blocks], of all slots, as they stand."""
+        return self._rows.block_tables
+
+    @property
+    def progress(self) -> int:
+        """Layers computed since start."""
+        return self._model.layers_done
+
+    def watch(self, on_layer: Callable[[], None]) -> None:
+        """Have `on_layer` called after each layer: a long step is no reason to be deaf."""
+        self._model.on_layer = on_layer
+
+    def move(self, moves: list[Move]) -> None:
+        """Carry out transfers between cache blocks and tiers in their order."""
+        self._store.move(moves)
+
+    def moved(self) -> list[tuple[Move, bool]]:
+        """Transfers with the disk that have ended since the last call, and whether well."""
+        return self._store.moved()
+
+    def place(self, plan: StepPlan) -> None:
+        """Reset newly taken slots, then note the blocks that tables have grown by."""
+        for placement in plan.placements:
+            self._rows.reset(placement)
+        for slot, first, blocks in plan.new_blocks:
+            self._rows.extend(slot, first, blocks)
+
+    def idle(self) -> bool:
+        """There is nothing to prepare."""
+        return False
+
+    def launch(self, plan: StepPlan) -> CompletedStep:
+        """Compute the plan's rows. Masks of grammars are filled meanwhile: a step that fails awaits them too. Raises
+        OutOfDeviceMemory and DeviceLost for what these are."""
+        with device_faults():
+            return self._compute(plan)
+
+    def _compute(self, plan: StepPlan) -> CompletedStep:
+        sample_positions = SamplePositions.of(plan)
+        if self._rows.listening:
+            self._note_tokens(plan, sample_positions)
+        masks = self._rows.matchers.start(sample_positions.slots, sample_positions.ahead)
+        try:
+            meta = self._layout(plan)
+            ids = torch.from_numpy(np.array(plan.token_ids, dtype=np.int64)).to(self._model.device)
+            at = self._places(plan, sample_positions, meta)
+            kept = None if len(at) == plan.num_tokens or self._rows.prompts.is_asked else at
+            hidden = self._model.forward(ids, meta.positions, self._store.cache, meta, kept)
+        finally:
+            filled = masks.result()
+        prompts = self._rows.prompts.score(plan, hidden, self._model.logits)
+        result = self._sample(plan, sample_positions, hidden if len(at) == len(hidden) else hidden[at], filled)
+        return CompletedStep(dataclasses.replace(result, prompts=prompts) if prompts else result)
+
+    def _layout(self, plan: StepPlan) -> AttentionMetadata:
+        contexts = [start + num for start, num in zip(plan.starts, plan.query_lens, strict=True)]
+        tables = self._rows.block_tables[plan.slots]
+        trees = trees_of(plan)
+        return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device, trees)
+
+    def _places(self, plan: StepPlan, sample_positions: SamplePositions, meta: AttentionMetadata) -> Tensor:
+        """Of the step's tokens those that are sampled behind: int64, ascending."""
+        if plan.drafts:
+            return torch.tensor(sample_positions.tokens, device=self._model.device)
+        return (
+            meta.last_tokens
+            if len(sample_positions.rows) == len(plan.slots)
+            else meta.last_tokens[sample_positions.rows]
+        )
+
+    def _sample(
+        self, plan: StepPlan, sample_positions: SamplePositions, hidden: Tensor, masks: GrammarMasks | None
+    ) -> StepResult:
+        """What is sampled behind tokens with these hidden states."""
+        if not sample_positions.rows:
+            return StepResult([-1] * len(plan.slots))
+        logits = self._model.logits(hidden)
+        rows = self._rows.sampling_rows(
+            sample_positions.slots, sample_positions.positions, sample_positions.ahead, masks
+        )
+        sampled = self._sampler.sample(logits, rows)
+        if plan.drafts and self._rows.listening:
+            for slot, position, drafts in sample_positions.kept(sampled):
+                self._rows.note(slot, position, drafts)
+        if plan.parents:
+            self._close_ranks(sample_positions.moves(sampled))
+        return sample_positions.collect(sampled, len(plan.slots))
+
+    def _close_ranks(self, moves: list[tuple[int, int, int]]) -> None:
+        """Accepted drafts take the places in the cache that they would have had without the others of their trees."""
+        if not moves:
+            return
+        slots, sources, targets = np.array(moves, dtype=np.int64).T
+        tables, size = self._rows.block_tables, self._block_size
+        places = [tables[slots, at // size] * np.int64(size) + at % size for at in (sources, targets)]
+        self._store.move_slots(*(torch.from_numpy(place).to(self._model.device) for place in places))
+
+    def _note_tokens(self, plan: StepPlan, sample_positions: SamplePositions) -> None:
+        """Tell the slots that sample which tokens they have now: drafts are none of theirs yet."""
+        slots, listening = plan.slots, self._rows.listening
+        if plan.num_tokens == len(slots):  # one each, and none of them drafted
+            for i in sample_positions.rows:
+                for one in listening.get(slots[i], ()):
+                    one.note(slots[i], plan.starts[i] + 1, plan.token_ids[i : i + 1])
+            return
+        ends = list(itertools.accumulate(plan.query_lens))
+        for i in sample_positions.rows:
+            if slots[i] not in listening:
+                continue
+            num, drafted = plan.query_lens[i], plan.drafts.get(i, 0)
+            certain = plan.token_ids[ends[i] - num : ends[i] - drafted]
+            self._rows.note(slots[i], plan.starts[i] + num - drafted, certain)
+
+
+def trees_of(plan: StepPlan) -> Trees:
+    """Of the rows whose drafts are trees."""
+    return {i: tree_of(plan.query_lens[i] - len(parents), parents) for i, parents in plan.parents.items()}

@@ -1,0 +1,112 @@
+"""What each slot wants changed in its logits: penalties on the tokens it has, biases, allowed ids.
+
+Most slots want nothing: they cost nothing. `reset` forgets whoever had the slot. Knows slots and parameters only.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.plan import Placement
+from engine.sampling.history import TokenHistories, TokenHistory
+from engine.sampling.rows import AllowedTokenRows, Bits, Ints, LogitBiasRows, PenaltyRows, allow, bits_of
+
+
+class Penalised(NamedTuple):
+    """Which rows of `slots` have penalties, and what they have; as long as no history lies elsewhere."""
+
+    slots: list[int]
+    histories: list[tuple[int, TokenHistory]]
+    penalties: PenaltyRows
+    num_moves: int
+
+
+class SlotAdjustments:
+    """Indexed by slot, for those that have any."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._histories = TokenHistories()
+        self._history: dict[int, TokenHistory] = {}
+        self._strengths: dict[int, tuple[float, float, float]] = {}  # repetition, presence, frequency, of those
+        self._bias: dict[int, LogitBiasRows] = {}  # its rows are those of one slot: zeros
+        self._allowed: dict[int, Bits] = {}
+        self._penalised: Penalised | None = None  # of the slots that sampled last, while none of them is reset
+
+    def reset(self, placement: Placement) -> None:
+        """Forget whoever had the slot."""
+        slot, params = placement.slot, placement.params
+        self._penalised = None
+        if slot in self._history:
+            self._histories.close(self._history.pop(slot))
+        for table in (self._bias, self._allowed):
+            table.pop(slot, None)
+        if params.has_penalties:
+            self._strengths[slot] = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+            self._history[slot] = self._histories.open(placement.tokens, placement.num_prompt)
+        if params.logit_bias:
+            ids = np.array([token for token, _ in params.logit_bias], dtype=np.int64)
+            values = np.array([value for _, value in params.logit_bias], dtype=np.float32)
+            self._bias[slot] = LogitBiasRows(np.zeros_like(ids), ids, values)
+        if params.allowed_token_ids:
+            self._allowed[slot] = bits_of(params.allowed_token_ids, self._vocab_size)
+
+    def listens(self, slot: int) -> bool:
+        """Whether the slot wants to know its tokens."""
+        return slot in self._history
+
+    def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
+        """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
+        history = self._history.get(slot)
+        if history is not None and history.num_tokens < position:
+            history.append(computed[history.num_tokens - position :])
+
+    def penalties(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> PenaltyRows | None:
+        """Of these slots, by row; `ahead`: tokens that a row has beyond its slot's."""
+        if not self._history:
+            return None
+        found = self._penalised
+        if found is None or found.num_moves != self._histories.num_moves or found.slots != slots:
+            found = self._penalised = self._find_penalised(slots)
+        if not found.histories:
+            return None
+        if ahead:
+            own = [one.ahead(ahead.get(row, ())) for row, one in found.histories]
+            ids, counts = [ids for ids, _ in own], [counts for _, counts in own]
+            sizes: Ints = np.array([len(one) for one in ids], dtype=np.int64)
+            firsts = np.cumsum(sizes) - sizes
+            all_ids, all_counts = np.concatenate(ids), np.concatenate(counts)
+            return dataclasses.replace(found.penalties, firsts=firsts, sizes=sizes, ids=all_ids, counts=all_counts)
+        for at, (_, one) in enumerate(found.histories):
+            found.penalties.sizes[at] = one.size
+        return found.penalties
+
+    def _find_penalised(self, slots: Sequence[int]) -> "Penalised":
+        histories = [(row, self._history[slot]) for row, slot in enumerate(slots) if slot in self._history]
+        strengths = np.array([self._strengths[slots[row]] for row, _ in histories], dtype=np.float32).reshape(-1, 3)
+        repetition, presence, frequency = (strengths[:, i].copy() for i in range(3))
+        table = self._histories
+        rows, firsts, sizes = np.array([(row, one.first, 0) for row, one in histories], dtype=np.int64).reshape(-1, 3).T
+        penalties = PenaltyRows(
+            rows.copy(), firsts.copy(), sizes.copy(), table.ids, table.counts, repetition, presence, frequency
+        )
+        return Penalised(list(slots), histories, penalties, table.num_moves)
+
+    def biases(self, slots: Sequence[int]) -> LogitBiasRows | None:
+        """Of these slots, by row."""
+        found = [(row, self._bias[slot]) for row, slot in enumerate(slots) if slot in self._bias]
+        if not found:
+            return None
+        return LogitBiasRows(
+            rows=np.concatenate([bias.rows + row for row, bias in found]),
+            ids=np.concatenate([bias.ids for _, bias in found]),
+            values=np.concatenate([bias.values for _, bias in found]),
+        )
+
+    def allowed(self, slots: Sequence[int]) -> AllowedTokenRows | None:
+        """Of these slots, by row."""
+        if not self._allowed:
+            return None
+        return allow([(row, self._allowed[slot]) for row, slot in enumerate(slots) if slot in self._allowed])

@@ -1,0 +1,137 @@
+"""The state that a runner keeps for each slot. One function resets a slot; nothing else resets anything.
+
+Arrays are indexed by slot. Knows slots and parameters; nothing of requests.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from engine.plan import Placement
+from engine.sampling.matchers import SlotMatchers
+from engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows, above_zero
+from engine.worker.slots.adjustments import SlotAdjustments
+from engine.worker.slots.banned_tokens import SlotBannedTokens
+from engine.worker.slots.prompts import SlotPrompts
+
+MAX_KEPT = 16  # combinations of slots: rows with drafts of several lengths come in turns
+NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
+
+
+class TokenListener(Protocol):
+    """Follows the tokens of slots."""
+
+    def listens(self, slot: int) -> bool:
+        """Whether the slot wants to know its tokens."""
+        ...
+
+    def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
+        """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
+        ...
+
+
+class SlotRows:
+    """Block tables and sampling parameters of `num_slots` slots."""
+
+    def __init__(self, num_slots: int, max_blocks: int, vocab_size: int, matchers: SlotMatchers) -> None:
+        self.matchers = matchers
+        self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
+        self._temperature = np.zeros(num_slots, dtype=np.float32)
+        self._top_k = np.zeros(num_slots, dtype=np.int64)
+        self._top_p = np.ones(num_slots, dtype=np.float32)
+        self._min_p = np.zeros(num_slots, dtype=np.float32)
+        self._seed = np.zeros(num_slots, dtype=np.int64)
+        self._output = np.zeros(num_slots, dtype=np.int64)
+        self._num_logprobs = np.full(num_slots, -1, dtype=np.int64)
+        self._logprob_ids: dict[int, tuple[int, ...]] = {}
+        self._typical_p = np.ones(num_slots, dtype=np.float32)
+        self.prompts = SlotPrompts()
+        self._adjustments = SlotAdjustments(vocab_size)
+        self._banned_tokens = SlotBannedTokens()
+        self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers)
+        self.listening: dict[int, list[TokenListener]] = {}  # of slots: who wants to know their tokens
+        self._fixed: dict[tuple[int, ...], SamplingParamRows] = {}  # by the slots that sampled, while none is reset
+
+    def reset(self, placement: Placement) -> None:
+        """Forget whoever had the slot."""
+        slot, params = placement.slot, placement.params
+        self._fixed.clear()
+        self.block_tables[slot] = 0
+        self._temperature[slot] = above_zero(params.temperature)
+        self._top_k[slot] = params.top_k
+        self._top_p[slot] = above_zero(params.top_p)
+        self._min_p[slot] = params.min_p
+        self._seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
+        self._output[slot] = placement.output_index
+        self._num_logprobs[slot] = params.logprobs
+        self._logprob_ids.pop(slot, None)
+        if params.logprob_token_ids:
+            self._logprob_ids[slot] = params.logprob_token_ids
+        self._typical_p[slot] = above_zero(params.typical_p)
+        self._adjustments.reset(placement)
+        self._banned_tokens.reset(placement)
+        self.prompts.reset(placement)
+        self.matchers.reset(placement)
+        self.listening.pop(slot, None)
+        listeners = [one for one in self._listeners if one.listens(slot)]
+        if listeners:
+            self.listening[slot] = listeners
+
+    def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """The slot's block table goes on with `blocks` at index `first`."""
+        self.block_tables[slot, first : first + len(blocks)] = blocks
+
+    def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
+        """The slot samples the token at `position`, having just computed `computed`, which end right before it."""
+        for one in self.listening.get(slot, ()):
+            one.note(slot, position, computed)
+
+    def sampling_rows(
+        self,
+        slots: list[int],
+        positions: list[int],
+        ahead: Mapping[int, Sequence[int]] = NOTHING,
+        masks: GrammarMasks | None = None,
+    ) -> SamplingRows:
+        """Parameters of the rows that sample now, each for the token at its position. A slot has a row more for each of
+        its drafts; `ahead`: of such rows, the drafts before it. A grammar that has come to its end outweighs
+        min_tokens."""
+        fixed = self._fixed.get(key := tuple(slots))
+        if fixed is None:
+            if len(self._fixed) >= MAX_KEPT:
+                self._fixed.clear()
+            fixed = self._fixed[key] = self._fixed_rows(slots)
+        return SamplingRows(
+            fixed,
+            position=np.asarray(positions),
+            penalties=self._adjustments.penalties(slots, ahead),
+            banned=self._banned_tokens.of(slots, positions, ahead, masks),
+            masks=masks,
+        )
+
+    def _fixed_rows(self, slots: list[int]) -> SamplingParamRows:
+        """What stays as long as the same slots sample."""
+        at = np.array(slots)
+        return SamplingParamRows(
+            temperature=self._temperature[at],
+            top_k=self._top_k[at],
+            top_p=self._top_p[at],
+            min_p=self._min_p[at],
+            seed=self._seed[at],
+            output=self._output[at],
+            typical_p=self._typical_p[at],
+            biases=self._adjustments.biases(slots),
+            allowed=self._adjustments.allowed(slots),
+            logprobs=self._logprobs(slots),
+        )
+
+    def _logprobs(self, slots: list[int]) -> LogprobRows | None:
+        nums = self._num_logprobs[slots]
+        rows = np.flatnonzero(nums >= 0)
+        if not len(rows):
+            return None
+        ids = self._logprob_ids
+        wanted = {at: ids[slots[row]] for at, row in enumerate(rows.tolist()) if slots[row] in ids} if ids else {}
+        return LogprobRows(rows, nums[rows], wanted)

@@ -1,0 +1,113 @@
+"""What a device knows of each slot: a permanent row of tokens, blocks and sampling parameters.
+
+The host changes rows by staged runs, which travel together; the device itself writes what it samples. Knows slots and
+numbers; nothing of requests.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.plan import Placement
+from engine.worker.device import Device
+from kernels import ops
+from kernels.reference.sampling import Rows
+
+FLOATS = 4  # temperature, top_p, min_p, typical_p
+INTS = 3  # top_k, seed, output
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slots:
+    """How many there are, tokens of a sequence at most, and tokens of a block."""
+
+    num: int
+    max_len: int
+    block_size: int
+
+
+class DeviceState:
+    """The rows of all slots."""
+
+    def __init__(self, device: Device, on: torch.device, slots: Slots) -> None:
+        self.slots = slots
+        self._device = device
+        num_slots, max_len, max_blocks = slots.num, slots.max_len, -(-slots.max_len // slots.block_size)
+        # A token may be sampled behind the last one that is computed.
+        self.tokens = torch.zeros(num_slots, max_len + 1, dtype=torch.int64, device=on)
+        self.tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32, device=on)
+        self._floats = torch.ones(num_slots, FLOATS, dtype=torch.float32, device=on)
+        self._ints = torch.zeros(num_slots, INTS, dtype=torch.int64, device=on)
+        self._token_runs: list[tuple[int, int, Sequence[int]]] = []
+        self._block_runs: list[tuple[int, int, Sequence[int]]] = []
+        self._placed: dict[int, Placement] = {}
+
+    def place(self, placement: Placement) -> None:
+        """Somebody new has the slot."""
+        self._placed[placement.slot] = placement
+        self._block_runs.append((placement.slot, 0, [0] * self.tables.shape[1]))
+
+    def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """The slot's block table goes on with `blocks` at index `first`."""
+        self._block_runs.append((slot, first, blocks))
+
+    def note(self, slot: int, first: int, ids: Sequence[int]) -> None:
+        """The slot has these tokens from position `first` on."""
+        self._token_runs.append((slot, first, ids))
+
+    def flush(self) -> None:
+        """Begin to write what was staged."""
+        if self._placed:
+            self._write_parameters(list(self._placed.values()))
+            self._placed = {}
+        for table, runs in ((self.tables, self._block_runs), (self.tokens, self._token_runs)):
+            for part in _apart(runs):
+                self._write_runs(table, part)
+            runs.clear()
+
+    def rows(self, slots: Tensor, positions: Tensor) -> Rows:
+        """Parameters of rows that sample the tokens at `positions`, all int64 [R]."""
+        floats, ints = self._floats[slots], self._ints[slots]
+        temperature, top_p, min_p, typical_p = (floats[:, i].contiguous() for i in range(FLOATS))
+        top_k, seeds, outputs = (ints[:, i].contiguous() for i in range(INTS))
+        return Rows(temperature, top_k, top_p, min_p, typical_p, seeds, positions, outputs)
+
+    def _write_parameters(self, placed: list[Placement]) -> None:
+        params = [one.params for one in placed]
+        floats = np.array([[p.temperature, p.top_p, p.min_p, p.typical_p] for p in params], dtype=np.float32)
+        seeds = [p.seed - (1 << 64) if p.seed >= 1 << 63 else p.seed for p in params]
+        outputs = [one.output_index for one in placed]
+        ints = np.array([(p.top_k, *rest) for p, *rest in zip(params, seeds, outputs, strict=True)], dtype=np.int64)
+        slots = self._device.upload(np.array([one.slot for one in placed], dtype=np.int64))
+        self._floats[slots] = self._device.upload(floats)
+        self._ints[slots] = self._device.upload(ints)
+
+    def _write_runs(self, table: Tensor, runs: list[tuple[int, int, Sequence[int]]]) -> None:
+        num = len(runs)
+        offsets = np.zeros(num + 1, dtype=np.int64)
+        np.cumsum([len(ids) for _, _, ids in runs], out=offsets[1:])
+        head = np.array([(slot, first) for slot, first, _ in runs], dtype=np.int64).T.reshape(-1)
+        values = np.concatenate([np.asarray(ids, dtype=np.int64) for _, _, ids in runs])
+        packed = self._device.upload(np.concatenate([head, offsets, values]))
+        rows, firsts, ends, rest = packed.split([num, num, num + 1, len(values)])
+        ops.write_runs_(table, rows, firsts, ends, rest.to(table.dtype))
+
+
+def _apart(runs: list[tuple[int, int, Sequence[int]]]) -> list[list[tuple[int, int, Sequence[int]]]]:
+    """Runs in parts, one after the other, in which no two touch the same number."""
+    parts: list[list[tuple[int, int, Sequence[int]]]] = []
+    ends: dict[int, list[tuple[int, int, int]]] = {}
+    for slot, first, ids in runs:
+        if not ids:
+            continue
+        own = ends.setdefault(slot, [])
+        last = first + len(ids)
+        part = 1 + max((at for at, begin, end in own if begin < last and first < end), default=-1)
+        own.append((part, first, last))
+        if part == len(parts):
+            parts.append([])
+        parts[part].append((slot, first, ids))
+    return parts

@@ -1,0 +1,140 @@
+"""In which number formats an engine keeps weights and cache: what was asked for, checked against the device.
+
+Takes settings, gives one value and notes for the log; refuses at start what cannot be, saying what to do instead.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import Code, ServiceError
+from engine.models.config import ModelConfig
+from kernels.cpu import builds
+from kernels.formats import private_operators as private
+from kernels.formats.weight_formats import computes_bfloat16
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}
+# What a CPU does not have of what a setting may say, and what to take there.
+NOT_ON_CPU = {
+    "quantization": {"w8a8": "int8, which rounds activations too on a CPU", "fp8": "none, int8 or int4"},
+    "kv_cache_dtype": {"fp8": "auto, float32, bfloat16 or int8"},
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Formats:
+    """Attributes:
+    dtype: of weights that are not rounded, and on CUDA of activations, also between rounded weights; on CPU these are
+        float32 with our own kernels.
+    weights: int8 or int4 if matrices are rounded, w8a8 or fp8 if activations are as well, else empty.
+    cache: of keys and values.
+    notes: what an operator should know: why something is slower than it could be.
+    """
+
+    dtype: torch.dtype
+    weights: str
+    cache: torch.dtype
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fp8_setting(self) -> str:
+        """The flag that asks for float8, if one does."""
+        if self.weights == "fp8":
+            return "--quantization fp8"
+        return "--kv-cache-dtype fp8" if self.cache is torch.float8_e4m3fn else ""
+
+
+def choose_formats(config: EngineConfig, device: torch.device) -> Formats:
+    """Raises ServiceError naming the flag, its value and what to do."""
+    weights = "" if config.quantization == "none" else config.quantization
+    on_cpu = device.type == "cpu"
+    if on_cpu:
+        _refuse_on_cpu(config)
+    if weights and on_cpu and config.dtype == "bfloat16":
+        raise unusable(
+            "quantization", f"{weights} computes in float32 between its integers: leave out --dtype bfloat16"
+        )
+    unrounded = choose_dtype(config.dtype, device)
+    dtype = torch.float32 if weights and on_cpu else unrounded
+    cache = unrounded if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
+    if not on_cpu and cache not in (dtype, torch.int8, torch.float8_e4m3fn):
+        text = f"{config.kv_cache_dtype} needs --device cpu; take {name_of(dtype)}, int8 or fp8"
+        raise unusable("kv_cache_dtype", text)
+    return Formats(dtype, weights, cache, notes_of(dtype, weights) if on_cpu else ())
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As settings and clients write it."""
+    return next((name for name, one in DTYPES.items() if one is dtype), str(dtype).removeprefix("torch."))
+
+
+def _refuse_on_cpu(config: EngineConfig) -> None:
+    """Raises ServiceError for what only a GPU has."""
+    for name, value in (("quantization", config.quantization), ("kv_cache_dtype", config.kv_cache_dtype)):
+        instead = NOT_ON_CPU[name].get(value)
+        if instead is not None:
+            raise unusable(name, f"{value} needs --device cuda; on a CPU take {instead}")
+
+
+def check_stored(model: ModelConfig, formats: Formats) -> None:
+    """Raises ServiceError where weights that somebody has quantised before are to be rounded once more."""
+    if formats.weights and model.stored is not None:
+        text = f"{formats.weights}: the checkpoint is quantised already, with {model.stored.method}: leave it out"
+        raise unusable("quantization", text)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of that name; auto takes bfloat16 only where the device computes in it: emulated, it is slower."""
+    if name != "auto":
+        return DTYPES[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    return torch.bfloat16 if computes_bfloat16() else torch.float32
+
+
+def notes_of(dtype: torch.dtype, weights: str) -> tuple[str, ...]:
+    """What is slower on this CPU than it could be, and why."""
+    notes = [*_machine_notes(weights)]
+    if dtype is torch.bfloat16:
+        notes += _bfloat16_notes()
+    return tuple(notes)
+
+
+def _machine_notes(weights: str) -> Iterator[str]:
+    """What this machine lacks."""
+    known = builds.best_known()
+    if not known:
+        yield "this CPU has no AVX2, which the least of our kernels needs: torch's operators serve, slower"
+    elif not builds.is_available():
+        yield f"no CPU kernels for {known} are installed: slower; install a C++ compiler, then install sluice again"
+    elif not known.startswith("v4"):
+        yield "this CPU has no AVX-512: our kernels for AVX2 serve, with half the numbers an instruction"
+    elif builds.instruction_set() != known:
+        yield f"the CPU kernels for {known} cannot be used here ({builds.why_not(known)}): slower"
+    elif not builds.multiplies("avx512_vnni"):
+        products = f"products of {weights} weights take" if weights else "with --quantization, products would take"
+        yield f"this CPU has no AVX-512 VNNI: {products} four instructions where one would do"
+
+
+def _bfloat16_notes() -> Iterator[str]:
+    """What this machine or this torch lacks for weights in bfloat16."""
+    able, has_own = computes_bfloat16(), builds.is_available()
+    if not able:
+        yield "this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read"
+    is_needed = not builds.multiplies("avx512_bf16") if able else not has_own
+    if is_needed and (why := private.fault(private.PACKED_LINEAR[torch.bfloat16])):
+        instead = "our own" if has_own else "its plain one"
+        yield f"torch's packed bfloat16 linear {why}: {instead} is used"
+
+
+def unusable(name: str, message: str) -> ServiceError:
+    """A setting that this machine or model cannot follow; names the flag."""
+    text = f"--{name.replace('_', '-')}: {message}"
+    return ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", text, field=name)

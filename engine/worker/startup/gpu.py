@@ -1,0 +1,45 @@
+"""Whether a model can be served on this GPU: asked once at start, and answered in words.
+
+Takes a model's shape and the settings that matter. Knows nothing of requests.
+"""
+
+import importlib.util
+
+import torch
+
+from engine.errors import Code, ServiceError
+from engine.models.config import ModelConfig
+from engine.worker.startup.formats import Formats
+from kernels.triton.support import FP8_SINCE, too_wide, unsupported
+
+
+def check_gpu(model: ModelConfig, formats: Formats, block_size: int, device: torch.device) -> None:
+    """Raises ServiceError naming what our kernels do not take and what they do; anything but CUDA passes."""
+    if device.type != "cuda":
+        return
+    if importlib.util.find_spec("triton") is None:
+        raise _unusable("--device cuda needs Triton, which is not installed: pip install triton, or use --device cpu")
+    major, minor = torch.cuda.get_device_capability(device)
+    check_shape(model, formats, block_size, 10 * major + minor)
+
+
+def check_shape(model: ModelConfig, formats: Formats, block_size: int, capability: int) -> None:
+    """The same for a GPU of that compute capability, 90 for 9.0."""
+    group = model.num_heads // model.num_kv_heads
+    reason = unsupported(capability, formats.dtype, model.head_dim, group, block_size)
+    if reason is None and _rounds_activations(model, formats):
+        reason = too_wide(max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim))
+    if reason is not None:
+        raise _unusable(f"--device cuda does not support {reason} supported; or use --device cpu")
+    if formats.fp8_setting and capability < FP8_SINCE:
+        text = f"needs a GPU of compute capability {FP8_SINCE / 10} or newer (L40, H100); this one is {capability / 10}"
+        raise _unusable(f"{formats.fp8_setting} {text}: take int8")
+
+
+def _rounds_activations(model: ModelConfig, formats: Formats) -> bool:
+    """Whether a row of activations is rounded to 8 bits."""
+    return formats.weights in ("w8a8", "fp8") or (model.stored is not None and model.stored.method == "fp8")
+
+
+def _unusable(message: str) -> ServiceError:
+    return ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", message)

@@ -1,0 +1,99 @@
+"""How much of a GPU's memory is left for the cache: measured once at start, by the largest step that there can be.
+
+`room` is the arithmetic, `cuda_room` asks a device; `at_start` names the knob where there was no memory to find that
+out. Knows no request.
+"""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from engine.errors import Code, OutOfDeviceMemory, ServiceError
+from engine.models.model import Model
+from engine.sampling.logprobs import score
+from engine.worker.faults import device_faults
+from engine.worker.slots.prompts import CHUNK
+from kernels.layout.metadata import AttentionMetadata
+
+
+def cuda_room(
+    model: Model, cache_dtype: torch.dtype, max_tokens: int, rows: tuple[int, int], recorded: int, utilization: float
+) -> int:
+    """Bytes for the cache beside a model that is loaded and `recorded` bytes that steps will take which are recorded
+    later; `rows`: sequences at most, and tokens of a block. Steps of other sizes are computed before the largest:
+    whatever compiles for them does it now. Raises ServiceError naming the knob when there are none."""
+    device = model.device
+    give_back_unused()
+    torch.cuda.reset_peak_memory_stats(device)
+    for num in ladder(max_tokens):
+        whole_step(model, cache_dtype, num, *rows)
+    torch.cuda.synchronize(device)
+    peak, reserved = torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return room(total, free + reserved, peak, recorded, utilization)
+
+
+def give_back_unused() -> None:
+    """What torch keeps for tensors to come, so that what is taken next can be told by what the device has left."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def at_start(flag: str, what: str) -> Iterator[None]:
+    """Within, a device without memory for `what` is a setting that cannot be: raises ServiceError naming the flag."""
+    try:
+        with device_faults():
+            yield
+    except OutOfDeviceMemory as error:
+        name = flag.removeprefix("--").replace("-", "_")
+        text = f"{flag}: no memory for {what}, or use a device with more"
+        raise ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", text, field=name) from error
+
+
+def ladder(most: int) -> list[int]:
+    """Sizes of steps, between which no kernel has another schedule: powers of two, and the largest."""
+    return [*(1 << i for i in range((most - 1).bit_length())), most]
+
+
+def whole_step(model: Model, cache_dtype: torch.dtype, max_tokens: int, max_rows: int, block_size: int) -> None:
+    """Compute one prompt as long as a step may be, the logits of as many rows as there may be, and what is told of a
+    prompt's tokens where that is asked."""
+    num_blocks = -(-max_tokens // block_size)
+    cache = model.new_cache(num_blocks, block_size, cache_dtype)
+    tables = np.arange(num_blocks, dtype=np.int32)[None]
+    meta = AttentionMetadata.build([max_tokens], [max_tokens], tables, block_size, model.device)
+    ids = torch.zeros(max_tokens, dtype=torch.int64, device=model.device)
+    hidden = model.forward(ids, meta.positions, cache, meta)
+    model.logits(hidden[:1].expand(max_rows, -1).contiguous())
+    told = hidden[:CHUNK]
+    score(model.logits(told), [0] * len(told), 1)
+
+
+def room(total: int, available: int, peak: int, recorded: int, utilization: float) -> int:
+    """Bytes for the cache.
+
+    Args:
+        total: of the device.
+        available: what others on it have not taken; all of ours included.
+        peak: taken at once by weights and the largest step.
+        recorded: that recorded steps will have taken.
+        utilization: share of the device that may be used at all.
+
+    Raises ServiceError naming the knob when nothing is left.
+    """
+    left = int(total * utilization) - (total - available) - peak - recorded
+    if left > 0:
+        return left
+    raise ServiceError(
+        Code.FAILED_PRECONDITION,
+        "INVALID_SETTING",
+        f"--gpu-memory-utilization: {utilization} of {total >> 20} MiB, of which others hold "
+        f"{(total - available) >> 20} MiB, leaves no cache beside {peak >> 20} MiB of weights and the largest step "
+        f"and {recorded >> 20} MiB of recorded steps; raise it, lower --max-num-batched-tokens or --max-num-seqs, or "
+        "use a larger GPU",
+        field="gpu_memory_utilization",
+    )

@@ -1,0 +1,28 @@
+"""The first tokens that a model computes, before anybody waits for them: whether numbers come out.
+
+Finite weights may still be too large for each other, or belong to another config.json. Knows no request.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.models.fields import invalid_model
+from engine.speculation.drafters import Drafter
+from kernels.layout.metadata import AttentionMetadata
+
+NUM_TOKENS = 4  # enough for attention to look at others, and hardly more work than one
+
+
+def check_trial(directory: Path, model: Drafter, cache: list[Tensor], block_size: int, token: int = 0) -> None:
+    """Compute `token` and some more in block 0 of a cache that is not in use yet. Raises ServiceError MODEL_INVALID
+    unless their logits are what can be sampled from."""
+    num = min(NUM_TOKENS, block_size, model.context_length, model.vocab_size)
+    meta = AttentionMetadata.build([num], [num], np.zeros((1, 1), dtype=np.int32), block_size, model.device)
+    ids = (torch.arange(num, device=model.device) * (model.vocab_size // num) + token) % model.vocab_size
+    peaks = model.logits(model.forward(ids, cache, meta, None)).amax(1)
+    if not bool(peaks.isfinite().all()):
+        text = "the first tokens have no finite logits: weights are too large, or belong to another config.json"
+        raise invalid_model(directory, f"{text}; download the checkpoint again")

@@ -1,0 +1,206 @@
+"""Steps whose rows compute few tokens each and sample behind every one: inputs, forward and sampling without the host.
+
+What a step needs is on the device already, or staged beforehand; which recorded step takes it follows from its shape.
+What is sampled is written to the rows at once, so that the next step may be launched before anybody has seen it; of
+trees the drafts that stand take the places in the cache that they would have had in a chain. Knows rows and numbers;
+nothing of requests.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kv_cache.block_store import BlockStore
+from engine.models.model import Model
+from engine.worker.device import Device, HostCopy
+from engine.worker.graphs import GraphKey, Graphs, RowShape
+from engine.worker.slots.state import DeviceState
+from kernels import ops
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.prefixes import MOST_GROUPS, PrefixGroups
+from kernels.layout.ragged import Longs, Ragged, SharedPrefixRows
+from kernels.layout.trees import Trees, numbers_of
+from kernels.reference.inputs import Inputs
+
+NO_LONGS = np.empty(0, dtype=np.int64)
+NO_TABLES = np.empty((0, 0), dtype=np.int32)
+BAD = -1  # what stands for a row that holds no usable number
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UniformRows:
+    """The rows of a step.
+
+    Attributes:
+        slots, starts, lens: of each, its slot, the position of its first token, its tokens.
+        trees: of those whose tokens do not follow one another.
+        prefixes: that rows of one token each share, these being in `prefixes.order` already.
+    """
+
+    slots: list[int]
+    starts: list[int]
+    lens: list[int]
+    trees: Trees = dataclasses.field(default_factory=dict)
+    prefixes: PrefixGroups | None = None
+
+    @property
+    def form(self) -> RowShape:
+        """Which recorded steps take them."""
+        if self.trees:
+            return RowShape.TREES
+        return RowShape.PLAIN if self.prefixes is None else RowShape.SHARED
+
+    def plain(self) -> "UniformRows":
+        """The same, nothing being made of what they share."""
+        return dataclasses.replace(self, prefixes=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedStep:
+    """A step of fixed shape: `run` computes what `given` says into `sampled`.
+
+    Attributes:
+        given: int64 [3, R]: slots, positions of the first tokens, tokens up to each row's last.
+        form: int64, what more the form of the rows needs: see `_numbers`.
+        sampled: int64 [R * per_row], of the rows' tokens one row after the other.
+    """
+
+    key: GraphKey
+    given: Tensor
+    form: Tensor
+    sampled: Tensor
+    run: Callable[[], None]
+
+
+class UniformSteps:
+    """One model over one cache."""
+
+    def __init__(self, model: Model, store: BlockStore, state: DeviceState, device: Device) -> None:
+        self._model = model
+        self._store = store
+        self._state = state
+        self._device = device
+
+    def record(self, key: GraphKey) -> RecordedStep:
+        """Capture a step of that shape."""
+        step = self._blank(key)
+        return dataclasses.replace(step, run=self._device.capture(step.run))
+
+    def launch(self, graphs: Graphs[RecordedStep], rows: UniformRows) -> HostCopy:
+        """Begin a step; its result int64 [sum of lens] is on its way, BAD where there is no usable number."""
+        num, per_row = len(rows.slots), max(rows.lens)
+        step = graphs.find(num, per_row, rows.form)
+        if step is None and rows.prefixes is not None:  # without them it may be recorded
+            rows = rows.plain()
+            step = graphs.find(num, per_row)
+        step = step or self._blank(GraphKey(num, per_row, rows.form))
+        given = np.zeros((3, step.key.num_rows), dtype=np.int64)
+        given[0, :num], given[1, :num] = rows.slots, rows.starts
+        given[2, :num] = np.cumsum(rows.lens)
+        given[2, num:] = given[2, num - 1]  # padding rows have no token
+        step.given.copy_(self._device.upload(given), non_blocking=True)
+        if len(step.form):
+            step.form.copy_(self._device.upload(_numbers(rows, step.key)), non_blocking=True)
+        step.run()
+        return self._device.download(step.sampled[: sum(rows.lens)])
+
+    def _blank(self, key: GraphKey) -> RecordedStep:
+        on = self._model.device
+        given = torch.zeros(3, key.num_rows, dtype=torch.int64, device=on)
+        form = torch.from_numpy(_numbers(UniformRows([], [], []), key)).to(on)
+        sampled = torch.full((key.num_rows * key.per_row,), BAD, dtype=torch.int64, device=on)
+        return RecordedStep(key, given, form, sampled, lambda: self._compute(key, given, form, sampled))
+
+    @torch.inference_mode()
+    def _compute(self, key: GraphKey, given: Tensor, form: Tensor, sampled: Tensor) -> None:
+        state, num = self._state, len(sampled)
+        slots, starts, ends = given.unbind(0)
+        inputs = ops.build_inputs(state.tokens, state.tables, slots, starts, ends, state.slots.block_size, num)
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        rows = self._ragged(key, slots, starts, ends)
+        tree = form.view(3, -1) if key.form is RowShape.TREES else None
+        if tree is not None:
+            inputs = inputs._replace(positions=inputs.positions + tree[0])
+            rows = dataclasses.replace(rows, tree=tree[1])
+        if key.form is RowShape.SHARED:
+            rows = dataclasses.replace(rows, shared=self._shared(key, slots, form))
+        meta = self._metadata(inputs, rows, ends)
+        hidden = self._model.forward(inputs.ids, inputs.positions, self._store.cache, meta)
+        row = torch.searchsorted(ends, torch.arange(num, device=ends.device), right=True).clamp_(max=key.num_rows - 1)
+        ids, bad = ops.sample(self._model.logits(hidden), state.rows(slots[row], inputs.positions + 1))
+        ids = ids.masked_fill(bad, BAD)
+        sampled.copy_(ids)
+        if tree is not None:
+            places = ops.standing(ids, inputs.ids, tree[2], ends)
+            self._store.move_slots(inputs.write_slots[places], inputs.write_slots)
+        self._keep(ids.clamp(min=0)[(ends - counts).clamp(max=num - 1)], slots, starts, counts)
+
+    def _ragged(self, key: GraphKey, slots: Tensor, starts: Tensor, ends: Tensor) -> Ragged:
+        zero = ends.new_zeros(1)
+        return Ragged(
+            starts=torch.cat([zero, ends]).int(),
+            contexts=(starts + torch.diff(ends, prepend=zero)).int(),
+            tables=self._state.tables[slots],
+            num_tokens=key.num_rows * key.per_row,
+            num_rows=key.num_rows,
+            num_singles=key.num_rows if key.per_row == 1 else 0,
+            max_query=key.per_row,
+            max_context=self._state.slots.max_len,
+        )
+
+    def _shared(self, key: GraphKey, slots: Tensor, form: Tensor) -> SharedPrefixRows:
+        starts, lengths, prefixes = form.int().split([MOST_GROUPS + 1, MOST_GROUPS, key.num_rows])
+        leaders = slots[form[:MOST_GROUPS].clamp(max=key.num_rows - 1)]
+        return SharedPrefixRows(
+            starts=starts,
+            lengths=lengths,
+            tables=self._state.tables[leaders],
+            prefixes=prefixes,
+            max_rows=key.num_rows,
+            max_length=self._state.slots.max_len,
+        )
+
+    def _metadata(self, inputs: Inputs, rows: Ragged, ends: Tensor) -> AttentionMetadata:
+        return AttentionMetadata(
+            num_tokens=rows.num_tokens,
+            counts=NO_LONGS,
+            contexts=NO_LONGS,
+            tables=NO_TABLES,
+            block_size=self._state.slots.block_size,
+            positions=inputs.positions,
+            write_slots=inputs.write_slots,
+            last_tokens=ends - 1,
+            on_device=rows,
+        )
+
+    def _keep(self, first: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> None:
+        """What was sampled behind each row's first token stands in its row, an id in any case: the step behind it may
+        have begun. Padding rows, which are of slot 0, write what is there to the place behind the last, which nobody
+        reads."""
+        tokens = self._state.tokens
+        is_row = counts > 0
+        at = torch.where(is_row, starts + 1, tokens.shape[1] - 1)
+        kept = torch.where(is_row, first, tokens[slots, at])
+        tokens.index_put_((slots, at), kept)
+
+
+def _numbers(rows: UniformRows, key: GraphKey) -> Longs:
+    """What the form of a step's rows needs: of trees `kernels.layout.trees.numbers_of`; of rows that share prefixes
+    each
+    group's first row (one more than there are groups), its keys, and the keys of each row's prefix."""
+    if key.form is RowShape.TREES:
+        return numbers_of(rows.lens, rows.trees, key.num_rows * key.per_row).reshape(-1)
+    if key.form is RowShape.PLAIN:
+        return NO_LONGS
+    firsts, lengths = np.zeros(MOST_GROUPS + 1, dtype=np.int64), np.zeros(MOST_GROUPS, dtype=np.int64)
+    each = np.zeros(key.num_rows, dtype=np.int64)
+    if rows.prefixes is not None:
+        num, sizes = len(rows.prefixes.sizes), rows.prefixes.sizes
+        firsts[1 : num + 1] = np.cumsum(sizes)
+        firsts[num + 1 :] = firsts[num]  # groups that are not there have no row
+        lengths[:num] = rows.prefixes.lengths
+        each[: firsts[num]] = np.repeat(lengths[:num], sizes)
+    return np.concatenate([firsts, lengths, each])

@@ -1,0 +1,74 @@
+"""Linear layers over rounded weights on a CUDA device: weights of 8 or 4 bits, activations as they come (W8A16, W4A16);
+or both in int8 or float8 (W8A8).
+
+In comes a weight, whose norm is applied to the activations or folded in already; what is kept of it is what the Triton
+kernels read. Oracles are the twins in `kernels.formats.packed_weights`.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels import gpu
+from kernels.formats.linear import GpuLinear
+from kernels.formats.packed_weights import Int4Weight, Int8Weight, pack_nibbles, quantise_rows
+from kernels.formats.quantised import GROUP, round_rows
+
+
+class Int8OnGpu(GpuLinear):
+    """8 bits, a scale a row."""
+
+    kernel = "Triton W8A16"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.packed = quantise_rows(weight, torch.int8)
+        self.weight = self.packed.weight
+
+    def apply(self, x: Tensor) -> Tensor:
+        y: Tensor = gpu.family("linear8").linear_w8a16(
+            x.to(self.dtype), self.packed, self.bias, is_fixed=self.batch_invariant
+        )
+        return y
+
+
+class Int4OnGpu(GpuLinear):
+    """4 bits, a scale for each group of inputs; made of a weight that is rounded here, or of one that came so."""
+
+    kernel = "Triton W4A16"
+
+    def __init__(self, weight: Tensor | Int4Weight, bias: Tensor | None, dtype: torch.dtype | None = None) -> None:
+        self._packed = round_groups(weight) if isinstance(weight, Tensor) else weight
+        super().__init__(self._packed.nibbles, bias)
+        self.dtype = dtype or self._packed.scales.dtype
+
+    def apply(self, x: Tensor) -> Tensor:
+        y: Tensor = gpu.family("linear4").linear_w4a16(
+            x.to(self.dtype), self._packed, self.bias, is_fixed=self.batch_invariant
+        )
+        return y
+
+
+class EightBitsOnGpu(GpuLinear):
+    """8 bits on both sides (W8A8): weights of int8 or float8 with a scale a row, and activations that are rounded to
+    the same row by row as they come. `dtype` is theirs."""
+
+    def __init__(self, packed: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__(packed.weight, bias)
+        self.kernel = "Triton fp8" if packed.weight.dtype.is_floating_point else "Triton W8A8"
+        self._packed = packed
+        self.dtype = dtype
+
+    def apply(self, x: Tensor) -> Tensor:
+        y: Tensor = gpu.family("linear8").linear_w8a8(
+            x.to(self.dtype), self._packed, self.bias, is_fixed=self.batch_invariant
+        )
+        return y
+
+
+def round_groups(weight: Tensor) -> Int4Weight:
+    """A weight [N, K] in 4 bits, `GROUP` inputs sharing a scale, which is kept in the weight's dtype."""
+    inputs = weight.shape[1]
+    levels, scales = round_rows(weight.float(), 4)
+    scales = scales.t().contiguous().to(weight.dtype)
+    group = GROUP if inputs > GROUP else inputs
+    return Int4Weight(pack_nibbles(levels), scales, torch.full_like(scales, 8.0), inputs, group)

@@ -1,0 +1,292 @@
+"""Where a step's tokens go in the paged cache and what each of them may see: made once a step, used by every layer.
+
+Takes flat lists and block tables, gives index tensors and masks. Knows nothing of models, requests or plans.
+
+A cache layer is addressed as [num_blocks, block_size, 2, kv_heads, head_dim] (keys at 0, values at 1), so that a token
+is one slot: slot = block * block_size + offset.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.layout.ragged import Longs, Ragged, Tables
+from kernels.layout.trees import NO_TREES, Paths, Tree, Trees, masks_of, paths_of
+
+# Lengths of decode attention are rounded up to this: at each new length oneDNN makes new kernels, which costs more than
+# the step itself (6.5 M parameters, 1 sequence: 5.6 ms a step with exact lengths).
+LENGTH_STEP = 32
+MAX_SCORES = 1 << 22  # query × key pairs of one prefill call: bounds a mask to 16 MB
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows of one query each whose contexts are of similar length.
+
+    Attributes:
+        first, num: the rows, contiguous in the batch.
+        length: keys gathered for each row: the longest context of the group, rounded up.
+        slots: int64 [num * length], padded with slots that the mask hides.
+        contexts: int64 [num], tokens of each row that exist.
+    """
+
+    first: int
+    num: int
+    length: int
+    slots: Tensor
+    contexts: Tensor
+    is_even: bool  # every context is `length` long: no mask is needed without a window
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QueryChunk:
+    """Contiguous queries of one sequence.
+
+    Attributes:
+        first, num: its tokens in the batch.
+        start: position of its first token.
+        slots: int64 [start + num], all keys up to its last token.
+        tree: of its tokens; None where they follow one another.
+    """
+
+    first: int
+    num: int
+    start: int
+    slots: Tensor
+    tree: Tree | None = None
+
+    def keys_of(self, i: int) -> Tensor:
+        """int64, slots of the keys up to its query `i`, in the order of their positions."""
+        if self.tree is None:
+            return self.slots[: self.start + i + 1]
+        path = self.tree.paths[i, : self.tree.depths[i] + 1]
+        own = self.slots[self.start :][torch.from_numpy(path).long().to(self.slots.device)]
+        return torch.cat((self.slots[: self.start], own))
+
+    def mask(self, done: int, num: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive mask [num, start + done + num] of `num` queries behind the first `done`: no key is behind them."""
+        device = self.slots.device
+        if self.tree is None:
+            return chunk_mask(self.start + done, num, window, dtype, device)
+        end = done + num
+        depths = torch.from_numpy(self.tree.depths[:end]).to(device)
+        key = torch.cat((torch.arange(self.start, device=device), self.start + depths))
+        hidden = torch.zeros(num, self.start + end, dtype=torch.bool, device=device)
+        hidden[:, self.start :] = torch.from_numpy(~self.tree.sees[done:end, :end]).to(device)
+        if window is not None:
+            hidden |= key <= (self.start + depths[done:]).unsqueeze(1) - window
+        return _additive(hidden, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionMetadata:
+    """One step as attention sees it. What only some kernels need is made when it is first asked for.
+
+    Attributes:
+        num_tokens: T.
+        counts: int64 [rows], tokens of each row in this step.
+        contexts: int64 [rows], tokens of each row that exist after this step's write.
+        tables: int32 [rows, blocks], contiguous; entries beyond a row's blocks may be anything valid.
+        positions: int64 [T] of each token in its sequence; in a tree by depth.
+        write_slots: int64 [T], where each token's key and value go.
+        last_tokens: int64 [rows], index of each row's last token.
+        on_device: the rows as kernels of a GPU see them, where these are there already.
+        trees: of rows whose tokens do not follow one another.
+    """
+
+    num_tokens: int
+    counts: Longs
+    contexts: Longs
+    tables: Tables
+    block_size: int
+    positions: Tensor
+    write_slots: Tensor
+    last_tokens: Tensor
+    on_device: Ragged | None = None
+    trees: Trees = dataclasses.field(default_factory=dict)
+    _masks: dict[tuple[int, int | None], Tensor | None] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        query_lens: Sequence[int],
+        contexts: Sequence[int],
+        block_tables: Tables,
+        block_size: int,
+        device: torch.device,
+        trees: Trees = NO_TREES,
+    ) -> "AttentionMetadata":
+        """Lay out one step.
+
+        Args:
+            query_lens: tokens of each row in this step; rows of one token come first.
+            contexts: tokens of each row that exist after this step's write.
+            block_tables: int32 [rows, blocks], entries beyond a row's blocks may be anything valid.
+            trees: of rows whose tokens do not follow one another: as many tokens as the row has.
+        """
+        counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
+        num_tokens = sum(query_lens)
+        if num_tokens == len(counts):
+            rows = last = np.arange(num_tokens)
+            positions = ends - 1
+        else:
+            last = np.cumsum(counts) - 1
+            rows = np.repeat(np.arange(len(counts)), counts)
+            positions = np.arange(num_tokens) + (ends - 1 - last)[rows]
+        slots = block_tables[rows, positions // block_size] * np.int64(block_size) + positions % block_size
+        for row, tree in trees.items():
+            first = last[row] + 1 - counts[row]
+            positions[first : last[row] + 1] = positions[first] + tree.depths
+        return cls(
+            num_tokens=num_tokens,
+            counts=counts,
+            contexts=ends,
+            tables=np.ascontiguousarray(block_tables),
+            block_size=block_size,
+            positions=torch.from_numpy(positions).to(device),
+            write_slots=torch.from_numpy(slots).to(device),
+            last_tokens=torch.from_numpy(last).to(device),
+            trees=trees,
+        )
+
+    @functools.cached_property
+    def firsts(self) -> Longs:
+        """int64 [rows], index of each row's first token."""
+        if self.num_tokens == len(self.counts):
+            return np.arange(self.num_tokens)
+        return np.cumsum(self.counts) - self.counts
+
+    @functools.cached_property
+    def ragged(self) -> Ragged:
+        """The rows as kernels of a GPU see them."""
+        if self.on_device is not None:
+            return self.on_device
+        device = self.write_slots.device
+        found = Ragged.of(self.counts, self.contexts, self.tables, device)
+        if not self.trees:
+            return found
+        return dataclasses.replace(found, tree=torch.from_numpy(masks_of(self.counts, self.trees)).to(device))
+
+    @functools.cached_property
+    def paths(self) -> tuple[Paths | None, Longs]:
+        """See `kernels.layout.trees.paths_of`."""
+        return paths_of(len(self.counts), self.trees)
+
+    @functools.cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """For kernels on CPU: addresses and sizes of (tables, their width, firsts, counts, contexts, rows, positions,
+        paths, where those of each row begin); no paths without trees."""
+        arrays = (self.firsts, self.counts, self.contexts)
+        firsts, counts, contexts = map(_address, arrays)
+        rows = (_address(self.tables), self.tables.shape[1], firsts, counts, contexts, len(self.counts))
+        paths, begins = self.paths if self.trees else (None, None)
+        if paths is None or begins is None:
+            return (*rows, self.positions.data_ptr(), 0, 0)
+        return (*rows, self.positions.data_ptr(), _address(paths), _address(begins))
+
+    @functools.cached_property
+    def decodes(self) -> tuple[DecodeGroup, ...]:
+        """The rows of one token, in groups of similar length."""
+        num = int((self.counts == 1).sum())
+        return tuple(
+            _decode_group(first, size, self.contexts, self.tables, self.block_size, self.write_slots.device)
+            for first, size in _similar(self.contexts[:num].tolist())
+        )
+
+    @functools.cached_property
+    def chunks(self) -> tuple[QueryChunk, ...]:
+        """The rows of several tokens."""
+        made = []
+        for row in np.flatnonzero(self.counts > 1).tolist():
+            num, end = int(self.counts[row]), int(self.contexts[row])
+            slots = _all_slots(self.tables[row : row + 1], end, self.block_size)[0]
+            keys = torch.from_numpy(slots).to(self.write_slots.device)
+            made.append(QueryChunk(int(self.firsts[row]), num, end - num, keys, self.trees.get(row)))
+        return tuple(made)
+
+    def decode_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [num, 1, 1, length] of decode group `index`; None when all is visible. Kept for all layers."""
+        group = self.decodes[index]
+        if group.is_even and (window is None or group.length <= window):
+            return None
+        if (index, window) not in self._masks:
+            key = torch.arange(group.length, device=group.slots.device)
+            end = group.contexts.unsqueeze(1)
+            hidden = key >= end
+            if window is not None:
+                hidden |= key < end - window
+            self._masks[index, window] = _additive(hidden, dtype).view(group.num, 1, 1, group.length)
+        return self._masks[index, window]
+
+
+def _address(array: "np.ndarray[Any, Any]") -> int:
+    """Where its numbers begin; `ctypes.data` takes four times as long."""
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def chunk_mask(start: int, num: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Causal additive mask [num, start + num] of queries at positions start … start+num-1."""
+    key = torch.arange(start + num, device=device)
+    query = torch.arange(start, start + num, device=device).unsqueeze(1)
+    hidden = key > query
+    if window is not None:
+        hidden |= key <= query - window
+    return _additive(hidden, dtype)
+
+
+def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+
+def _similar(contexts: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs of neighbouring rows whose contexts round up to the same power of two (512 at least), as (first, num).
+
+    Padding a row to its neighbours then at most doubles what is gathered for it.
+    """
+    runs: list[tuple[int, int]] = []
+    last = -1
+    for row, context in enumerate(contexts):
+        size = max(9, (context - 1).bit_length())
+        if size == last:
+            first, num = runs[-1]
+            runs[-1] = (first, num + 1)
+        else:
+            runs.append((row, 1))
+            last = size
+    return runs
+
+
+def _decode_group(
+    first: int,
+    num: int,
+    ends: Longs,
+    block_tables: Tables,
+    block_size: int,
+    device: torch.device,
+) -> DecodeGroup:
+    contexts = ends[first : first + num]
+    room = block_tables.shape[1] * block_size
+    length = min(-(-int(contexts.max()) // LENGTH_STEP) * LENGTH_STEP, room)
+    slots = _all_slots(block_tables[first : first + num], length, block_size)
+    return DecodeGroup(
+        first=first,
+        num=num,
+        length=length,
+        slots=torch.from_numpy(slots.reshape(-1)).to(device),
+        contexts=torch.from_numpy(contexts).to(device),
+        is_even=bool((contexts == length).all()),
+    )
+
+
+def _all_slots(block_tables: Tables, length: int, block_size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Slots of positions 0 … length-1 of each row: int64 [rows, length]."""
+    num_blocks = -(-length // block_size)
+    bases = block_tables[:, :num_blocks].astype(np.int64) * block_size
+    slots = bases[:, :, None] + np.arange(block_size)
+    return slots.reshape(len(block_tables), num_blocks * block_size)[:, :length]

@@ -1,0 +1,59 @@
+"""How a client command reaches a server that asks for TLS or a key: its options, and their value. Knows no channel."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from services.config import bad_setting
+from services.process.listening import is_local
+
+PANEL = "ConnectionOptions"
+# Named apart from those of `serve`, which mean the server's own files.
+TlsOption: TypeAlias = Annotated[
+    bool, typer.Option("--tls", envvar="SLUICE_CLIENT_TLS", help="use TLS", rich_help_panel=PANEL)
+]
+TlsCaOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(envvar="SLUICE_CLIENT_TLS_CA", help="PEM authorities; default: the host's", rich_help_panel=PANEL),
+]
+TlsCertOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(envvar="SLUICE_CLIENT_TLS_CERT", help="PEM certificate to show (mTLS)", rich_help_panel=PANEL),
+]
+TlsKeyOption: TypeAlias = Annotated[
+    Path | None, typer.Option(envvar="SLUICE_CLIENT_TLS_KEY", help="PEM key of it", rich_help_panel=PANEL)
+]
+TokenOption: TypeAlias = Annotated[
+    str | None, typer.Option(envvar="SLUICE_TOKEN", help="key to authenticate with", rich_help_panel=PANEL)
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """TLS or not, files to show and to trust, the key."""
+
+    has_tls: bool = False
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    token: str | None = None
+
+    @staticmethod
+    def of(
+        address: str, tls: bool, files: tuple[Path | None, Path | None, Path | None], token: str | None
+    ) -> "ConnectionOptions":
+        """From the options; a file implies TLS. Raises ServiceError rather than send a key where others could read."""
+        ca, certificate, key = files
+        if (certificate is None) != (key is None):
+            raise bad_setting("tls_cert", "and --tls-key are needed together")
+        has_tls = tls or any(files)
+        if token and not has_tls and not is_local(address):
+            raise bad_setting("token", f"would be sent to {address} in plaintext: add --tls or --tls-ca")
+        return ConnectionOptions(has_tls, ca, certificate, key, token)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with each call."""
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()

@@ -1,0 +1,174 @@
+"""Starts one process of the ring: title, signals, telemetry, its place in the ring; then its role's own body.
+
+What `sluice serve --role …` runs, under a supervisor or alone in a container.
+"""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+from typing import assert_never
+
+import setproctitle
+import uvloop
+import zmq
+
+from engine.config import EngineConfig
+from engine.models.limits import limits_of
+from engine.models.registry import read_served
+from services.checkpoint.digests import remembered
+from services.checkpoint.model_source import CheckpointFiles, resolve_model
+from services.config import ServiceConfig, bad_setting, parse_peers
+from services.messages.messages import Role
+from services.process.heartbeat import Heartbeat
+from services.process.process import Process
+from services.process.slices import SHORT_S, take_turns_of
+from services.ring.figures import figures as ring_figures
+from services.ring.keys import load_keys
+from services.ring.loop import RingLoop
+from services.ring.peers import NEXT
+from services.telemetry import logs, names
+from services.telemetry.metrics import Metrics
+from services.telemetry.prometheus import serve as serve_metrics
+from services.telemetry.push import pushing
+from services.telemetry.tracing import Tracer, TraceSampling
+
+logger = logging.getLogger(__name__)
+
+SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor: its death must be this process's too
+PR_SET_PDEATHSIG = 1
+LOSSES = (signal.SIGUSR1, signal.SIGUSR2)  # a supervisor tells gateways that a process died, or restarts as planned
+EXIT_OUTDATED = 75  # EX_TEMPFAIL: to be started again
+MIN_MESSAGE_BYTES = 4 << 20  # headers, and what a prompt of the smallest allowed size can become
+
+
+def run_role(engine_config: EngineConfig, config: ServiceConfig) -> int:
+    """Run one process until it is told to stop; its exit status. Raises ServiceError for settings that cannot be."""
+    role = Role(config.role)
+    process_id = config.process_id or f"{role}-0"
+    setproctitle.setproctitle(f"sluice: {process_id}")
+    logs.configure(config.log_level, config.log_format, process_id)
+    die_with_supervisor()
+    take_turns_of(SHORT_S)
+    for number in LOSSES:  # until a gateway takes them
+        signal.signal(number, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(engine_config, config, role, process_id))
+
+
+async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, process_id: str) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    source = resolve_model(config.model, config.revision)
+    contents = CheckpointFiles(source, remembered(), with_weights=role is Role.ENGINE)
+    model = read_served(contents.directory)
+    ring = join_ring(config, role, process_id)
+    ring.revision = contents.configuration
+    ring.on_mixed = lambda: leave_if_changed(contents)
+    resource = {"service.name": names.SERVICE_NAME, "service.instance.id": process_id, names.ROLE: str(role)}
+    process = Process(
+        engine_config=engine_config,
+        config=config,
+        role=role,
+        source=source,
+        contents=contents,
+        model=model,
+        limits=limits_of(engine_config, model, config.max_prompt_bytes),
+        ring=ring,
+        tracer=Tracer.create(
+            resource, config.otlp_endpoint, TraceSampling(config.trace_sample_ratio, config.trace_slow_s)
+        ),
+        metrics=Metrics(role, process_id),
+        heart=open_heart(config, process_id),
+        stopping=stopping,
+    )
+    try:
+        process.metrics.collect_from(lambda: ring_figures(ring))
+        process.metrics.collect_from(process.tracer.figures)
+        process.ring.on_keep = process.tracer.keep
+        if config.metrics_port:
+            serve_metrics(process.metrics, config.metrics_host, config.metrics_port)
+        async with pushing(process.metrics, resource, config.otlp_endpoint):
+            return await _body(process)
+    finally:
+        process.ring.stop()
+        process.heart.close()
+        process.tracer.shutdown()
+
+
+async def _body(process: Process) -> int:
+    """Imports are made here so that each role pays only for its own: torch for one, grpc for another."""
+    match process.role:
+        case Role.GATEWAY:
+            from services.gateway import process as gateway
+
+            return await gateway.run(process)
+        case Role.TOKENIZER:
+            from services.tokenizer import process as tokenizer
+
+            return await tokenizer.run(process)
+        case Role.ENGINE:
+            from services.engine import process as engine_process
+
+            return await engine_process.run(process)
+        case Role.DETOKENIZER:
+            from services.detokenizer import process as detokenizer
+
+            return await detokenizer.run(process)
+        case _:
+            assert_never(process.role)
+
+
+def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
+    """Bind the inbox and connect to the next role's peers. Raises ServiceError naming the setting at fault."""
+    if not config.inbox:
+        raise bad_setting("inbox", "is needed with --role: where this process listens, tcp://host:port or ipc://path")
+    tables = {
+        Role.GATEWAY: config.gateway_peers,
+        Role.TOKENIZER: config.tokenizer_peers,
+        Role.ENGINE: config.engine_peers,
+        Role.DETOKENIZER: config.detokenizer_peers,
+    }
+    following = NEXT[role]
+    peers = parse_peers(following, tables[following])
+    if not peers:
+        raise bad_setting(f"{following}_peers", f"is needed by a {role}: id=address of every {following}")
+    plain = [address for address in (config.inbox, *peers.values()) if address.startswith("tcp://")]
+    if plain and not config.ring_keys:
+        raise bad_setting("ring_keys", f"is needed for {plain[0]}: TCP is always encrypted; `sluice keys` makes them")
+    keys = load_keys(config.ring_keys, process_id) if plain else None
+    # A prompt's bytes can become four bytes each as token ids; everything else is far smaller.
+    max_message_bytes = MIN_MESSAGE_BYTES + 4 * config.max_prompt_bytes
+    try:
+        return RingLoop(role, process_id, config.inbox, peers, max_message_bytes, keys)
+    except (zmq.ZMQError, OSError) as error:
+        raise bad_setting("inbox", f"cannot listen on {config.inbox}: {error.strerror}") from error
+
+
+def leave_if_changed(contents: CheckpointFiles) -> None:
+    """The ring's processes serve different revisions: one whose files have been replaced since it read them ends, and
+    its supervisor starts it again, on those that are there now."""
+    if contents.is_changed():
+        path = contents.path
+        logger.warning("%s was replaced since this process read it, and others serve another revision: ending", path)
+        raise SystemExit(EXIT_OUTDATED)
+
+
+def open_heart(config: ServiceConfig, process_id: str) -> Heartbeat:
+    """The file of signs of life. Raises ServiceError when its directory cannot be used."""
+    try:
+        return Heartbeat(config.heartbeat_dir, process_id)
+    except OSError as error:
+        raise bad_setting("heartbeat_dir", f"cannot write to {config.heartbeat_dir}: {error.strerror}") from error
+
+
+def die_with_supervisor() -> None:
+    """Ask the kernel to kill this process when its supervisor dies, and go at once if that has happened already."""
+    if SUPERVISOR_PID not in os.environ:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[SUPERVISOR_PID]):
+        raise SystemExit(1)

@@ -1,0 +1,53 @@
+"""A value read from files, read again when they change. A change that cannot be read keeps the old value and is logged.
+
+Takes the paths and a function that reads them; knows nothing of what is in them. Has no clock and no thread: whoever
+uses the value asks first whether it changed.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from engine.errors import ServiceError
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class WatchedFile(Generic[_T]):
+    """The value; the first reading must succeed. `load` raises ServiceError for contents that cannot be used."""
+
+    def __init__(self, paths: tuple[Path, ...], load: Callable[[], _T]) -> None:
+        self._paths = paths
+        self._load = load
+        self._stamp = self._now()
+        self.value = load()
+
+    def refresh(self) -> bool:
+        """Read again if a file changed; whether there is a new value."""
+        stamp = self._now()
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self.value = self._load()
+        except ServiceError as error:
+            logger.error("%s; the one read before stays in force", error.message)
+            return False
+        logger.info("%s was read again", ", ".join(map(str, self._paths)))
+        return True
+
+    def _now(self) -> Stamp:
+        """Inode, size and time of each file; zeros for one that is not there."""
+        found = []
+        for path in self._paths:
+            try:
+                status = path.stat()
+            except OSError:
+                found.append((0, 0, 0))
+            else:
+                found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)

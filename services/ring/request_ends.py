@@ -1,0 +1,80 @@
+"""Ends of requests on which a process fails in the ring: what its stage cannot handle, and what cannot be sent.
+
+Each ends with one Failed, and the stage lets go of it. Knows no stage by name and no socket.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.errors import ServiceError, backlog_full
+from services.faults import fault
+from services.messages.messages import Cancel, Envelope, Failed, KeepTrace, Message, OfNoRequest, Role, failed
+from services.ring.backlog import MAX_BYTES, Refusal
+from services.telemetry.logs import about
+
+logger = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """What a stage is to this."""
+
+    def handle(self, message: Message) -> None:
+        """Take one message."""
+
+
+class RequestEnds:
+    """Of one process."""
+
+    def __init__(self, role: Role, process_id: str, emit: Callable[[Message], None], counts: Counter[str]) -> None:
+        self._role = role
+        self._process_id = process_id
+        self._emit = emit
+        self._counts = counts
+        self._unsent: dict[str, tuple[Envelope, ServiceError]] = {}  # requests of which something could not leave
+
+    def not_handled(self, stage: Handler, message: Message, error: Exception) -> None:
+        """The stage raised, just now: its request fails."""
+        self._counts["handler_errors"] += 1
+        kind = type(message).__name__
+        if isinstance(message, OfNoRequest):
+            logger.error("%s could not handle a %s", self._process_id, kind, exc_info=error)
+            return
+        told = about(message.envelope, message=kind)
+        self._end(stage, message.envelope, fault(self._role, told, "failed on a message of this request", error))
+
+    def not_sent(self, message: Message, refusal: Refusal, num_bytes: int) -> None:
+        """A message could not be queued: its request fails instead of vanishing. What is an end itself is counted."""
+        self._counts["dropped"] += 1
+        if isinstance(message, Failed | Cancel | KeepTrace | OfNoRequest):
+            return
+        if refusal is Refusal.FULL:
+            error = backlog_full(self._role, num_bytes, MAX_BYTES)
+            self._unsent.setdefault(message.envelope.request_id, (message.envelope, error))
+        elif message.envelope.request_id not in self._unsent:
+            what = "made a message of this request that is larger than the ring carries"
+            error = fault(self._role, about(message.envelope), what)
+            self._unsent[message.envelope.request_id] = message.envelope, error
+
+    def end_unsent(self, stage: Handler) -> None:
+        """At the end of a turn, as a stage may be in the middle of their work where they are found."""
+        while self._unsent:
+            _, (envelope, error) = self._unsent.popitem()
+            self._end(stage, envelope, error)
+
+    def _end(self, stage: Handler, envelope: Envelope, error: ServiceError) -> None:
+        """End a request here, and have its client told."""
+        if self._role is Role.GATEWAY:
+            self._emit(Cancel(envelope))
+            self._handle(stage, failed(envelope, error))
+        else:
+            self._handle(stage, Cancel(envelope))
+            self._emit(failed(envelope, error))
+
+    def _handle(self, stage: Handler, message: Cancel | Failed) -> None:
+        """What broke on a request may break on its end, which the log knows by then."""
+        try:
+            stage.handle(message)
+        except Exception:
+            self._counts["handler_errors"] += 1

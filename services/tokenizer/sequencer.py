@@ -1,0 +1,116 @@
+"""The order of each request's messages while something of it is being encoded: what comes behind waits for it.
+
+Encoding runs elsewhere and ends when it likes; per request everything leaves in the order in which it came. Knows no
+text and no thread: `start` begins an encoding and gives its future.
+"""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeGuard
+
+import msgspec
+
+from services.messages.messages import Append, Cancel, Change, Envelope, Failed, Message, Submit, Update
+from services.messages.work import TextPrompt
+from services.tokenizer.answers import EncodedMessage
+
+Behind = Change | Cancel  # a Cancel of one output
+Start = Callable[[Submit | Append], Future[EncodedMessage]]
+Watch = Callable[[Submit | Append, Future[EncodedMessage]], None]
+
+
+@dataclasses.dataclass(slots=True)
+class _SequencedRequest:
+    """One request of which something is being encoded, and what has come behind that."""
+
+    envelope: Envelope
+    future: Future[EncodedMessage]
+    waiting: deque[tuple[Behind, float]]  # and when it came
+
+
+class RequestSequencer:
+    """Every request that is being encoded."""
+
+    def __init__(self, start: Start, watch: Watch, emit: Callable[[Message], None]) -> None:
+        """`start` begins an encoding; `watch` has `finish` called when it has ended, perhaps at once."""
+        self._start = start
+        self._watch = watch
+        self._emit = emit
+        self._open: dict[str, _SequencedRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, submit: Submit) -> None:
+        """A request; it takes the place of an earlier attempt, and comes too late behind a later one."""
+        envelope = submit.envelope
+        if envelope.attempt > self._attempt(envelope):
+            self._drop(envelope)
+            self._encode(submit, deque())
+
+    def follow(self, message: Behind) -> None:
+        """A message behind its request: passes at once if nothing of that is being encoded."""
+        request = self._open.get(message.envelope.request_id)
+        if request is None and _is_text(message):
+            self._encode(message, deque())
+        elif request is None:
+            self._emit(message)
+        elif request.envelope.attempt == message.envelope.attempt:
+            request.waiting.append((message, time.monotonic()))
+
+    def cancel(self, envelope: Envelope) -> None:
+        """Give up what is being encoded of a request, and what waits behind it."""
+        if envelope.attempt >= self._attempt(envelope):
+            self._drop(envelope)
+
+    def drop(self, has_ended: Callable[[Envelope], bool]) -> None:
+        """Give up what is being encoded for requests that have ended."""
+        for envelope in [request.envelope for request in self._open.values() if has_ended(request.envelope)]:
+            self._drop(envelope)
+
+    def is_current(self, envelope: Envelope, future: Future[EncodedMessage]) -> bool:
+        """Whether somebody still waits for what an encoding made."""
+        request = self._open.get(envelope.request_id)
+        return request is not None and request.future is future
+
+    def finish(self, envelope: Envelope, answer: Message) -> None:
+        """The current encoding of a request has made `answer`: it leaves, and what waited behind it."""
+        request = self._open.pop(envelope.request_id)
+        self._emit(answer)
+        if isinstance(answer, Failed):
+            return  # the request has ended
+        while request.waiting:
+            message, came = request.waiting.popleft()
+            if _is_text(message):
+                self._encode(message, request.waiting)
+                return
+            self._emit(_restamped(message, came))
+
+    def _attempt(self, envelope: Envelope) -> int:
+        request = self._open.get(envelope.request_id)
+        return -1 if request is None else request.envelope.attempt
+
+    def _encode(self, message: Submit | Append, behind: deque[tuple[Behind, float]]) -> None:
+        future = self._start(message)
+        self._open[message.envelope.request_id] = _SequencedRequest(message.envelope, future, behind)
+        self._watch(message, future)
+
+    def _drop(self, envelope: Envelope) -> None:
+        request = self._open.pop(envelope.request_id, None)
+        if request is not None:
+            request.future.cancel()
+
+
+def _is_text(message: Behind) -> TypeGuard[Append]:
+    """Whether there is something to encode in it."""
+    return isinstance(message, Append) and isinstance(message.piece, TextPrompt)
+
+
+def _restamped(message: Behind, came: float) -> Behind:
+    """The message, less the time that it has waited since `came`."""
+    if not isinstance(message, Update) or message.time_left_s is None:
+        return message
+    return msgspec.structs.replace(message, time_left_s=message.time_left_s - (time.monotonic() - came))

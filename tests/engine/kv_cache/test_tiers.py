@@ -1,0 +1,119 @@
+"""The tiers under a cache that does anything at any time: what a name finds is what was put there, faults or not."""
+
+from collections import deque
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.kv_cache.cache import BlockTable, KVCache, Window
+from engine.kv_cache.identity import UNNAMED
+from engine.kv_cache.pool import EvictionClass
+from engine.kv_cache.prefix import root
+from engine.kv_cache.tiers import Move, MoveKind, Tiers
+
+SIZE = 4
+Content = tuple[bytes, tuple[int, ...]]  # root, and all tokens up to a block's end
+NOTHING: Content = (b"", ())
+
+
+class TierMachine(RuleBasedStateMachine):
+    """Tables over tiers whose moves are carried out on contents, so that a wrong one shows as a wrong content."""
+
+    @initialize(
+        window=st.sampled_from([None, 3, 9]), num_host=st.sampled_from([1, 2, 4]), num_disk=st.sampled_from([0, 12])
+    )
+    def make(self, window: int | None, num_host: int, num_disk: int) -> None:
+        self.tiers = Tiers(num_host, num_disk)
+        self.cache = KVCache(5, SIZE, True, self.tiers, Window(window, 24) if window else None)
+        self.device = [NOTHING] * 6
+        self.host = [NOTHING] * num_host
+        self.disk: dict[bytes, Content] = {}
+        self.under_way: deque[tuple[Move, Content]] = deque()
+        self.tables: list[tuple[BlockTable, list[int]]] = []
+
+    @rule(
+        num=st.integers(1, 18),
+        word=st.integers(0, 2),
+        tenant=st.sampled_from([b"a", b"a", b"a", b"b"]),
+        is_private=st.sampled_from([False, False, False, True]),
+    )
+    def begin(self, num: int, word: int, tenant: bytes, is_private: bool) -> None:
+        tokens = [word] * num  # few prompts, which come again and again
+        table = BlockTable(root(UNNAMED, tenant), is_private)
+        if self.cache.is_awaited(table, tokens):
+            return
+        found = self.cache.match(table, tokens)
+        if not self.cache.can_take(found, len(tokens), spare=0):
+            return
+        self.cache.adopt(table, found, len(tokens))
+        self.carry_out()
+        for i, block in enumerate(found):
+            if table.blocks[i] != self.cache.pool.null:
+                assert self.device[block] == (table.root, tuple(tokens[: (i + 1) * SIZE])), "found something else"
+        assert self.cache.grow(table, len(tokens))
+        self.compute(table, tokens, len(found))
+        self.tables.append((table, tokens))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def fork_and_part(self, data: st.DataObject) -> None:
+        table, tokens = data.draw(st.sampled_from(self.tables))
+        child, more = self.cache.fork(table, len(tokens)), [*tokens, 1]
+        if not self.cache.grow(child, len(more)):
+            self.cache.release(child)
+            return
+        self.compute(child, more, len(tokens) // SIZE)
+        self.tables.append((child, more))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), keep=st.sampled_from(EvictionClass), is_worthless=st.booleans(), disown=st.booleans())
+    def release(self, data: st.DataObject, keep: EvictionClass, is_worthless: bool, disown: bool) -> None:
+        entry = data.draw(st.sampled_from(self.tables))
+        if disown:
+            self.cache.disown(entry[0])
+        self.cache.release(entry[0], keep, is_worthless=is_worthless)
+        self.tables.remove(entry)
+
+    @rule(num=st.integers(1, 9), is_good=st.sampled_from([True, True, False]))
+    def disk_works(self, num: int, is_good: bool) -> None:
+        for _ in range(min(num, len(self.under_way))):
+            move, content = self.under_way.popleft()
+            if move.kind is MoveKind.REMOVE:
+                self.disk.pop(move.name, None)
+                continue
+            is_found = is_good and (move.kind is MoveKind.WRITE or move.name in self.disk)
+            if move.kind is MoveKind.WRITE and is_found:
+                self.disk[move.name] = content
+            elif move.kind is MoveKind.READ:
+                self.host[move.target] = self.disk[move.name] if is_found else NOTHING
+            self.cache.moved(move, is_found)
+
+    @invariant()
+    def holds(self) -> None:
+        self.cache.check([table for table, _ in self.tables])
+
+    def compute(self, table: BlockTable, tokens: list[int], first: int) -> None:
+        """Write the blocks from index `first` on, name the full ones, give back those behind the window."""
+        self.carry_out()
+        for i in range(first, len(table.blocks)):
+            assert self.cache.pool.refs(table.blocks[i]) == 1, "a write meets a shared block"
+            self.device[table.blocks[i]] = (table.root, tuple(tokens[: (i + 1) * SIZE]))
+        self.cache.commit(table, tokens, len(tokens))
+        self.cache.trim(table, len(tokens))
+
+    def carry_out(self) -> None:
+        """What was decided, in order; the disk takes its time."""
+        for move in self.cache.take_moves():
+            if move.kind is MoveKind.COPY:
+                self.device[move.target] = self.device[move.source]
+            elif move.kind is MoveKind.SAVE:
+                self.host[move.target] = self.device[move.source]
+            elif move.kind is MoveKind.RESTORE:
+                self.device[move.target] = self.host[move.source]
+            else:
+                self.under_way.append((move, self.host[move.source] if move.kind is MoveKind.WRITE else NOTHING))
+
+
+TierMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=80, deadline=None)
+TestTierMachine = TierMachine.TestCase

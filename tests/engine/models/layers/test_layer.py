@@ -1,0 +1,181 @@
+"""A decoder layer as one call against the same layer operation by operation."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.models.layers import layer as one_call
+from engine.models.layers.experts import Router, pack_experts
+from engine.models.layers.layer import Layer
+from engine.models.layers.mlp import DenseMlp
+from kernels import decoder, ops
+from kernels.cpu import builds
+from kernels.formats.linear import PackedLinear
+from kernels.layout.metadata import AttentionMetadata
+from kernels.layout.slots import slot_width
+from kernels.layout.trees import Tree
+
+CPU = torch.device("cpu")
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 80, 112, 4, 2, 32, 4
+FORMATS = ["float32", "bfloat16", "int8", "int4"]
+CACHES = [torch.float32, torch.bfloat16, torch.int8]
+LENS, CONTEXTS = [1, 1, 5, 3], [3, 18, 5, 9]  # of rows in a step
+
+
+@pytest.fixture(params=builds.KNOWN, autouse=True)
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test with the kernels of each instruction set that this machine has."""
+    module = builds.load(request.param) if request.param in builds.runnable() else None
+    if module is None:
+        pytest.skip(f"no {request.param}: not an instruction set of this machine, or installed without a C++ compiler")
+    monkeypatch.setattr(builds, "MODULE", module)
+    monkeypatch.setattr("kernels.formats.weight_formats.computes_bfloat16", lambda: False)
+
+
+def make(form: str, *, bias: bool = False, norms: bool = False, window: int | None = None) -> Layer:
+    """A layer of random weights; `norms`: of heads, and of rows where they are not folded in."""
+    torch.manual_seed(5)
+    dtype = torch.bfloat16 if form == "bfloat16" else torch.float32
+
+    def linear(rows: int, inputs: int, *, gated: bool = False) -> PackedLinear:
+        weight, vector = torch.randn(rows, inputs) * inputs**-0.5, torch.randn(rows)
+        return ops.pack_linear(weight.to(dtype), vector.to(dtype) if bias else None, gated=gated, weights=form)
+
+    return Layer(
+        qkv=linear((HEADS + 2 * KV_HEADS) * DIM, HIDDEN),
+        output=linear(HIDDEN, HEADS * DIM),
+        mlp=DenseMlp(
+            gate_up=linear(2 * INNER, HIDDEN, gated=True),
+            down=linear(HIDDEN, INNER),
+            norm=torch.rand(HIDDEN).to(dtype) if norms else None,
+        ),
+        attention_norm=torch.rand(HIDDEN).to(dtype) if norms else None,
+        head_norms=torch.rand(HEADS + KV_HEADS, DIM) if norms else None,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        dim=DIM,
+        eps=1e-5,
+        window=window,
+    )
+
+
+def replaced(layer: Layer, **changes: Any) -> Layer:  # noqa: ANN401 # of several types
+    """The layer with other values; of its MLP those that are the MLP's."""
+    assert isinstance(layer.mlp, DenseMlp)
+    own = {name: changes.pop(name) for name in ("activation", "down_norm") if name in changes}
+    return dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, **own), **changes)
+
+
+def step(dtype: torch.dtype, trees: dict[int, Tree] | None = None) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata]:
+    """Residuals with a row of padding, rotations, a cache and the layout of a step."""
+    torch.manual_seed(6)
+    tables = np.arange(1, 1 + len(LENS) * 5, dtype=np.int32).reshape(len(LENS), 5)
+    meta = AttentionMetadata.build(LENS, CONTEXTS, tables, BLOCK, CPU, trees or {})
+    num = meta.num_tokens + 1
+    shape = (len(LENS) * 5 + 1, BLOCK, 2, KV_HEADS)
+    cache = torch.zeros(*shape, slot_width(DIM, dtype), dtype=dtype)
+    if dtype is not torch.int8:  # whose zeros are zero, of scale zero
+        cache.copy_(torch.randn(*shape, DIM))
+    return (
+        torch.randn(num, HIDDEN),
+        torch.polar(torch.ones(num, 1, DIM // 2), torch.randn(num, 1, DIM // 2)),
+        cache,
+        meta,
+    )
+
+
+def both(
+    layer: Layer, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, trees: dict[int, Tree] | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Residuals and cache behind one call, and behind the operations."""
+    found = []
+    for is_one in (True, False):
+        h, cis, cache, meta = step(dtype, trees)
+        assert one_call.is_one_call(layer, h, cache)
+        with monkeypatch.context() as patched:
+            if not is_one:
+                patched.setattr(decoder, "is_one_call", lambda *given: False)
+            decoder.decoder_layer_(h, layer, cis, cache, meta)
+        found.append((h[: meta.num_tokens], cache))
+    return found
+
+
+@pytest.mark.parametrize("dtype", CACHES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_one_call_computes_what_the_operations_do_to_the_bit(
+    form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bias, window in ((False, None), (True, 6)):
+        one, other = both(make(form, bias=bias, window=window), dtype, monkeypatch)
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+        assert float((one[0] - step(dtype)[0][:-1]).abs().mean()) > 0.1
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16"])
+def test_norms_of_rows_and_of_heads(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = both(make(form, norms=True), torch.float32, monkeypatch)
+    assert torch.allclose(one[0], other[0], atol=1e-4) and torch.allclose(one[1], other[1], atol=1e-5)
+
+
+def test_activation_scale_and_cap_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = both(make("float32"), torch.float32, monkeypatch)[0][0]
+    for changes in ({"activation": "gelu_tanh"}, {"query_scalar": 3.0}, {"score_cap": 0.3}):
+        layer = replaced(make("float32"), **changes)
+        one, other = both(layer, torch.float32, monkeypatch)
+        assert torch.equal(one[0], other[0])
+        assert float((one[0] - plain).abs().mean()) > 1e-3
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16"])
+def test_norms_of_what_is_added(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = both(make(form), torch.float32, monkeypatch)[0][0]
+    for names in (["output_norm"], ["down_norm"], ["output_norm", "down_norm"]):
+        layer = replaced(make(form), **{name: torch.rand(HIDDEN) for name in names})
+        one, other = both(layer, torch.float32, monkeypatch)
+        assert torch.allclose(one[0], other[0], atol=1e-4)
+        assert float((one[0] - plain).abs().mean()) > 0.1
+
+
+@pytest.mark.parametrize("kept", [[], [1, 4], [0, 1, 6, 9], list(range(10))])
+@pytest.mark.parametrize("form", ["float32", "int8"])
+def test_tokens_that_are_wanted_come_first_as_they_would_among_all(
+    form: str, kept: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = make(form)
+    all_of_them = both(layer, torch.float32, monkeypatch)[0]
+    for is_one in (True, False):
+        h, cis, cache, meta = step(torch.float32)
+        if not is_one:
+            monkeypatch.setattr(decoder, "is_one_call", lambda *given: False)
+        decoder.decoder_layer_(h, layer, cis, cache, meta, torch.tensor(kept, dtype=torch.int64))
+        assert torch.equal(h[: len(kept)], all_of_them[0][kept]) and torch.equal(cache, all_of_them[1])
+
+
+def test_trees_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = {2: Tree((-1, 0, 0, 1, 1))}
+    one, other = both(make("float32"), torch.float32, monkeypatch, trees)
+    assert torch.equal(one[0], other[0])
+    assert not torch.equal(one[0], both(make("float32"), torch.float32, monkeypatch)[0][0])
+
+
+def test_what_has_no_kernel_is_computed_operation_by_operation() -> None:
+    layer = make("int8")
+    mlp = layer.mlp
+    assert isinstance(mlp, DenseMlp)
+    h, _, cache, _ = step(torch.float32)
+    for changed in (
+        dataclasses.replace(layer, attention_norm=torch.ones(HIDDEN)),  # which integers do not take
+        dataclasses.replace(layer, mlp=dataclasses.replace(mlp, down=PackedLinear(torch.randn(HIDDEN, INNER), None))),
+        dataclasses.replace(
+            layer, mlp=pack_experts(Router(PackedLinear(torch.randn(2, HIDDEN), None), 1, True), [mlp])
+        ),
+        dataclasses.replace(layer, dim=24),
+        dataclasses.replace(layer, sinks=torch.zeros(HEADS)),
+    ):
+        assert not one_call.is_one_call(changed, h, cache)
+    assert not one_call.is_one_call(layer, h.bfloat16(), cache)
+    assert not one_call.is_one_call(layer, h, cache.half())

@@ -1,0 +1,47 @@
+"""Who gets which part of a step's budget among prompts."""
+
+import dataclasses
+from typing import cast
+
+from engine.scheduler.prefill_shares import PrefillRoundRobin
+from engine.scheduler.sequence import Sequence
+
+
+@dataclasses.dataclass
+class Fake:
+    """As much of a sequence as a turn goes by."""
+
+    num_missing: int
+    last_step: int = 0
+
+
+def share(prefill_shares: PrefillRoundRobin, prompts: list[Fake], budget: int) -> list[int]:
+    """Tokens per prompt, in the order of `prompts`."""
+    shares = prefill_shares.share(cast(list[Sequence], prompts), budget)
+    assert sum(num for _, num in shares) <= budget and all(num > 0 for _, num in shares)
+    given = {id(one): num for one, num in shares}
+    return [given.get(id(one), 0) for one in prompts]
+
+
+def test_prompts_that_end_go_in_order_and_the_first_that_does_not_fit_gets_the_rest() -> None:
+    assert share(PrefillRoundRobin(), [Fake(40), Fake(50), Fake(60)], 100) == [40, 50, 10]
+
+
+def test_long_ones_share_equally_and_who_was_served_longest_ago_goes_first() -> None:
+    assert share(PrefillRoundRobin(), [Fake(900)] * 0 + [Fake(900), Fake(900), Fake(900), Fake(900)], 128) == [32] * 4
+    assert share(PrefillRoundRobin(), [Fake(900, 5), Fake(900, 3), Fake(900, 4)], 40) == [0, 32, 8]
+
+
+def test_a_short_one_has_every_other_step_for_itself() -> None:
+    prefill_shares, long = PrefillRoundRobin(), Fake(900)
+    assert share(prefill_shares, [long, Fake(20)], 128) == [0, 20]
+    assert share(prefill_shares, [long, Fake(20)], 128) == [108, 20]
+    assert share(prefill_shares, [long, Fake(20)], 128) == [0, 20]
+    assert share(prefill_shares, [long], 128) == [128]
+
+
+def test_short_ones_never_starve_a_long_one() -> None:
+    prefill_shares, long, given = PrefillRoundRobin(), Fake(10_000), 0
+    for _ in range(10):
+        given += share(prefill_shares, [*(Fake(100) for _ in range(5)), long], 128)[-1]
+    assert given >= 5 * 64

@@ -1,0 +1,194 @@
+"""What is left of a GPU's memory for the cache, and who is named where there is none."""
+
+import dataclasses
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from engine import build
+from engine.config import EngineConfig
+from engine.errors import DeviceLost, ServiceError
+from engine.kv_cache.block_store import BlockStore
+from engine.models.config import read_config
+from engine.models.limits import limits_of
+from engine.models.model import Model, load_model
+from engine.request import Limits
+from engine.worker.graphs import GraphKey, Graphs, RowShape
+from engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, recorded_bytes
+from engine.worker.runner import Runner
+from engine.worker.slots.state import Slots
+from engine.worker.startup import memory
+from engine.worker.startup.formats import Formats
+from engine.worker.startup.memory import at_start, room
+from engine.worker.steps import RecordedStep, UniformSteps
+from kernels import gpu
+from tests.engine.worker.host_device import HostDevice, twin_family
+from tests.oracle.checkpoints import Shape, make_checkpoint
+
+GIB = 1 << 30
+
+
+def test_the_cache_gets_what_weights_steps_and_others_leave() -> None:
+    assert room(80 * GIB, 80 * GIB, 20 * GIB, 0, 0.9) == 52 * GIB
+    assert room(80 * GIB, 70 * GIB, 20 * GIB, 3 * GIB, 0.9) == 39 * GIB
+
+
+@pytest.mark.parametrize(("available", "peak", "recorded"), [(80, 72, 0), (20, 15, 0), (80, 60, 12)])
+def test_no_room_names_the_knob(available: int, peak: int, recorded: int) -> None:
+    said = rf"--gpu-memory-utilization: 0\.9 of 81920 MiB.* {recorded * 1024} MiB of recorded steps; raise it"
+    with pytest.raises(ServiceError, match=said):
+        room(80 * GIB, available * GIB, peak * GIB, recorded * GIB, 0.9)
+
+
+class Pooled(HostDevice):
+    """Its graphs share one pool, which is as large as the largest of them; each takes a little beside it."""
+
+    POOL, EACH = 1000, 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = 0
+        self.next = GraphKey(0, 0)
+
+    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+        size = self.next.num_rows * self.next.per_row * self.POOL
+        self.bytes += max(0, size - self.pool) + self.EACH
+        self.pool = max(self.pool, size)
+        return super().capture(body)
+
+
+def watch(device: Pooled, monkeypatch: pytest.MonkeyPatch) -> list[GraphKey]:
+    """Tell the device what is recorded; the keys in their order."""
+    keys: list[GraphKey] = []
+    record = UniformSteps.record
+
+    def recording(self: UniformSteps, key: GraphKey) -> RecordedStep:
+        keys.append(key)
+        device.next = key
+        return record(self, key)
+
+    monkeypatch.setattr(UniformSteps, "record", recording)
+    return keys
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    directory = make_checkpoint(tmp_path, Shape(kv_heads=1))
+    monkeypatch.setattr(gpu, "takes", lambda _: True)
+    monkeypatch.setattr(gpu, "family", twin_family)
+    return load_model(directory, read_config(directory), torch.float32, torch.device("cpu"), 64)
+
+
+@pytest.mark.parametrize(
+    "drafts", [InFlightDrafts(()), InFlightDrafts((1, 3), may_branch=True)], ids=["decode", "trees"]
+)
+def test_recorded_steps_take_what_was_said_before_there_was_a_cache(
+    model: Model, drafts: InFlightDrafts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them: those that are recorded when there is no work, too. Few are recorded to find that out."""
+    slots = Slots(20, 64, 8)
+    device = Pooled()
+    keys = watch(device, monkeypatch)
+    expected = recorded_bytes(model, torch.float32, device, slots, drafts)
+    forms = len(drafts.lengths) + 1 + (1 if drafts.may_branch else 0) + 1  # plain, drafts, trees, shared
+    assert [key.num_rows for key in keys[:forms]] == [20] * forms and len(keys) == forms + 4
+    keys.clear()
+    store, real = BlockStore(model.new_cache(8, 8)), Pooled()
+    watch(real, monkeypatch)
+    runner = overlap(Runner(model, store, 8, 20, 64), model, store, real, slots, drafts)
+    while runner.idle():
+        continue
+    assert real.bytes == expected > real.pool
+    assert isinstance(runner, OverlappedRunner)
+
+
+def test_one_dear_step_among_the_samples_is_believed() -> None:
+    costs = {GraphKey(8, 1): 100, GraphKey(4, 1): 0, GraphKey(2, 1): 5, GraphKey(1, 1): 1}
+    taken = [0]
+
+    def capture(key: GraphKey) -> GraphKey:
+        taken[0] += costs[key]
+        return key
+
+    assert Graphs(8, [(1, RowShape.PLAIN)], capture).bytes_of_all(lambda: taken[0]) == 100 + 3 * 5
+    taken[0] = 50
+    assert Graphs(1, [(1, RowShape.PLAIN)], lambda key: key).bytes_of_all(lambda: taken[0]) == 0
+
+
+def test_memory_that_is_missing_at_start_names_a_flag_and_other_faults_do_not() -> None:
+    said = "--max-num-seqs: no memory for steps; lower it, or use a device with more"
+    with pytest.raises(ServiceError, match=said) as refused, at_start("--max-num-seqs", "steps; lower it"):
+        raise torch.OutOfMemoryError
+    assert refused.value.field == "max_num_seqs"
+    with pytest.raises(DeviceLost), at_start("--x", "y"):
+        raise torch.AcceleratorError
+    with pytest.raises(ValueError, match="z"), at_start("--x", "y"):
+        raise ValueError("z")
+
+
+CONFIG = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=512, threads=1, max_num_seqs=4)
+
+
+def full(*arguments: object, **named: object) -> None:
+    raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("load_model", r"--model: no memory for its weights in float32; try --quantization int4, or use a"),
+        ("Model.new_cache", r"--kv-cache-tokens: .* for a cache of \d+ MiB; set --kv-cache-tokens lower"),
+    ],
+)
+def test_weights_or_a_cache_that_do_not_fit_name_their_knob(
+    where: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_checkpoint(tmp_path, Shape(kv_heads=1))
+    config = read_config(directory)
+    monkeypatch.setattr(f"engine.build.{where}", full)
+    with pytest.raises(ServiceError, match=said):
+        build.build_engine(CONFIG, config, directory, limits_of(CONFIG, config, 1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("recorded_bytes", "--max-num-seqs: .* for recorded steps of 4 rows beside the weights; lower it, or use a"),
+        ("cuda_room", "--max-num-batched-tokens: .* for a step of 512 tokens beside the weights; lower it"),
+        ("overlap", "--gpu-memory-utilization: .* for recorded steps of 4 rows beside the cache; lower it"),
+    ],
+)
+def test_steps_that_do_not_fit_name_their_knob(where: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, of which nothing else is asked."""
+    for name in ("CudaDevice", "recorded_bytes", "cuda_room", "overlap"):
+        monkeypatch.setattr(build, name, full if name == where else lambda *_: 1)
+    on_gpu: Any = types.SimpleNamespace(device=torch.device("cuda"))
+    formats, limits, other = Formats(torch.bfloat16, "", torch.bfloat16), Limits(64, 1000), cast(Any, None)
+    with pytest.raises(ServiceError, match=said):
+        assert build.cache_room(CONFIG, on_gpu, formats, limits) == 1
+        build.runner_for(CONFIG, other, on_gpu, other, limits)
+
+
+def test_what_compiles_for_steps_of_any_size_does_it_at_start() -> None:
+    assert memory.ladder(512) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert memory.ladder(24) == [1, 2, 4, 8, 16, 24] and memory.ladder(1) == [1]
+
+
+def test_a_step_is_computed_without_the_cache_of_the_engine(model: Model) -> None:
+    seen: list[tuple[int, ...]] = []
+    forward, logits = model.forward, model.logits
+    model.forward = lambda *given: seen.append(tuple(given[0].shape)) or forward(*given)  # type: ignore[method-assign, func-returns-value]
+    model.logits = lambda hidden: seen.append(tuple(hidden.shape)) or logits(hidden)  # type: ignore[method-assign, func-returns-value]
+    memory.whole_step(model, torch.float32, 30, 5, 8)
+    width = model.config.hidden_size
+    assert seen == [(30,), (5, width), (30, width)]  # a step, its rows, and a prompt that tells of its tokens
+
+
+def test_sizes_are_those_of_the_settings() -> None:
+    config = dataclasses.replace(CONFIG, speculation="ngram", max_draft_tokens=2, max_num_seqs=7)
+    slots, drafts = build.recorded_for(config, Limits(64, 1000))
+    assert (slots.num, slots.max_len, slots.block_size, drafts.lengths) == (7, 64, 8, (1, 2))

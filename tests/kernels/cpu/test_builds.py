@@ -1,0 +1,35 @@
+"""Which kernels were built and whether they can be used."""
+
+import importlib.machinery
+from pathlib import Path
+
+import pytest
+
+import kernels.cpu
+from kernels.cpu import builds
+
+REFUSED = "the operating system does not let this process use AMX"
+
+
+def built() -> list[str]:
+    """Instruction sets of which there is a module, in the order of `builds.KNOWN`."""
+    rooms = [Path(room) for room in kernels.cpu.__path__]
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    return [name for name in builds.KNOWN if any((room / (name + end)).exists() for room in rooms for end in suffixes)]
+
+
+@pytest.mark.parametrize("name", built())
+def test_a_module_that_was_built_can_be_used_on_a_machine_that_has_what_it_needs(name: str) -> None:
+    if name not in builds.runnable():
+        pytest.skip(f"this machine lacks what {name} was built for")
+    assert builds.why_not(name) in ("", REFUSED)
+
+
+def test_the_best_module_of_those_that_can_be_used_is_in_use() -> None:
+    usable = [name for name in builds.runnable() if builds.load(name) is not None]
+    assert builds.instruction_set() == next(iter(usable), "none")
+
+
+def test_a_module_that_is_not_there_says_so() -> None:
+    assert builds.load("v9") is None
+    assert "v9" in builds.why_not("v9")

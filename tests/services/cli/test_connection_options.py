@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+import sluice
+
+from engine.errors import ServiceError
+from services.cli.client import client
+from services.cli.connection_options import ConnectionOptions
+
+
+def test_a_key_is_never_sent_to_others_in_plaintext() -> None:
+    none = (None, None, None)
+    with pytest.raises(ServiceError, match="plaintext"):
+        ConnectionOptions.of("example.org:50051", False, none, "k")
+    assert ConnectionOptions.of("127.0.0.1:50051", False, none, "k").metadata == (("authorization", "Bearer k"),)
+    assert ConnectionOptions.of("example.org:50051", True, none, "k").has_tls
+    assert not ConnectionOptions.of("example.org:50051", False, none, None).metadata
+
+
+def test_files_mean_tls_and_are_read(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    with pytest.raises(ServiceError, match="No such file"):
+        client("localhost:1", ConnectionOptions.of("localhost:1", False, (ca, None, None), None))
+    ca.write_text("")
+    with client("localhost:1", ConnectionOptions.of("localhost:1", False, (ca, None, None), None)) as opened:
+        assert isinstance(opened, sluice.Client)
+    with pytest.raises(ServiceError, match="needed together"):
+        ConnectionOptions.of("localhost:1", False, (None, ca, None), None)

@@ -1,0 +1,105 @@
+"""When text leaves: pure, with a clock and a timer of the test's own."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from services.detokenizer.flush_timer import AT_ONCE, DELTAS_PER_S, MAX_INTERVAL_S, MAX_PARTS, PART, Alarm, FlushTimer
+
+
+class Timers:
+    """A clock that the test moves, and the timers set on it."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.set: list[tuple[float, Callable[[], None]]] = []
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self.set.append((self.now_s + delay_s, callback))
+
+    def fire(self) -> None:
+        (at_s, callback) = self.set.pop(0)
+        self.now_s = max(self.now_s, at_s)
+        callback()
+
+
+def paced(num_open: int) -> tuple[FlushTimer[int], Timers, list[int]]:
+    timers, sent = Timers(), list[int]()
+    pace = FlushTimer(sent.append, Alarm(lambda: timers.now_s, timers.call_later))
+    pace.num_open = num_open
+    return pace, timers, sent
+
+
+def test_rare_text_leaves_in_the_same_turn() -> None:
+    pace, timers, sent = paced(1)
+    for _ in range(3):
+        timers.now_s += 0.05
+        pace.text_came(0)
+        assert not sent
+        pace.turn()
+        assert sent == [0] and not timers.set
+        sent.clear()
+
+
+def test_much_text_is_gathered_for_an_interval() -> None:
+    num_open = PART
+    pace, timers, sent = paced(num_open)
+    outputs = list(range(num_open))
+    for output in outputs:
+        pace.text_came(output)
+    pace.turn()
+    start_s = timers.now_s
+    assert sent == outputs
+    for _ in range(3):
+        timers.now_s += num_open / DELTAS_PER_S / 10
+        for output in outputs:
+            pace.text_came(output)
+        pace.turn()
+    assert sent == outputs and len(timers.set) == 1
+    timers.fire()
+    assert timers.now_s == pytest.approx(start_s + num_open / DELTAS_PER_S)
+    assert sent == outputs * 2 and not timers.set
+    pace.turn()
+    assert sent == outputs * 2 and not timers.set, "nothing is due"
+
+
+@pytest.mark.parametrize(("num_open", "num_parts"), [(32, 2), (300, MAX_PARTS)])
+def test_many_outputs_leave_in_parts_each_once_an_interval(num_open: int, num_parts: int) -> None:
+    pace, timers, sent = paced(num_open)
+    left_s: dict[int, list[float]] = {output: [] for output in range(num_open)}
+    for _ in range(3 * num_parts):
+        for output in left_s:  # all have text all the time
+            pace.text_came(output)
+        pace.turn()
+        assert 0 < len(sent) <= -(-num_open // num_parts)
+        for output in sent:
+            left_s[output].append(timers.now_s)
+        sent.clear()
+        timers.fire()
+    assert {len(times) for times in left_s.values()} == {3}
+    gaps = [later - before for times in left_s.values() for before, later in itertools.pairwise(times)]
+    assert min(gaps) == pytest.approx(MAX_INTERVAL_S) == max(gaps)
+
+
+def test_few_of_many_are_told_no_oftener_for_it() -> None:
+    pace, timers, sent = paced(300)
+    start_s = timers.now_s
+    while timers.now_s < start_s + 10 * MAX_INTERVAL_S:
+        pace.text_came(7)
+        pace.turn()
+        timers.now_s += 0.0001
+        while timers.set and timers.set[0][0] <= timers.now_s:
+            timers.fire()
+    assert sent.count(7) == pytest.approx(10, abs=1)
+
+
+def test_without_a_timer_nothing_waits() -> None:
+    sent = list[int]()
+    pace = FlushTimer(sent.append, AT_ONCE)
+    pace.num_open = 300
+    for _ in range(2):
+        for output in range(300):
+            pace.text_came(output)
+        pace.turn()
+    assert sorted(sent) == sorted([*range(300), *range(300)])

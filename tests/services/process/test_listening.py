@@ -1,0 +1,41 @@
+import pytest
+
+from engine.errors import ServiceError
+from services.process import listening
+
+
+@pytest.mark.parametrize(
+    ("listen", "local"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.9.9.9:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("unix:/tmp/x", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("10.0.0.1:1", False),
+        ("localhost.example.org:1", False),
+    ],
+)
+def test_plaintext_is_for_this_host(listen: str, local: bool) -> None:
+    assert listening.is_local(listen) is local
+    listening.check_plaintext("listen", listen, True, False)
+    listening.check_plaintext("listen", listen, False, True)
+    if local:
+        listening.check_plaintext("listen", listen, False, False)
+    else:
+        with pytest.raises(ServiceError, match="--insecure"):
+            listening.check_plaintext("listen", listen, False, False)
+
+
+@pytest.mark.parametrize("listen", ["", "1", "host:", ":1", "host:x", "host:65536", "host:²"])
+def test_what_is_no_address_is_refused(listen: str) -> None:
+    with pytest.raises(ServiceError, match="is not host:port"):
+        listening.split("listen", listen)
+
+
+def test_addresses_as_clients_name_them() -> None:
+    assert listening.split("listen", "[::1]:5") == ("::1", 5)
+    assert listening.bound("[::1]:0", 7) == "[::1]:7"
+    assert listening.bound("unix:/tmp/x", 1) == "unix:/tmp/x"

@@ -1,0 +1,152 @@
+"""Requests that a process's place in the ring ends: what it cannot send, and neighbours of another version."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from engine.request import SamplingParams
+from services.messages.details import Tokenized
+from services.messages.messages import (
+    SCHEMA_VERSION,
+    Cancel,
+    Envelope,
+    Failed,
+    Message,
+    Mismatch,
+    Prompt,
+    Result,
+    Role,
+    Submit,
+    Text,
+    Tokens,
+)
+from services.messages.work import Generate, Scheduling, Stops, TextPrompt
+from services.ring.backlog import Backlog
+from services.ring.frames import FrameWriter, Header
+from services.ring.loop import RingLoop
+from services.ring.schema_mismatches import AGAIN_S, FRESH_S, MAX_KNOWN, SchemaMismatches
+from tests.services.ring.one_stage import LIMIT, NEXT, passed_on
+
+A, B = (Envelope(f"{one:032x}", NEXT) for one in (1, 2))
+PARAMS = SamplingParams()
+
+
+def sent_by(role: Role, envelope: Envelope) -> Message:
+    """What a role sends of a request."""
+    match role:
+        case Role.GATEWAY:
+            return Submit(envelope, Generate(TextPrompt("a" * 100), PARAMS))
+        case Role.TOKENIZER:
+            return Prompt(envelope, bytes(100), PARAMS, Stops(), Scheduling(), 0.0)
+        case Role.ENGINE:
+            return Tokens(envelope, 0, (1,) * 100)
+        case Role.DETOKENIZER:
+            return Text(envelope, 0, (), "a" * 100)
+
+
+class Noting:
+    """A stage that notes what it is given, and sends a Cancel on as all do."""
+
+    progress = 0
+
+    def __init__(self, ring: RingLoop) -> None:
+        self.ring = ring
+        self.taken: list[Message] = []
+
+    def handle(self, message: Message) -> None:
+        self.taken.append(message)
+        if isinstance(message, Cancel | Result):
+            self.ring.emit(message)
+
+    def turn(self) -> bool:
+        return False
+
+    def reap(self) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_at_the_bound_a_request_ends_and_nothing_blocks(tmp_path: Path, role: Role) -> None:
+    """Its peer takes nothing. What the request has in the backlog leaves that, for its end."""
+    ring = RingLoop(role, "x-0", f"ipc://{tmp_path}/in", {NEXT: f"ipc://{tmp_path}/nobody"}, LIMIT)
+    outbox, stage = ring.outboxes[NEXT], Noting(ring)
+    outbox._backlog = Backlog(msgspec.msgpack.Encoder().encode, LIMIT, 3000)
+    ring.start(stage)
+    ring.emit(sent_by(role, B))
+    while not ring.counts["dropped"]:
+        ring.emit(sent_by(role, A))
+    async with asyncio.timeout(10):
+        while not stage.taken:
+            await asyncio.sleep(0.001)
+    (told,) = stage.taken
+    left = [(one.kind, one.envelope) for one in outbox._backlog.head(1 << 20)]
+    ring.stop()
+    if role is Role.GATEWAY:
+        assert isinstance(told, Failed) and told.reason == "BACKLOG_FULL" and told.retry_after_s > 0
+        assert left == [(Submit, B), (Cancel, A)]
+    else:
+        assert told == Cancel(A)
+        # A detokenizer has nobody to send a Cancel to.
+        ends = [(Failed, A)] if role is Role.DETOKENIZER else [(Cancel, A), (Failed, A)]
+        assert [one for one in left if one[1] is B] and left[1:][-len(ends) :] == ends
+
+
+async def test_a_message_that_is_too_large_ends_its_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    large = Result(A, Tokenized(bytes(LIMIT - 500), b"", b""))
+    stages: list[Noting] = []
+
+    def make(ring: RingLoop) -> Noting:
+        ring.outboxes[NEXT]._backlog = Backlog(msgspec.msgpack.Encoder().encode, LIMIT - 1000)
+        stages.append(Noting(ring))
+        return stages[0]
+
+    came = await passed_on(Role.TOKENIZER, make, [large], tmp_path, lambda came: bool(came))
+    assert [type(one) for one in came] == [Cancel, Failed] and isinstance(came[1], Failed)
+    assert came[1].message.startswith("the tokenizer made a message of this request that is larger")
+    assert [one.name for one in caplog.records].count("services.faults") == 1
+
+
+async def test_a_stranger_is_told_of_once_in_the_log_and_forward(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others' frames pass meanwhile."""
+    stranger, context = FrameWriter("tokenizer-1", 5), zmq.Context[zmq.Socket[bytes]]()
+    data = bytearray(stranger.frame(1, [b"what no other version can read"]))
+    data[4:6] = (SCHEMA_VERSION + 1).to_bytes(2, "little")
+    socket = context.socket(zmq.PUSH)
+
+    def make(ring: RingLoop) -> Noting:
+        socket.connect(f"ipc://{tmp_path}/in")
+        for _ in range(500):
+            socket.send(bytes(data))
+        return Noting(ring)
+
+    with caplog.at_level(logging.ERROR):
+        came = await passed_on(Role.ENGINE, make, [], tmp_path, lambda came: bool(came))
+    socket.close()
+    context.term()
+    assert came[0] == Mismatch("engine-0", SCHEMA_VERSION, "tokenizer-1", SCHEMA_VERSION + 1)
+    assert len([one for one in caplog.records if "are refused" in one.getMessage()]) == 1
+
+
+def heard(strangers: SchemaMismatches, header: Header, now_s: float) -> list[bool]:
+    return [is_new for _, is_new in strangers.heard([header], now_s)]
+
+
+def test_strangers_are_told_of_seldom_and_anew_after_each_boot() -> None:
+    strangers, header = SchemaMismatches("engine-0", 2), Header("t", 5, 3)
+    assert strangers.told(0.0) == ""
+    assert [heard(strangers, header, now_s) for now_s in (0.0, 0.1, AGAIN_S)] == [[True], [], [False]]
+    assert heard(strangers, header._replace(epoch=6), AGAIN_S) == [True]
+    assert strangers.told(AGAIN_S) == "refuses frames of t (version 3); it reads version 2"
+    assert strangers.told(AGAIN_S + FRESH_S + 1) == ""
+
+
+def test_names_that_are_made_up_are_not_all_remembered() -> None:
+    strangers = SchemaMismatches("engine-0", 2)
+    told = [heard(strangers, Header(f"t{at}", 5, 3), 0.0) for at in range(1000)]
+    assert told.count([True]) == MAX_KNOWN
