@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
@@ -16,12 +17,14 @@ from sluice.v1 import control_pb2, inference_pb2
 
 from engine.errors import Code, ServiceError, unsupported
 from services.gateway import acceptor
+from services.gateway.access.identity import CALLER
 from services.gateway.access.metadata import Context
 from services.gateway.access.tls import server_credentials
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
 from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
+from services.gateway.calls.large import LargeLane
 from services.gateway.calls.refusal import turn_away
 from services.gateway.contract import wire
 from services.gateway.contract.errors import malformed
@@ -99,10 +102,10 @@ def build(
         (CONTROL, control_table(handlers.control)),
         (OIP, handlers.adapter.table()),
     )
-    most = wire.bounds(settings)
+    most, lane = wire.bounds(settings), LargeLane(time.thread_time)
     for descriptor, table in tables:
         server.add_registered_method_handlers(
-            descriptor.full_name, _service(descriptor, table, handlers.observer, most)
+            descriptor.full_name, _service(descriptor, table, handlers.observer, most, lane)
         )
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if settings.reflection:
@@ -161,17 +164,22 @@ def control_table(control: Control) -> Mapping[str, Behaviour]:
 
 
 def _service(
-    descriptor: ServiceDescriptor, behaviours: Mapping[str, Behaviour], observer: Observer, most: Mapping[str, int]
+    descriptor: ServiceDescriptor,
+    behaviours: Mapping[str, Behaviour],
+    observer: Observer,
+    most: Mapping[str, int],
+    lane: LargeLane,
 ) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
     handlers = {}
     for method in descriptor.methods:
         make = _KINDS[(method.client_streaming, method.server_streaming)]
         away = functools.partial(turn_away, observer, f"/{descriptor.full_name}/{method.name}")
+        behaviour = behaviours.get(method.name) or refusal(method.name, away)
+        level = wire.level_of(method.input_type, most)
+        parse = _parser(message_factory.GetMessageClass(method.input_type), level)
         handlers[method.name] = make(
-            guarded(behaviours.get(method.name) or refusal(method.name, away), method.input_type.name, away),
-            request_deserializer=_parser(
-                message_factory.GetMessageClass(method.input_type), wire.level_of(method.input_type, most)
-            ),
+            guarded(behaviour, method.input_type.name, away, parse, lane),
+            request_deserializer=parse if method.client_streaming else _later(parse),
             response_serializer=serialized,
         )
     return handlers
@@ -186,7 +194,10 @@ class MalformedRequest:
     """Stands for bytes that are no request: grpc itself would answer INTERNAL, as if we had broken."""
 
 
-def _parser(message: type[Message], level: wire.Level) -> Callable[[bytes], Message | MalformedRequest]:
+Parse = Callable[[bytes], Message | MalformedRequest]
+
+
+def _parser(message: type[Message], level: wire.Level) -> Parse:
     def parse(data: bytes) -> Message | MalformedRequest:
         try:
             return message.FromString(wire.cut_short(data, level))
@@ -196,11 +207,23 @@ def _parser(message: type[Message], level: wire.Level) -> Callable[[bytes], Mess
     return parse
 
 
-def guarded(behaviour: Behaviour, type_name: str, away: TurnAway) -> Behaviour:
-    """The handler behind the one answer to malformed bytes: a true coroutine function, as grpc asks for its kind."""
+def _later(parse: Parse) -> Callable[[bytes], Message | MalformedRequest | bytes]:
+    """Parses, but leaves large requests to who knows whose they are."""
+    return lambda data: data if len(data) > wire.LARGE else parse(data)
+
+
+def guarded(behaviour: Behaviour, type_name: str, away: TurnAway, parse: Parse, lane: LargeLane) -> Behaviour:
+    """The handler behind the one answer to malformed bytes: a true coroutine function, as grpc asks for its kind.
+    Large requests come as bytes, and are parsed when it is their turn."""
 
     async def handle(request: object, context: Context) -> object:
         try:
+            if isinstance(request, bytes):
+                try:
+                    async with lane.turn(CALLER.get().tenant, len(request)):
+                        request = parse(request)
+                except ServiceError as error:
+                    await away(context, error)
             if isinstance(request, MalformedRequest):
                 await away(context, malformed(type_name))
             return await behaviour(request, context)

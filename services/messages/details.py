@@ -59,11 +59,10 @@ class TokenRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class Tokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Answer to Tokenize: few long strings of bytes, as it passes through every stage and may have a million tokens."""
+    """Answer to Tokenize: each token's bytes once, as there may be a million ids, of few tokens."""
 
     ids: bytes  # little-endian int32
-    pieces: bytes  # the bytes of all tokens, joined
-    sizes: bytes  # of each token's piece, little-endian int32
+    pieces: dict[int, bytes]  # of every id among them
 
 
 class Detokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

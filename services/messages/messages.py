@@ -275,6 +275,7 @@ class Blob(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     envelope: Envelope
     digest: str  # SHA-256 of the encoded message, hex
     size: int
+    kind: str = ""  # of the message, by its tag: who only passes such a one on need not read it
 
 
 class BlobChunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -286,7 +287,8 @@ class BlobChunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_
 
 
 Change: TypeAlias = Grant | Append | Update | CloseInput  # what a client says of a running request
-RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | KeepTrace | Change | Failed | Preempted | Result
+Ending: TypeAlias = Failed | Result
+RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | KeepTrace | Change | Ending | Preempted | Blob
 OfNoRequest: TypeAlias = Probe | Report | OpenSerials | Mismatch
 Message: TypeAlias = RequestMessage | OfNoRequest
 

@@ -40,6 +40,10 @@ class Refusal(enum.StrEnum):
     OVERSIZE = "oversize"
 
 
+def _keep(blob: Blob) -> None:
+    """Its file stays."""
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class QueuedMessage:
     """One message. `data` is empty once it was dropped; `envelope` is None for what is of no request."""
@@ -49,6 +53,7 @@ class QueuedMessage:
     envelope: Envelope | None
     key: str  # of what may be dropped together; "": it stays in any case
     rank: int  # attempt of a request; of the same key, a higher one replaces lower ones
+    blob: Blob | None = None  # it stands for a file, of no use without it
 
 
 class Backlog:
@@ -59,10 +64,13 @@ class Backlog:
         encode: Callable[[Message | Blob | BlobChunk], bytes],
         max_message_bytes: int,
         max_bytes: int = MAX_BYTES,
+        discard: Callable[[Blob], None] = _keep,
     ) -> None:
+        """`discard` is told of a blob that was dropped."""
         self.num_bytes = 0
         self._num = 0
         self._encode = encode
+        self._discard = discard
         self._max_message_bytes = max_message_bytes
         self._max_bytes = max_bytes
         self._queue: deque[QueuedMessage] = deque()
@@ -154,7 +162,8 @@ class Backlog:
             self._count += 1
             return QueuedMessage(data, type(message), None, _name(message), self._count)
         envelope = message.envelope
-        return QueuedMessage(data, type(message), envelope, envelope.request_id, envelope.attempt)
+        blob = message if isinstance(message, Blob) else None
+        return QueuedMessage(data, type(message), envelope, envelope.request_id, envelope.attempt, blob)
 
     def _drop_replaced(self, message: Message, new: QueuedMessage) -> None:
         """A Cancel ends its attempt and earlier ones, a later attempt those before it, a census what is not open."""
@@ -177,6 +186,8 @@ class Backlog:
             self._num -= 1
             self.num_bytes -= len(one.data)
             one.data = b""
+            if one.blob is not None:
+                self._discard(one.blob)
         if kept:
             self._by_key[key] = kept
         if len(self._queue) > 2 * self._num + _SLACK:

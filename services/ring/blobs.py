@@ -1,10 +1,12 @@
 """Messages too large for a frame: files named by request and SHA-256 on one host, chunks over TCP.
 
 A very long prompt must not hold up the small messages behind it, nor does ZeroMQ need buffers for it. Each blob belongs
-to one request and is taken once. What is missing or does not have its hash is lost, and the reader is told so. Where a
-file cannot be written (the disk is full, the directory is gone or another user's) chunks go on one host too.
+to one request and is taken once; a stage that only passes it on moves its file, unread. What is missing or does not
+have its hash is lost, and the reader is told so. Where a file cannot be written (the disk is full, the directory is
+gone or another user's) chunks go on one host too.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -27,18 +29,32 @@ def directory_of(address: str) -> Path | None:
     return Path(address.removeprefix("ipc://") + ".blobs") if address.startswith("ipc://") else None
 
 
-def put(directory: Path | None, envelope: Envelope, data: bytes) -> list[BlobChunk | Blob]:
-    """What to send for `data`: the blob, after its chunks where there is no directory to write to."""
+def put(directory: Path | None, envelope: Envelope, data: bytes, kind: str = "") -> list[BlobChunk | Blob]:
+    """What to send for `data`, a message of that kind: the blob, after its chunks where there is no directory to write
+    to."""
     digest = hashlib.sha256(data).hexdigest()
+    blob = Blob(envelope, digest, len(data), kind)
     if directory is not None:
         try:
-            _write(directory, f"{envelope.request_id}-{digest}", data)
-            return [Blob(envelope, digest, len(data))]
+            _write(directory, _name(blob), data)
+            return [blob]
         except OSError as error:
             what = (len(data), directory, error)
             logger.warning("a message of %d bytes goes in pieces: %s cannot take it (%s)", *what, extra=about(envelope))
     chunks = [BlobChunk(digest, at, data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
-    return [*chunks, Blob(envelope, digest, len(data))]
+    return [*chunks, blob]
+
+
+def discard(directory: Path | None, blob: Blob) -> None:
+    """Let go of a blob that was to be sent and is not."""
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            (directory / _name(blob)).unlink()
+
+
+def _name(blob: Blob) -> str:
+    """Of its file. Made of what a peer says: only the plain name, never a way out of the directory."""
+    return Path(f"{blob.envelope.request_id}-{blob.digest}").name
 
 
 def _write(directory: Path, name: str, data: bytes) -> None:
@@ -97,10 +113,25 @@ class Blobs:
         data = bytes(parts) if digest == blob.digest or self._directory is None else self._read(blob)
         return data if hashlib.sha256(data).hexdigest() == blob.digest else None
 
+    def is_file(self, blob: Blob) -> bool:
+        """Whether it lies here, to be read or moved."""
+        return self._directory is not None and (self._directory / _name(blob)).is_file()
+
+    def move(self, blob: Blob, directory: Path | None) -> bool:
+        """Move its file, unread, to where the blobs for another inbox lie; whether that could be done. What it holds is
+        checked by whoever takes it there."""
+        if self._directory is None or directory is None:
+            return False
+        try:
+            os.close(private.open_directory(directory))
+            (self._directory / _name(blob)).rename(directory / _name(blob))
+        except OSError:
+            return False
+        return True
+
     def _read(self, blob: Blob) -> bytes:
         assert self._directory is not None
-        # The name is made of what a peer says: only the plain file of that name, never a way out of the directory.
-        path = self._directory / Path(f"{blob.envelope.request_id}-{blob.digest}").name
+        path = self._directory / _name(blob)
         try:
             if path.stat().st_size > self._max_bytes:
                 return b""

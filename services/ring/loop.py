@@ -19,6 +19,7 @@ from services.checkpoint.revisions import fits
 from services.messages.messages import (
     SCHEMA_VERSION,
     Append,
+    Blob,
     Cancel,
     KeepTrace,
     Message,
@@ -112,6 +113,7 @@ class RingLoop:
             Prompt: self._refuse_revision,
             Append: self._refuse_revision,
             Tokens: self._refuse_first_tokens,
+            Blob: self._hand_on,
         }
         if role is not Role.GATEWAY:
             self._apart[Probe] = self._pass_probe
@@ -248,6 +250,12 @@ class RingLoop:
         if not wanted or fits(wanted, self.revision):
             return False
         self.emit(failed(message.envelope, other_revision(wanted, self.revision)))
+        return True
+
+    def _hand_on(self, stage: Stage, blob: Blob) -> bool:
+        """A large message that this stage would only pass on leaves as it came, unread."""
+        targets = self._hop.targets(blob)
+        self.emit(self.inbox.hand_on(blob, self.outboxes[targets[0]] if targets else None))
         return True
 
     def _pass_on(self, stage: Stage, message: Message) -> bool:

@@ -9,6 +9,7 @@ from typing import assert_never
 
 from services.messages.messages import (
     Append,
+    Blob,
     Cancel,
     CloseInput,
     Failed,
@@ -49,6 +50,7 @@ _OF_ONE = (  # go to the one peer that has their request
     Update,
     CloseInput,
     Preempted,
+    Blob,
 )
 
 

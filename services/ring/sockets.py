@@ -20,9 +20,9 @@ import zmq
 
 from engine.scheduler.histogram import Histogram
 from services.faults import fault
-from services.messages.messages import SCHEMA_VERSION, Blob, BlobChunk, Envelope, Message, Role, failed
+from services.messages.messages import SCHEMA_VERSION, Blob, BlobChunk, Envelope, Message, Result, Role, failed
 from services.ring.backlog import Backlog, Refusal
-from services.ring.blobs import BLOB_BYTES, Blobs, directory_of, put
+from services.ring.blobs import BLOB_BYTES, Blobs, directory_of, discard, put
 from services.ring.frames import FrameWriter, Header, MalformedFrame, read_header
 from services.ring.keys import RingKeys
 from services.ring.receipts import Receipts
@@ -36,6 +36,8 @@ FRAMES_A_TURN = 64  # so that a flood on the inbox cannot starve the loop
 LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 AHEAD_NS = 24 * 3600 * 10**9  # by which the clock of another host may be ahead
 _OF_BLOBS = frozenset({Blob, BlobChunk})
+_PASSED_ON = Result.__name__  # by those between who makes it and who wants it
+_BETWEEN = frozenset({Role.ENGINE, Role.DETOKENIZER})
 MAX_STRANGERS = 32  # senders of another version that are told of by name between two drains
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HOST = int(BOOT_ID.read_text()[:8], 16) if BOOT_ID.exists() else secrets.randbits(32)
@@ -86,7 +88,8 @@ class Inbox:
         return int(self._socket.getsockopt(zmq.FD))
 
     def drain(self) -> list[Message]:
-        """Messages that have come; stops after `FRAMES_A_TURN` frames, and `has_more` says so.
+        """Messages that have come; stops after `FRAMES_A_TURN` frames, and `has_more` says so. What is only passed on
+        comes as its Blob, for `hand_on`.
 
         Else until ZeroMQ says EAGAIN: only then does `fd` become readable again by the next message.
         """
@@ -101,6 +104,12 @@ class Inbox:
             self.counts["frames"] += 1
             came.extend(self._open(data))
         return came
+
+    def hand_on(self, blob: Blob, outbox: "Outbox | None") -> Message:
+        """What to send on for a blob that came: itself, once its file is moved; the message where that cannot be."""
+        if outbox is not None and self._blobs.move(blob, outbox.blobs):
+            return blob
+        return self._from_blob("", blob)
 
     def mend(self) -> bool:
         """Listen again if the socket's file is gone; whether it was so, and is mended. Connections there are go on."""
@@ -157,7 +166,8 @@ class Inbox:
             if isinstance(message, BlobChunk):
                 self._blobs.add(sender, message)
             elif isinstance(message, Blob):
-                yield self._from_blob(sender, message)
+                is_passing = message.kind == _PASSED_ON and self._role in _BETWEEN
+                yield message if is_passing and self._blobs.is_file(message) else self._from_blob(sender, message)
             else:
                 yield message
 
@@ -165,7 +175,10 @@ class Inbox:
         """The message that a blob stands for; if it is lost, the end of its request."""
         data = self._blobs.take(sender, blob)
         try:
-            return self._blob_decoder.decode(data or b"")
+            message = self._blob_decoder.decode(data or b"")
+            if isinstance(message, Blob):
+                raise MalformedFrame
+            return message
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self.counts["lost_blobs"] += 1
             what = "did not find a large message of this request, which was lost on its way"
@@ -193,9 +206,9 @@ class Outbox:
         if keys is not None:
             keys.secure_outbox(self._socket, peer.id)
         self._socket.connect(peer.address)
-        self._blobs = directory_of(peer.address)
+        self.blobs = directory_of(peer.address)  # where those for this peer lie
         self._writer = FrameWriter(sender, epoch, HOST)
-        self._backlog = Backlog(msgspec.msgpack.Encoder().encode, max_message_bytes)
+        self._backlog = Backlog(msgspec.msgpack.Encoder().encode, max_message_bytes, discard=self._discard)
         self._seq = 0
         self.counts: Counter[str] = Counter()
 
@@ -214,6 +227,8 @@ class Outbox:
         refusal = self._backlog.put(message)
         if refusal is not None:
             self.counts[refusal] += 1
+            if isinstance(message, Blob):
+                self._discard(message)
         return refusal
 
     def drop(self, is_pointless: Callable[[Envelope], bool]) -> None:
@@ -232,7 +247,7 @@ class Outbox:
             head = backlog.head(FRAME_BYTES)
             first = head[0]
             if len(first.data) > FRAME_BYTES and first.envelope is not None and first.kind not in _OF_BLOBS:
-                backlog.replace_head(put(self._blobs, first.envelope, first.data))
+                backlog.replace_head(put(self.blobs, first.envelope, first.data, first.kind.__name__))
                 self.counts["blobs"] += 1
             elif self._send([one.data for one in head]):
                 backlog.sent(head)
@@ -242,6 +257,9 @@ class Outbox:
     def close(self) -> None:
         """Close; what ZeroMQ holds gets the linger time."""
         self._socket.close()
+
+    def _discard(self, blob: Blob) -> None:
+        discard(self.blobs, blob)
 
     def _send(self, messages: list[bytes]) -> bool:
         """Send encoded messages as one frame. False on EAGAIN."""

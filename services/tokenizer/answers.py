@@ -122,8 +122,8 @@ class Answers:
         return unpack_checked(piece.ids, self._limits, "append.token_ids")
 
     def _tokenized(self, ids: Sequence[int]) -> Tokenized:
-        pieces = self.encoder.pieces(ids)
-        return Tokenized(pack_ids(ids), b"".join(pieces), pack_ids(list(map(len, pieces))))
+        distinct = list(dict.fromkeys(ids))
+        return Tokenized(pack_ids(ids), dict(zip(distinct, self.encoder.pieces(distinct), strict=True)))
 
     def _params(self, work: Generate) -> SamplingParams:
         """With the ids of words."""

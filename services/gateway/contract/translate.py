@@ -184,8 +184,9 @@ def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettin
     _check_model(request, settings.model)
     add = request.add_special_tokens if request.HasField("add_special_tokens") else True
     if request.WhichOneof("prompt") == "text":
-        check_bytes(len(request.text.encode()), settings)
-        return TranslatedRequest(Tokenize(prompt=TextPrompt(request.text), add_special_tokens=add))
+        text = request.text
+        check_bytes(_size(text), settings)
+        return TranslatedRequest(Tokenize(prompt=TextPrompt(text), add_special_tokens=add))
     if request.WhichOneof("prompt") != "chat":
         raise invalid("prompt", "is missing; send text or chat")
     refuse_unbuilt(request.chat, "chat.")
@@ -219,13 +220,14 @@ def _prompt(
     """The prompt and its size in tokens: exact for ids, estimated for text."""
     match spec.WhichOneof("prompt"):
         case "text":
-            size = len(spec.text.encode())
+            text = spec.text  # read once: each look at it copies it
+            size = _size(text)
             check_bytes(size, settings)
             if not size:
                 raise invalid("prompt", "is empty; send at least one byte of text")
             if not spec.truncate_prompt_tokens:
                 text_bound.check_bytes(size, settings.model.longest_token, params, settings.limits)
-            return TextPrompt(spec.text), size // BYTES_PER_TOKEN + 1
+            return TextPrompt(text), size // BYTES_PER_TOKEN + 1
         case "token_ids":
             num = len(spec.token_ids.ids)  # looked at before what they are
             check_prompt(min(num, spec.truncate_prompt_tokens or num), params, settings.limits)
@@ -242,7 +244,7 @@ def pack_checked(field: str, ids: Sequence[int], settings: GatewaySettings, num_
     num, limit = num_before + len(ids), settings.max_token_ids
     if num > limit:
         raise invalid(field, f"{num} ids in all; at most {limit}", limit=limit, actual=num)
-    found = list(ids)  # read once: each look at a protobuf list takes as long
+    found = list(ids[:])  # read once, as a slice: going through a protobuf list takes twice as long
     check_ids(field, found, settings.limits)
     return pack_ids(found)
 
@@ -253,6 +255,11 @@ def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, 
     size = num_bytes(prompt)
     check_bytes(size, settings)
     return prompt, size
+
+
+def _size(text: str) -> int:
+    """Its bytes."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def check_bytes(size: int, settings: GatewaySettings, field: str = "prompt") -> None:

@@ -1,7 +1,6 @@
 """From messages to the contract: deltas, outputs, usage, timings. Pure; the hot path of a stream."""
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import inference_pb2, types_pb2
@@ -41,8 +40,8 @@ def prompt_info(request: OpenRequest) -> types_pb2.PromptInfo:
     if isinstance(request.prompt, Scored):
         add_tokens(made.tokens.add, request.prompt.tokens)
     elif request.prompt is not None:
-        for token_id, piece in _tokens(request.prompt):
-            made.tokens.add(id=token_id, piece=piece)
+        for token_id in ints(request.prompt.ids):
+            made.tokens.add(id=token_id, piece=request.prompt.pieces[token_id])
     return made
 
 
@@ -168,24 +167,28 @@ def _output(request: OpenRequest, index: int) -> types_pb2.Output:
 
 
 def tokenized(request: OpenRequest, value: Tokenized) -> Iterator[bytes]:
-    """The answer of Tokenize in its encoding, in slices that take a millisecond each: a text of 1 MiB may be a million
-    tokens, and other calls have their turns between."""
+    """The answer of Tokenize in its encoding, in slices that take a millisecond at most: a text of 1 MiB may be a
+    million tokens, and other calls have their turns between."""
     envelope = request.envelope
     yield inference_pb2.TokenizeResponse(model=envelope.model, revision=envelope.revision).SerializeToString()
-    found = _tokens(value)
-    while tokens := list(itertools.islice(found, SLICE_TOKENS)):
+    ids, entries = ints(value.ids), _Entries(value.pieces)
+    for at in range(0, len(ids), SLICE_TOKENS):
+        yield b"".join([entries[token_id] for token_id in ids[at : at + SLICE_TOKENS]])
+
+
+class _Entries(dict[int, bytes]):
+    """Each token's entry in the encoding of an answer of Tokenize, made when it is first met: the same wherever it
+    stands, and most stand in many places."""
+
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> bytes:
         made = inference_pb2.TokenizeResponse()
-        for token_id, piece in tokens:
-            made.tokens.add(id=token_id, piece=piece)
-        yield made.SerializeToString()
-
-
-def _tokens(value: Tokenized) -> Iterator[tuple[int, bytes]]:
-    """Each token's id and piece."""
-    at, pieces = 0, value.pieces
-    for token_id, size in zip(ints(value.ids), ints(value.sizes), strict=True):
-        yield token_id, pieces[at : at + size]
-        at += size
+        made.tokens.add(id=token_id, piece=self._pieces[token_id])
+        entry = self[token_id] = made.SerializeToString()
+        return entry
 
 
 def effective(request: OpenRequest) -> types_pb2.EffectiveParams | None:

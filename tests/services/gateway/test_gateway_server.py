@@ -3,6 +3,7 @@ import functools
 import inspect
 from collections import Counter
 from pathlib import Path
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -14,9 +15,11 @@ from sluice.v1 import control_pb2, inference_pb2
 from engine.errors import ServiceError, invalid
 from engine.executor.computing import Computing
 from services.gateway import server
+from services.gateway.access.identity import CALLER, LOCAL
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
 from services.gateway.calls.inference import Inference
+from services.gateway.calls.large import LargeLane
 from services.gateway.calls.neighbours import PeerGateways
 from services.gateway.calls.refusal import turn_away
 from services.gateway.contract.errors import to_rpc
@@ -298,3 +301,45 @@ async def test_calls_that_the_loop_has_not_taken_yet_are_not_cancelled() -> None
         stub = health_pb2_grpc.HealthStub(rig.channel)
         calls = [stub.Check(health_pb2.HealthCheckRequest()) for _ in range(2000)]
         assert Counter([await call.code() for call in calls]) == {grpc.StatusCode.OK: len(calls)}
+
+
+async def test_large_requests_are_answered_whatever_they_are() -> None:
+    async with running() as rig:
+        method = "/sluice.v1.InferenceService/Generate"
+        generate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = rig.channel.unary_unary(method)
+        too_long = unary_request(text="x" * (rig.gateway.desk.settings.limits.max_prompt_bytes + 1))
+        raw = [b"\xff" * 200_000, too_long.SerializeToString()]
+        ends = await asyncio.gather(*[generate(body) for body in 4 * raw], return_exceptions=True)
+        codes = [end.code() for end in ends if isinstance(end, grpc.aio.AioRpcError)]
+        assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * 8
+        reasons = ["bytes" in (end.details() or "") for end in ends if isinstance(end, grpc.aio.AioRpcError)]
+        assert reasons == [False, True] * 4  # each for itself
+
+
+async def test_a_large_request_beyond_what_may_wait_is_turned_away_unparsed() -> None:
+    parsed, turned_away = list[bytes](), list[ServiceError]()
+
+    async def away(context: object, error: ServiceError) -> NoReturn:
+        turned_away.append(error)
+        raise error
+
+    async def behaviour(request: object, context: object) -> object:
+        return request
+
+    def parse(data: bytes) -> server.MalformedRequest:
+        parsed.append(data)
+        return server.MalformedRequest()
+
+    lane = LargeLane(lambda: 0.0, max_bytes=10)
+    CALLER.set(LOCAL)
+    handle = server.guarded(behaviour, "Request", away, parse, lane)
+    async with lane.turn(LOCAL.tenant, 1):
+        context: Any = None  # nothing here looks at it
+        waiting = asyncio.ensure_future(handle(b"8 bytes.", context))
+        await asyncio.sleep(0)
+        with pytest.raises(ServiceError, match="wait to be read"):
+            await handle(b"3 b", context)
+        assert not parsed
+    with pytest.raises(ServiceError):
+        await waiting
+    assert parsed == [b"8 bytes."] and [one.reason for one in turned_away] == ["QUEUE_FULL", "INVALID_PARAMETER"]

@@ -92,7 +92,7 @@ def tokens(request: int, at: int, attempt: int = 0, num: int = 1) -> Tokens:
 
 def test_a_backlog_is_encoded_once_however_often_it_is_flushed() -> None:
     rig = Rig()
-    large = [Result(envelope(at), Tokenized(bytes(200_000), b"", b"")) for at in range(40)]  # 8 MB
+    large = [Result(envelope(at), Tokenized(bytes(200_000), {})) for at in range(40)]  # 8 MB
     for one in large:
         rig.outbox.put(one)
         rig.outbox.flush()
@@ -105,7 +105,7 @@ def test_a_backlog_is_encoded_once_however_often_it_is_flushed() -> None:
 
 def test_a_large_message_is_encoded_once_and_its_pieces_once() -> None:
     rig = Rig()
-    rig.outbox.put(Result(envelope(1), Tokenized(bytes(1_000_000), b"", b"")))
+    rig.outbox.put(Result(envelope(1), Tokenized(bytes(1_000_000), {})))
     for _ in range(20):
         rig.outbox.flush()
     rig.outbox.put(Cancel(envelope(1)))  # too late: pieces may have left
@@ -132,7 +132,7 @@ def test_one_message_above_the_bound_finds_an_empty_backlog() -> None:
     rig = Rig(max_bytes=1000)
     assert rig.outbox.put(tokens(1, 0, num=2000)) is None
     assert rig.outbox.put(tokens(2, 0)) is Refusal.FULL
-    assert rig.outbox.put(Result(envelope(1), Tokenized(bytes(LIMIT), b"", b""))) is Refusal.OVERSIZE
+    assert rig.outbox.put(Result(envelope(1), Tokenized(bytes(LIMIT), {}))) is Refusal.OVERSIZE
     rig.socket.room = 1
     rig.outbox.flush()
     assert rig.outbox.put(tokens(2, 0)) is None
@@ -173,7 +173,7 @@ def test_what_nobody_waits_for_leaves() -> None:
 
 def test_where_a_disk_takes_no_blob_it_goes_in_pieces(tmp_path: Path) -> None:
     rig = Rig(f"ipc://{tmp_path}/missing/in")
-    rig.outbox.put(Result(envelope(1), Tokenized(bytes(1_000_000), b"", b"")))
+    rig.outbox.put(Result(envelope(1), Tokenized(bytes(1_000_000), {})))
     rig.outbox.put(tokens(2, 0))
     rig.socket.room = 9
     rig.outbox.flush()

@@ -96,7 +96,7 @@ async def test_at_the_bound_a_request_ends_and_nothing_blocks(tmp_path: Path, ro
 
 
 async def test_a_message_that_is_too_large_ends_its_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    large = Result(A, Tokenized(bytes(LIMIT - 500), b"", b""))
+    large = Result(A, Tokenized(bytes(LIMIT - 500), {}))
     stages: list[Noting] = []
 
     def make(ring: RingLoop) -> Noting:

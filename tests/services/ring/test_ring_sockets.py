@@ -38,6 +38,7 @@ from services.messages.work import (
     pack_ids,
     unpack_ids,
 )
+from services.ring.blobs import put
 from services.ring.frames import FrameWriter
 from services.ring.loop import RingLoop
 from services.ring.peers import NextHop
@@ -54,8 +55,8 @@ class Net:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._closers: list[Callable[[], None]] = []
 
-    def inbox(self, address: str) -> Inbox:
-        inbox = Inbox(self._context, address, LIMIT)
+    def inbox(self, address: str, role: Role = Role.GATEWAY) -> Inbox:
+        inbox = Inbox(self._context, address, LIMIT, role=role)
         self._closers.append(inbox.close)
         return inbox
 
@@ -163,7 +164,7 @@ async def sent(outbox: Outbox, messages: list[Message]) -> list[Envelope]:
 
 def result(size: int, name: str = "a") -> Result:
     envelope = Envelope(request_id=f"{name:0>32}", origin="gateway-1")
-    return Result(envelope, Tokenized(os.urandom(size), b"", b""))
+    return Result(envelope, Tokenized(os.urandom(size), {}))
 
 
 async def test_a_message_too_large_is_given_back(net: Net, tmp_path: Path) -> None:
@@ -209,6 +210,114 @@ async def test_a_lost_blob_ends_its_request(net: Net, tmp_path: Path, damage: st
     assert [type(message) for message in came] == [Result, Failed, Result]
     assert isinstance(came[1], Failed) and came[1].envelope == large.envelope
     assert inbox.counts["lost_blobs"] == 1
+
+
+class Between:
+    """An inbox that passes large answers on, with one before it and one behind it."""
+
+    def __init__(self, net: Net, place: Path, role: Role = Role.DETOKENIZER) -> None:
+        self.inbox, self.last = net.inbox(f"ipc://{place}/in", role), net.inbox(f"ipc://{place}/last")
+        self.first, self.outbox = net.outbox(f"ipc://{place}/in"), net.outbox(f"ipc://{place}/last")
+        self.num_frames = 0
+
+    async def came(self, message: Message) -> Message:
+        """What there is for the stage of a message that was sent to it."""
+        await sent(self.first, [message])
+        (found,) = await drained(self.inbox, self.first.counts["frames"])
+        return found
+
+    async def arrived(self, message: Message) -> list[Message]:
+        """What comes to the last one of what is sent on."""
+        assert await sent(self.outbox, [message]) == []
+        return await drained(self.last, self.outbox.counts["frames"])
+
+
+async def test_a_large_answer_is_moved_on_unread(net: Net, tmp_path: Path) -> None:
+    ring, large = Between(net, tmp_path), result(1_000_000)
+    blob = await ring.came(large)
+    assert isinstance(blob, Blob)
+    (before,) = tmp_path.glob("in.blobs/*")
+    inode = before.stat().st_ino
+    assert ring.inbox.hand_on(blob, ring.outbox) is blob
+    (after,) = tmp_path.glob("last.blobs/*")
+    assert after.stat().st_ino == inode and not before.exists()
+    assert await ring.arrived(blob) == [large]
+    assert not after.exists() and ring.outbox.counts["blobs"] == 0
+
+
+async def test_what_a_stage_reads_comes_whole(net: Net, tmp_path: Path) -> None:
+    large = Submit(ENVELOPE, Generate(TextPrompt("x" * 1_000_000), SamplingParams()))
+    assert await Between(net, tmp_path).came(large) == large
+    gateway = tmp_path / "gateway"
+    gateway.mkdir(mode=0o700)
+    answer = result(1_000_000)
+    assert await Between(net, gateway, Role.GATEWAY).came(answer) == answer
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+async def test_a_blob_that_is_lost_between_ends_its_request(net: Net, tmp_path: Path, damage: str) -> None:
+    ring, large = Between(net, tmp_path), result(1_000_000)
+    blob = await ring.came(large)
+    assert isinstance(blob, Blob)
+    (file,) = tmp_path.glob("in.blobs/*")
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    (told,) = await ring.arrived(ring.inbox.hand_on(blob, ring.outbox))
+    assert isinstance(told, Failed) and told.envelope == large.envelope
+    assert list(tmp_path.glob("*.blobs/*")) == []
+
+
+async def test_where_no_file_can_be_moved_the_message_is_sent(net: Net, tmp_path: Path, unused_tcp_port: int) -> None:
+    ring, large = Between(net, tmp_path), result(1_000_000)
+    away = net.outbox(f"tcp://127.0.0.1:{unused_tcp_port}")
+    for outbox in (None, away):
+        blob = await ring.came(large)
+        assert isinstance(blob, Blob)
+        assert ring.inbox.hand_on(blob, outbox) == large
+    (tmp_path / "last.blobs").rmdir()
+    blob = await ring.came(large)
+    assert isinstance(blob, Blob)
+    assert await ring.arrived(ring.inbox.hand_on(blob, ring.outbox)) == [large]
+    assert list(tmp_path.glob("*.blobs/*")) == []
+
+
+async def test_an_answer_that_comes_in_pieces_is_read(net: Net, tmp_path: Path) -> None:
+    ring, large = Between(net, tmp_path), result(1_000_000)
+    (tmp_path / "in.blobs").rmdir()
+    assert await ring.came(large) == large
+
+
+async def test_a_blob_that_is_not_sent_leaves_no_file(net: Net, tmp_path: Path) -> None:
+    ring, large = Between(net, tmp_path), result(1_000_000)
+    (tmp_path / "late.blobs").mkdir(mode=0o700)
+    late = net.outbox(f"ipc://{tmp_path}/late")  # where nobody listens
+    for ends in (Cancel(large.envelope), msgspec.structs.replace(large, envelope=later(large.envelope)), None):
+        blob = await ring.came(large)
+        assert isinstance(blob, Blob) and ring.inbox.hand_on(blob, late) is blob
+        assert late.put(blob) is None
+        late.flush()
+        assert list(tmp_path.glob(f"late.blobs/*{blob.digest}"))
+        if ends is None:
+            late.drop(lambda envelope: True)
+        else:
+            late.put(ends)
+            late.flush()
+        assert not list(tmp_path.glob(f"late.blobs/*{blob.digest}"))
+
+
+def later(envelope: Envelope) -> Envelope:
+    return msgspec.structs.replace(envelope, attempt=envelope.attempt + 1)
+
+
+async def test_no_blob_is_found_in_a_blob(net: Net, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/in"
+    inbox, sender = net.inbox(address), net.push(address)
+    (blob,) = put(tmp_path / "in.blobs", ENVELOPE, msgspec.msgpack.encode(Blob(ENVELOPE, "0" * 64, 1)))
+    sender.send(frame(1, messages=(blob,)))
+    (told,) = await drained(inbox, 1)
+    assert isinstance(told, Failed) and inbox.counts["lost_blobs"] == 1
 
 
 async def test_a_disk_that_takes_no_blob_has_it_go_in_pieces(net: Net, tmp_path: Path) -> None:
@@ -315,7 +424,7 @@ async def test_a_ring_of_four_loops(tmp_path: Path) -> None:
         ring.start(stages[role])
     home = stages[Role.GATEWAY].seen
     rings[Role.GATEWAY].emit(Probe("gateway-1", 1, ("t", "e", "d")))
-    rings[Role.GATEWAY].emit(Result(ENVELOPE, Tokenized(b"", b"", b"")))
+    rings[Role.GATEWAY].emit(Result(ENVELOPE, Tokenized(b"", {})))
     async with asyncio.timeout(10):
         while len(home) < 2:
             await asyncio.sleep(0.01)

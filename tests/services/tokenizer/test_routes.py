@@ -20,6 +20,7 @@ from services.messages.work import (
     TokenPrompt,
     Work,
     pack_ids,
+    unpack_ids,
 )
 from services.tokenizer.answers import Answers
 from services.tokenizer.child_pool import CpuTimeLimit
@@ -157,7 +158,7 @@ def test_a_piece_that_follows_is_encoded_there_too(encoder: TextEncoder, encoder
 
 
 def test_what_takes_too_long_ends_its_request_and_no_other(directory: Path) -> None:
-    message = Submit(Envelope("a", "g"), Tokenize(TextPrompt("hello")))
+    message = Submit(Envelope("a", "g"), Tokenize(TextPrompt("hello " * 50_000)))  # no answer is there at once
     with contextlib.closing(Encoders(directory, LIMITS, patience=CpuTimeLimit(10.0, -1.0))) as encoders:
         for _ in range(2):
             (answer,) = (encoders.answer(message, 0.0, None).answer,)
@@ -185,8 +186,10 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(encoder: TextEncoder) -
 
 def test_tokens_and_their_bytes_are_told_apart(encoder: TextEncoder) -> None:
     answers = Answers(encoder, LIMITS)
-    told = answers.answer(Submit(Envelope("a", "g"), Tokenize(TextPrompt("hello é"))), 0.0).answer
+    told = answers.answer(Submit(Envelope("a", "g"), Tokenize(TextPrompt("hello é hello é"))), 0.0).answer
     assert isinstance(told, Result) and isinstance(told.value, Tokenized)
-    assert told.value.pieces.decode() == "hello é" and len(told.value.sizes) == len(told.value.ids)
+    pieces = told.value.pieces
+    assert b"".join([pieces[token] for token in unpack_ids(told.value.ids)]).decode() == "hello é hello é"
+    assert len(pieces) == len(set(unpack_ids(told.value.ids))) < len(told.value.ids) // 4  # each once
     back = answers.answer(Submit(Envelope("a", "g"), Detokenize(told.value.ids)), 0.0).answer
-    assert back == Result(Envelope("a", "g"), Detokenized("hello é"))
+    assert back == Result(Envelope("a", "g"), Detokenized("hello é hello é"))

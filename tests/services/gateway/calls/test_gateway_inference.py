@@ -184,7 +184,7 @@ async def test_tokenize_and_detokenize_go_round_the_ring() -> None:
 
         def script(submit: object) -> None:
             ask = rig.ring.submits[-1]
-            value = Tokenized(ids, b"ab", pack_ids([1, 1])) if isinstance(ask.work, Tokenize) else Detokenized("ab")
+            value = Tokenized(ids, {5: b"a", 6: b"b"}) if isinstance(ask.work, Tokenize) else Detokenized("ab")
             rig.gateway.deliver(Result(ask.envelope, value))
 
         rig.ring.script = script
@@ -197,7 +197,7 @@ async def test_tokenize_and_detokenize_go_round_the_ring() -> None:
 async def test_a_long_text_is_told_in_slices_and_others_have_their_turns() -> None:
     num = 20_500
     async with running() as rig:
-        value = Tokenized(pack_ids(range(num)), b"ab" * num, pack_ids([2] * num))
+        value = Tokenized(pack_ids(range(num)), dict.fromkeys(range(num), b"ab"))
         slices: list[int] = []
 
         def script(submit: object) -> None:

@@ -72,7 +72,7 @@ def answer(rig: Rig, submit: Submit) -> None:
     """What a ring says to any request."""
     match submit.work:
         case Tokenize():
-            rig.gateway.deliver(Result(submit.envelope, Tokenized(b"", b"", b"")))
+            rig.gateway.deliver(Result(submit.envelope, Tokenized(b"", {})))
         case Detokenize():
             rig.gateway.deliver(Result(submit.envelope, Detokenized("")))
         case _:
