@@ -61,7 +61,7 @@ class BlockStore:
         self._directory = directory
         self._layout = layout_of(self._all, identity)
         self._ended: deque[tuple[Move, bool]] = deque()
-        self._jobs: queue.Queue[_CopyJob] = queue.Queue()
+        self._jobs: queue.Queue[_CopyJob | None] = queue.Queue()  # None: the last
         self._fence = fence_of(cache[0].device)
         self._thread: threading.Thread | None = None
         if directory is not None:
@@ -97,9 +97,15 @@ class BlockStore:
             ended.append(self._ended.popleft())
         return ended
 
+    def close(self) -> None:
+        """End the thread, when it has written what waits. Nothing may be moved any more."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
     def _serve(self) -> None:
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             try:
                 is_good = self._do(job)
             except OSError as error:

@@ -7,14 +7,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from services.checkpoint.digests import remembered
-from services.checkpoint.grammar_ids import grammars_of
-from services.checkpoint.model_source import CheckpointFiles, resolve_draft
 from services.engine.figures import figures
 from services.engine.grammar_gate import GrammarGate
-from services.engine.naming import Naming
+from services.engine.loading import load_engine
 from services.engine.stage import EngineStage, RingMembership
 from services.process.process import Process
 from services.process.slices import LONG_S, take_turns_of
@@ -32,11 +27,7 @@ async def run(process: Process) -> int:
     start = time.monotonic()
     config = process.engine_config
     take_turns_of(LONG_S)  # this thread and those that compute with it: whoever has a message to pass on goes first
-    directory, model, limits = process.contents.directory, process.model, process.limits
-    with Naming(process.contents, drafting(config)) as naming:
-        grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
-        built = build_engine(config, model, directory, limits, naming.draft, digests=naming.digests, grammars=grammars)
-        process.ring.revision = naming.check()
+    built, process.ring.revision = load_engine(config, process.contents, process.model, process.limits)
     took = time.monotonic() - start
     how = built.computing
     about = (process.source.name, how.device, how.quantization or how.dtype, how.kernels)
@@ -78,13 +69,6 @@ async def run(process: Process) -> int:
         process.metrics.collect_from(lambda: figures(stage, config.scheduling_policy))
         process.metrics.collect_from(lambda: grammar_figures(gate))
         return await process.run(gate)
-
-
-def drafting(config: EngineConfig) -> CheckpointFiles | None:
-    """The files of what drafts, where something reads any."""
-    if not config.draft_model:
-        return None
-    return CheckpointFiles(resolve_draft(config.draft_model, config.speculation), remembered(), with_weights=True)
 
 
 def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:

@@ -10,25 +10,13 @@ from engine.request import Limits
 from services.process.process import Process
 from services.telemetry import catalogue
 from services.telemetry.metrics import MetricSample
-from services.tokenizer.chat import read_template, unreadable
 from services.tokenizer.constraints import Constraints
 from services.tokenizer.encoders import Encoders
-from services.tokenizer.encoding import TextEncoder
+from services.tokenizer.loading import load_encoder
 from services.tokenizer.routes import MIDDLE_BYTES, EncodingPool
 from services.tokenizer.stage import EncodingThreads, TokenizerStage
-from services.tokenizer.template import check_syntax
 
 NUM_COMPILERS = 2  # so that one grammar that takes long does not hold up the next
-
-
-def check_template(directory: Path) -> None:
-    """Say at start rather than at the first chat that a template is none. Raises ServiceError MODEL_INVALID."""
-    source = read_template(directory)
-    for template in filter(None, (source.default, source.tool_use)):
-        try:
-            check_syntax(template)
-        except ValueError as error:
-            raise unreadable(directory) from error
 
 
 async def run(process: Process) -> int:
@@ -44,8 +32,7 @@ async def run(process: Process) -> int:
     with contextlib.ExitStack() as stack:
         sizes = (MIDDLE_BYTES, max(limits.max_prompt_bytes, MIDDLE_BYTES))
         apart = tuple(_apart(stack, directory, limits, size, num_threads) for size in sizes)
-        encoder = stack.enter_context(contextlib.closing(TextEncoder.load(directory, num_threads * (1 + len(apart)))))
-        check_template(directory)
+        encoder = stack.enter_context(contextlib.closing(load_encoder(directory, num_threads * (1 + len(apart)))))
         constraints = stack.enter_context(
             contextlib.closing(Constraints(path, limits.vocab_size, process.model.eos_ids, NUM_COMPILERS))
         )

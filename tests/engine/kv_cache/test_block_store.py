@@ -1,6 +1,7 @@
 """Bytes of cache blocks through host memory and real files, and every way in which a disk can go wrong."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,3 +162,14 @@ def test_a_file_of_another_identity_is_not_used_though_its_name_is_the_same(tmp_
     assert finished(same, 1) == [(MoveKind.READ, True)]
     other.move([Move(MoveKind.READ, target=1, name=NAME)])
     assert finished(other, 1) == [(MoveKind.READ, False)]
+
+
+def test_its_thread_ends_when_what_waits_is_written(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    store = make_store(tmp_path)
+    (thread,) = set(threading.enumerate()) - before
+    store.move([Move(MoveKind.SAVE, 1, 0), Move(MoveKind.WRITE, 0, name=NAME)])
+    store.close()
+    assert not thread.is_alive() and names_on_disk(tmp_path) == (NAME,)
+    store.close()
+    make_store(None).close()

@@ -14,7 +14,7 @@ import transformers
 from engine.errors import ServiceError
 from services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
 from services.tokenizer.chat import ChatTemplate, TemplateSource, read_template
-from services.tokenizer.process import check_template
+from services.tokenizer.loading import check_template
 from tests.oracle.templates import TEMPLATES
 from tests.oracle.tokenizers import byte_level_bpe
 

@@ -1,0 +1,38 @@
+"""Loads a service's engine: the model that its settings name, what drafts for it, and grammars for its tokenizer.
+
+Knows no ring and no process.
+"""
+
+from typing import NamedTuple
+
+from engine.build import BuiltEngine, build_engine
+from engine.config import EngineConfig
+from engine.models.config import ModelConfig
+from engine.request import Limits
+from services.checkpoint.digests import remembered
+from services.checkpoint.grammar_ids import grammars_of
+from services.checkpoint.model_source import CheckpointFiles, resolve_draft
+from services.engine.naming import Naming
+
+
+class Loaded(NamedTuple):
+    """An engine, and the revision of the files that it was loaded from."""
+
+    built: BuiltEngine
+    revision: str
+
+
+def load_engine(config: EngineConfig, contents: CheckpointFiles, model: ModelConfig, limits: Limits) -> Loaded:
+    """Read the weights. Raises ServiceError when the checkpoint cannot be served, or was replaced meanwhile."""
+    directory = contents.directory
+    with Naming(contents, drafting(config)) as naming:
+        grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
+        built = build_engine(config, model, directory, limits, naming.draft, digests=naming.digests, grammars=grammars)
+        return Loaded(built, naming.check())
+
+
+def drafting(config: EngineConfig) -> CheckpointFiles | None:
+    """The files of what drafts, where something reads any."""
+    if not config.draft_model:
+        return None
+    return CheckpointFiles(resolve_draft(config.draft_model, config.speculation), remembered(), with_weights=True)

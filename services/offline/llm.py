@@ -1,0 +1,152 @@
+"""`LLM`: what a program calls. Joins options, prompts, pipeline and outputs; decides nothing itself."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from sluice.v1 import inference_pb2, types_pb2
+
+from engine.errors import ServiceError
+from services.gateway.contract import translate
+from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.settings import GatewaySettings
+from services.messages.details import Detokenized, Tokenized
+from services.messages.work import pack_ids, unpack_ids
+from services.offline import batch
+from services.offline.errors import PromptError
+from services.offline.interrupts import held
+from services.offline.loading import load
+from services.offline.options import settings_of
+from services.offline.outputs import RequestOutput, output_of, prompt_ids
+from services.offline.params import Given
+from services.offline.pipeline import Pipeline, closed
+from services.offline.progress import bar
+from services.offline.prompts import (
+    Conversation,
+    Prompt,
+    Specs,
+    chat_options,
+    chats_of,
+    conversations_of,
+    each_with,
+    prompts_of,
+    specs_of,
+)
+
+
+class LLM:
+    """A model in this process, for one thread at a time. A context manager; `close` gives everything back."""
+
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:  # noqa: ANN401 # their fields' types
+        """`model` and `options` are those of `sluice serve`; see `services.offline.options`.
+
+        Raises TypeError for an option that there is not, ServiceError for a value or a checkpoint that cannot be used.
+        """
+        loaded = load(settings_of({"model": model, **options}))
+        self._closing = loaded.closing
+        self._pipeline: Pipeline | None = Pipeline(loaded)
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Given | Sequence[Given] = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Outputs for each prompt, in their order; `params` for all of them, or one for each.
+
+        Raises PromptError, before anything is computed, for a prompt or parameters that cannot be. On ^C everything is
+        released.
+        """
+        found = prompts_of(prompts)
+        return self._run(specs_of(found, each_with(params, len(found))), progress)
+
+    def chat(  # noqa: PLR0913 # all that a chat template is given
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: Given | Sequence[Given] = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """The same for conversations, which the checkpoint's template lays out. Messages, tools and the choice of one
+        are in OpenAI's form."""
+        found = conversations_of(messages)
+        options = chat_options(tools, tool_choice, chat_template_kwargs, add_generation_prompt)
+        return self._run(chats_of(found, each_with(params, len(found)), options), progress)
+
+    def stream(self, prompt: Prompt, params: Given = None) -> Iterator[str]:
+        """Text of one output as it becomes certain. Runs between two pieces only; closed early, it is cancelled."""
+        pipeline = self._open()
+        (asked,) = _asked(specs_of([prompt], [params]), pipeline.settings)
+        yield from batch.stream(pipeline, asked)
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Raises ServiceError."""
+        pipeline = self._open()
+        request = inference_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        found = batch.answer(pipeline, translate.tokenization(request, pipeline.settings))
+        assert isinstance(found, Tokenized)
+        return unpack_ids(found.ids)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Raises ServiceError."""
+        pipeline = self._open()
+        request = inference_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        found = batch.answer(pipeline, translate.detokenization(request, pipeline.settings))
+        assert isinstance(found, Detokenized)
+        return found.text
+
+    def close(self) -> None:
+        """End threads and processes, and let go of weights and cache. A second time does nothing."""
+        if self._pipeline is None:
+            return
+        with held():
+            self._pipeline.shut()
+            self._pipeline = None
+            self._closing.close()
+
+    def _open(self) -> Pipeline:
+        if self._pipeline is None:
+            raise closed()
+        return self._pipeline
+
+    def _run(self, specs: Specs, progress: bool) -> list[RequestOutput]:
+        pipeline = self._open()
+        asked = _asked(specs, pipeline.settings)
+        with bar(len(specs), is_on=progress) as tell:
+            ended = batch.run(pipeline, asked, tell)
+        return [output_of(one, _text(spec, one, pipeline)) for spec, one in zip(specs, ended, strict=True)]
+
+
+def _asked(specs: Specs, settings: GatewaySettings) -> list[translate.TranslatedRequest]:
+    """What the service would take. Raises PromptError."""
+    made = []
+    for index, spec in enumerate(specs):
+        try:
+            made.append(translate.whole(spec, 0, settings))
+        except ServiceError as error:
+            raise PromptError(index, error) from None
+    return made
+
+
+def _text(spec: types_pb2.GenerationSpec, request: OpenRequest, pipeline: Pipeline) -> str | None:
+    """Of a prompt: as it came, or as the template laid it out."""
+    if spec.HasField("text"):
+        return spec.text
+    if spec.HasField("token_ids") or request.prompt is None:
+        return None
+    ids = pack_ids(prompt_ids(request.prompt))
+    return pipeline.encoder.decode(ids, pipeline.settings.limits, skip_special_tokens=False)

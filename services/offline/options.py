@@ -1,0 +1,61 @@
+"""The options of `LLM`: those of `sluice serve` that concern model, tokenizer and engine, from the same two tables."""
+
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from engine.config import EngineConfig
+from services.config import ServiceConfig, check
+
+OF_SERVICE = frozenset({"model", "revision", "max_prompt_bytes"})  # the others are of processes, doors and telemetry
+# How much may wait in front of an engine: of a door. Here a batch waits as a whole, in the order of the policy.
+OF_QUEUE: dict[str, Any] = {"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize}
+
+
+class Settings(NamedTuple):
+    """Both configurations, checked."""
+
+    engine: EngineConfig
+    service: ServiceConfig
+
+
+def fields() -> dict[str, "dataclasses.Field[Any]"]:
+    """Every option by its name."""
+    own = [field for field in dataclasses.fields(ServiceConfig) if field.name in OF_SERVICE]
+    engines = [field for field in dataclasses.fields(EngineConfig) if field.name not in OF_QUEUE]
+    return {field.name: field for field in (*own, *engines)}
+
+
+def settings_of(options: Mapping[str, object]) -> Settings:
+    """Raises TypeError for a name that is no option, or a value of another type; ServiceError for one out of range."""
+    known = fields()
+    for name in options:
+        if name not in known:
+            raise TypeError(_unknown(name, known))
+    given = {name: _typed(known[name], value) for name, value in options.items()}
+    engine = EngineConfig(**OF_QUEUE, **{name: value for name, value in given.items() if name not in OF_SERVICE})
+    service = ServiceConfig(**{name: value for name, value in given.items() if name in OF_SERVICE})
+    check(engine, service)
+    return Settings(engine, service)
+
+
+def _typed(field: "dataclasses.Field[Any]", value: object) -> Any:  # noqa: ANN401 # of the field's type
+    if field.type is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if field.type is float and type(value) is int:
+        value = float(value)
+    if type(value) is not field.type:
+        wanted = getattr(field.type, "__name__", field.type)
+        raise TypeError(f"{field.name}: {value!r} is not {wanted}; {field.metadata['help']}")
+    return value
+
+
+def _unknown(name: str, known: Mapping[str, object]) -> str:
+    if name in OF_QUEUE or name in {field.name for field in dataclasses.fields(ServiceConfig)}:
+        return f"{name!r} is an option of `sluice serve` alone: it concerns no model, tokenizer or engine"
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    return f"{name!r} is no option; {hint}"

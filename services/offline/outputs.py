@@ -1,0 +1,136 @@
+"""What a prompt has become: values of the shape that vLLM's users know, made of what came round the stages."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from engine.request import FinishReason
+from services.gateway.requests.open_requests import OpenRequest
+from services.messages.details import Scored, Tokenized, TokenRecord
+from services.messages.messages import Text
+from services.messages.work import Generate, ToolCall, unpack_ids
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Logprob:
+    """Of one token at one place: natural, before temperature and truncation. Rank 1 is the most likely."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+Logprobs = dict[int, Logprob]  # by id: the token that is there, then its rivals and the ids that were asked for
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One output of a prompt.
+
+    Attributes:
+        text: without the reasoning and the calls of a chat.
+        cumulative_logprob: of its tokens together; None where no log probabilities were asked for.
+        logprobs: of each token.
+        finish_reason: length, eos, stop_token or stop_string.
+        stop_reason: the stop string, or the id of the stop token, that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[Logprobs] | None
+    finish_reason: str
+    stop_reason: str | int | None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and its outputs.
+
+    Attributes:
+        prompt: its text; None where it came as ids.
+        prompt_logprobs: of each of its tokens; of the first, which follows nothing, there are none.
+        seed: that its tokens were drawn with: the same one gives them again.
+        num_cached_tokens: of the prompt, that need not be computed.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    seed: int
+    prompt_logprobs: list[Logprobs | None] | None = None
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+def output_of(request: OpenRequest, prompt: str | None) -> RequestOutput:
+    """Of a generation that has ended well."""
+    work, told = request.asked.work, request.prompt
+    assert isinstance(work, Generate) and told is not None, "it is a generation that tells its prompt"
+    return RequestOutput(
+        request_id=request.envelope.request_id,
+        prompt=prompt,
+        prompt_token_ids=prompt_ids(told),
+        outputs=[_output(request, index) for index in range(len(request.outputs))],
+        seed=work.params.seed,
+        prompt_logprobs=_prompt_logprobs(told),
+        num_cached_tokens=request.admitted.num_cached if request.admitted is not None else 0,
+    )
+
+
+def prompt_ids(told: Tokenized | Scored) -> list[int]:
+    """The ids of a prompt, as it was told."""
+    return unpack_ids(told.ids) if isinstance(told, Tokenized) else [token.id for token in told.tokens]
+
+
+def _prompt_logprobs(told: Tokenized | Scored) -> list[Logprobs | None] | None:
+    if isinstance(told, Tokenized):
+        return None
+    return [None, *(_logprobs(token) for token in told.tokens[1:])]
+
+
+def _output(request: OpenRequest, index: int) -> CompletionOutput:
+    texts = request.take_all(index)
+    last = request.outputs[index].last
+    assert last is not None and last.finish is not None, "it has ended"
+    tokens = [token for one in texts for token in one.tokens]
+    has_logprobs = bool(tokens) and all(token.logprobs is not None for token in tokens)
+    return CompletionOutput(
+        index=index,
+        text="".join([one.text for one in texts]),
+        token_ids=[token.id for token in tokens],
+        cumulative_logprob=_sum(tokens) if has_logprobs else None,
+        logprobs=[_logprobs(token) for token in tokens] if has_logprobs else None,
+        finish_reason=last.finish.value,
+        stop_reason=_stop_reason(last),
+        reasoning="".join([one.reasoning for one in texts]),
+        tool_calls=tuple([call for one in texts for call in one.tool_calls]),
+    )
+
+
+def _stop_reason(last: Text) -> str | int | None:
+    if last.finish is FinishReason.STOP_STRING:
+        return last.stop_match
+    return last.tokens[-1].id if last.finish is FinishReason.STOP_TOKEN and last.tokens else None
+
+
+def _sum(tokens: Sequence[TokenRecord]) -> float:
+    return sum([token.logprobs.logprob for token in tokens if token.logprobs is not None])
+
+
+def _logprobs(token: TokenRecord) -> Logprobs:
+    scores = token.logprobs
+    assert scores is not None, "they were asked for"
+    found = {token.id: Logprob(scores.logprob, scores.rank, _shown(token.piece))}
+    tops = zip(scores.top_ids, scores.top_logprobs, range(1, len(scores.top_ids) + 1), strict=True)
+    asked = zip(scores.asked_ids, scores.asked_logprobs, scores.asked_ranks, strict=True)
+    for (rival, logprob, rank), piece in zip([*tops, *asked], token.top_pieces, strict=True):
+        found.setdefault(rival, Logprob(logprob, rank, _shown(piece)))
+    return found
+
+
+def _shown(piece: bytes) -> str:
+    return piece.decode(errors="replace")

@@ -1,0 +1,142 @@
+"""How to generate: the knobs of the contract as one flat value, and a spec of the contract made of it.
+
+Says nothing of what is in range: the gateway's own checks do. Knows no prompt.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from google.protobuf.message import Message
+from sluice.v1 import types_pb2
+
+from engine.errors import invalid
+
+
+def _knob(path: str) -> Any:  # noqa: ANN401 # typed as the value, as dataclasses.field itself is
+    """Absent unless given; `path`: where the contract has it."""
+    return dataclasses.field(default=None, metadata={"path": path})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """What is None takes the model's own default, as in the service. What each means, and which values it may have, is
+    in `protos/sluice/v1/types.proto`.
+
+    Attributes:
+        max_tokens: None generates all that the context leaves.
+        stop: texts that end an output; one may be given by itself.
+        json_schema: as JSON, or as what JSON is read into.
+        bypass_cache: neither use what other prompts computed nor leave anything behind.
+        speculate: False drafts nothing for this prompt.
+    """
+
+    max_tokens: int | None = _knob("sampling.max_tokens")
+    min_tokens: int | None = _knob("sampling.min_tokens")
+    temperature: float | None = _knob("sampling.temperature")
+    top_k: int | None = _knob("sampling.top_k")
+    top_p: float | None = _knob("sampling.top_p")
+    min_p: float | None = _knob("sampling.min_p")
+    typical_p: float | None = _knob("sampling.typical_p")
+    presence_penalty: float | None = _knob("sampling.presence_penalty")
+    frequency_penalty: float | None = _knob("sampling.frequency_penalty")
+    repetition_penalty: float | None = _knob("sampling.repetition_penalty")
+    logit_bias: Mapping[int, float] | None = _knob("sampling.logit_bias")
+    allowed_token_ids: Sequence[int] | None = _knob("sampling.allowed_token_ids")
+    bad_token_ids: Sequence[int] | None = _knob("sampling.bad_token_ids")
+    bad_words: str | Sequence[str] | None = _knob("sampling.bad_words")
+    seed: int | None = _knob("sampling.seed")
+    n: int | None = _knob("sampling.n")
+    best_of: int | None = _knob("sampling.best_of")
+    beam_width: int | None = _knob("sampling.beam.width")
+    length_penalty: float | None = _knob("sampling.beam.length_penalty")
+    early_stopping: bool | None = _knob("sampling.beam.early_stopping")
+    stop: str | Sequence[str] | None = _knob("stop.strings")
+    stop_token_ids: Sequence[int] | None = _knob("stop.token_ids")
+    include_stop: bool | None = _knob("stop.include")
+    ignore_eos: bool | None = _knob("stop.ignore_eos")
+    logprobs: int | None = _knob("output.logprobs")
+    logprob_token_ids: Sequence[int] | None = _knob("output.logprob_token_ids")
+    prompt_logprobs: int | None = _knob("output.prompt_logprobs")
+    skip_special_tokens: bool | None = _knob("output.skip_special_tokens")
+    split_sections: bool | None = _knob("output.split_sections")
+    json_schema: str | Mapping[str, object] | None = _knob("constraint.json_schema")
+    json_object: bool | None = _knob("constraint.json_object")
+    regex: str | None = _knob("constraint.regex")
+    grammar: str | None = _knob("constraint.grammar")
+    choices: Sequence[str] | None = _knob("constraint.choice.texts")
+    truncate_prompt_tokens: int | None = _knob("truncate_prompt_tokens")
+    bypass_cache: bool | None = _knob("cache.bypass")
+    priority: int | None = _knob("scheduling.priority")
+    speculate: bool | None = _knob("speculation.enabled")
+    max_draft_tokens: int | None = _knob("speculation.max_tokens")
+
+
+Given = SamplingParams | Mapping[str, Any] | None
+PATHS: dict[str, str] = {field.name: field.metadata["path"] for field in dataclasses.fields(SamplingParams)}
+
+
+def params_of(given: Given) -> SamplingParams:
+    """From what a caller gave. Raises TypeError for what is none, or has a knob that there is not."""
+    if given is None:
+        return SamplingParams()
+    if isinstance(given, SamplingParams):
+        return given
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{type(given).__name__} is no SamplingParams, and no mapping of its knobs")
+    for name in given:
+        if name not in PATHS:
+            near = difflib.get_close_matches(str(name), PATHS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PATHS)}"
+            raise TypeError(f"{name!r} is no knob of a generation; {hint}")
+    return SamplingParams(**given)
+
+
+def fill(spec: types_pb2.GenerationSpec, params: SamplingParams) -> None:
+    """Set what is not None. Raises ServiceError naming a knob whose value its field cannot carry."""
+    for name, path in PATHS.items():
+        value = getattr(params, name)
+        if value is None:
+            continue
+        try:
+            if name == "json_schema" and not isinstance(value, str):
+                value = msgspec.json.encode(value).decode()
+            _set(spec, path, value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise invalid(name, f"{_short(value)} is no value of it: {error}") from None
+
+
+def _set(spec: types_pb2.GenerationSpec, path: str, value: Any) -> None:  # noqa: ANN401 # any knob's
+    *above, name = path.split(".")
+    message: Message = spec
+    for step in above:
+        _check_alone(message, step)
+        message = getattr(message, step)
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+        if value:  # JsonObject, which says no more
+            _check_alone(message, name)
+            getattr(message, name).SetInParent()
+        return
+    _check_alone(message, name)
+    if field.message_type is not None:
+        getattr(message, name).update(value)
+    elif field.is_repeated:
+        getattr(message, name).extend([value] if isinstance(value, str) else value)
+    else:
+        setattr(message, name, value)
+
+
+def _check_alone(message: Message, name: str) -> None:
+    """Raise ServiceError for the second of several of which there can be one."""
+    of = message.DESCRIPTOR.fields_by_name[name].containing_oneof
+    first = None if of is None else message.WhichOneof(of.name)
+    if first is not None and first != name:
+        raise invalid(message.DESCRIPTOR.name.lower(), f"{first} and {name} exclude each other: give one of them")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"

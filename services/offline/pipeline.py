@@ -1,0 +1,158 @@
+"""The stages of a service in one thread: what each emits the next one takes, in the order of the ring, without it.
+
+Every stage is the service's own class, and so is who opens requests and takes what comes round. Knows no caller.
+"""
+
+import contextlib
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from engine.errors import Code, ServiceError, engine_fault
+from services.detokenizer.stage import DetokenizerStage
+from services.engine.grammar_gate import GrammarGate
+from services.engine.stage import EngineStage, RingMembership
+from services.gateway.access.metadata import CallMetadata
+from services.gateway.access.quota import Quotas, TenantLimits
+from services.gateway.contract.translate import TranslatedRequest
+from services.gateway.requests.desk import RequestManager
+from services.gateway.requests.open_requests import OpenRequest
+from services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Text
+from services.offline.interrupts import held
+from services.offline.loading import NAME, Loaded
+from services.telemetry.observed import Unobserved
+from services.telemetry.phases import Phase
+from services.tokenizer.inline_executor import InlineExecutor
+from services.tokenizer.stage import EncodingThreads, TokenizerStage
+
+Take = Callable[[Message], None]
+
+
+class Pipeline:
+    """`open` requests, `wait_encoded`, `turn` until they have ended, `close` them. For one thread at a time."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.settings = loaded.gateway
+        self.encoder = loaded.encoder
+        self.engine = loaded.built.engine
+        self._refusal: ServiceError | None = None  # what is said when nothing more can be asked of it
+        self._mail: deque[tuple[Take, Message]] = deque()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # of the compilers' threads
+        self._desk = RequestManager(
+            loaded.gateway,
+            lambda message: self._mail.append((self._tokenizer.handle, message)),
+            Unobserved(),
+            time.monotonic,
+            Quotas(lambda tenant: TenantLimits(), 1),
+        )
+        self._desk.refusal = None
+        self._tokenizer = TokenizerStage(
+            loaded.encoder,
+            loaded.constraints,
+            loaded.gateway.limits,
+            EncodingThreads(InlineExecutor(), self._calls.put),
+            lambda message: self._mail.append((self._gate.handle, message)),
+            _unrecorded,
+        )
+        built = loaded.built
+        engine = EngineStage(built.engine, RingMembership(NAME, 0), self._to_detokenizer, _unrecorded, built.computing)
+        self._gate = GrammarGate(engine, built.grammars, InlineExecutor(), lambda: None, self._to_detokenizer)
+        self._detokenizer = DetokenizerStage(
+            loaded.encoder, lambda message: self._mail.append((self._deliver, message)), _unrecorded
+        )
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are open."""
+        return self._desk.num_open
+
+    def open(self, asked: TranslatedRequest, opened: list[OpenRequest]) -> None:
+        """Open a request, add it to `opened`, and encode its prompt as far as that waits for nobody. What is wrong with
+        it becomes its outcome."""
+        with self._whole():  # a ^C comes when it is in the list: its owner can close it
+            opened.append(self._desk.open(CallMetadata(NAME), asked, streams=False))
+            self._desk.submit(opened[-1], "")
+            self._pass_on()
+
+    def wait_encoded(self) -> None:
+        """Wait for constraints that are being compiled."""
+        while self._tokenizer.num_encoding:
+            call = self._calls.get()  # ^C is heard here
+            with self._whole():
+                call()
+                self._pass_on()
+
+    def turn(self) -> None:
+        """One step of the engine, and what it brought goes on to its requests."""
+        with self._whole():
+            again = self._gate.turn()
+            self._pass_on()
+            self._detokenizer.turn()
+            self._pass_on()
+            if not again and not self._gate.num_waiting and self._is_stuck():
+                raise engine_fault("the engine has no work, and requests are open")
+
+    def close(self, *requests: OpenRequest) -> None:
+        """Let go of requests, ended or not: nothing more is computed for them."""
+        if self._refusal is not None:
+            return
+        with self._whole():
+            for request in requests:
+                self._desk.close(request)
+                request.release()
+            self._pass_on()
+
+    def shut(self) -> None:
+        """Let go of every request, and take none any more."""
+        self._desk.fail_all(closed())
+        self.close(*self._desk.requests)
+        self._refusal = closed()
+        del self.engine, self._tokenizer, self._gate, self._detokenizer  # a stream that was left may refer to this
+
+    def _is_stuck(self) -> bool:
+        return not self._tokenizer.num_encoding and any(one.outcome is None for one in self._desk.requests)
+
+    def _pass_on(self) -> None:
+        while self._mail:
+            take, message = self._mail.popleft()
+            take(message)
+
+    def _to_detokenizer(self, message: Message) -> None:
+        self._mail.append((self._detokenizer.handle, message))
+
+    def _deliver(self, message: Message) -> None:
+        """What comes round; nobody asks for the engine's load."""
+        if isinstance(message, Text | Failed | Result | Preempted):
+            self._desk.deliver(message)
+        elif isinstance(message, Grant):
+            self._desk.give_back(message)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What happens within happens as a whole: whatever breaks it off leaves stages that nothing more is asked."""
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        with held():
+            try:
+                yield
+            except ServiceError:
+                raise
+            except BaseException:
+                self._refusal = _broken()
+                raise
+
+
+def closed() -> ServiceError:
+    """Something was asked after the end."""
+    return ServiceError(Code.FAILED_PRECONDITION, "CLOSED", "this LLM is closed: make a new one")
+
+
+def _broken() -> ServiceError:
+    return ServiceError(
+        Code.ABORTED, "BROKEN", "this LLM was broken off in the middle of a step: close it, and make a new one"
+    )
+
+
+def _unrecorded(envelope: Envelope, phase: Phase) -> None:
+    """Nobody traces."""

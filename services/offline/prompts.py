@@ -1,0 +1,117 @@
+"""Prompts and chats of a caller as specs of the contract. Encodes nothing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+from sluice.v1 import types_pb2
+
+from engine.errors import ServiceError, invalid
+from services.edge.errors import EdgeError
+from services.edge.translate import chat_spec
+from services.edge.wire import ChatRequest
+from services.offline.errors import PromptError, from_edge
+from services.offline.params import Given, fill, params_of
+
+Prompt: TypeAlias = str | Sequence[int]
+Message: TypeAlias = Mapping[str, Any]  # as OpenAI has it
+Conversation: TypeAlias = Sequence[Message]
+Specs: TypeAlias = list[types_pb2.GenerationSpec]
+
+
+def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One or several."""
+    if isinstance(given, str):
+        return [given]
+    found: list[Any] = list(given)
+    return [found] if found and all(_is_id(one) for one in found) else found
+
+
+def conversations_of(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """One or several."""
+    found: list[Any] = list(given)
+    return [found] if found and all(isinstance(one, Mapping) for one in found) else found
+
+
+def each_with(params: Given | Sequence[Given], num: int) -> list[Given]:
+    """Parameters for each of `num` prompts. Raises ValueError for another number of them."""
+    if params is None or isinstance(params, Mapping) or not isinstance(params, Sequence):
+        return [params] * num
+    if len(params) != num:
+        raise ValueError(f"{len(params)} parameters for {num} prompts: give one for all, or one for each")
+    return list(params)
+
+
+def specs_of(prompts: Sequence[Prompt], params: Sequence[Given]) -> Specs:
+    """Raises PromptError."""
+    return [_at(index, _prompted, *both) for index, both in enumerate(zip(prompts, params, strict=True))]
+
+
+def chats_of(conversations: Sequence[Conversation], params: Sequence[Given], chat: types_pb2.Chat) -> Specs:
+    """`chat` has all but the messages. Raises PromptError."""
+    both = enumerate(zip(conversations, params, strict=True))
+    return [_at(index, _chatted, messages, given, chat) for index, (messages, given) in both]
+
+
+def chat_options(
+    tools: Sequence[Mapping[str, Any]] | None,
+    tool_choice: str | Mapping[str, Any] | None,
+    variables: Mapping[str, Any] | None,
+    add_generation_prompt: bool,
+) -> types_pb2.Chat:
+    """All of a chat but its messages. Raises ServiceError."""
+    asked = {"tools": tools, "tool_choice": tool_choice, "chat_template_kwargs": variables}
+    chat = _read([], {name: value for name, value in asked.items() if value is not None})
+    chat.add_generation_prompt = add_generation_prompt
+    return chat
+
+
+def _at(index: int, make: Any, *given: Any) -> types_pb2.GenerationSpec:  # noqa: ANN401 # one of the two below
+    try:
+        spec: types_pb2.GenerationSpec = make(*given)
+    except ServiceError as error:
+        raise PromptError(index, error) from None
+    spec.output.echo = True  # results tell the prompt's ids
+    return spec
+
+
+def _prompted(prompt: object, params: Given) -> types_pb2.GenerationSpec:
+    spec = types_pb2.GenerationSpec()
+    try:
+        if isinstance(prompt, str):
+            spec.text = prompt
+        elif isinstance(prompt, Sequence) and all(_is_id(one) for one in prompt):
+            ids: Sequence[int] = prompt
+            spec.token_ids.ids.extend(ids)
+            spec.token_ids.SetInParent()
+        else:
+            raise invalid("prompt", f"{type(prompt).__name__} is neither a text nor a sequence of token ids")
+    except ValueError as error:  # a lone surrogate, or a number that is no id
+        raise invalid("prompt", str(error)) from None
+    fill(spec, params_of(params))
+    return spec
+
+
+def _chatted(messages: Conversation, params: Given, chat: types_pb2.Chat) -> types_pb2.GenerationSpec:
+    spec = types_pb2.GenerationSpec(chat=chat)
+    spec.chat.messages.extend(_read(messages, {}).messages)
+    fill(spec, params_of(params))
+    return spec
+
+
+def _read(messages: Conversation, others: Mapping[str, Any]) -> types_pb2.Chat:
+    """A chat in OpenAI's form, as the HTTP edge reads it."""
+    try:
+        request = msgspec.convert({"model": "", "messages": list(messages), **others}, ChatRequest)
+        return chat_spec(request).chat
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        raise invalid(path.strip("`") or "messages", text) from None
+    except EdgeError as error:
+        raise from_edge(error) from None
+    except ValueError as error:
+        raise invalid("messages", str(error)) from None
+
+
+def _is_id(one: object) -> bool:
+    return isinstance(one, int) and not isinstance(one, bool)

@@ -1,0 +1,50 @@
+"""Options of `LLM` are the service's own, by the same names, types and limits."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ServiceError
+from services.config import ServiceConfig
+from services.offline.options import OF_QUEUE, fields, settings_of
+
+
+def test_every_option_of_the_engine_is_one_here() -> None:
+    of_engine: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
+    assert {*of_engine, "model", "revision", "max_prompt_bytes"} == {*fields(), *OF_QUEUE}
+    settings = settings_of({})
+    assert dataclasses.replace(settings.engine, **{name: of_engine[name] for name in OF_QUEUE}) == EngineConfig()
+    assert settings.service == ServiceConfig()
+
+
+def test_values_arrive() -> None:
+    engine, service = settings_of({"model": Path("/m"), "max_num_seqs": 3, "pause_hold_s": 2, "prefix_caching": False})
+    assert (service.model, engine.max_num_seqs, engine.prefix_caching) == ("/m", 3, False)
+    assert engine.pause_hold_s == 2.0 and isinstance(engine.pause_hold_s, float)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_modle_len": 8}, "'max_modle_len' is no option; did you mean 'max_model_len'?"),
+        ({"qqq": 8}, "'qqq' is no option; there are model, revision, max_prompt_bytes, device"),
+        ({"listen": "127.0.0.1:0"}, "'listen' is an option of `sluice serve` alone"),
+        ({"max_queued_requests": 3}, "'max_queued_requests' is an option of `sluice serve` alone"),
+        ({"max_num_seqs": "3"}, "max_num_seqs: '3' is not int"),
+        ({"max_num_seqs": True}, "max_num_seqs: True is not int"),
+        ({"prefix_caching": 1}, "prefix_caching: 1 is not bool"),
+        ({"model": None}, "model: None is not str"),
+    ],
+)
+def test_what_is_no_option_or_of_another_type(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match="^" + said.replace("?", r"\?")):
+        settings_of(options)
+
+
+def test_what_is_out_of_range_is_refused_as_the_service_refuses_it() -> None:
+    with pytest.raises(ServiceError, match="--block-size: 0 is below 1") as caught:
+        settings_of({"block_size": 0})
+    assert (caught.value.reason, caught.value.field) == ("INVALID_SETTING", "block_size")

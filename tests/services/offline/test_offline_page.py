@@ -1,0 +1,35 @@
+"""The page about `LLM`: its example runs as it is written, and it names everything that may be given."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from services.offline import LLM
+from services.offline.options import fields
+from services.offline.params import PATHS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "offline.md").read_text()
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    exec(compile(example, "docs/offline.md", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("'def fibonacci(n):' → ") and said[1].startswith("'import os\\n' → ") and len(said) > 4
+
+
+def test_it_names_every_option_and_parameter() -> None:
+    _, options, parameters = re.split(r"^## ", PAGE, flags=re.M)
+    assert set(re.findall(r"`(\w+)`", options)) >= set(fields())
+    assert set(re.findall(r"`(\w+)`", parameters)) >= set(PATHS)
+
+
+def test_it_shows_every_call() -> None:
+    for name, call in inspect.getmembers(LLM, inspect.isfunction):
+        if not name.startswith("_"):
+            assert f"`{name}(" in PAGE
+            given = re.findall(rf"`{name}\(([^)]*)\)", PAGE)[0]
+            names = set(inspect.signature(call).parameters) - {"self", "add_special_tokens", "skip_special_tokens"}
+            assert {one.partition("=")[0] for one in filter(None, given.split(", "))} == names
