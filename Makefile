@@ -45,7 +45,7 @@ test-isa: $(VENV)/.dev ## what may differ from CPU to CPU, under each instructio
 test-faults: $(VENV)/.dev ## every fault, in real processes: 180 kills take about a quarter of an hour
 	$(PYTEST) --timeout 3600 tests/faults
 
-check: lint types test ## linters, types and tests
+check: lint types links test ## linters, types, links and tests
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -54,6 +54,27 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+.PHONY: links
+links: $(VENV)/.dev ## whether what the Markdown files name is there, and the generated pages are up to date
+	$(BIN)/python -m tools.check_links
+	$(BIN)/python -m tools.reference --check
+
+.PHONY: reference
+reference: $(VENV)/.dev ## write the generated pages of docs/reference: contract, options, metrics
+	$(BIN)/python -m tools.reference
+
+# In an environment of its own: what renders pages is none of the service's business.
+DOCS := $(VENV)/docs
+$(DOCS)/.done: constraints.txt pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+		$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@touch $@
+
+.PHONY: docs
+docs: links $(DOCS)/.done ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
 
 stubs: $(VENV)/.dev ## regenerate the Python stubs of the contract
 	$(BIN)/python -m tools.generate_stubs
@@ -70,7 +91,7 @@ proto-release: ## make today's contract the released one: only with a new versio
 train-demo: $(VENV)/.dev ## train the embedded model again (resumable; hours on two cores)
 	$(BIN)/python -m demo.train
 
-bench: bench-step bench-start bench-service ## every figure of the README, written to benchmarks/results
+bench: bench-step bench-start bench-service ## the figures of start, step and service, written to benchmarks/results
 
 bench-step: $(VENV)/.run ## engine decode step against a bare forward
 	$(BIN)/python -m benchmarks.engine_step

@@ -1,4 +1,5 @@
-"""Runs the suite for every SDK and writes the table of results into the README: `python -m tests.conformance.report`.
+"""Runs the suite for every SDK and writes the table of results into docs/adding-a-client.md:
+`python -m tests.conformance.report`.
 
 A row is a case. A cell is yes, NO, or - where the SDK could not be built; the reasons stand below the table.
 """
@@ -15,7 +16,7 @@ from tests.conformance.sdks import SDKS
 
 FOLDER = Path(__file__).parent
 SUITE = "test_conformance"  # what else is there is about packages
-README = FOLDER.parents[1] / "README.md"
+PAGE = FOLDER.parents[1] / "docs/adding-a-client.md"
 PLACE = re.compile(r"(<!-- written by `make conformance` -->\n).*?(<!-- end of what it wrote -->\n)", re.DOTALL)
 Cells = dict[tuple[str, str], str]  # (case, SDK) → yes, NO or -
 
@@ -27,7 +28,7 @@ def main() -> int:
         options = ("--timeout", "600", "-rs", f"--junitxml={found}", "-o", "junit_family=xunit2")
         done = subprocess.run([sys.executable, "-m", "pytest", str(FOLDER), *options], check=False)
         cells, reasons = read(ElementTree.parse(found).iter("testcase"))
-    README.write_text(placed(README.read_text(), table(cells, reasons)))
+    PAGE.write_text(placed(PAGE.read_text(), table(cells, reasons)))
     print(table(cells, reasons))
     return done.returncode
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.conformance.report import README, placed, read, table
+from tests.conformance.report import PAGE, placed, read, table
 
 CASES = """<x>
 <testcase classname="tests.conformance.test_conformance" name="test_unary[python]"/>
@@ -24,8 +24,8 @@ def test_a_case_of_several_calls_holds_when_all_do() -> None:
     assert "java: none." in table(cells, reasons)
 
 
-def test_the_readme_has_one_place_for_it() -> None:
-    page = README.read_text()
+def test_the_page_has_one_place_for_it() -> None:
+    page = PAGE.read_text()
     written = placed(page, "\nthe table\n\n")
     assert "\nthe table\n" in written and written.count("<!--") == page.count("<!--")
     assert placed(written, "\nthe table\n\n") == written

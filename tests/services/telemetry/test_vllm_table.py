@@ -1,4 +1,4 @@
-"""README's table for those who come with dashboards made for vLLM: whole, and of names and labels that there are."""
+"""The table of metrics for those who come from vLLM: whole, and of names and labels that there are."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ THEIRS = {
 
 def rows() -> list[tuple[list[str], list[str]]]:
     """Names in code type on the left and on the right of each row."""
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs/migrating-from-vllm.md").read_text()
     table = text[text.index("| vLLM | sluice |") :].split("\n\n")[0]
     cells = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     return [(re.findall(r"`([^`]+)`", left), re.findall(r"`([^`]+)`", right)) for left, right in cells]

@@ -1,0 +1,41 @@
+"""README: what it tells a first reader to type is typed here, and it stays short."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from services.edge.wire import CompletionRequest, decode
+from tests.system.service import serve
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+MAX_WORDS = 700  # outside its table
+
+
+def test_it_is_short() -> None:
+    outside = [line for line in README.splitlines() if not line.startswith("|")]
+    assert len(" ".join(outside).split()) <= MAX_WORDS
+
+
+def run(*command: str) -> str:
+    """Standard output."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_its_examples_run() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (generate,) = re.findall(r"^\.venv/bin/sluice (generate .*)$", README, re.MULTILINE)
+    with serve("--model", "demo") as service:
+        assert "length 40" in run(sys.executable, "-c", example.replace("127.0.0.1:50051", service.address))
+        words = shlex.split(generate)
+        assert run(sys.executable, "-m", "services.cli.main", *words, "--address", service.address).strip()
+
+
+def test_the_body_that_it_sends_to_the_edge_is_a_request() -> None:
+    (body,) = re.findall(r"-d '(.*?)'", README)
+    request = decode(body.encode(), CompletionRequest)
+    assert (request.model, request.prompt, request.max_tokens) == ("demo", "def mean(values):", 40)
