@@ -55,8 +55,9 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-stubs: $(VENV)/.dev ## regenerate the Python stubs of the contract
+stubs: $(VENV)/.dev ## regenerate the Python stubs of the contract and the page of sampling parameters
 	$(BIN)/python -m tools.generate_stubs
+	$(BIN)/python -m tools.sampling_parameters
 
 proto-lint: ## lint the contract with buf (needs npm)
 	npx --yes @bufbuild/buf@1.75.0 lint

@@ -12,7 +12,7 @@ from engine.errors import ServiceError, stage_lost
 from engine.models.config import ModelConfig
 from engine.models.limits import limits_of
 from engine.models.registry import read_served
-from engine.request import Limits, SamplingParams
+from engine.request import Limits
 from services.checkpoint.digests import remembered
 from services.checkpoint.model_source import CheckpointFiles
 from services.checkpoint.revisions import fits
@@ -94,18 +94,12 @@ def say_ready(process_id: str, address: str, revision: str) -> None:
 
 def model_of(process: Process, directory: Path, model: ModelConfig, revision: str) -> ModelInfo:
     """What is known of the model whose files are in `directory`."""
-    defaults = model.defaults
     return ModelInfo(
         id=process.config.served_model_name or process.source.name,
         revision=revision,
         context_length=limits_for(process, model).context_length,
         eos_ids=model.eos_ids,
-        defaults=SamplingParams(
-            temperature=1.0 if defaults.temperature is None else defaults.temperature,
-            top_k=defaults.top_k or 0,
-            top_p=1.0 if defaults.top_p is None else defaults.top_p,
-            min_p=defaults.min_p or 0.0,
-        ),
+        defaults=model.defaults,
         architecture=model.architecture,
         label=process.source.label,
         longest_token=longest_token(directory / "tokenizer.json"),
