@@ -76,8 +76,9 @@ $(DOCS)/.done: constraints.txt pyproject.toml | $(VENV)/bin/python
 docs: links $(DOCS)/.done ## build the documentation into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
 
-stubs: $(VENV)/.dev ## regenerate the Python stubs of the contract
+stubs: $(VENV)/.dev ## regenerate the Python stubs of the contract and the page of sampling parameters
 	$(BIN)/python -m tools.generate_stubs
+	$(BIN)/python -m tools.sampling_parameters
 
 proto-lint: ## lint the contract with buf (needs npm)
 	npx --yes @bufbuild/buf@1.75.0 lint

@@ -17,7 +17,7 @@ from engine.engine import Engine
 from engine.kv_cache.block_store import BlockStore
 from engine.kv_cache.cache import KVCache
 from engine.models.by_layer import RopeConfig
-from engine.models.config import GenerationDefaults, ModelConfig
+from engine.models.config import ModelConfig
 from engine.models.model import Model
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
@@ -44,7 +44,7 @@ CONFIG = ModelConfig(
     mlp_bias=False,
     eos_ids=(2,),
     dtype="float32",
-    defaults=GenerationDefaults(),
+    defaults=SamplingParams(),
 )
 
 

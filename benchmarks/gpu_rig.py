@@ -20,7 +20,7 @@ from engine.engine import Engine, StepRunner
 from engine.kv_cache.block_store import BlockStore
 from engine.kv_cache.cache import KVCache
 from engine.models.by_layer import RopeConfig
-from engine.models.config import GenerationDefaults, ModelConfig
+from engine.models.config import ModelConfig
 from engine.models.model import Model
 from engine.request import EngineRequest, Limits, SamplingParams
 from engine.scheduler.scheduler import Scheduler
@@ -49,7 +49,7 @@ LLAMA_8B = ModelConfig(
     mlp_bias=False,
     eos_ids=(),
     dtype="bfloat16",
-    defaults=GenerationDefaults(),
+    defaults=SamplingParams(),
 )
 QWEN_06B = dataclasses.replace(
     LLAMA_8B,

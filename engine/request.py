@@ -66,32 +66,10 @@ class Limits:
 class SamplingParams:
     """Effective sampling parameters: every default is filled in by the gateway before this is made.
 
+    `engine.parameters` says what each means and what it may be; a value here is what it is where nobody says anything.
+
     Attributes:
-        max_tokens: tokens to generate at most; 0 means as many as the context allows.
-        min_tokens: end-of-sequence and stop ids are barred until so many tokens exist.
-        temperature: 0 is greedy.
-        top_k: keep the k most likely; 0 keeps all.
-        top_p: keep the smallest set whose mass reaches p; 1 keeps all.
-        min_p: drop tokens less likely than min_p times the most likely; 0 keeps all.
-        typical_p: keep the locally typical set of mass p; 1 keeps all.
-        presence_penalty: taken off the logit of every token that the output has.
-        frequency_penalty: taken off the logit once for each occurrence in the output.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 1 is none.
-        logit_bias: (id, value) pairs, added to the logits.
-        allowed_token_ids: the only ids that may be sampled; empty allows all.
-        bad_token_ids: ids that may not be sampled.
         bad_words: sequences of ids of which none may be sampled whole; made by the tokenizer.
-        seed: 64-bit key of the counter-based noise.
-        stop_token_ids: ids that end the output (FinishReason.STOP_TOKEN).
-        ignore_eos: go on after the model's end-of-sequence ids.
-        logprobs: candidates to report per token; -1 reports none, 0 only the chosen token's.
-        logprob_token_ids: ids to report besides, wherever `logprobs` are.
-        prompt_logprobs: candidates to report per prompt token; -1 reports none, 0 only the token's own.
-        n: outputs to return; each samples with noise of its own index.
-        best_of: outputs to sample, of which the n with the highest mean log probability are returned; 0 is n.
-        beam_width: hypotheses kept per step of a beam search over raw log probabilities; 0 samples instead.
-        length_penalty: exponent of the length by which a hypothesis' score is divided.
-        early_stopping: end a beam search as soon as `beam_width` hypotheses are complete.
         grammar: what the output must look like, in llguidance's form; made by the tokenizer. Empty: anything.
     """
 

@@ -8,7 +8,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from engine.checks import check_params
 from engine.errors import ServiceError
@@ -17,17 +17,9 @@ from engine.models.by_layer import RopeConfig, read_ropes, read_windows
 from engine.models.expert_fields import ExpertsConfig, read_experts
 from engine.models.fields import MENDING, Fields, Json, invalid_model, read_json, shown
 from engine.models.stored_form import StoredForm, read_stored_form
+from engine.parameter_kinds import Number
+from engine.parameters import FROM_MODEL
 from engine.request import Limits, SamplingParams
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What generation_config.json says; None where it is silent. Temperature 0 when it says do_sample: false."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +30,7 @@ class ModelConfig:
         head_dim: may differ from hidden_size / num_heads.
         windows: per layer, the sliding window in tokens, or None for full attention.
         eos_ids: ids that end an output, of both files.
+        defaults: what generation_config.json says, else what is neutral. Temperature 0 when it says do_sample: false.
         stored: how matrices are stored that somebody has quantised before; None if none are.
         experts: of layers whose MLP is a choice of them; None if there are none.
         activation: of the MLP's gate: silu, gelu_tanh for GELU by its approximation, or one that is not supported.
@@ -64,7 +57,7 @@ class ModelConfig:
     mlp_bias: bool
     eos_ids: tuple[int, ...]
     dtype: str
-    defaults: GenerationDefaults
+    defaults: SamplingParams
     stored: StoredForm | None = None
     experts: ExpertsConfig | None = None
     activation: str = "silu"
@@ -204,22 +197,23 @@ def _ids_of(file: Fields, vocab_size: int) -> Iterator[int]:
         yield token
 
 
-def _defaults(generation: Fields, limits: Limits) -> GenerationDefaults:
+def _defaults(generation: Fields, limits: Limits) -> SamplingParams:
     """Within what a client may ask for, as these are what it gets."""
-    temperature, top_p, min_p = (generation.maybe(name) for name in ("temperature", "top_p", "min_p"))
+    found: dict[str, Any] = {row.name: value for row in FROM_MODEL if (value := _default(row, generation)) is not None}
     if generation.values.get("do_sample") is not None and not generation.boolean("do_sample", True):
-        temperature = 0.0
-    top_k = None
-    if generation.values.get("top_k") is not None:
-        top_k = max(0, generation.integer("top_k"))  # -1 keeps all, as other engines have it
-    asked = SamplingParams(
-        temperature=1.0 if temperature is None else temperature,
-        top_k=top_k or 0,
-        top_p=1.0 if top_p is None else top_p,
-        min_p=min_p or 0.0,
-    )
+        found["temperature"] = 0.0
+    defaults = dataclasses.replace(SamplingParams(), **found)
     try:
-        check_params(asked, limits)
+        check_params(defaults, limits)
     except ServiceError as error:
         raise invalid_model(generation.path, f"{error.message}: {MENDING}") from None
-    return GenerationDefaults(temperature, top_k, top_p, min_p)
+    return defaults
+
+
+def _default(row: Number, generation: Fields) -> float | None:
+    """None where the file is silent."""
+    if generation.values.get(row.name) is None:
+        return None
+    if row.type is float:
+        return generation.number(row.name, row.neutral)
+    return max(0, generation.integer(row.name))  # -1 keeps all, as other engines have it

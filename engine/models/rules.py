@@ -8,6 +8,8 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
+from engine.parameters import FROM_MODEL
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
@@ -48,6 +50,7 @@ _EXPERTS = _whole(1, 1 << 14)
 _BASE = Rule(2.0, 1e12)
 _BEND = Rule(1e-6, 1e6)
 _SOFT = Rule(1e-6, 1e9)
+_OR_OFF = _whole(-1, (1 << 31) - 1)  # -1 keeps all, as 0 does
 _FINITE = Rule(-sys.float_info.max, sys.float_info.max)
 
 RULES: Mapping[str, Rule] = {
@@ -87,8 +90,5 @@ RULES: Mapping[str, Rule] = {
     "mscale_all_dim": Rule(0.0, 1e6),
     "original_max_position_embeddings": Rule(1.0, 1 << 24),
     # Of generation_config.json: these must be within what a client may ask for besides, which `engine.checks` says.
-    "temperature": _FINITE,
-    "top_k": _whole(-1, (1 << 31) - 1),  # -1 keeps all, as 0 does
-    "top_p": _FINITE,
-    "min_p": _FINITE,
+    **{row.name: _FINITE if row.type is float else _OR_OFF for row in FROM_MODEL},
 }

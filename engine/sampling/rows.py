@@ -3,20 +3,18 @@
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+
+from engine.parameter_kinds import above_zero as above_zero
+from engine.parameters import COLUMNS
+from engine.request import SamplingParams
 
 Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 Words: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32]]"
 Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
-LEAST = float(np.finfo(np.float32).tiny)  # above 0 that float32 has with all its digits, and that no mode takes for 0
-
-
-def above_zero(value: float) -> float:
-    """A knob as float32 has it whose meaning changes at 0: what is above 0, if only in float64, stays above it."""
-    return max(value, LEAST) if value > 0.0 else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,6 +147,11 @@ class SamplingRows:
     def is_adjusted(self) -> bool:
         """Whether any logit is changed before sampling."""
         return bool(self.banned or self.param_rows.allowed or self.penalties or self.param_rows.biases or self.masks)
+
+
+def columns_of(params: Sequence[SamplingParams]) -> dict[str, Any]:
+    """The columns of `SamplingParamRows` that follow from parameters alone."""
+    return {one.name: np.array([one.of(each) for each in params], dtype=one.dtype) for one in COLUMNS}
 
 
 def allow(found: Sequence[tuple[int, Bits]]) -> AllowedTokenRows | None:

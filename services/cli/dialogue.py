@@ -1,25 +1,23 @@
 """A conversation typed at a terminal: its turns, its `/` commands. Pure: lines in, what to show or to send out."""
 
 import dataclasses
+import textwrap
 from collections.abc import Callable, Mapping
 
+from engine.parameters import CHOICE
+
 Turn = tuple[str, str]  # role, text
-KNOBS: Mapping[str, type[int] | type[float]] = {
-    "max_tokens": int,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "seed": int,
-}
-HELP = """/help             this list
+KNOBS: Mapping[str, type[int] | type[float]] = {row.name: row.type for row in CHOICE}
+HELP = f"""/help             this list
 /clear            forget the conversation
 /system TEXT      begin with these instructions; without TEXT: none
-/set KNOB VALUE   max_tokens, temperature, top_k, top_p, min_p or seed; without VALUE: the model's own
+/set KNOB VALUE   how answers are generated; without VALUE: the model's own
 /retry            answer the last question again
 /undo             forget the last question and its answer
 /stats            show or hide time to first token, tokens a second and tokens used
 /quit             leave; Ctrl-D does, too
+
+{textwrap.fill("Knobs: " + ", ".join(KNOBS))}
 
 Ctrl-C ends an answer and keeps what there is of it."""
 

@@ -3,10 +3,12 @@
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from services.cli.choice import takes_choice
 from services.cli.connection_options import (
     ConnectionOptions,
     TlsCaOption,
@@ -23,19 +25,15 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
 
+@takes_choice
 def generate(  # noqa: PLR0913 # a command line lists its options
     prompt: Annotated[str, typer.Argument(help="the prompt; - reads it from standard input")],
+    *,
     address: Annotated[str, typer.Option(envvar="SLUICE_ADDRESS", help="host:port of the server")] = "127.0.0.1:50051",
     model: Annotated[
         str | None, typer.Option(envvar="SLUICE_GENERATE_MODEL", help="model name; default: the server's")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(envvar="SLUICE_MAX_TOKENS", help="tokens at most")] = None,
-    min_tokens: Annotated[int | None, typer.Option(envvar="SLUICE_MIN_TOKENS", help="tokens at least")] = None,
-    temperature: Annotated[float | None, typer.Option(envvar="SLUICE_TEMPERATURE", help="0 is greedy")] = None,
-    top_k: Annotated[int | None, typer.Option(envvar="SLUICE_TOP_K", help="keep the k most likely")] = None,
-    top_p: Annotated[float | None, typer.Option(envvar="SLUICE_TOP_P", help="keep the likeliest mass p")] = None,
-    min_p: Annotated[float | None, typer.Option(envvar="SLUICE_MIN_P", help="drop below min_p of the best")] = None,
-    seed: Annotated[int | None, typer.Option(envvar="SLUICE_SEED", help="seed of the sampling noise")] = None,
+    choice: Mapping[str, int | float],
     stop: Annotated[list[str] | None, typer.Option(envvar="SLUICE_STOP", help="stop string; may be repeated")] = None,
     ignore_eos: Annotated[bool, typer.Option(envvar="SLUICE_IGNORE_EOS", help="go on after end-of-sequence")] = False,
     chat: Annotated[bool, typer.Option(envvar="SLUICE_CHAT", help="send the prompt as a user's chat message")] = False,
@@ -54,19 +52,9 @@ def generate(  # noqa: PLR0913 # a command line lists its options
     from services.cli.client import client, describe
 
     text = _text(prompt)
-    given: sluice.Knobs = {"ignore_eos": ignore_eos, "stop": stop or []}
-    for name, value in (
-        ("model", model),
-        ("max_tokens", max_tokens),
-        ("min_tokens", min_tokens),
-        ("temperature", temperature),
-        ("top_k", top_k),
-        ("top_p", top_p),
-        ("min_p", min_p),
-        ("seed", seed),
-    ):
-        if value is not None:
-            given[name] = value  # type: ignore[literal-required] # each a knob of its own type
+    given = cast("sluice.Knobs", {"ignore_eos": ignore_eos, "stop": stop or [], **choice})
+    if model is not None:
+        given["model"] = model
     asked = sluice.chat(("user", text)) if chat else text
     with client(address, ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)) as opened:
         try:

@@ -4,6 +4,7 @@ import base64
 import binascii
 from collections.abc import Iterator
 
+import msgspec
 from sluice.v1 import types_pb2
 
 from services.edge.errors import bad_request, unsupported
@@ -23,7 +24,7 @@ from services.edge.wire import (
 COMPLETION_MAX_TOKENS = 16  # of OpenAI's reference, where a completion asks for none
 MAX_PROMPTS = 128
 SEED_MASK = (1 << 64) - 1  # theirs is signed
-_SAME = ("temperature", "top_p", "n", "presence_penalty", "frequency_penalty", "top_k", "min_p", "repetition_penalty")
+_SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _ROLES = {
     "system": types_pb2.ROLE_SYSTEM,
     "developer": types_pb2.ROLE_DEVELOPER,
@@ -70,8 +71,6 @@ def completion_specs(request: CompletionRequest) -> list[types_pb2.GenerationSpe
     made = []
     for prompt in _prompts(request):
         spec = _spec(request, max_tokens, request.logprobs)
-        if request.best_of is not None:
-            spec.sampling.best_of = request.best_of
         if isinstance(prompt, str):
             spec.text = prompt
         else:
@@ -111,18 +110,20 @@ def _spec(request: Common, max_tokens: int | None, logprobs: int | None) -> type
 
 
 def _sampling(request: Common, max_tokens: int | None) -> types_pb2.SamplingParams:
-    made = types_pb2.SamplingParams(max_tokens=max_tokens, min_tokens=request.min_tokens)
-    for name in _SAME:
-        value = getattr(request, name)
-        if value is not None:
-            setattr(made, name, value)
+    """Fields of the contract's names hold what the contract's hold, but for how the last two are written."""
+    given = {name: value for name, value in msgspec.structs.asdict(request).items() if name in _SAMPLING}
+    given["max_tokens"] = max_tokens
     if request.seed is not None:
-        made.seed = request.seed & SEED_MASK
-    for key, bias in (request.logit_bias or {}).items():
+        given["seed"] = request.seed & SEED_MASK
+    given["logit_bias"] = _biases(request.logit_bias or {})
+    return types_pb2.SamplingParams(**given)
+
+
+def _biases(asked: dict[str, float]) -> dict[int, float]:
+    for key in asked:
         if not (key.isascii() and key.isdecimal()):
             raise bad_request("logit_bias", f"{key[:40]!r} is not a token id")
-        made.logit_bias[int(key)] = bias
-    return made
+    return {int(key): bias for key, bias in asked.items()}
 
 
 def _constraint(asked: ResponseFormat | None) -> types_pb2.Constraint | None:

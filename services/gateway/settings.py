@@ -18,7 +18,7 @@ class ModelInfo:
         revision: names its weights and configuration exactly; "" until the ring has told.
         context_length: tokens of prompt plus output at most.
         eos_ids: ids that end an output.
-        defaults: values of absent knobs (temperature, top_k, top_p, min_p, max_tokens).
+        defaults: values of absent knobs, as the model has them.
         architecture: name, for people.
         label: what the operator calls the revision: names it, too, where nothing is gone on with.
         longest_token: bytes of text that one token stands for at most; 0 where that is not known.

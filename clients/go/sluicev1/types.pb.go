@@ -1112,14 +1112,14 @@ type SamplingParams struct {
 	TopP *float64 `protobuf:"fixed64,5,opt,name=top_p,json=topP,proto3,oneof" json:"top_p,omitempty"`
 	// Drop tokens less likely than this times the most likely; 0 keeps all. 0 to 1. Absent: the model's default.
 	MinP *float64 `protobuf:"fixed64,6,opt,name=min_p,json=minP,proto3,oneof" json:"min_p,omitempty"`
-	// Keep the locally typical set of mass p; 1 keeps all. Above 0, at most 1. Absent: 1.
+	// Keep the locally typical set of mass p; 1 keeps all. Above 0, at most 1. Absent: the model's default.
 	TypicalP *float64 `protobuf:"fixed64,7,opt,name=typical_p,json=typicalP,proto3,oneof" json:"typical_p,omitempty"`
 	// Taken off the logit of every token that the output has. -2 to 2. Absent: 0.
 	PresencePenalty *float64 `protobuf:"fixed64,8,opt,name=presence_penalty,json=presencePenalty,proto3,oneof" json:"presence_penalty,omitempty"`
 	// Taken off the logit once per occurrence in the output. -2 to 2. Absent: 0.
 	FrequencyPenalty *float64 `protobuf:"fixed64,9,opt,name=frequency_penalty,json=frequencyPenalty,proto3,oneof" json:"frequency_penalty,omitempty"`
 	// Divides positive and multiplies negative logits of tokens in prompt or output. 1e-30 to 100. Absent: the
-	// model's default.
+	// model's default, in a beam search 1.
 	RepetitionPenalty *float64 `protobuf:"fixed64,10,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"`
 	// Added to the logit, by token id. At most 1,024 entries, each -100 to 100.
 	LogitBias map[uint32]float64 `protobuf:"bytes,11,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key,proto3" protobuf_val:"fixed64,2,opt,name=value,proto3"`

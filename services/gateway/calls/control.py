@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from sluice.v1 import control_pb2, types_pb2
+from sluice.v1 import control_pb2
 
 from engine.errors import ServiceError, invalid
 from engine.executor.computing import UNKNOWN
@@ -16,6 +16,7 @@ from services.gateway.calls.refusal import refuse
 from services.gateway.contract.errors import not_found
 from services.gateway.contract.fields import BUILT, FEATURE_FIELDS
 from services.gateway.contract.knobs import seconds
+from services.gateway.contract.parameters import model_defaults
 from services.gateway.load import Loads
 from services.gateway.requests.answers import duration
 from services.gateway.requests.desk import RequestManager
@@ -117,7 +118,7 @@ class Control:
         await context.write(control_pb2.DrainResponse(drained=True))
 
     def _model(self) -> control_pb2.Model:
-        model, defaults = self._desk.settings.model, self._desk.settings.model.defaults
+        model = self._desk.settings.model
         refusal: ServiceError | None = self._desk.refusal
         report = self.loads.any_report
         how = report.computing if report else UNKNOWN
@@ -133,13 +134,7 @@ class Control:
             context_length=model.context_length,
             vocab_size=self._desk.settings.limits.vocab_size,
             eos_token_ids=model.eos_ids,
-            defaults=types_pb2.SamplingParams(
-                max_tokens=defaults.max_tokens or None,
-                temperature=defaults.temperature,
-                top_k=defaults.top_k,
-                top_p=defaults.top_p,
-                min_p=defaults.min_p,
-            ),
+            defaults=model_defaults(model.defaults),
             state=control_pb2.MODEL_STATE_READY if refusal is None else control_pb2.MODEL_STATE_LOADING,
         )
 

@@ -1,7 +1,8 @@
 """Which fields of a request this server acts on, and which it refuses: none is accepted and ignored.
 
-Two tables of field paths; a test walks the descriptors and fails on a field that is in neither. Knows no values but
-the neutral ones, with which a field that is not built means the same as its absence.
+Two tables of field paths, the first with those of the sampling parameters; a test walks the descriptors and fails on a
+field that is in neither. Knows no values but the neutral ones, with which a field that is not built means the same as
+its absence.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,9 +12,11 @@ from google.protobuf.message import Message
 from sluice.v1 import control_pb2
 
 from engine.errors import unsupported
+from engine.parameters import PARAMETERS
 
 BUILT = frozenset(
     [
+        *(row.field for row in PARAMETERS),
         "model",
         "revision",
         "text",
@@ -41,38 +44,14 @@ BUILT = frozenset(
         "chat.tool_choice.name",
         "chat.template_variables",
         "sampling",
-        "sampling.max_tokens",
-        "sampling.min_tokens",
-        "sampling.temperature",
-        "sampling.top_k",
-        "sampling.top_p",
-        "sampling.min_p",
-        "sampling.typical_p",
-        "sampling.presence_penalty",
-        "sampling.frequency_penalty",
-        "sampling.repetition_penalty",
-        "sampling.logit_bias",
         "sampling.logit_bias.key",
         "sampling.logit_bias.value",
-        "sampling.allowed_token_ids",
-        "sampling.bad_token_ids",
         "sampling.bad_words",
-        "sampling.seed",
-        "sampling.n",
-        "sampling.best_of",
         "sampling.beam",
-        "sampling.beam.width",
-        "sampling.beam.length_penalty",
-        "sampling.beam.early_stopping",
         "stop",
         "stop.strings",
-        "stop.token_ids",
         "stop.include",
-        "stop.ignore_eos",
         "output",
-        "output.logprobs",
-        "output.logprob_token_ids",
-        "output.prompt_logprobs",
         "output.token_records",
         "output.echo",
         "output.skip_special_tokens",

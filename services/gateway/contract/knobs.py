@@ -3,6 +3,7 @@
 Fills in defaults; the engine's own function says what is in range. Knows no prompt, no call and no state.
 """
 
+import dataclasses
 import secrets
 
 from google.protobuf.duration_pb2 import Duration
@@ -11,6 +12,7 @@ from sluice.v1 import types_pb2
 from engine.checks import check_draft_tokens, check_num, check_priority
 from engine.errors import invalid, unsupported
 from engine.request import Limits, SamplingParams
+from services.gateway.contract import parameters
 from services.messages.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
@@ -26,43 +28,19 @@ def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: L
 
     Only sizes are looked at here, so that nothing large is copied.
     """
-    asked, stop, output = spec.sampling, spec.stop, spec.output
+    asked = spec.sampling
     if asked.HasField("max_tokens") and asked.max_tokens == 0:
         raise invalid("max_tokens", "0 is below 1; leave it out to generate all that the context leaves", limit=1)
-    for field, num, most in (
-        ("logit_bias", len(asked.logit_bias), limits.max_logit_biases),
-        ("allowed_token_ids", len(asked.allowed_token_ids), limits.max_allowed_token_ids),
-        ("bad_token_ids", len(asked.bad_token_ids), limits.max_bad_token_ids),
-        ("stop_token_ids", len(stop.token_ids), limits.max_stop_token_ids),
-        ("logprob_token_ids", len(output.logprob_token_ids), limits.max_logprob_token_ids),
-    ):
-        check_num(field, num, most)
-    return SamplingParams(
-        max_tokens=asked.max_tokens or defaults.max_tokens,
-        min_tokens=asked.min_tokens,
-        temperature=asked.temperature if asked.HasField("temperature") else defaults.temperature,
-        top_k=asked.top_k if asked.HasField("top_k") else defaults.top_k,
-        top_p=asked.top_p if asked.HasField("top_p") else defaults.top_p,
-        min_p=asked.min_p if asked.HasField("min_p") else defaults.min_p,
-        typical_p=asked.typical_p if asked.HasField("typical_p") else 1.0,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        repetition_penalty=asked.repetition_penalty if asked.HasField("repetition_penalty") else 1.0,
-        logit_bias=tuple(sorted(asked.logit_bias.items())),
-        allowed_token_ids=tuple(asked.allowed_token_ids),
-        bad_token_ids=tuple(asked.bad_token_ids),
-        seed=asked.seed if asked.HasField("seed") else secrets.randbits(64),
-        stop_token_ids=tuple(stop.token_ids),
-        ignore_eos=stop.ignore_eos,
-        logprobs=output.logprobs if output.HasField("logprobs") else -1,
-        logprob_token_ids=tuple(output.logprob_token_ids),
-        prompt_logprobs=output.prompt_logprobs if output.HasField("prompt_logprobs") else -1,
-        n=asked.n if asked.HasField("n") else 1,
-        best_of=_best_of(asked),
-        beam_width=_beam_width(asked),
-        length_penalty=asked.beam.length_penalty if asked.beam.HasField("length_penalty") else 1.0,
-        early_stopping=asked.beam.early_stopping,
-    )
+    if asked.HasField("best_of") and asked.best_of == 0:  # the engine cannot tell it from absence
+        raise invalid("best_of", "0 is below n; leave it out to sample n outputs", limit=1)
+    if asked.HasField("beam") and not asked.beam.width:
+        raise invalid("beam.width", "is needed for a beam search: 2 or more hypotheses", limit=2)
+    values = parameters.taken(spec, limits)
+    if not asked.HasField("seed"):
+        values["seed"] = secrets.randbits(64)
+    if asked.HasField("beam") and not asked.HasField("repetition_penalty"):
+        values["repetition_penalty"] = 1.0  # the model's own is for sampling: a search ranks by its probabilities
+    return dataclasses.replace(defaults, **values)
 
 
 def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ...]) -> Stops:
@@ -172,27 +150,6 @@ def _nanos(time_s: float) -> int:
     return round(time_s % 1.0 * 1e9)
 
 
-def _best_of(asked: types_pb2.SamplingParams) -> int:
-    """0 where it is absent; a zero that was sent is refused, as the engine cannot tell it from absence."""
-    if asked.HasField("best_of") and asked.best_of == 0:
-        raise invalid("best_of", "0 is below n; leave it out to sample n outputs", limit=1)
-    return asked.best_of
-
-
-def _beam_width(asked: types_pb2.SamplingParams) -> int:
-    if asked.HasField("beam") and not asked.beam.width:
-        raise invalid("beam.width", "is needed for a beam search: 2 or more hypotheses", limit=2)
-    return asked.beam.width
-
-
-def _effective_beam(params: SamplingParams) -> types_pb2.BeamSearch | None:
-    if not params.beam_width:
-        return None
-    return types_pb2.BeamSearch(
-        width=params.beam_width, length_penalty=params.length_penalty, early_stopping=params.early_stopping
-    )
-
-
 def effective(
     params: SamplingParams,
     stops: Stops,
@@ -204,35 +161,10 @@ def effective(
     """Every parameter as it is used; `max_tokens` is set when the engine has settled it."""
     records = spec.output.token_records if spec.output.HasField("token_records") else True
     return types_pb2.EffectiveParams(
-        sampling=types_pb2.SamplingParams(
-            min_tokens=params.min_tokens,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            typical_p=params.typical_p,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
-            logit_bias=dict(params.logit_bias),
-            allowed_token_ids=params.allowed_token_ids,
-            bad_token_ids=params.bad_token_ids,
-            bad_words=spec.sampling.bad_words,
-            seed=params.seed,
-            n=params.n,
-            best_of=params.best_of or None,
-            beam=_effective_beam(params),
-        ),
-        stop=types_pb2.StopConditions(
-            strings=stops.strings,
-            token_ids=params.stop_token_ids,
-            include=stops.include,
-            ignore_eos=params.ignore_eos,
-        ),
+        sampling=parameters.told_sampling(params, spec.sampling.bad_words),
+        stop=parameters.told_stop(params, stops.strings, include=stops.include),
         output=types_pb2.OutputOptions(
-            logprobs=params.logprobs if params.logprobs >= 0 else None,
-            logprob_token_ids=params.logprob_token_ids,
-            prompt_logprobs=params.prompt_logprobs if params.prompt_logprobs >= 0 else None,
+            **parameters.told_output(params),
             skip_special_tokens=text.skip_special_tokens,
             token_records=records,
             echo=spec.output.echo,

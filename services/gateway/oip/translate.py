@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from sluice.v1 import types_pb2
 
 from engine.errors import invalid, unsupported
+from engine.parameters import CHOICE
 from services.gateway.contract.errors import not_found
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.tensors import Tensor, read_inputs
@@ -88,19 +89,10 @@ def _marks_end(request: oip.ModelInferRequest) -> bool:
     return WANTS_FINAL in request.parameters and request.parameters[WANTS_FINAL].bool_param
 
 
-class SamplingOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """sampling_parameters: vLLM's names. Numbers may be written as strings, as Triton's examples do."""
+class Plain(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What sampling_parameters may hold besides the rest of `CHOICE`, by vLLM's names."""
 
     max_tokens: int = MAX_TOKENS
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None  # -1 and 0 keep all
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
     include_stop_str_in_output: bool = False
@@ -109,7 +101,9 @@ class SamplingOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     n: int = 1
 
 
-_SAME = ("min_tokens", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+# Numbers may be written as strings, as Triton's examples do.
+_REST = [(row.name, row.type | None, None) for row in CHOICE if row.name not in Plain.__struct_fields__]
+SamplingOptions = cast("type[Plain]", msgspec.defstruct("SamplingOptions", _REST, bases=(Plain,), frozen=True))
 
 
 def _spec(model: str, text: str, parameters: str) -> types_pb2.GenerationSpec:
@@ -120,12 +114,7 @@ def _spec(model: str, text: str, parameters: str) -> types_pb2.GenerationSpec:
         return types_pb2.GenerationSpec(
             model=model,
             text=text,
-            sampling=types_pb2.SamplingParams(
-                max_tokens=asked.max_tokens,
-                top_k=max(asked.top_k, 0) if asked.top_k is not None else None,
-                seed=asked.seed & ((1 << 64) - 1) if asked.seed is not None else None,
-                **{name: getattr(asked, name) for name in _SAME},
-            ),
+            sampling=types_pb2.SamplingParams(**_choice(asked)),
             stop=types_pb2.StopConditions(
                 strings=[asked.stop] if isinstance(asked.stop, str) else asked.stop,
                 token_ids=asked.stop_token_ids,
@@ -138,7 +127,18 @@ def _spec(model: str, text: str, parameters: str) -> types_pb2.GenerationSpec:
         raise invalid(SAMPLING.name, f"a number is outside what its field can carry: {error}") from None
 
 
-def _sampling(text: str) -> SamplingOptions:
+def _choice(asked: Plain) -> dict[str, Any]:
+    """How tokens are chosen, as the contract has it."""
+    given = msgspec.structs.asdict(asked)
+    found = {row.name: given[row.name] for row in CHOICE if given[row.name] is not None}
+    if "top_k" in found:
+        found["top_k"] = max(found["top_k"], 0)  # -1 keeps all, too
+    if "seed" in found:
+        found["seed"] &= (1 << 64) - 1  # theirs is signed
+    return found
+
+
+def _sampling(text: str) -> Plain:
     try:
         found: Any = msgspec.json.decode(text)
         return msgspec.convert(found, SamplingOptions, strict=False)

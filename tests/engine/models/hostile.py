@@ -84,7 +84,7 @@ FIELDS = [
     *(f"quantization_config.{name}" for name in QUANTISED),
     *(f"{rope}.{name}" for rope in ROPES for name in IN_ROPES),
 ]
-GENERATION = ["eos_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p"]
+GENERATION = ["eos_token_id", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"]
 HEAD = ["draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "eagle_config"]
 HOSTILE: list[Any] = [
     *[0, -1, 1, 3, 10**9, 10**12, 10**400, True, False, None],

@@ -16,6 +16,8 @@ from engine.models.config import ModelConfig, read_config, read_head_config
 from engine.models.model import load_model
 from engine.models.registry import read_served
 from engine.models.rules import RULES
+from engine.parameters import FROM_MODEL
+from engine.request import SamplingParams
 from kernels.layout.metadata import AttentionMetadata
 from tests.engine.models.hostile import FIELDS, GENERATION, HEAD, TRUTHFUL, Values, lies, truthful, write
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -63,7 +65,7 @@ def test_what_a_file_claims_takes_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", sorted(RULES.keys() - {"temperature", "top_k", "top_p", "min_p"}))
+@pytest.mark.parametrize("name", sorted(RULES.keys() - {row.name for row in FROM_MODEL}))
 def test_every_rule_is_asked(name: str, tmp_path: Path) -> None:
     """A number of the table that no file is checked by is none."""
     said = set()
@@ -93,20 +95,28 @@ def test_every_lie_of_a_head_is_read_or_refused_by_a_line(tmp_path: Path) -> Non
         assert not said or "config.json: " in said, what
 
 
-GENERATED = [
-    ({"top_k": -1}, (None, 0, None, None)),
-    ({"top_k": 0, "top_p": 1.0}, (None, 0, 1.0, None)),
-    ({"do_sample": False, "temperature": 0.6, "top_k": 20}, (0.0, 20, None, None)),
-    ({"do_sample": True, "temperature": 0.6, "min_p": 0.0}, (0.6, None, None, 0.0)),
-    ({"temperature": None, "top_p": None}, (None, None, None, None)),
+GENERATED: list[tuple[Values, SamplingParams]] = [
+    ({"top_k": -1}, SamplingParams(top_k=0)),
+    ({"top_k": 0, "top_p": 1.0}, SamplingParams()),
+    ({"do_sample": False, "temperature": 0.6, "top_k": 20}, SamplingParams(temperature=0.0, top_k=20)),
+    ({"do_sample": True, "temperature": 0.6, "min_p": 0.0}, SamplingParams(temperature=0.6)),
+    ({"temperature": None, "top_p": None}, SamplingParams()),
+    (
+        {"top_p": 0.8, "min_p": 0.1, "repetition_penalty": 1.05},
+        SamplingParams(top_p=0.8, min_p=0.1, repetition_penalty=1.05),
+    ),
+    ({"typical_p": 0.9, "repetition_penalty": None}, SamplingParams(typical_p=0.9)),
+    (
+        {"repetition_penalty": 2, "max_new_tokens": 9, "length_penalty": 2.0, "num_beams": 4},
+        SamplingParams(repetition_penalty=2.0),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("values", "found"), GENERATED)
-def test_what_has_a_plain_meaning_is_served(values: Values, found: tuple[float | None, ...], tmp_path: Path) -> None:
+def test_what_has_a_plain_meaning_is_served(values: Values, found: SamplingParams, tmp_path: Path) -> None:
     write(tmp_path, truthful("LlamaForCausalLM"))
-    defaults = read_config(write(tmp_path, values, "generation_config.json")).defaults
-    assert (defaults.temperature, defaults.top_k, defaults.top_p, defaults.min_p) == found
+    assert read_config(write(tmp_path, values, "generation_config.json")).defaults == found
 
 
 UNMEANT = [
@@ -115,6 +125,9 @@ UNMEANT = [
     ({"top_p": 0.0}, r"top_p: 0\.0 is not in \(0, 1\]"),
     ({"temperature": float("nan")}, "temperature is nan; it must be a finite number"),
     ({"temperature": 1e4}, r"temperature: 10000\.0 is not in \[0\.0, 100\.0\]"),
+    ({"repetition_penalty": 0}, r"repetition_penalty: 0\.0 is not in \[1e-30, 100\.0\]"),
+    ({"repetition_penalty": "1.1"}, r"repetition_penalty is '1\.1'; it must be a finite number"),
+    ({"typical_p": 0.0}, r"typical_p: 0\.0 is not in \(0, 1\]"),
     ({"do_sample": "false"}, "do_sample is 'false'; it must be true or false"),
     ({"eos_token_id": [2, 111]}, r"eos_token_id is \[2, 111\]; it must be one or more ids from 0 to 110"),
 ]

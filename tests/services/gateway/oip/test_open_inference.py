@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from engine.errors import ServiceError
+from engine.parameters import CHOICE
 from services.gateway.access.identity import digest_of
 from services.gateway.calls import guard
 from services.gateway.calls.inference import Inference
@@ -191,6 +192,12 @@ def typed(name: str, datatype: str, *shape: int) -> oip.ModelInferRequest:
 def test_what_is_wrong_is_said(given: oip.ModelInferRequest, reason: str) -> None:
     with pytest.raises(ServiceError, match=reason):
         translate.read(given)
+
+
+def test_every_number_of_the_table_can_be_asked_for() -> None:
+    asked = {row.name: 1 for row in CHOICE}
+    sampling = translate.read(request(sampling=json.dumps(asked))).spec.sampling
+    assert {field.name: value for field, value in sampling.ListFields()} == asked
 
 
 def test_parameters_and_outputs_that_are_unknown_are_refused() -> None:

@@ -637,14 +637,14 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Drop tokens less likely than this times the most likely; 0 keeps all. 0 to 1. Absent: the model's default."""
     typical_p: _builtins.float
-    """Keep the locally typical set of mass p; 1 keeps all. Above 0, at most 1. Absent: 1."""
+    """Keep the locally typical set of mass p; 1 keeps all. Above 0, at most 1. Absent: the model's default."""
     presence_penalty: _builtins.float
     """Taken off the logit of every token that the output has. -2 to 2. Absent: 0."""
     frequency_penalty: _builtins.float
     """Taken off the logit once per occurrence in the output. -2 to 2. Absent: 0."""
     repetition_penalty: _builtins.float
     """Divides positive and multiplies negative logits of tokens in prompt or output. 1e-30 to 100. Absent: the
-    model's default.
+    model's default, in a beam search 1.
     """
     seed: _builtins.int
     """Key of the random numbers. Any 64-bit value. Absent: drawn by the server and echoed."""

@@ -1,0 +1,90 @@
+"""The sampling parameters between the contract's messages and the engine's values, by the engine's table of them. Pure.
+
+What is in range is said elsewhere, but how many entries there are is looked at before they are copied.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+from sluice.v1 import types_pb2
+
+from engine.checks import check_num
+from engine.parameter_kinds import Biases, Ids, Number, Parameter
+from engine.parameters import FROM_MODEL, PARAMETERS
+from engine.request import Limits, SamplingParams
+
+
+class Place(NamedTuple):
+    """Of a parameter in a message; `off` is the value that is told by leaving the field out, if there is one."""
+
+    row: Parameter
+    off: float | None
+
+    def told(self, params: SamplingParams) -> object:
+        """As the field takes it."""
+        return dict(self.row.of(params)) if isinstance(self.row, Biases) else self.row.of(params)
+
+
+def _within(group: str) -> Mapping[str, Place]:
+    """The parameters that a message has, by field; its path in a GenerationSpec is `group`."""
+    found = {}
+    for row in PARAMETERS:
+        parent, _, field = row.field.rpartition(".")
+        if parent == group:
+            found[field] = Place(row, row.off if isinstance(row, Number) else None)
+    return found
+
+
+SAMPLING, BEAM, STOP, OUTPUT = (_within(group) for group in ("sampling", "sampling.beam", "stop", "output"))
+_SETTLED = "max_tokens"  # by the engine, which tells it
+
+
+def taken(spec: types_pb2.GenerationSpec, limits: Limits) -> dict[str, Any]:
+    """The parameters that a request has, by name. Raises `ServiceError` for too many entries."""
+    found: dict[str, Any] = {}
+    parts: tuple[tuple[Mapping[str, Place], Message], ...] = (
+        (SAMPLING, spec.sampling),
+        (BEAM, spec.sampling.beam),
+        (STOP, spec.stop),
+        (OUTPUT, spec.output),
+    )
+    for places, part in parts:
+        for field, value in part.ListFields():
+            if field.name in places:
+                row = places[field.name].row
+                if isinstance(row, Ids | Biases):
+                    check_num(row.name, len(value), row.most(limits))
+                found[row.name] = row.taken(value)
+    return found
+
+
+def told_sampling(params: SamplingParams, bad_words: Iterable[str]) -> types_pb2.SamplingParams:
+    """All that are in use, but for `max_tokens`."""
+    beam = types_pb2.BeamSearch(**_told(BEAM, params)) if params.beam_width else None
+    return types_pb2.SamplingParams(**_told(SAMPLING, params), bad_words=bad_words, beam=beam)
+
+
+def told_stop(params: SamplingParams, strings: Iterable[str], *, include: bool) -> types_pb2.StopConditions:
+    """All that are in use."""
+    return types_pb2.StopConditions(**_told(STOP, params), strings=strings, include=include)
+
+
+def told_output(params: SamplingParams) -> dict[str, Any]:
+    """All that are in use, as fields of OutputOptions, which has more."""
+    return _told(OUTPUT, params)
+
+
+def model_defaults(params: SamplingParams) -> types_pb2.SamplingParams:
+    """What a model says of those that it may say something of."""
+    fields: dict[str, Any] = {row.name: row.of(params) for row in FROM_MODEL}
+    return types_pb2.SamplingParams(**fields)
+
+
+def _told(places: Mapping[str, Place], params: SamplingParams) -> dict[str, Any]:
+    found = {}
+    for field, place in places.items():
+        value = place.told(params)
+        if value != place.off and field != _SETTLED:
+            found[field] = value
+    return found
