@@ -17,11 +17,12 @@ from pathlib import Path
 import typer
 
 from engine.config import EngineConfig
+from engine.errors import ServiceError
 from services.cli.options import takes_settings
 from services.config import ServiceConfig
 from services.gateway import process as gateway_process
-from services.gateway.requests.desk import RequestManager
-from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.requests.manager import RequestManager
+from services.gateway.requests.open_request import OpenRequest
 from services.process.process import Process
 from services.process.roles import run_role
 
@@ -66,9 +67,9 @@ def main(engine: EngineConfig, service: ServiceConfig) -> None:
     kept: list[bytes] = []
     close = RequestManager.close
 
-    def close_and_keep(desk: RequestManager, request: OpenRequest) -> None:
+    def close_and_keep(manager: RequestManager, request: OpenRequest, error: ServiceError | None = None) -> None:
         kept.append(request.envelope.request_id.encode() * (num_bytes // 32))
-        close(desk, request)
+        close(manager, request, error)
 
     if num_bytes:
         RequestManager.close = close_and_keep  # type: ignore[assignment,method-assign] # the fault itself

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 OF_REQUESTS = frozenset({"Submit", "Prompt", "Tokens", "Text"})
 PLACES = {  # by module and class: methods whose begin and end are noted
     ("services.gateway.calls.inference", "Inference"): ("stream_generate",),
-    ("services.gateway.calls.session", "Session"): ("_write",),
+    ("services.gateway.requests.progress", "WriteProgress"): ("begin_write", "end_write"),
     ("services.tokenizer.stage", "TokenizerStage"): ("_answer",),  # of trees that have no `answers`
     ("services.tokenizer.answers", "Answers"): ("answer",),
     ("engine.engine", "Engine"): ("step", "_plan"),

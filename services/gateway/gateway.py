@@ -1,7 +1,7 @@
-"""A gateway: gRPC server, desk, health and the pulse that keeps them honest, joined.
+"""A gateway: gRPC server, requests, health and the pulse that keeps them honest, joined.
 
-The rest of the process sees `start`, `stop`, `deliver` and `stage_lost`; what goes out goes through `emit`, which never
-blocks. Everything runs on one event loop.
+The ring sees a stage, which takes messages by `handle`; the rest of the process sees `start`, `stop` and `stage_lost`;
+what goes out goes through `emit`, which never blocks. Everything runs on one event loop.
 """
 
 import asyncio
@@ -14,32 +14,35 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2
 
-from services.gateway import server
 from services.gateway.access.identity import AccessPolicy, read_access
 from services.gateway.access.quota import Quotas, TenantLimits
+from services.gateway.access.rate import Rate
+from services.gateway.calls import server
 from services.gateway.calls.control import Control
 from services.gateway.calls.converse import Converse
 from services.gateway.calls.guard import Guard
 from services.gateway.calls.inference import Inference
-from services.gateway.calls.neighbours import PeerGateways
+from services.gateway.calls.peers import PeerGateways
+from services.gateway.connections.floods import floods
+from services.gateway.connections.listener import PortListener
+from services.gateway.connections.memory import MallocTrim
 from services.gateway.contract.errors import draining
-from services.gateway.floods import floods
-from services.gateway.listener import PortListener
-from services.gateway.memory import MallocTrim
+from services.gateway.generation.detached import DetachedSessions
+from services.gateway.generation.service import GenerationService
 from services.gateway.oip.service import OpenInference
 from services.gateway.recovery.watch import ReadModel, RingWatch, WatchInputs
-from services.gateway.requests.desk import RequestManager
-from services.gateway.requests.parking import DetachedSessions
+from services.gateway.requests.manager import RequestManager
 from services.gateway.settings import GatewaySettings
 from services.messages.messages import Failed, Grant, Message, Mismatch, Preempted, Probe, Report, Result, Text
 from services.process.watched import WatchedFile
 from services.telemetry.observed import Observer, Unobserved
 
+OF_REQUESTS = (Text, Failed, Result, Preempted)
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
 
 
 class Gateway:
-    """Construct, `start`, feed with `deliver`, `stop`."""
+    """Construct, `start`, feed with `handle`, `stop`."""
 
     def __init__(
         self,
@@ -54,33 +57,27 @@ class Gateway:
         for an
         access file that cannot be used."""
         self._settings = settings
-        self._emit = emit
         self._clock = clock
         access = _access(settings.access_file)
         observer = observer or Unobserved()
         self._guard = Guard(access, clock, observer, settings.peer_secret)
-        self.desk = RequestManager(settings, emit, observer, clock, _quotas(access, settings.num_gateways))
-        self._parking = DetachedSessions(
-            lambda *due: asyncio.get_running_loop().call_later(*due), settings.max_open_requests
-        )
-        self._neighbours = PeerGateways(settings.gateway_id, settings.neighbours, settings.peer_secret)
-        self._control = Control(self.desk, self.drain)
+        self.manager = RequestManager(settings, emit, observer, clock, _quotas(access, settings.num_gateways))
+        self._detached = DetachedSessions(self.manager, _call_later, settings.max_open_requests)
+        self._peers = PeerGateways(settings.gateway_id, settings.peers, settings.peer_secret)
+        self._control = Control(self.manager, self.drain)
         self._nudge = asyncio.Event()  # something changed that is told at once
         senses = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
-        self._watch = RingWatch(self.desk, settings, emit, clock, senses)
-        self._takes: dict[type, Callable[[Any], None]] = {
-            Text: self._deliver,
-            Failed: self._deliver,
-            Result: self._deliver,
-            Preempted: self._deliver,
-            Grant: self.desk.give_back,
+        self._watch = RingWatch(self.manager, settings, emit, clock, senses)
+        self.progress = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Grant: self.manager.take_back,
             Probe: self._watch.returned,
             Report: self._control.loads.report,
             Mismatch: self._watch.mismatched,
         }
         self._health = health.aio.HealthServicer()
         most = settings.max_concurrent_streams, settings.max_connections_per_address
-        self._floods = floods(*most, clock, lambda: self.desk.observer.count("connection_cut"))
+        self._floods = floods(*most, clock, lambda: self.manager.observer.count("connection_cut"))
         self._spare = MallocTrim(clock)
         self._listener: PortListener | None = None
         self._pulse: asyncio.Task[None] | None = None
@@ -92,14 +89,15 @@ class Gateway:
     @property
     def is_serving(self) -> bool:
         """Whether requests are let in."""
-        return self.desk.refusal is None
+        return self.manager.refusal is None
 
     async def start(self) -> int:
         """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
-        inference = Inference(self.desk, self._parking, self._neighbours)
-        adapter = OpenInference(self.desk, inference.stream_generate)
-        converse = Converse(self.desk, self._parking)
-        handlers = server.Handlers(inference, converse, self._control, adapter, self.desk.observer)
+        service, observer = GenerationService(self.manager, self._detached), self.manager.observer
+        inference = Inference(service, self._peers, observer)
+        converse = Converse(service, observer, lambda: Rate(self._settings.max_stream_frames_per_s, self._clock))
+        adapter = OpenInference(service, self.manager)
+        handlers = server.Handlers(inference, converse, self._control, adapter, observer)
         build = functools.partial(server.build, self._settings, self._guard, handlers, self._health)
         self._listener = PortListener(self._settings, build)
         await self._publish()
@@ -112,7 +110,7 @@ class Gateway:
         await self.drain(grace_s)
         if self._listener is not None:
             await self._listener.stop(FLUSH_S)
-        await self._neighbours.close()
+        await self._peers.close()
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.gather(self._pulse, return_exceptions=True)
@@ -120,26 +118,34 @@ class Gateway:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new work, wait up to `grace_s` for the running, then end it. The server stays, and says so."""
-        self.desk.drain()
+        self.manager.drain()
         await self._publish()
         await self._emptied(grace_s)
-        self.desk.fail_all(draining())
+        self.manager.fail_all(draining())
 
-    def deliver(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:
         """Take a message that came round the ring. Waits for nothing. Raises TypeError for one that is none of ours."""
-        take = self._takes.get(type(message))
-        if take is None:
+        self.progress += 1
+        if isinstance(message, OF_REQUESTS):
+            self.manager.handle(message)
+            self._watch.send_pending()
+            return
+        handle = self._handlers.get(type(message))
+        if handle is None:
             raise TypeError(f"a gateway takes no {type(message).__name__}")
-        take(message)
+        handle(message)
+
+    def turn(self) -> bool:
+        """Nothing between messages."""
+        return False
+
+    def reap(self) -> None:
+        """Nothing: the requests are its own."""
 
     def stage_lost(self, *, planned: bool = False) -> None:
         """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
         self._has_said_so = False
         self._watch.stage_lost(planned=planned)
-
-    def _deliver(self, message: Text | Failed | Result | Preempted) -> None:
-        self.desk.deliver(message)
-        self._watch.delivered()
 
     async def _beat(self) -> None:
         interval_s = self._settings.probe_interval_s
@@ -149,13 +155,13 @@ class Gateway:
             now_s = self._clock()
             elapsed_s = min(now_s - last_s, 2 * interval_s)  # our own pause is nobody's fault
             last_s = now_s
-            self.desk.release_stuck(elapsed_s)
+            self.manager.release_stuck(elapsed_s)
             self._watch.beat(elapsed_s)
             await self._publish()
             self._floods.beat(self._port)
             self._spare.beat()
             if self._listener is not None and await self._listener.look_after():
-                self.desk.observer.count("listener_replaced")
+                self.manager.observer.count("listener_replaced")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._nudge.wait()
@@ -172,18 +178,22 @@ class Gateway:
         now = status.SERVING if serving else status.NOT_SERVING
         for name in ("", server.INFERENCE.full_name):
             await self._health.set(name, now)
-        alive = status.NOT_SERVING if self.desk.is_draining else status.SERVING
+        alive = status.NOT_SERVING if self.manager.is_draining else status.SERVING
         await self._health.set(server.CONTROL.full_name, alive)
 
     async def _emptied(self, grace_s: float) -> None:
         empty = asyncio.Event()
-        self.desk.on_empty = empty.set
-        if len(self.desk.requests):
+        self.manager.on_empty = empty.set
+        if len(self.manager.requests):
             try:
                 async with asyncio.timeout(grace_s):
                     await empty.wait()
             except TimeoutError:
                 return
+
+
+def _call_later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 def _access(path: Path | None) -> WatchedFile[AccessPolicy] | None:

@@ -17,13 +17,12 @@ from services.checkpoint.digests import remembered
 from services.checkpoint.model_source import CheckpointFiles
 from services.checkpoint.revisions import fits
 from services.config import ServiceConfig, parse_peers
-from services.gateway.access.tls import files_of
-from services.gateway.calls.neighbours import SOCKET_SUFFIX
+from services.gateway.access.tls_files import files_of
+from services.gateway.calls.peers import SOCKET_SUFFIX
+from services.gateway.connections.memory import share_one_heap
 from services.gateway.gateway import Gateway
-from services.gateway.memory import share_one_heap
 from services.gateway.model import model_info
 from services.gateway.settings import GatewaySettings, ModelInfo
-from services.gateway.stage import GatewayStage
 from services.messages.messages import KeepTrace, Role
 from services.process.listening import bound
 from services.process.process import Process
@@ -53,13 +52,13 @@ async def run(process: Process) -> int:
         read_model=lambda revision: read_model(process, revision),
     )
     gateway.on_serving = lambda port: say_ready(
-        ring.process_id, bound(config.listen, port), gateway.desk.settings.model.revision
+        ring.process_id, bound(config.listen, port), gateway.manager.settings.model.revision
     )
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, gateway.stage_lost)
     loop.add_signal_handler(signal.SIGUSR2, lambda: gateway.stage_lost(planned=True))
     loop.add_signal_handler(signal.SIGQUIT, lambda: end_at_once(gateway, process.stopping))
-    process.start(GatewayStage(gateway))
+    process.start(gateway)
     process.metrics.collect_from(lambda: figures(gateway))
     await gateway.start()
     await process.stopping.wait()
@@ -70,18 +69,18 @@ async def run(process: Process) -> int:
 def end_at_once(gateway: Gateway, stopping: asyncio.Event) -> None:
     """The service ends and cannot finish anything (SIGQUIT): open requests end as UNAVAILABLE, in words, not by a
     connection that breaks."""
-    gateway.desk.drain()
-    gateway.desk.fail_all(stage_lost("serving"))
+    gateway.manager.drain()
+    gateway.manager.fail_all(stage_lost("serving"))
     stopping.set()
 
 
 def figures(gateway: Gateway) -> list[MetricSample]:
     """What the gateway keeps for itself."""
-    desk = gateway.desk
+    manager = gateway.manager
     return [
-        MetricSample(catalogue.OPEN, len(desk.requests)),
-        MetricSample(catalogue.RESERVED, desk.admission.num_tokens),
-        MetricSample(catalogue.GAP, desk.gaps.snapshot()),
+        MetricSample(catalogue.OPEN, len(manager.requests)),
+        MetricSample(catalogue.RESERVED, manager.admission.num_tokens),
+        MetricSample(catalogue.GAP, manager.gaps.snapshot()),
     ]
 
 
@@ -131,7 +130,7 @@ def settings_of(process: Process) -> GatewaySettings:
         insecure=config.insecure,
         access_file=Path(config.access_file) if config.access_file else None,
         num_gateways=config.gateways,
-        neighbours={name: f"unix:{path}" for name, path in _peer_sockets(config).items()},
+        peers={name: f"unix:{path}" for name, path in _peer_sockets(config).items()},
         peer_socket=_peer_sockets(config).get(process.ring.process_id, ""),
         peer_secret=config.peer_secret,
         reflection=config.reflection,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.request import Limits, SamplingParams
 from services.config import DEFAULTS
-from services.gateway.access.tls import TlsFiles
+from services.gateway.access.tls_files import TlsFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class GatewaySettings:
         tls: the certificate; None is plaintext, which only this host may reach unless `insecure`.
         access_file: tenants, keys and quotas; None lets everybody in as one tenant.
         num_gateways: that share the quotas.
-        neighbours: gRPC targets of all gateways by id, for calls about generations that another one owns.
+        peers: gRPC targets of all gateways by id, for calls about generations that another one owns.
         peer_socket: path of the Unix socket where the others reach this one; "" has none.
         peer_secret: proves that a call was handed on by another gateway; "" takes none.
         epoch: of this boot of it, in the envelope of every request.
@@ -69,7 +69,7 @@ class GatewaySettings:
     insecure: bool = DEFAULTS.insecure
     access_file: Path | None = None
     num_gateways: int = DEFAULTS.gateways
-    neighbours: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    peers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     peer_socket: str = ""
     peer_secret: str = DEFAULTS.peer_secret
     epoch: int = 0

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from engine.errors import ServiceError, invalid
 from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.desk import ended_error
-from services.gateway.requests.open_requests import OpenRequest, Outcome
+from services.gateway.requests.open_request import OpenRequest, Outcome
 from services.offline.errors import PromptError
 from services.offline.pipeline import Pipeline
 
@@ -22,7 +21,7 @@ def run(pipeline: Pipeline, asked: Sequence[TranslatedRequest], progress: Progre
     try:
         for index, one in enumerate(asked):
             pipeline.open(one, requests)
-            requests[index].on_news = functools.partial(_note, requests[index], index, ended)
+            requests[index].delivery.on_news = functools.partial(_note, requests[index], index, ended)
             _check(requests[index], index)
         pipeline.wait_encoded()
         while num_ended < len(requests):
@@ -56,7 +55,7 @@ def stream(pipeline: Pipeline, asked: TranslatedRequest) -> Iterator[str]:
             if request.outcome is None:  # else a turn of another call has ended it
                 pipeline.turn()
             is_over = request.outcome is not None
-            text = "".join([one.text for one in request.take_all(0)])
+            text = "".join([one.text for one in request.delivery.take_all(0)])
             if text:
                 yield text
         _check(request, 0)
@@ -71,7 +70,7 @@ def answer(pipeline: Pipeline, asked: TranslatedRequest) -> Outcome:
         pipeline.open(asked, opened)
         (request,) = opened
         if isinstance(request.outcome, ServiceError):
-            raise ended_error(request)
+            raise request.outcome.with_traceback(None)
         assert request.outcome is not None, "the tokenizer answers at once"
         return request.outcome
     finally:
@@ -87,4 +86,4 @@ def _note(request: OpenRequest, index: int, ended: list[int]) -> None:
 def _check(request: OpenRequest, index: int) -> None:
     """Raise PromptError if it failed."""
     if isinstance(request.outcome, ServiceError):
-        raise PromptError(index, ended_error(request))
+        raise PromptError(index, request.outcome.with_traceback(None))

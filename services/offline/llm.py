@@ -9,7 +9,7 @@ from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import ServiceError
 from services.gateway.contract import translate
-from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.requests.open_request import OpenRequest
 from services.gateway.settings import GatewaySettings
 from services.messages.details import Detokenized, Tokenized
 from services.messages.work import pack_ids, unpack_ids

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from engine.request import FinishReason
-from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.requests.open_request import OpenRequest
 from services.messages.details import Scored, Tokenized, TokenRecord
 from services.messages.messages import Text
 from services.messages.work import Generate, ToolCall, unpack_ids
@@ -77,7 +77,7 @@ def output_of(request: OpenRequest, prompt: str | None) -> RequestOutput:
         outputs=[_output(request, index) for index in range(len(request.outputs))],
         seed=work.params.seed,
         prompt_logprobs=_prompt_logprobs(told),
-        num_cached_tokens=request.admitted.num_cached if request.admitted is not None else 0,
+        num_cached_tokens=request.accounting.admitted.num_cached if request.accounting.admitted is not None else 0,
     )
 
 
@@ -93,7 +93,7 @@ def _prompt_logprobs(told: Tokenized | Scored) -> list[Logprobs | None] | None:
 
 
 def _output(request: OpenRequest, index: int) -> CompletionOutput:
-    texts = request.take_all(index)
+    texts = request.delivery.take_all(index)
     last = request.outputs[index].last
     assert last is not None and last.finish is not None, "it has ended"
     tokens = [token for one in texts for token in one.tokens]

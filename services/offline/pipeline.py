@@ -13,11 +13,11 @@ from engine.errors import Code, ServiceError, engine_fault
 from services.detokenizer.stage import DetokenizerStage
 from services.engine.grammar_gate import GrammarGate
 from services.engine.stage import EngineStage, RingMembership
-from services.gateway.access.metadata import CallMetadata
+from services.gateway.access.call import CallMetadata
 from services.gateway.access.quota import Quotas, TenantLimits
 from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.desk import RequestManager
-from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.requests.manager import RequestManager
+from services.gateway.requests.open_request import OpenRequest
 from services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Text
 from services.offline.interrupts import held
 from services.offline.loading import NAME, Loaded
@@ -39,14 +39,14 @@ class Pipeline:
         self._refusal: ServiceError | None = None  # what is said when nothing more can be asked of it
         self._mail: deque[tuple[Take, Message]] = deque()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # of the compilers' threads
-        self._desk = RequestManager(
+        self._manager = RequestManager(
             loaded.gateway,
             lambda message: self._mail.append((self._tokenizer.handle, message)),
             Unobserved(),
             time.monotonic,
             Quotas(lambda tenant: TenantLimits(), 1),
         )
-        self._desk.refusal = None
+        self._manager.refusal = None
         self._tokenizer = TokenizerStage(
             loaded.encoder,
             loaded.constraints,
@@ -65,14 +65,14 @@ class Pipeline:
     @property
     def num_open(self) -> int:
         """Requests that are open."""
-        return self._desk.num_open
+        return self._manager.num_open
 
     def open(self, asked: TranslatedRequest, opened: list[OpenRequest]) -> None:
         """Open a request, add it to `opened`, and encode its prompt as far as that waits for nobody. What is wrong with
         it becomes its outcome."""
         with self._whole():  # a ^C comes when it is in the list: its owner can close it
-            opened.append(self._desk.open(CallMetadata(NAME), asked, streams=False))
-            self._desk.submit(opened[-1], "")
+            opened.append(self._manager.open(CallMetadata(NAME), asked, streams=False))
+            self._manager.submit(opened[-1])
             self._pass_on()
 
     def wait_encoded(self) -> None:
@@ -99,19 +99,18 @@ class Pipeline:
             return
         with self._whole():
             for request in requests:
-                self._desk.close(request)
-                request.release()
+                self._manager.close(request)
             self._pass_on()
 
     def shut(self) -> None:
         """Let go of every request, and take none any more."""
-        self._desk.fail_all(closed())
-        self.close(*self._desk.requests)
+        self._manager.fail_all(closed())
+        self.close(*self._manager.requests)
         self._refusal = closed()
         del self.engine, self._tokenizer, self._gate, self._detokenizer  # a stream that was left may refer to this
 
     def _is_stuck(self) -> bool:
-        return not self._tokenizer.num_encoding and any(one.outcome is None for one in self._desk.requests)
+        return not self._tokenizer.num_encoding and any(one.outcome is None for one in self._manager.requests)
 
     def _pass_on(self) -> None:
         while self._mail:
@@ -124,9 +123,9 @@ class Pipeline:
     def _deliver(self, message: Message) -> None:
         """What comes round; nobody asks for the engine's load."""
         if isinstance(message, Text | Failed | Result | Preempted):
-            self._desk.deliver(message)
+            self._manager.handle(message)
         elif isinstance(message, Grant):
-            self._desk.give_back(message)
+            self._manager.take_back(message)
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:

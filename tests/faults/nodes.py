@@ -1,4 +1,4 @@
-"""The processes of a ring in one: real stages and a real gateway's desk, a model that is a hash, links of frames.
+"""The processes of a ring in one: real stages and a real gateway's requests, a model that is a hash, links of frames.
 
 Each is up with a boot of its own, or down; what it has for peers that are down waits.
 """
@@ -22,7 +22,7 @@ from services.detokenizer.stage import DetokenizerStage
 from services.engine.stage import EngineStage, RingMembership
 from services.gateway.access.quota import Quotas, TenantLimits
 from services.gateway.recovery.watch import RingWatch, WatchInputs
-from services.gateway.requests.desk import RequestManager
+from services.gateway.requests.manager import RequestManager
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.messages.messages import Grant, Message, Probe, Report, Role, Visit
 from services.ring.leases import Leases
@@ -111,7 +111,7 @@ def unrecorded(*_: object) -> None:
 
 
 class Front:
-    """A gateway's place in the ring: its desk and its watch."""
+    """A gateway's place in the ring: its requests and its watch."""
 
     def __init__(self, world: World, node: "Node") -> None:
         self.progress = 0
@@ -124,19 +124,19 @@ class Front:
             recovery_timeout_s=1e9,
         )
         quotas = Quotas(lambda tenant: TenantLimits(), 1)
-        self.desk = RequestManager(settings, node.emit, Unobserved(), world.clock, quotas)
-        self.desk.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
+        self.manager = RequestManager(settings, node.emit, Unobserved(), world.clock, quotas)
+        self.manager.new_id = lambda: f"{world.rng.getrandbits(128):032x}"
         senses = WatchInputs(lambda: 0.01, lambda: node.receipts.counts["lost"], lambda revision: None, lambda: None)
-        self.watch = RingWatch(self.desk, settings, node.emit, world.clock, senses)
+        self.watch = RingWatch(self.manager, settings, node.emit, world.clock, senses)
 
     def handle(self, message: Message) -> None:
         if isinstance(message, Probe):
             self.watch.returned(message)
         elif isinstance(message, Grant):
-            self.desk.give_back(message)
+            self.manager.take_back(message)
         elif not isinstance(message, Report):
-            self.desk.deliver(message)  # type: ignore[arg-type]  # what a ring brings home
-            self.watch.delivered()
+            self.manager.handle(message)  # type: ignore[arg-type]  # what a ring brings home
+            self.watch.send_pending()
 
     def turn(self) -> bool:
         return False

@@ -18,10 +18,10 @@ from engine.errors import ServiceError
 from engine.request import FinishReason, SamplingParams
 from services.detokenizer.stage import DetokenizerStage
 from services.engine.stage import EngineStage
-from services.gateway.access.metadata import CallMetadata
+from services.gateway.access.call import CallMetadata
 from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.open_requests import OpenRequest, RequestStatus
-from services.messages.messages import Append, CloseInput, Grant, Role
+from services.gateway.requests.open_request import OpenRequest, RequestStatus
+from services.messages.messages import Append, CloseInput, Role
 from services.messages.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
 from services.tokenizer.stage import TokenizerStage
 from tests.engine.scheduler.fake_model import VOCAB
@@ -141,7 +141,7 @@ class World:
         if not node.is_up or len(self.clients) >= MAX_CLIENTS:
             return
         assert isinstance(node.stage, Front)
-        rng, desk = self.rng, node.stage.desk
+        rng, manager = self.rng, node.stage.manager
         prompt = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 4, 9, 30)))]
         if rng.random() < 0.5:
             prompt = [1, 2, 3, 4, 5, 6, 7, 8, *prompt]
@@ -164,12 +164,12 @@ class World:
         stops = Stops(tuple(filter(None, [stop])))
         work = Generate(TokenPrompt(pack_ids(prompt)), params, stops, scheduling=held)
         try:
-            request = desk.open(
+            request = manager.open(
                 CallMetadata("sim"), TranslatedRequest(work, reserve=50, num_outputs=params.n), streams=False
             )
         except ServiceError:
             return
-        desk.submit(request, "")
+        manager.submit(request)
         self.clients.append(
             Client(node.stage, request, expected, [[] for _ in expected], [""] * params.n, pieces, False)
         )
@@ -191,30 +191,29 @@ class World:
 
     def say(self, client: Client) -> None:
         """What a client that converses has to say now."""
-        request, desk = client.request, client.front.desk
+        request, manager = client.request, client.front.manager
         work = request.asked.work
         if request.outcome is not None or not isinstance(work, Generate):
             return
-        is_closed = any(isinstance(change, CloseInput) for change in request.changes)
+        is_closed = any(isinstance(change, CloseInput) for change in request.replay.changes)
         if client.pieces:
-            desk.change(request, Append(request.envelope, TokenPrompt(pack_ids(client.pieces.pop(0)))))
+            manager.change(request, Append(request.envelope, TokenPrompt(pack_ids(client.pieces.pop(0)))))
         elif work.scheduling.is_open and not is_closed:
-            desk.change(request, CloseInput(request.envelope))
-        if request.is_spent and request.allowed is not None:
-            request.allowed += 2
-            desk.change(request, Grant(request.envelope, 2))
+            manager.change(request, CloseInput(request.envelope))
+        if request.is_spent:
+            manager.grant(request, 2)
 
     def take(self, client: Client) -> None:
         """What has come for a client, and its end."""
         request = client.request
-        while texts := request.take():
+        while texts := request.delivery.take():
             for text in texts:
                 assert text.first_index == len(client.ids[text.output_index]), "a token was lost or came twice"
                 client.ids[text.output_index] += [token.id for token in text.tokens]
                 client.text[text.output_index] += text.text
         if request.outcome is not None:
             self.check_end(client)
-            client.front.desk.close(request)
+            client.front.manager.close(request)
             self.clients.remove(client)
 
     def check_end(self, client: Client) -> None:
@@ -226,7 +225,7 @@ class World:
         self.trace.update(f"{request.envelope.request_id} {request.state.name} {client.ids}\n".encode())
         if request.state is RequestStatus.FAILED:
             assert isinstance(request.outcome, ServiceError)
-            assert request.outcome.reason == "ENGINE_FAULT" and max(request.losses.values()) > 1, request.outcome
+            assert request.outcome.reason == "ENGINE_FAULT" and max(request.replay.losses.values()) > 1, request.outcome
             self.num_blamed += 1
         elif not client.is_cancelled:
             assert request.state is RequestStatus.FINISHED, request.outcome
@@ -240,7 +239,7 @@ class World:
         if self.clients:
             client = self.rng.choice(self.clients)
             client.is_cancelled = True
-            client.front.desk.cancel(client.request.envelope.request_id, client.request.envelope.tenant)
+            client.front.manager.cancel(client.request.envelope.request_id, client.request.envelope.tenant)
             self.nodes[client.request.envelope.origin].flush()
 
     def crash(self) -> None:

@@ -16,11 +16,11 @@ from tests.system.service import Service, generate, serve, spec, wait_until
 
 # Where requests change hands: "module:function" of the process named.
 POINTS = {
-    "gateway opens": "services.gateway.requests.desk:RequestManager.open",
-    "gateway submits": "services.gateway.requests.desk:RequestManager.submit",
-    "gateway delivers": "services.gateway.requests.desk:RequestManager.deliver",
-    "gateway closes": "services.gateway.requests.desk:RequestManager.close",
-    "gateway sends again": "services.gateway.requests.desk:RequestManager.resubmit",
+    "gateway opens": "services.gateway.requests.manager:RequestManager.open",
+    "gateway submits": "services.gateway.requests.manager:RequestManager.submit",
+    "gateway delivers": "services.gateway.requests.manager:RequestManager.handle",
+    "gateway closes": "services.gateway.requests.manager:RequestManager.close",
+    "gateway sends again": "services.gateway.requests.manager:RequestManager.resubmit",
     "tokenizer takes": "services.tokenizer.stage:TokenizerStage.handle",
     "tokenizer answers": "services.tokenizer.stage:TokenizerStage._answer",
     "tokenizer finishes": "services.tokenizer.stage:TokenizerStage._finish",

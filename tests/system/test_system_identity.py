@@ -10,7 +10,7 @@ import grpc
 import pytest
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
-from services.gateway.contract.errors import DETAILS_KEY
+from services.gateway.contract.status import DETAILS_KEY
 from services.process.roles import EXIT_OUTDATED
 from tests.system.roles import four_roles
 from tests.system.service import Service, serve, spec, wait_until

@@ -1,13 +1,13 @@
 """What a gRPC call carries besides its request: trace context, priority, deadline, read once at entry; its trailers."""
 
-import dataclasses
 import re
 from typing import Any, TypeAlias
 
 import grpc
 
 from engine.errors import invalid
-from services.gateway.access.identity import CALLER, LOCAL, Identity
+from services.gateway.access.call import CallMetadata
+from services.gateway.access.identity import CALLER
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]  # grpc's own type parameters; handlers differ in theirs
 
@@ -17,18 +17,6 @@ MAX_TRACESTATE_BYTES = 512
 TRACE_KEY = "x-sluice-trace-id"
 
 Trailers: TypeAlias = tuple[tuple[str, str], ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CallMetadata:
-    """One call. `time_left_s` is None without a deadline; `traceparent` is "" without a trace."""
-
-    method: str
-    caller: Identity = LOCAL
-    traceparent: str = ""
-    tracestate: str = ""
-    priority: int = 0
-    time_left_s: float | None = None
 
 
 def read_call(method: str, context: Context) -> CallMetadata:
@@ -55,12 +43,6 @@ def read_trace(context: Context) -> str:
     """The W3C header of a call that may be wrong in any way: "" when it is none, or several."""
     found = [value for key, value in context.invocation_metadata() or () if key == "traceparent"]
     return found[0] if len(found) == 1 and isinstance(found[0], str) and _TRACEPARENT.fullmatch(found[0]) else ""
-
-
-def sooner(call: CallMetadata, seconds: float | None) -> CallMetadata:
-    """The call with a deadline no later than in `seconds`; None sets none."""
-    left_s = [one for one in (call.time_left_s, seconds) if one is not None]
-    return dataclasses.replace(call, time_left_s=min(left_s, default=None))
 
 
 def trace_trailers(traceparent: str) -> Trailers:

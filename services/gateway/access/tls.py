@@ -4,41 +4,16 @@ Takes three paths, gives grpc credentials. Python's own ssl module judges the fi
 Knows no port and no identity.
 """
 
-import dataclasses
 import ssl
 from pathlib import Path
 
 import grpc
 
 from services.config import bad_setting
+from services.gateway.access.tls_files import TlsFiles
 from services.process.watched import WatchedFile
 
 MAX_TURNS = 8  # of a handshake in memory; TLS 1.3 takes three
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files. With `client_ca` a client must show a certificate that one of its authorities signed (mTLS)."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """All of them."""
-        return tuple(filter(None, (self.certificate, self.key, self.client_ca)))
-
-
-def files_of(certificate: str, key: str, client_ca: str) -> TlsFiles | None:
-    """The three settings as one value, or None without TLS. Raises ServiceError for a half."""
-    if not certificate and not key and not client_ca:
-        return None
-    if not certificate:
-        raise bad_setting("tls_cert", "is needed with --tls-key and --tls-client-ca")
-    if not key:
-        raise bad_setting("tls_key", "is needed with --tls-cert")
-    return TlsFiles(Path(certificate), Path(key), Path(client_ca) if client_ca else None)
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:

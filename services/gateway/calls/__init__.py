@@ -1,1 +1,1 @@
-"""The RPCs: who may call them, one coroutine per call, and the state of a stream that carries many generations."""
+"""sluice.v1 over gRPC: who may call, one coroutine per call, and what comes as messages of the contract."""

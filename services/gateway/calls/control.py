@@ -12,14 +12,14 @@ from engine.errors import ServiceError, invalid
 from engine.executor.computing import UNKNOWN
 from engine.request import Limits
 from services.gateway.access.metadata import Context
+from services.gateway.calls.load import Loads
 from services.gateway.calls.refusal import refuse
+from services.gateway.calls.responses import duration
 from services.gateway.contract.errors import not_found
 from services.gateway.contract.fields import BUILT, FEATURE_FIELDS
 from services.gateway.contract.knobs import seconds
 from services.gateway.contract.parameters import model_defaults
-from services.gateway.load import Loads
-from services.gateway.requests.answers import duration
-from services.gateway.requests.desk import RequestManager
+from services.gateway.requests.manager import RequestManager
 
 SCHEMA_REVISION = 4
 MAX_PAGE = 1000
@@ -46,9 +46,9 @@ def features(limits: Limits) -> "list[control_pb2.Feature.ValueType]":
 class Control:
     """The handlers. `drain` makes the gateway refuse new work and ends the running after so many seconds."""
 
-    def __init__(self, desk: RequestManager, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
-        self.loads = Loads(desk)
-        self._desk = desk
+    def __init__(self, manager: RequestManager, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+        self.loads = Loads(manager)
+        self._manager = manager
         self._drain = drain
         self._draining: asyncio.Task[None] | None = None
         self._start_time = Timestamp(seconds=int(time.time()))
@@ -66,7 +66,7 @@ class Control:
 
     async def get_model(self, request: control_pb2.GetModelRequest, context: Context) -> control_pb2.GetModelResponse:
         """GetModel."""
-        known = self._desk.settings.model.id
+        known = self._manager.settings.model.id
         if request.model != known:
             await refuse(context, not_found("model", request.model, f"this server serves {known!r}"))
         return control_pb2.GetModelResponse(model=self._model())
@@ -75,7 +75,7 @@ class Control:
         self, request: control_pb2.GetServerInfoRequest, context: Context
     ) -> control_pb2.GetServerInfoResponse:
         """GetServerInfo: version, limits, what is built, and what each engine that has reported computes with."""
-        settings = self._desk.settings
+        settings = self._manager.settings
         return control_pb2.GetServerInfoResponse(
             version=settings.version,
             schema_revision=SCHEMA_REVISION,
@@ -104,7 +104,7 @@ class Control:
 
     async def drain(self, request: control_pb2.DrainRequest, context: Context) -> None:
         """Drain: once begun it goes on, whoever watches."""
-        grace_s = self._desk.settings.grace_s
+        grace_s = self._manager.settings.grace_s
         try:
             if request.HasField("grace"):
                 grace_s = seconds("grace", request.grace, MAX_GRACE_S, 0.0)
@@ -112,14 +112,14 @@ class Control:
             await refuse(context, error)
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain(grace_s), name="drain")
-        while (num_open := self._desk.num_open) or not self._draining.done():
+        while (num_open := self._manager.num_open) or not self._draining.done():
             await context.write(control_pb2.DrainResponse(open_requests=num_open))
             await asyncio.wait([self._draining], timeout=DRAIN_INTERVAL_S)
         await context.write(control_pb2.DrainResponse(drained=True))
 
     def _model(self) -> control_pb2.Model:
-        model = self._desk.settings.model
-        refusal: ServiceError | None = self._desk.refusal
+        model = self._manager.settings.model
+        refusal: ServiceError | None = self._manager.refusal
         report = self.loads.any_report
         how = report.computing if report else UNKNOWN
         return control_pb2.Model(
@@ -132,14 +132,14 @@ class Control:
             kv_cache_dtype=how.cache_dtype,
             kernels=how.kernels,
             context_length=model.context_length,
-            vocab_size=self._desk.settings.limits.vocab_size,
+            vocab_size=self._manager.settings.limits.vocab_size,
             eos_token_ids=model.eos_ids,
             defaults=model_defaults(model.defaults),
             state=control_pb2.MODEL_STATE_READY if refusal is None else control_pb2.MODEL_STATE_LOADING,
         )
 
     def _limits(self) -> control_pb2.ServerLimits:
-        settings, limits = self._desk.settings, self._desk.settings.limits
+        settings, limits = self._manager.settings, self._manager.settings.limits
         return control_pb2.ServerLimits(
             max_receive_message_bytes=settings.max_receive_bytes,
             max_send_message_bytes=settings.max_send_bytes,

@@ -15,7 +15,7 @@ from engine.errors import ServiceError
 from services.faults import fault
 from services.gateway.access.identity import CALLER, LOCAL, AccessPolicy, Identity, Scope, not_allowed, unauthenticated
 from services.gateway.access.metadata import Context, read_trace
-from services.gateway.calls.neighbours import PEER_KEY, TENANT_KEY
+from services.gateway.calls.peers import PEER_KEY, TENANT_KEY
 from services.gateway.calls.refusal import refuse, turn_away
 from services.messages.messages import Role
 from services.process.watched import WatchedFile

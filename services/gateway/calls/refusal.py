@@ -8,44 +8,44 @@ from typing import NoReturn
 from sluice.v1 import types_pb2
 
 from engine.errors import ServiceError
+from services.gateway.access.call import CallMetadata
 from services.gateway.access.identity import CALLER, LOCAL
-from services.gateway.access.metadata import CallMetadata, Context, Trailers, read_trace, trace_trailers
-from services.gateway.contract.errors import to_status
-from services.gateway.requests import answers
-from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.access.metadata import Context, Trailers, read_trace, trace_trailers
+from services.gateway.calls import responses
+from services.gateway.contract.status import to_status
+from services.gateway.requests.open_request import OpenRequest
 from services.telemetry.observed import Observer, RefusedRequest
 
 _OWN = "/sluice.v1.InferenceService/"
 
 
-def bare(error: ServiceError) -> ServiceError:
-    """The error without the frames that it passed through and the error before it: where it is kept, as the outcome of
-    a request or by the call that tells it, they would hold all that the call made, and it them."""
-    error.__context__ = None
-    return error.with_traceback(None)
-
-
-async def refuse(context: Context, error: ServiceError, request: OpenRequest | None = None) -> None:
+async def refuse(context: Context, error: ServiceError) -> None:
     """End the call with the status of `error`; grpc raises out of it."""
-    extra: dict[str, str] = {}
-    used: types_pb2.Usage | None = None
-    trailers = tuple(context.trailing_metadata() or ())
-    if request is not None:
-        extra = {"generation_id": request.generation_id, "last_seq": str(request.last_seq)}
-        used = answers.usage(answers.used(request)) if request.admitted is not None else None
-    code, message, details = to_status(error, extra, used)
-    await context.abort(code, message, (*trailers, *details))
+    code, message, details = to_status(error)
+    await context.abort(code, message, (*(context.trailing_metadata() or ()), *details))
 
 
 async def turn_away(observer: Observer, path: str, context: Context, error: ServiceError) -> NoReturn:
     """End a call that was not let in; `path` is /service/method, or the method of InferenceService alone."""
-    call = CallMetadata(path.removeprefix(_OWN).removeprefix("/"), CALLER.get(LOCAL), read_trace(context))
-    context.set_trailing_metadata(tell_refused(observer, call, error))
+    context.set_trailing_metadata(tell_refused(observer, path, context, error))
     await refuse(context, error)
     raise error
 
 
-def tell_refused(observer: Observer, call: CallMetadata, error: ServiceError) -> Trailers:
-    """Tell who watches that `call` was not let in; metadata that name the trace for its client, if there is one."""
-    refused = RefusedRequest(call.method, error, call.caller.tenant, call.traceparent, call.tracestate)
+def tell_refused(observer: Observer, path: str, context: Context, error: ServiceError) -> Trailers:
+    """Tell who watches that a call was not let in; metadata that name the trace for its client, if there is one."""
+    call = CallMetadata(path.removeprefix(_OWN).removeprefix("/"), CALLER.get(LOCAL), read_trace(context))
+    refused = RefusedRequest(call.method, error, call.caller.tenant, call.traceparent)
     return trace_trailers(observer.refused(refused))
+
+
+def trailers_of(request: OpenRequest) -> Trailers:
+    """Metadata that name a generation and its trace."""
+    return (("x-sluice-generation-id", request.generation_id), *trace_trailers(request.trace.traceparent))
+
+
+def failure_of(request: OpenRequest) -> tuple[dict[str, str], types_pb2.Usage | None]:
+    """What the status of a call says of the request that failed: which, how far it came, and what it used."""
+    extra = {"generation_id": request.generation_id, "last_seq": str(request.delivery.last_seq)}
+    used = responses.usage(request.used) if request.accounting.admitted is not None else None
+    return extra, used

@@ -1,35 +1,37 @@
-"""The handlers of `inference.GRPCInferenceService`. Every generation goes through our own StreamGenerate handler."""
+"""The handlers of `inference.GRPCInferenceService`: the generation service for this protocol."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import grpc
-from sluice.v1 import inference_pb2
 
 from engine.errors import ServiceError, invalid
-from services.gateway.access.identity import CALLER, LOCAL
-from services.gateway.access.metadata import CallMetadata, Context, read_trace
+from services.gateway.access.call import CallMetadata
+from services.gateway.access.metadata import Context
+from services.gateway.calls.answering import CallEnded, answer
 from services.gateway.calls.refusal import refuse, tell_refused
-from services.gateway.contract.errors import not_found, to_status
+from services.gateway.contract.errors import not_found
+from services.gateway.contract.status import to_status
+from services.gateway.generation.service import GenerationService
+from services.gateway.generation.stream import GenerationStream
 from services.gateway.oip.contract import open_inference_pb2 as oip
-from services.gateway.oip.lane import CallAborted, Lane
+from services.gateway.oip.responses import InferResponses
 from services.gateway.oip.tensors import Tensor
-from services.gateway.oip.translate import INPUTS, OUTPUTS, VERSION, check_version, read
-from services.gateway.requests.desk import RequestManager
+from services.gateway.oip.translate import INPUTS, OUTPUTS, VERSION, InferRequest, check_version, read
+from services.gateway.requests.manager import RequestManager
 
 SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 MAX_AT_ONCE = 256  # requests of one stream; the next is read when one has ended
-Generate = Callable[[inference_pb2.StreamGenerateRequest, Context], Awaitable[None]]
 Send = Callable[[oip.ModelInferResponse], Awaitable[None]]
 
 
 class OpenInference:
-    """`generate` is the handler of StreamGenerate."""
+    """The handlers."""
 
-    def __init__(self, desk: RequestManager, generate: Generate) -> None:
-        self._desk = desk
-        self._generate = generate
+    def __init__(self, service: GenerationService, manager: RequestManager) -> None:
+        self._service = service
+        self._manager = manager
 
     def table(self) -> Mapping[str, Callable[[Any, Context], Awaitable[Any]]]:
         """The handlers, by method."""
@@ -49,20 +51,20 @@ class OpenInference:
 
     async def server_ready(self, request: oip.ServerReadyRequest, context: Context) -> oip.ServerReadyResponse:
         """ServerReady: as health has it."""
-        return oip.ServerReadyResponse(ready=self._desk.refusal is None)
+        return oip.ServerReadyResponse(ready=self._manager.refusal is None)
 
     async def model_ready(self, request: oip.ModelReadyRequest, context: Context) -> oip.ModelReadyResponse:
         """ModelReady: false for one that is not here."""
-        known = request.name == self._desk.settings.model.id and request.version in ("", VERSION)
-        return oip.ModelReadyResponse(ready=known and self._desk.refusal is None)
+        known = request.name == self._manager.settings.model.id and request.version in ("", VERSION)
+        return oip.ModelReadyResponse(ready=known and self._manager.refusal is None)
 
     async def server_metadata(self, request: oip.ServerMetadataRequest, context: Context) -> oip.ServerMetadataResponse:
         """ServerMetadata."""
-        return oip.ServerMetadataResponse(name="sluice", version=self._desk.settings.version)
+        return oip.ServerMetadataResponse(name="sluice", version=self._manager.settings.version)
 
     async def model_metadata(self, request: oip.ModelMetadataRequest, context: Context) -> oip.ModelMetadataResponse:
         """ModelMetadata: the tensors of Triton's vLLM backend."""
-        known = self._desk.settings.model.id
+        known = self._manager.settings.model.id
         try:
             check_version(request.name, request.version)
             if request.name != known:
@@ -86,9 +88,12 @@ class OpenInference:
 
         try:
             await self._infer(request, context, keep, may_stream=False)
-        except CallAborted as error:
-            await context.abort(error.code, error.message, tuple(error.trailers))
-        return made[0]
+        except CallEnded as ended:
+            status = ended.status
+        else:
+            return made[0]
+        await context.abort(*status)
+        raise AssertionError("abort raises")
 
     async def model_stream_infer(self, requests: object, context: Context) -> None:
         """ModelStreamInfer: requests run side by side; the error of one is a message and the stream lives on."""
@@ -121,9 +126,10 @@ class OpenInference:
         known = request if isinstance(request, oip.ModelInferRequest) else None
         try:
             await self._infer(known, context, send, may_stream=True)
-        except CallAborted as error:
+        except CallEnded as ended:
+            code, message, _ = ended.status
             response = oip.ModelInferResponse(id=known.id if known is not None else "")
-            text = f"{error.code.name}: {error.message}"
+            text = f"{code.name}: {message}"
             await write(oip.ModelStreamInferResponse(error_message=text, infer_response=response))
         except grpc.aio.InternalError:
             return  # the connection is gone, and grpc cancels the call
@@ -131,20 +137,34 @@ class OpenInference:
     async def _infer(
         self, request: "oip.ModelInferRequest | None", context: Context, send: Send, *, may_stream: bool
     ) -> None:
-        """Raises Refused."""
+        """Raises CallEnded."""
+        observer = self._manager.observer
         try:
-            if request is None:
-                raise invalid("request", "is not a valid ModelInferRequest")
-            asked = read(request)
-            if asked.streams and not may_stream:
-                raise invalid("stream", "is for ModelStreamInfer: ModelInfer has one response")
+            asked = _read(request, may_stream=may_stream)
         except ServiceError as error:
-            call = CallMetadata(f"{SERVICE.full_name}/ModelInfer", CALLER.get(LOCAL), read_trace(context))
+            trailers = tell_refused(observer, f"{SERVICE.full_name}/ModelInfer", context, error)
             code, message, details = to_status(error)
-            trailers = tell_refused(self._desk.observer, call, error)
-            raise CallAborted(code, message, (*trailers, *details)) from None
-        lane = cast(Context, Lane(context, asked, send))  # it has what that handler uses
-        await self._generate(inference_pb2.StreamGenerateRequest(spec=asked.spec), lane)
+            raise CallEnded((code, message, (*trailers, *details))) from None
+        made = InferResponses(asked)
+
+        def begin(call: CallMetadata) -> GenerationStream:
+            return self._service.generate(call, asked.spec)
+
+        async def body(stream: GenerationStream) -> None:
+            async for event in stream:
+                for response in made.of(event):
+                    await send(response)
+
+        await answer(observer, "StreamGenerate", context, begin, body)
+
+
+def _read(request: oip.ModelInferRequest | None, *, may_stream: bool) -> InferRequest:
+    if request is None:
+        raise invalid("request", "is not a valid ModelInferRequest")
+    asked = read(request)
+    if asked.streams and not may_stream:
+        raise invalid("stream", "is for ModelStreamInfer: ModelInfer has one response")
+    return asked
 
 
 def _described(tensor: Tensor) -> oip.ModelMetadataResponse.TensorMetadata:

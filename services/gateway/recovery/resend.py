@@ -8,7 +8,7 @@ several were, they go one by one.
 
 from collections.abc import Callable, Iterable, Set
 
-from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.requests.open_request import OpenRequest
 
 WINDOW = 8  # unproven requests at a time
 PATIENCE_S = 1.0  # after which one that brings nothing (a long prompt, no credit) holds up the others no longer
@@ -60,9 +60,9 @@ class Recovery:
         suspects = [one for one in ran if one.is_unproven]
         if not self._is_planned:
             for request in ran:
-                request.losses.update(ids & set(self._way_of(request.envelope.request_id)))
+                request.replay.losses.update(ids & set(self._way_of(request.envelope.request_id)))
         self.again(affected)
-        repeated = [one for one in suspects if any(one.losses[name] > 1 for name in ids)]
+        repeated = [one for one in suspects if any(one.replay.losses[name] > 1 for name in ids)]
         if len(suspects) > 1:
             self._one_by_one = self._one_by_one or bool(repeated)
             return None
@@ -102,4 +102,4 @@ class Recovery:
         if engine in ids or detokenizer in ids:
             return True
         # A tokenizer knows nothing any more of a request that has brought tokens; what its client says passes there.
-        return tokenizer in ids and (request.is_unproven or bool(request.changes))
+        return tokenizer in ids and (request.is_unproven or bool(request.replay.changes))

@@ -1,7 +1,7 @@
 """Keeps the door as wide open as the ring is whole: probes, warm-up, losses, and what is sent again after them.
 
-Between the desk and the ring; time comes in with `beat`. Knows no gRPC, no task and no loop: the gateway calls, and is
-told by `on_change` that there is something new to publish.
+Between the requests and the ring; time comes in with `beat`. Knows no gRPC, no task and no loop: the gateway calls, and
+is told by `on_change` that there is something new to publish.
 """
 
 import dataclasses
@@ -12,12 +12,12 @@ from typing import TypeAlias
 from engine.errors import ServiceError, other_revision, schema_mismatch, stage_lost
 from engine.request import Limits, SamplingParams
 from services.faults import fault
-from services.gateway.access.metadata import CallMetadata
+from services.gateway.access.call import CallMetadata
 from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.recovery.liveness import Liveness
 from services.gateway.recovery.resend import Recovery
-from services.gateway.requests.desk import RequestManager
-from services.gateway.requests.open_requests import OpenRequest, RequestStatus
+from services.gateway.requests.manager import RequestManager
+from services.gateway.requests.open_request import OpenRequest, RequestStatus
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.messages.messages import Message, Mismatch, Probe, Role
 from services.messages.work import Generate, TokenPrompt
@@ -52,13 +52,13 @@ class RingWatch:
 
     def __init__(
         self,
-        desk: RequestManager,
+        manager: RequestManager,
         settings: GatewaySettings,
         emit: Callable[[Message], None],
         clock: Callable[[], float],
         senses: WatchInputs,
     ) -> None:
-        self._desk = desk
+        self._manager = manager
         self._settings = settings
         self._emit = emit
         self._clock = clock
@@ -79,11 +79,11 @@ class RingWatch:
         if self._is_warm and self._liveness.is_lost(self._senses.step_s()):
             self.stage_lost()
         if self._recovery.is_overdue(self._clock()):
-            self._desk.fail_all(self._why())
+            self._manager.fail_all(self._why())
         num_lost = self._senses.num_lost_frames()
         if num_lost != self._num_lost_frames:  # what came to us was lost on its way: who it was for is unknown
             self._num_lost_frames = num_lost
-            self._recovery.again([one for one in self._desk.requests if one.outcome is None and not one.is_own])
+            self._recovery.again([one for one in self._manager.requests if one.outcome is None and not one.is_own])
             self._missed()
         self._warm()
         self._replay()
@@ -92,10 +92,10 @@ class RingWatch:
         """A probe has come round."""
         changes = self._liveness.returned(probe)
         if changes.missed:
-            self._recovery.missed(changes.missed, self._desk.requests)
+            self._recovery.missed(changes.missed, self._manager.requests)
             self._missed()
         if changes.new:
-            to_blame = self._recovery.replaced(changes.new, self._desk.requests)
+            to_blame = self._recovery.replaced(changes.new, self._manager.requests)
             if to_blame is not None:
                 to_blame.end(self._ended_twice(to_blame))
             self.stage_lost()
@@ -105,29 +105,29 @@ class RingWatch:
         """A process refuses what another one sends: while the door is closed, that is why."""
         self._mismatch = schema_mismatch(found.reader, found.reader_schema, found.sender, found.sender_schema)
         self._mismatch_s = self._clock()
-        if not self._is_warm and not self._desk.is_draining:
-            self._desk.refusal = self._mismatch
+        if not self._is_warm and not self._manager.is_draining:
+            self._manager.refusal = self._mismatch
 
-    def delivered(self) -> None:
+    def send_pending(self) -> None:
         """Something has come for a request: the next may be sent again."""
         if self._recovery.is_busy:
             self._replay()
 
     def stage_lost(self, *, planned: bool = False) -> None:
         """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
-        self._desk.pause_streams()
+        self._manager.pause_streams()
         self._recovery.lost(self._clock(), planned=planned)
         self._is_warm = self._is_mixed = False
         self._liveness.forget()
         self._give_up_warm_up()
-        if not self._desk.is_draining:
-            self._desk.refusal = self._why()
+        if not self._manager.is_draining:
+            self._manager.refusal = self._why()
         self._senses.on_change()
 
     def _missed(self) -> None:
         """Frames were lost: the warm-up or a Cancel may have been in one."""
         self._give_up_warm_up()
-        self._desk.take_census()
+        self._manager.take_census()
 
     def _why(self) -> ServiceError:
         """Why nothing is served."""
@@ -138,7 +138,7 @@ class RingWatch:
     def _ended_twice(self, request: OpenRequest) -> ServiceError:
         """Of the processes of its way, by their role."""
         way = zip(NEXT.values(), self._way_of(request.envelope.request_id), strict=False)
-        role = next((role for role, name in way if request.losses[name] > 1), Role.ENGINE)
+        role = next((role for role, name in way if request.replay.losses[name] > 1), Role.ENGINE)
         return fault(role, about(request.envelope), "ended twice while it worked on this request")
 
     def _give_up_warm_up(self) -> None:
@@ -151,19 +151,19 @@ class RingWatch:
 
     def _replay(self) -> None:
         for request in self._recovery.due(self._clock()):
-            self._desk.resubmit(request)
+            self._manager.resubmit(request)
 
     def _is_of_one_revision(self) -> bool:
         """Whether all processes serve one revision, this one too: then it is that of new requests, and open ones of
         another end. Else the door stays closed: processes whose files were replaced since they read them start again.
         """
         revision, was_mixed = self._liveness.revision, self._is_mixed
-        before = self._desk.settings.model.revision
+        before = self._manager.settings.model.revision
         found = self._senses.read_model(revision) if revision is not None and revision != before else None
         if found is not None:
             logger.info("requests are of revision %s from now on%s", revision, f"; it was {before}" if before else "")
             self._adopt(*found)
-        self._is_mixed = revision != self._desk.settings.model.revision
+        self._is_mixed = revision != self._manager.settings.model.revision
         if self._is_mixed and not was_mixed:
             text = "the processes serve or read here different revisions (%s): no request is let in until they are one"
             logger.warning(text, self._liveness.revisions)
@@ -171,8 +171,8 @@ class RingWatch:
 
     def _adopt(self, model: ModelInfo, limits: Limits) -> None:
         """What is opened from now on is of this model; what was begun on another revision ends."""
-        self._desk.settings = dataclasses.replace(self._desk.settings, model=model, limits=limits)
-        for request in self._desk.requests:
+        self._manager.settings = dataclasses.replace(self._manager.settings, model=model, limits=limits)
+        for request in self._manager.requests:
             if request.envelope.revision != model.revision:
                 request.end(other_revision(request.envelope.revision, model.revision))
 
@@ -180,20 +180,20 @@ class RingWatch:
         """Have one token made, once a probe has come back on every way; open the door when it is there."""
         if self._warm_up is None:
             if not self._is_warm and self._liveness.is_complete and self._is_of_one_revision():
-                self._warm_up = self._desk.open_own(CallMetadata("warm-up"), one_token(self._desk.settings))
-                self._warm_up.on_news = self._warm
+                self._warm_up = self._manager.open_own(CallMetadata("warm-up"), one_token(self._manager.settings))
+                self._warm_up.delivery.on_news = self._warm
             return
         if self._warm_up.state is RequestStatus.RUNNING:
             return
         made, self._warm_up = self._warm_up, None
-        self._desk.close(made)
+        self._manager.close(made)
         self._is_warm = made.state is RequestStatus.FINISHED
         if not self._is_warm:
             return
         self._recovery.restored()
-        self._desk.take_census()
-        if not self._desk.is_draining:
-            self._desk.refusal = None
+        self._manager.take_census()
+        if not self._manager.is_draining:
+            self._manager.refusal = None
         self._senses.on_change()
 
 

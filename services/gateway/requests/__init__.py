@@ -1,1 +1,1 @@
-"""What is open at this gateway: admitted, told, remembered, ended. Knows no gRPC call."""
+"""What is open at this gateway: admitted, told, remembered, ended. Knows no transport."""

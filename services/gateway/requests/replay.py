@@ -1,46 +1,92 @@
-"""A request as it would be asked for now: as it was opened, with what its client has said since. Pure.
+"""What is needed to send one request again: what its client has said since it opened it, and how its attempts went.
 
-What a process that is new needs to go on with it: the changes are part of the work, so that prompt and bounds are whole
-before the first token is sampled again.
+A process that is new goes on with the request as it would be asked for now: the changes are part of the work, so that
+prompt and bounds are whole before the first token is sampled again. Pure: time is told.
 """
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
-from services.gateway.requests.open_requests import OpenRequest
-from services.messages.messages import Append, Cancel, CloseInput, Update
+from services.gateway.requests.output_state import OutputState
+from services.messages.messages import Append, Cancel, Change, CloseInput, Envelope, Grant, Update
 from services.messages.work import Generate, TextPrompt, TokenPrompt, Work
 
 
-def work_now(request: OpenRequest) -> Work:
-    """The work with every change in it."""
-    work = request.asked.work
-    if not isinstance(work, Generate):
-        return work
-    params, scheduling = work.params, work.scheduling
-    more: list[TextPrompt | TokenPrompt] = []
-    for change in request.changes:
-        match change:
-            case Append(piece=piece):
-                more.append(piece)
-            case CloseInput():
-                scheduling = msgspec.structs.replace(scheduling, is_open=False)
-            case Update(max_tokens=max_tokens, priority=priority):
-                if max_tokens is not None:
-                    params = dataclasses.replace(params, max_tokens=max_tokens)
-                if priority is not None:
-                    scheduling = msgspec.structs.replace(scheduling, priority=priority)
-    if request.allowed is not None:  # credit counts what will be sampled from now on
-        scheduling = msgspec.structs.replace(scheduling, credit=max(0, request.allowed - request.num_tokens))
-    return msgspec.structs.replace(work, params=params, scheduling=scheduling, more=tuple(more))
+class Replay:
+    """Of one request.
 
+    Attributes:
+        changes: what the client said after the open, in order, as the ring was told.
+        losses: of processes, by id, that ended while they worked on it.
+        num_futile: attempts in a row that brought nothing.
+    """
 
-def cancels(request: OpenRequest) -> list[Cancel]:
-    """Ends of single outputs that were asked for and have not come, for the present attempt."""
-    asked = [one.output_index for one in request.changes if isinstance(one, Cancel)]
-    return [
-        Cancel(request.envelope, index)
-        for index in dict.fromkeys(asked)
-        if index is not None and request.outputs[index].last is None
-    ]
+    def __init__(self, started_s: float, time_left_s: float | None, num_tokens: int) -> None:
+        """`num_tokens`: that it has when it is first sent round the ring."""
+        self.changes: list[Change | Cancel] = []
+        self.losses: Counter[str] = Counter()
+        self.num_futile = 0
+        self._num_sent_changes = 0  # behind its present attempt
+        self._num_sent_tokens = num_tokens  # it had when it was last sent round the ring
+        self._deadline_s = None if time_left_s is None else started_s + time_left_s
+
+    def is_unproven(self, num_tokens: int) -> bool:
+        """Whether it has brought nothing since it was last sent."""
+        return num_tokens == self._num_sent_tokens
+
+    def set_time_left(self, seconds: float, now_s: float) -> None:
+        """From now on it has so long; what is sent again says so."""
+        self._deadline_s = now_s + seconds
+
+    def record(self, change: Change | Cancel) -> Change | Cancel:
+        """Remember what the ring is told, and give it with its number; grants that follow each other are one."""
+        if not isinstance(change, Cancel):
+            change = msgspec.structs.replace(change, index=self._num_sent_changes)
+            self._num_sent_changes += 1
+        last = self.changes[-1] if self.changes else None
+        if isinstance(change, Grant) and isinstance(last, Grant):
+            self.changes[-1] = Grant(last.envelope, last.tokens + change.tokens)
+        else:
+            self.changes.append(change)
+        return change
+
+    def next_attempt(self, envelope: Envelope, num_tokens: int, now_s: float) -> Envelope:
+        """Begin another attempt; its envelope."""
+        left_s = None if self._deadline_s is None else self._deadline_s - now_s
+        self._num_sent_changes = 0
+        self.num_futile = self.num_futile + 1 if self.is_unproven(num_tokens) else 0
+        self._num_sent_tokens = num_tokens
+        return msgspec.structs.replace(envelope, attempt=envelope.attempt + 1, time_left_s=left_s)
+
+    def work_now(self, work: Work, credit: int | None) -> Work:
+        """The work with every change in it; `credit` counts what may be sampled from now on."""
+        if not isinstance(work, Generate):
+            return work
+        params, scheduling = work.params, work.scheduling
+        more: list[TextPrompt | TokenPrompt] = []
+        for change in self.changes:
+            match change:
+                case Append(piece=piece):
+                    more.append(piece)
+                case CloseInput():
+                    scheduling = msgspec.structs.replace(scheduling, is_open=False)
+                case Update(max_tokens=max_tokens, priority=priority):
+                    if max_tokens is not None:
+                        params = dataclasses.replace(params, max_tokens=max_tokens)
+                    if priority is not None:
+                        scheduling = msgspec.structs.replace(scheduling, priority=priority)
+        if credit is not None:
+            scheduling = msgspec.structs.replace(scheduling, credit=max(0, credit))
+        return msgspec.structs.replace(work, params=params, scheduling=scheduling, more=tuple(more))
+
+    def cancels(self, envelope: Envelope, outputs: Sequence[OutputState]) -> list[Cancel]:
+        """Ends of single outputs that were asked for and have not come, for the attempt of `envelope`."""
+        asked = [one.output_index for one in self.changes if isinstance(one, Cancel)]
+        return [
+            Cancel(envelope, index)
+            for index in dict.fromkeys(asked)
+            if index is not None and outputs[index].last is None
+        ]

@@ -63,13 +63,13 @@ def device_lost(module: Any, marker: str) -> None:  # noqa: ANN401
 
 def leak(module: Any, num_bytes: int) -> None:  # noqa: ANN401
     """A gateway keeps so many bytes of every request for ever."""
-    close, kept = module.Desk.close, []
+    close, kept = module.RequestManager.close, []
 
-    def leaking(self: object, request: object) -> None:
+    def leaking(self: object, request: object, error: object = None) -> None:
         kept.append(bytearray(num_bytes))
-        close(self, request)
+        close(self, request, error)
 
-    module.Desk.close = leaking
+    module.RequestManager.close = leaking
 
 
 def schema(module: Any, version: int) -> None:  # noqa: ANN401
@@ -121,7 +121,7 @@ KNOWN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
     "row_error": (RUNNER, row_error),
     "out_of_memory": (RUNNER, out_of_memory),
     "device_lost": (RUNNER, device_lost),
-    "leak": ("services.gateway.requests.desk", leak),
+    "leak": ("services.gateway.requests.manager", leak),
     "schema": ("services.messages.messages", schema),
     "bug": (str(WANTED.get("bug", "")).partition(":")[0], bug),
     "slow": (str(WANTED.get("slow", "")).partition(":")[0], slow),

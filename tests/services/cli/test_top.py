@@ -5,9 +5,9 @@ from sluice.v1 import control_pb2
 
 from engine.request import SamplingParams
 from services.cli.top import BAR, bar, view
+from services.gateway.calls.load import MAX_TENANTS, tenants_of
 from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.load import MAX_TENANTS, tenants_of
-from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.requests.open_request import OpenRequest
 from services.messages.messages import Envelope
 from services.messages.work import Generate, TextPrompt
 

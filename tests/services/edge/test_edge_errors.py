@@ -3,7 +3,7 @@ import pytest
 
 from engine.errors import ServiceError, invalid, queue_full, unsupported
 from services.edge.errors import UNREACHABLE, from_rpc
-from services.gateway.contract.errors import to_status
+from services.gateway.contract.status import to_status
 
 NONE = grpc.aio.Metadata()
 

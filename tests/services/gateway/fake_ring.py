@@ -77,7 +77,7 @@ class FakeRing:
     def play(self, *messages: Text | Preempted | Grant) -> None:
         assert self.gateway is not None
         for message in messages:
-            self.gateway.deliver(message)
+            self.gateway.handle(message)
 
     @property
     def submits(self) -> list[Submit]:
@@ -103,7 +103,7 @@ class FakeRing:
             roles = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)
             ways = zip(roles, message.route, strict=True)
             visits = tuple(Visit(role, one, self.epoch, 1, revision=self._revision(role)) for role, one in ways)
-            self.gateway.deliver(msgspec.structs.replace(message, visits=visits))
+            self.gateway.handle(msgspec.structs.replace(message, visits=visits))
         elif isinstance(message, Submit) and is_warm_up(message):
             self.play(text_of(message, 0, "w", first=True, last=True))
         elif isinstance(message, Submit):

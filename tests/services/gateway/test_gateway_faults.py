@@ -15,8 +15,7 @@ from services.gateway.calls.converse import Converse
 from services.gateway.calls.guard import SCOPES
 from services.gateway.calls.inference import Inference
 from services.gateway.oip.service import OpenInference
-from services.gateway.requests.desk import RequestManager
-from services.gateway.stage import GatewayStage
+from services.gateway.requests.manager import RequestManager
 from services.messages.details import TokenRecord
 from services.messages.messages import Envelope, Failed, Message, Role, Text, failed
 from services.ring.loop import RingLoop
@@ -151,7 +150,7 @@ async def test_what_broke_in_the_ring_is_cancelled_everywhere(code: Code, *, is_
         submit = await rig.ring.next_submit()
         error = stage_lost("engine")
         error.code = code
-        GatewayStage(rig.gateway).handle(failed(submit.envelope, error))
+        rig.gateway.handle(failed(submit.envelope, error))
         with pytest.raises(grpc.aio.AioRpcError):
             await anext(aiter(call))
         assert (submit.envelope.request_id in rig.ring.cancels) is is_cancelled

@@ -15,15 +15,17 @@ import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import Code
-from services.gateway.calls.conversation import Conversation
-from services.gateway.calls.generation import Generation
-from services.gateway.calls.session import Session
-from services.gateway.calls.story import EventSequence
 from services.gateway.gateway import Gateway
-from services.gateway.requests.followed import TrackedRequest
+from services.gateway.generation.converse import ConverseSession
+from services.gateway.generation.detached import DetachedSession
+from services.gateway.generation.event_sequence import EventSequence
+from services.gateway.generation.session import GenerationSession
+from services.gateway.generation.stream import GenerationStream, RequestReader
+from services.gateway.requests.accounting import Accounting
+from services.gateway.requests.delivery import Delivery
 from services.gateway.requests.history import History
-from services.gateway.requests.open_requests import OpenRequest
-from services.gateway.requests.parking import _Place
+from services.gateway.requests.open_request import OpenRequest
+from services.gateway.requests.replay import Replay
 from services.messages.messages import Failed
 from tests.services.gateway.fake_ring import (
     Rig,
@@ -37,7 +39,10 @@ from tests.services.gateway.fake_ring import (
 )
 from tests.services.gateway.talker import Talker
 
-KINDS = (OpenRequest, TrackedRequest, Session, EventSequence, History, _Place, Generation, Conversation)
+KINDS = (
+    *(OpenRequest, Delivery, Replay, Accounting, History),
+    *(RequestReader, GenerationStream, EventSequence, DetachedSession, GenerationSession, ConverseSession),
+)
 DETACH = {"on_disconnect": types_pb2.DISCONNECT_ACTION_DETACH, "detach_ttl": {"seconds": 600}}
 DETACHED: dict[str, Any] = {"scheduling": DETACH}
 
@@ -89,7 +94,7 @@ def play_end(rig: Rig) -> None:
 def play_failure(rig: Rig) -> None:
     envelope = rig.ring.submits[-1].envelope
     assert rig.ring.gateway is not None
-    rig.ring.gateway.deliver(Failed(envelope, int(Code.INTERNAL), "ENGINE_FAULT", "broken"))
+    rig.ring.gateway.handle(Failed(envelope, int(Code.INTERNAL), "ENGINE_FAULT", "broken"))
 
 
 async def finished(rig: Rig, **fields: Any) -> None:  # noqa: ANN401 # of a spec
@@ -118,25 +123,25 @@ async def left_by_its_reader(rig: Rig, **fields: Any) -> None:  # noqa: ANN401 #
 
 async def left_then_finished(rig: Rig) -> None:
     await left_by_its_reader(rig, **DETACHED)
-    await parked(rig)
+    await detached(rig)
     play_end(rig)
 
 
 async def left_then_failed(rig: Rig) -> None:
     await left_by_its_reader(rig, **DETACHED)
-    await parked(rig)
+    await detached(rig)
     play_failure(rig)
 
 
-async def parked(rig: Rig) -> None:
+async def detached(rig: Rig) -> None:
     """Until the gateway has seen that its reader is gone."""
-    places = parking_of(rig.gateway)
-    while any(place.reader is not None for place in places.values()):
+    sessions = detached_of(rig.gateway)
+    while any(session.reader is not None for session in sessions.values()):
         await asyncio.sleep(0)
 
 
-def parking_of(gateway: Gateway) -> dict[str, _Place]:
-    return gateway._parking._places
+def detached_of(gateway: Gateway) -> dict[str, DetachedSession]:
+    return gateway._detached._sessions
 
 
 async def resumed(rig: Rig) -> None:
@@ -186,7 +191,7 @@ async def conversed_and_left(rig: Rig) -> None:
     await talker.open(2, **DETACHED)
     await talker.kinds(2)
     talker.call.cancel()
-    await parked(rig)
+    await detached(rig)
     play_end(rig)
 
 
@@ -218,16 +223,16 @@ async def test_nothing_is_left_of_a_generation(rig: Rig, way: Way) -> None:
     for _ in range(2):
         await way(rig)
         rig.ring.script = lambda submit: None
-    await parked(rig)
-    while places := parking_of(rig.gateway):  # as their timers do when their time is over
-        rig.gateway._parking._forget(next(iter(places.values())))
+    await detached(rig)
+    while sessions := detached_of(rig.gateway):  # as their timers do when their time is over
+        rig.gateway._detached.forget(next(iter(sessions.values())))
     await settled(rig)
     assert left() - before == Counter()
 
 
 async def settled(rig: Rig) -> None:
     """What is open has ended, and its tasks have run to their ends."""
-    while len(rig.gateway.desk.requests) or any(task.get_name() == "gRPC call" for task in asyncio.all_tasks()):
+    while len(rig.gateway.manager.requests) or any(task.get_name() == "gRPC call" for task in asyncio.all_tasks()):
         await asyncio.sleep(0)
     for _ in range(5):
         await asyncio.sleep(0)

@@ -149,7 +149,7 @@ def test_an_error_of_one_prompt_while_it_runs(llm: LLM, monkeypatch: pytest.Monk
     def step() -> StepEvents:
         events = real()
         if next(steps) == 3:
-            name = next(iter(engine.scheduler._floor.groups))
+            name = next(iter(engine.scheduler._state.groups))
             engine.cancel(name)
             events.sampled[:] = [one for one in events.sampled if one.request_id != name]
             events.failed.append((name, engine_fault("a row of no numbers")))

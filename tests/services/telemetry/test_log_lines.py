@@ -10,9 +10,9 @@ import pytest
 from sluice.v1 import inference_pb2
 
 from services import faults
-from services.gateway.access.metadata import CallMetadata
+from services.gateway.access.call import CallMetadata
 from services.gateway.calls import converse as converse_calls
-from services.gateway.calls.conversation import Conversation
+from services.gateway.generation.converse import ConverseSession
 from services.telemetry import logs
 from tests.services.gateway.fake_ring import running, spec
 
@@ -30,14 +30,17 @@ OF_NO_REQUEST = {
     ("gateway/recovery/watch.py", "<text>"),
     ("roles.py", "%s was replaced since this process read it, and others serve another revision: ending"),
     ("digests.py", "<text>"),
-    ("gateway/listener.py", "the gRPC server %s; another one takes its place"),
+    ("gateway/connections/listener.py", "the gRPC server %s; another one takes its place"),
     (
-        "gateway/acceptor.py",
+        "gateway/connections/acceptor.py",
         "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there; install 1.85.1",
     ),
-    ("gateway/floods.py", "connections were cut that reset their calls as they began, or were too many: %s"),
-    ("gateway/floods.py", "looking after the connections failed"),
-    ("gateway/listener.py", "a gRPC server that had stopped by itself says so again"),
+    (
+        "gateway/connections/floods.py",
+        "connections were cut that reset their calls as they began, or were too many: %s",
+    ),
+    ("gateway/connections/floods.py", "looking after the connections failed"),
+    ("gateway/connections/listener.py", "a gRPC server that had stopped by itself says so again"),
     ("telemetry/queue.py", "spans do not reach the collector: until they do they are dropped and counted"),
     ("telemetry/queue.py", "%d spans cannot be sent"),
     ("watched.py", "%s; the one read before stays in force"),
@@ -88,7 +91,7 @@ def about(caplog: pytest.LogCaptureFixture) -> dict[str, object]:
 
 
 async def failing(monkeypatch: pytest.MonkeyPatch, method: str) -> str:
-    """The generation that was open on a stream when `method` of its conversation broke."""
+    """The generation that was open on a stream when `method` of its session broke."""
     async with running() as rig:
         call = rig.stub.Converse(metadata=PARENT)
         await call.write(inference_pb2.ConverseRequest(tag=1, open=inference_pb2.Open(spec=spec())))
@@ -97,7 +100,7 @@ async def failing(monkeypatch: pytest.MonkeyPatch, method: str) -> str:
         def broken(*arguments: object) -> None:
             raise ValueError("bad")
 
-        monkeypatch.setattr(Conversation, method, broken)
+        monkeypatch.setattr(ConverseSession, method, broken)
         await call.write(inference_pb2.ConverseRequest(tag=2, open=inference_pb2.Open(spec=spec())))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while await call.read() is not grpc.aio.EOF:
@@ -106,7 +109,7 @@ async def failing(monkeypatch: pytest.MonkeyPatch, method: str) -> str:
         return name
 
 
-@pytest.mark.parametrize("method", ["take", "next"])
+@pytest.mark.parametrize("method", ["open", "next"])
 async def test_a_broken_stream_names_its_trace_and_its_requests(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

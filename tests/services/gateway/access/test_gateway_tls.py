@@ -9,8 +9,7 @@ import pytest
 from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2
 
 from engine.errors import ServiceError
-from services.gateway.access import tls
-from services.gateway.access.tls import TlsFiles
+from services.gateway.access.tls_files import TlsFiles, files_of
 from services.gateway.gateway import Gateway
 from tests.services.certificates import Authority, Pair, written
 from tests.services.gateway.fake_ring import FakeRing, running, settings, stream_request, unary_request
@@ -104,7 +103,7 @@ async def test_files_that_cannot_be_used_are_refused_at_the_start(
 @pytest.mark.parametrize("half", [("c", "", ""), ("", "k", ""), ("", "", "a"), ("", "k", "a")])
 def test_half_a_pair_is_refused(half: tuple[str, str, str]) -> None:
     with pytest.raises(ServiceError, match="is needed with"):
-        tls.files_of(*half)
+        files_of(*half)
 
 
 async def test_plaintext_for_other_hosts_must_be_asked_for() -> None:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from engine.errors import Code, ServiceError
 from services.gateway.access.quota import Bucket, Quotas, TenantLimits
-from services.gateway.contract.errors import to_rpc
+from services.gateway.contract.status import to_rpc
 
 
 def quotas(**limits: int) -> Quotas:

@@ -6,12 +6,11 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2
 from sluice.v1 import control_pb2
 
-from services.gateway import server
-from services.gateway.calls import control
+from services.gateway.calls import control, server
 from services.messages.messages import Load, Report
 from tests.services.gateway.calls.test_gateway_inference import failure
+from tests.services.gateway.calls.test_gateway_server import health
 from tests.services.gateway.fake_ring import SETTINGS, generation, running, settings, stream_request, unary_request
-from tests.services.gateway.test_gateway_server import health
 
 
 async def test_load_is_pushed_again_and_again() -> None:
@@ -21,7 +20,7 @@ async def test_load_is_pushed_again_and_again() -> None:
         assert (await anext(loads)).load.open_requests == 0
         stream = rig.stub.StreamGenerate(stream_request())
         await rig.ring.next_submit()
-        rig.gateway.deliver(Report("e0", 1, Load(num_waiting=2, num_running=3, num_blocks=9, num_free_blocks=4), True))
+        rig.gateway.handle(Report("e0", 1, Load(num_waiting=2, num_running=3, num_blocks=9, num_free_blocks=4), True))
         load = (await anext(loads)).load
         engine = load.engines[0]
         assert (load.open_requests, engine.waiting_requests, engine.running_requests) == (1, 2, 3)

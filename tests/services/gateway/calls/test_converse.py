@@ -35,8 +35,8 @@ async def test_generations_run_side_by_side_and_each_has_its_end() -> None:
         rig.ring.play(*generation(one, ["c"]))
         assert await talk.kinds(4) == [(1, "prompt_info"), (1, "delta"), (1, "output_finished"), (1, "finished")]
         assert await talk.end() == grpc.StatusCode.OK
-        assert rig.ring.cancels == [] and rig.gateway.desk.admission.num_requests == 0
-        assert not rig.gateway.desk.streams
+        assert rig.ring.cancels == [] and rig.gateway.manager.admission.num_requests == 0
+        assert not rig.gateway.manager.streams
 
 
 async def test_those_that_have_something_to_say_take_turns() -> None:
@@ -80,7 +80,7 @@ async def test_a_failure_ends_its_generation_and_not_the_stream() -> None:
         await talk.kinds(2)
         error = stage_lost("engine")
         assert rig.gateway is not None
-        rig.gateway.deliver(Failed(submit.envelope, int(error.code), error.reason, error.message, retry_after_s=1.0))
+        rig.gateway.handle(Failed(submit.envelope, int(error.code), error.reason, error.message, retry_after_s=1.0))
         tag, failed, info = await talk.failure()
         assert (tag, failed.code, info.reason, info.domain) == (1, Code.UNAVAILABLE, "STAGE_LOST", "sluice")
         assert (failed.generation_id, failed.last_seq) == (public(submit), 1)
@@ -131,7 +131,7 @@ async def test_a_frame_that_is_misplaced_is_refused_under_tag_0(tag: int, frame:
         named, failed, info = await talk.failure()
         assert (named, failed.code, info.metadata["tag"]) == (0, Code.INVALID_ARGUMENT, str(tag))
         await assert_alive(talk)
-        assert len(rig.gateway.desk.requests) == 1 and rig.ring.cancels == []
+        assert len(rig.gateway.manager.requests) == 1 and rig.ring.cancels == []
         talk.call.cancel()
 
 
@@ -174,7 +174,7 @@ async def test_changes_reach_the_ring_in_order_and_are_remembered() -> None:
         await talk.send(1, grant=inference_pb2.Grant(tokens=10))
         await talk.emitted(Grant)
         envelope = submit.envelope
-        request = rig.gateway.desk.requests.get(envelope.request_id)
+        request = rig.gateway.manager.requests.get(envelope.request_id)
         expected = [
             Append(envelope, TextPrompt(" more")),
             Append(envelope, TokenPrompt(pack_ids([7, 8])), index=1),
@@ -185,12 +185,12 @@ async def test_changes_reach_the_ring_in_order_and_are_remembered() -> None:
         ]
         kinds = (Append, Update, CloseInput, Cancel, Grant)
         assert [one for one in rig.ring.emitted if isinstance(one, kinds)] == expected
-        assert request is not None and request.changes == expected and request.allowed == 12
+        assert request is not None and request.replay.changes == expected and request.credit.allowed == 12
         # 2 tokens of prompt and 2 × 5 of output at the open, 2 and 2 for the pieces, 2 × 4 for the update
-        assert rig.gateway.desk.admission.num_tokens == request.reserved == 2 + 10 + 4 + 8
+        assert rig.gateway.manager.admission.num_tokens == request.accounting.reserved == 2 + 10 + 4 + 8
         talk.call.cancel()
-        await rig.ring.until(lambda: not len(rig.gateway.desk.requests))
-        assert rig.gateway.desk.admission.num_tokens == 0
+        await rig.ring.until(lambda: not len(rig.gateway.manager.requests))
+        assert rig.gateway.manager.admission.num_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ async def test_half_close_fails_what_waits_for_credit(spent_before: bool) -> Non
 
 
 async def assert_half_closed(rig: Rig) -> None:
-    (stream,) = rig.gateway.desk.streams
+    (stream,) = rig.gateway.manager.streams
     while not stream.is_half_closed:  # type: ignore[attr-defined] # the only kind there is
         await asyncio.sleep(0)
 
@@ -309,7 +309,7 @@ async def test_abrupt_close_cancels_all() -> None:
         talk.call.cancel()
         await rig.ring.until(lambda: len(rig.ring.cancels) == 2)
         assert rig.ring.cancels == [one.envelope.request_id for one in submits]
-        assert rig.gateway.desk.admission.num_requests == 0
+        assert rig.gateway.manager.admission.num_requests == 0
 
 
 async def test_the_deadline_of_the_call_is_that_of_each_and_an_open_may_name_a_nearer_one() -> None:

@@ -9,7 +9,7 @@ from sluice.v1 import inference_pb2, types_pb2
 
 from engine.errors import Code
 from services.gateway.access.rate import Rate
-from services.gateway.calls.conversation import MAX_REPLIES
+from services.gateway.generation.converse import MAX_REPLIES
 from services.messages.details import Admitted, TokenRecord
 from services.messages.messages import Envelope, Grant, Text
 from services.messages.work import Stops
@@ -131,10 +131,10 @@ async def test_answers_that_nobody_reads_hold_back_the_frames_behind_them() -> N
                 await talk.send(0, ping=inference_pb2.Ping(nonce=1))
 
         flooding = asyncio.create_task(flood())
-        while not rig.gateway.desk.streams:
+        while not rig.gateway.manager.streams:
             await asyncio.sleep(0)
-        (stream,) = rig.gateway.desk.streams
-        while stream.has_room:  # type: ignore[attr-defined] # the only kind there is
+        (stream,) = rig.gateway.manager.streams
+        while len(stream._replies) < MAX_REPLIES:  # type: ignore[attr-defined] # the only kind there is
             await asyncio.sleep(0)
         for _ in range(200):
             await asyncio.sleep(0)

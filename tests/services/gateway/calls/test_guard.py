@@ -10,9 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2, inference_pb2_grpc
 
 from engine.errors import ServiceError
-from services.gateway import server
 from services.gateway.access.identity import digest_of, new_key, read_access
-from services.gateway.calls import guard
+from services.gateway.calls import guard, server
 from services.gateway.gateway import Gateway
 from services.process.watched import WatchedFile
 from tests.services.certificates import Authority, written

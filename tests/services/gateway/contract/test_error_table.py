@@ -10,7 +10,8 @@ from engine import errors
 from engine.errors import ServiceError
 from services.gateway.access import identity
 from services.gateway.access.quota import Quotas, TenantLimits
-from services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer, to_rpc
+from services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
+from services.gateway.contract.status import to_rpc
 from services.gateway.requests.history import History
 from tests.services.gateway.fake_ring import public, running, stream_request, text_of
 from tests.services.gateway.requests.test_history import texts
@@ -85,7 +86,7 @@ async def test_what_was_used_comes_with_the_end() -> None:
         events = aiter(call)
         for _ in range(2):
             await anext(events)
-        rig.gateway.desk.cancel(submit.envelope.request_id, submit.envelope.tenant)
+        rig.gateway.manager.cancel(submit.envelope.request_id, submit.envelope.tenant)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(events)
         status = rpc_status.from_call(caught.value)

@@ -12,12 +12,11 @@ from engine.errors import ServiceError
 from engine.parameters import CHOICE
 from services.gateway.access.identity import digest_of
 from services.gateway.calls import guard
-from services.gateway.calls.inference import Inference
-from services.gateway.calls.neighbours import PeerGateways
+from services.gateway.generation.detached import DetachedSessions
+from services.gateway.generation.service import GenerationService
 from services.gateway.oip import translate
 from services.gateway.oip.contract import open_inference_pb2 as oip
 from services.gateway.oip.service import SERVICE, OpenInference
-from services.gateway.requests.parking import DetachedSessions
 from services.messages.work import Generate
 from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
 
@@ -75,10 +74,9 @@ async def test_tritons_own_client(tmp_path: Path) -> None:
 
 async def test_every_method_is_a_coroutine_and_has_its_scope() -> None:
     async with running(wait=False) as rig:
-        parking = DetachedSessions(asyncio.get_running_loop().call_later, 1)
-        table = OpenInference(
-            rig.gateway.desk, Inference(rig.gateway.desk, parking, PeerGateways("g0", {}, "")).stream_generate
-        ).table()
+        manager = rig.gateway.manager
+        service = GenerationService(manager, DetachedSessions(manager, asyncio.get_running_loop().call_later, 1))
+        table = OpenInference(service, manager).table()
         assert all(inspect.iscoroutinefunction(handler) for handler in table.values())
         names = {f"/{SERVICE.full_name}/{method.name}" for method in SERVICE.methods}
         assert names == {f"/{SERVICE.full_name}/{name}" for name in table}
@@ -104,7 +102,7 @@ async def test_a_stream_that_is_cancelled_cancels_all_its_generations() -> None:
         await rig.ring.until(lambda: len(rig.ring.submits) == 3)
         call.cancel()
         await rig.ring.until(lambda: len(rig.ring.cancels) == 3)
-        await rig.ring.until(lambda: not len(rig.gateway.desk.requests))
+        await rig.ring.until(lambda: not len(rig.gateway.manager.requests))
 
 
 async def test_a_stream_says_which_response_is_its_last_if_asked_to() -> None:

@@ -6,7 +6,7 @@ from engine.errors import cancelled
 from engine.request import FinishReason, SamplingParams
 from services.gateway.contract.translate import TranslatedRequest
 from services.gateway.recovery.resend import PATIENCE_S, STRICT_PATIENCE_S, WINDOW, Recovery
-from services.gateway.requests.open_requests import OpenRequest
+from services.gateway.requests.open_request import OpenRequest
 from services.messages.details import TokenRecord
 from services.messages.messages import Envelope, Text
 from services.messages.work import Generate, TextPrompt, pack_ids
@@ -27,7 +27,7 @@ def bring(request: OpenRequest, *ids: int, output: int = 0, finish: FinishReason
     """Tokens of one output come."""
     records = tuple(TokenRecord(one, b"x") for one in ids)
     first = request.outputs[output].num_tokens
-    assert request.receive(Text(request.envelope, first, records, "x" * len(ids), output, finish=finish), 0.0) == ""
+    assert request.handle(Text(request.envelope, first, records, "x" * len(ids), output, finish=finish), 0.0) == ""
 
 
 def recovery(timeout_s: float = 10.0) -> Recovery:
@@ -125,7 +125,7 @@ def test_a_death_before_it_was_sent_again_is_nobodys() -> None:
     assert lose(found, [request]) is None
     assert lose(found, [request]) is None  # it was not there
     assert resend(found) == ["a"]
-    assert request.losses == {"t": 1, "e": 1, "d": 1}
+    assert request.replay.losses == {"t": 1, "e": 1, "d": 1}
 
 
 def test_planned_restarts_are_nobodys_fault() -> None:
@@ -135,7 +135,7 @@ def test_planned_restarts_are_nobodys_fault() -> None:
         assert found.replaced(ALL, [request]) is None
         found.restored()
         assert resend(found) == ["a"]
-    assert not request.losses
+    assert not request.replay.losses
 
 
 def test_frames_that_were_lost_cost_a_replay_and_are_nobodys_fault() -> None:
@@ -144,7 +144,7 @@ def test_frames_that_were_lost_cost_a_replay_and_are_nobodys_fault() -> None:
     assert resend(found) == ["a"]
     found.missed(frozenset({"d"}), [request])
     assert resend(found) == ["a"]
-    assert request.losses == {"e": 1}
+    assert request.replay.losses == {"e": 1}
 
 
 def test_deaths_of_different_processes_blame_nobody() -> None:

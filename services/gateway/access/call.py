@@ -1,0 +1,23 @@
+"""Who asks for something, under which trace, how urgently and until when, whatever the transport."""
+
+import dataclasses
+
+from services.gateway.access.identity import LOCAL, Identity
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallMetadata:
+    """One call. `time_left_s` is None without a deadline; `traceparent` is "" without a trace."""
+
+    method: str
+    caller: Identity = LOCAL
+    traceparent: str = ""
+    tracestate: str = ""
+    priority: int = 0
+    time_left_s: float | None = None
+
+
+def sooner(call: CallMetadata, seconds: float | None) -> CallMetadata:
+    """The call with a deadline no later than in `seconds`; None sets none."""
+    left_s = [one for one in (call.time_left_s, seconds) if one is not None]
+    return dataclasses.replace(call, time_left_s=min(left_s, default=None))

@@ -1,0 +1,31 @@
+"""Where a server's certificate is: three paths, from three settings."""
+
+import dataclasses
+from pathlib import Path
+
+from services.config import bad_setting
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. With `client_ca` a client must show a certificate that one of its authorities signed (mTLS)."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All of them."""
+        return tuple(filter(None, (self.certificate, self.key, self.client_ca)))
+
+
+def files_of(certificate: str, key: str, client_ca: str) -> TlsFiles | None:
+    """The three settings as one value, or None without TLS. Raises ServiceError for a half."""
+    if not certificate and not key and not client_ca:
+        return None
+    if not certificate:
+        raise bad_setting("tls_cert", "is needed with --tls-key and --tls-client-ca")
+    if not key:
+        raise bad_setting("tls_key", "is needed with --tls-cert")
+    return TlsFiles(Path(certificate), Path(key), Path(client_ca) if client_ca else None)

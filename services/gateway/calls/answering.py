@@ -1,0 +1,79 @@
+"""One call that asks the generation service for one request: from its metadata to its answer, or to its status.
+
+The same for every protocol over gRPC: what comes is written by `body`, and a call that fails ends in `CallEnded`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, TypeVar
+
+import grpc
+
+from engine.errors import ServiceError, cancelled, deadline_exceeded
+from services.faults import fault
+from services.gateway.access.call import CallMetadata
+from services.gateway.access.metadata import Context, read_call, read_trace
+from services.gateway.calls.refusal import failure_of, tell_refused, trailers_of
+from services.gateway.contract.errors import bare
+from services.gateway.contract.status import Metadata, to_status
+from services.gateway.generation.stream import RequestReader
+from services.messages.messages import Role
+from services.telemetry.logs import about, about_trace
+from services.telemetry.observed import Observer
+
+Status: TypeAlias = tuple[grpc.StatusCode, str, Metadata]  # as `context.abort` takes it
+_T = TypeVar("_T")
+_R = TypeVar("_R", bound=RequestReader)
+
+
+class CallEnded(Exception):
+    """A call ends without success, in `status`."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status[1])
+        self.status = status
+
+
+async def answer(
+    observer: Observer,
+    method: str,
+    context: Context,
+    begin: Callable[[CallMetadata], _R],
+    body: Callable[[_R], Awaitable[_T]],
+) -> _T:
+    """Begin a request, and give what `body` makes of it. Releases it on every path: closing waits for nothing, so a
+    cancelled call leaves at once, and cancellation is raised on. Raises CallEnded."""
+    reader: _R | None = None
+    failure: ServiceError | None = cancelled()  # unless something else is found out
+    try:
+        reader = begin(read_call(method, context))
+        with reader.interruptible():
+            answered = await body(reader)
+        failure = None
+        return answered
+    except ServiceError as error:
+        failure = bare(error)
+    except asyncio.CancelledError:
+        failure = deadline_exceeded() if context.time_remaining() == 0 else cancelled()
+        raise
+    except grpc.aio.InternalError:
+        raise  # the connection is gone
+    except Exception as error:
+        told = about_trace(read_trace(context)) if reader is None else about(reader.request.envelope)
+        failure = fault(Role.GATEWAY, told, "failed while answering this call", error)
+    finally:
+        if reader is not None:
+            reader.close(failure)
+    raise CallEnded(_status(observer, method, context, failure, reader))
+
+
+def _status(
+    observer: Observer, method: str, context: Context, error: ServiceError, reader: RequestReader | None
+) -> Status:
+    if reader is None:
+        trailers = tell_refused(observer, method, context, error)
+        code, message, details = to_status(error)
+    else:
+        trailers = trailers_of(reader.request)
+        code, message, details = to_status(error, *failure_of(reader.request))
+    return code, message, (*trailers, *details)

@@ -1,0 +1,114 @@
+"""How loaded this gateway and the engines behind it are: the latest report of each engine, and what is open here."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from sluice.v1 import control_pb2
+
+from services.gateway.calls.responses import duration
+from services.gateway.requests.manager import RequestManager
+from services.gateway.requests.open_request import OpenRequest
+from services.messages.messages import Report
+
+MAX_TENANTS = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineReport:
+    """A report and when it came, by the gateway's clock."""
+
+    report: Report
+    at_s: float
+
+
+class Loads:
+    """The latest report of each engine, by its id."""
+
+    def __init__(self, manager: RequestManager) -> None:
+        self._manager = manager
+        self._heard: dict[str, EngineReport] = {}
+
+    def report(self, report: Report) -> None:
+        """An engine has said how it is."""
+        self._heard[report.engine_id] = EngineReport(report, self._manager.clock())
+
+    @property
+    def any_report(self) -> Report | None:
+        """Of the first engine, as all serve the same."""
+        return next((heard.report for _, heard in sorted(self._heard.items())), None)
+
+    def engines(self) -> list[control_pb2.EngineInfo]:
+        """What each engine computes with."""
+        return [_engine_info(heard.report) for _, heard in sorted(self._heard.items())]
+
+    @property
+    def step_s(self) -> float:
+        """The longest recent step of any engine."""
+        return max((heard.report.load.step_s for heard in self._heard.values()), default=0.0)
+
+    def now(self) -> control_pb2.Load:
+        """As the contract has it."""
+        admission, now_s = self._manager.admission, self._manager.clock()
+        return control_pb2.Load(
+            open_requests=admission.num_requests,
+            max_open_requests=admission.max_requests,
+            reserved_tokens=admission.num_tokens,
+            max_reserved_tokens=admission.max_tokens,
+            engines=[_engine_load(heard, now_s) for _, heard in sorted(self._heard.items())],
+            tenants=tenants_of(self._manager.requests),
+        )
+
+
+def tenants_of(requests: Iterable[OpenRequest]) -> list[control_pb2.TenantLoad]:
+    """What each tenant has open, most first; those beyond `MAX_TENANTS` together, without a name."""
+    sums: dict[str, control_pb2.TenantLoad] = {}
+    for request in requests:
+        if request.is_own:
+            continue
+        tenant = request.envelope.tenant
+        load = sums.setdefault(tenant, control_pb2.TenantLoad(tenant=tenant))
+        load.open_requests += 1
+        load.reserved_tokens += request.accounting.reserved
+    loads = sorted(sums.values(), key=lambda load: (-load.open_requests, load.tenant))
+    shown, others = loads[: MAX_TENANTS - 1], loads[MAX_TENANTS - 1 :]
+    if len(others) < 2:
+        return loads
+    num, reserved = (
+        sum(values) for values in zip(*((one.open_requests, one.reserved_tokens) for one in others), strict=True)
+    )
+    return [*shown, control_pb2.TenantLoad(open_requests=num, reserved_tokens=reserved)]
+
+
+def _engine_load(heard: EngineReport, now_s: float) -> control_pb2.EngineLoad:
+    load = heard.report.load
+    return control_pb2.EngineLoad(
+        engine_id=heard.report.engine_id,
+        waiting_requests=load.num_waiting,
+        running_requests=load.num_running,
+        total_blocks=load.num_blocks,
+        free_blocks=load.num_free_blocks,
+        block_size=load.block_size,
+        step_time=duration(load.step_s),
+        tokens_per_second=load.tokens_per_s,
+        preemptions=load.num_preemptions,
+        prefix_hit_tokens=load.prefix_hit_tokens,
+        prefix_query_tokens=load.prefix_query_tokens,
+        age=duration(now_s - heard.at_s),
+    )
+
+
+def _engine_info(report: Report) -> control_pb2.EngineInfo:
+    how = report.computing
+    return control_pb2.EngineInfo(
+        engine_id=report.engine_id,
+        device=how.device,
+        mode=how.mode,
+        kernels=how.kernels,
+        instruction_set=how.instruction_set,
+        dtype=how.dtype,
+        quantization=how.quantization,
+        kv_cache_dtype=how.cache_dtype,
+        threads=how.threads,
+        allocator=how.allocator,
+        notes=how.notes,
+    )

@@ -1,0 +1,298 @@
+"""From events of the generation service to messages of the contract. Pure; the hot path of a stream."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from sluice.v1 import inference_pb2, types_pb2
+
+from engine.errors import ServiceError
+from engine.request import FinishReason
+from services.gateway.contract.status import to_rpc
+from services.gateway.generation.events import (
+    AcceptedEvent,
+    CompletedEvent,
+    CompletedOutput,
+    DeltaEvent,
+    FailedEvent,
+    FinishedEvent,
+    GoingAwayEvent,
+    OutputFinishedEvent,
+    PongEvent,
+    PromptEvent,
+    RefusedEvent,
+    StreamEvent,
+    TaggedEvent,
+    ThrottledEvent,
+    ThrottleReason,
+)
+from services.messages.details import Scored, Timings, Tokenized, TokenRecord
+from services.messages.messages import Envelope, Text
+from services.messages.work import ints
+from services.telemetry.observed import RequestUsage
+
+SLICE_TOKENS = 1000
+_REASONS = {
+    FinishReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
+    FinishReason.EOS: types_pb2.FINISH_REASON_EOS,
+    FinishReason.STOP_TOKEN: types_pb2.FINISH_REASON_STOP_TOKEN,
+    FinishReason.STOP_STRING: types_pb2.FINISH_REASON_STOP_STRING,
+    FinishReason.CANCELLED: types_pb2.FINISH_REASON_CANCELLED,
+}
+_THROTTLED = {
+    ThrottleReason.CREDIT: inference_pb2.THROTTLE_REASON_CREDIT,
+    ThrottleReason.PREEMPTED: inference_pb2.THROTTLE_REASON_PREEMPTED,
+    ThrottleReason.RECOVERY: inference_pb2.THROTTLE_REASON_RECOVERY,
+}
+Response = TypeVar(
+    "Response",
+    bound=inference_pb2.StreamGenerateResponse | inference_pb2.ConverseResponse | inference_pb2.ResumeGenerateResponse,
+)
+
+
+def fill(made: Response, event: StreamEvent) -> Response:
+    """An event into the response of its call: copying a message costs as much as making it."""
+    match event:
+        case DeltaEvent():
+            fill_delta(made.delta, event)
+        case AcceptedEvent():
+            made.accepted.CopyFrom(accepted(event))
+        case PromptEvent():
+            made.prompt_info.CopyFrom(prompt_info(event))
+        case OutputFinishedEvent():
+            made.output_finished.CopyFrom(output_finished(event))
+        case FinishedEvent():
+            made.finished.CopyFrom(finished(event))
+    return made
+
+
+def converse_response(tagged: TaggedEvent) -> inference_pb2.ConverseResponse:
+    """An event of a stream of several generations."""
+    made, event = inference_pb2.ConverseResponse(tag=tagged.tag), tagged.event
+    match event:
+        case FailedEvent():
+            made.failed.CopyFrom(failed(event))
+        case ThrottledEvent():
+            made.throttled.generation_id, made.throttled.reason = event.generation_id, _THROTTLED[event.reason]
+        case RefusedEvent():
+            extra = {} if event.meant_tag is None else {"tag": str(event.meant_tag)}
+            made.failed.CopyFrom(refused(event.error, **extra))
+        case PongEvent():
+            made.pong.nonce = event.nonce
+        case GoingAwayEvent():
+            made.going_away.message = event.message
+        case _:
+            fill(made, event)
+    return made
+
+
+def accepted(event: AcceptedEvent) -> types_pb2.Accepted:
+    """It was let in."""
+    return types_pb2.Accepted(
+        generation_id=event.generation_id, model=event.model, revision=event.revision, params=event.params
+    )
+
+
+def prompt_info(event: PromptEvent) -> types_pb2.PromptInfo:
+    """As far as it is known; its tokens where they are echoed."""
+    made = types_pb2.PromptInfo(generation_id=event.generation_id)
+    if event.num_prompt or event.num_cached:
+        made.prompt_tokens, made.cached_tokens = event.num_prompt, event.num_cached
+    if isinstance(event.tokens, Scored):
+        add_tokens(made.tokens.add, event.tokens.tokens)
+    elif event.tokens is not None:
+        for token_id in ints(event.tokens.ids):
+            made.tokens.add(id=token_id, piece=event.tokens.pieces[token_id])
+    return made
+
+
+def fill_delta(made: types_pb2.Delta, event: DeltaEvent) -> None:
+    """Messages that waited together, as one delta."""
+    texts = event.texts
+    first = texts[0]
+    made.generation_id = event.generation_id
+    made.seq = event.seq
+    made.coalesced_steps = first.num_steps if len(texts) == 1 else sum([one.num_steps for one in texts])
+    if first.output_index:
+        made.output_index = first.output_index
+    if len(texts) == 1:
+        made.text, made.consumed = first.text, len(first.tokens)
+    else:
+        made.text = "".join([one.text for one in texts])
+        made.consumed = sum([len(one.tokens) for one in texts])
+    add_sections(made, texts)
+    for one in texts:
+        for num_drafted, num_accepted in one.drafts:
+            made.drafted_tokens += num_drafted
+            made.accepted_tokens += num_accepted
+    if event.has_records:
+        for one in texts:
+            add_tokens(made.tokens.add, one.tokens)
+
+
+def add_sections(made: types_pb2.Delta | types_pb2.Output, texts: Sequence[Text]) -> None:
+    """Add what is no text: most have none of it."""
+    for one in texts:
+        if one.reasoning:
+            made.reasoning += one.reasoning
+        for call in one.tool_calls:
+            made.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
+
+
+def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecord]) -> None:
+    """Add a `Token` for each record through `add`, a repeated field's own."""
+    for record in records:
+        token = add(id=record.id, piece=record.piece)
+        scores = record.logprobs
+        if scores is None:
+            continue
+        token.logprob = scores.logprob
+        token.rank = scores.rank
+        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=False)  # more pieces are below
+        for rank, (rival, piece, logprob) in enumerate(rivals, start=1):
+            token.candidates.add(id=rival, piece=piece, logprob=logprob, rank=rank)
+        if scores.asked_ids:
+            pieces = record.top_pieces[len(scores.top_ids) :]
+            for asked in zip(scores.asked_ids, pieces, scores.asked_logprobs, scores.asked_ranks, strict=True):
+                token.candidates.add(id=asked[0], piece=asked[1], logprob=asked[2], rank=asked[3])
+
+
+def output_finished(event: OutputFinishedEvent) -> types_pb2.OutputFinished:
+    """The end of one output."""
+    last = event.last
+    return types_pb2.OutputFinished(
+        generation_id=event.generation_id,
+        output_index=last.output_index,
+        finish_reason=reason(last),
+        stop_match=stop_match(last),
+        completion_tokens=event.num_tokens,
+    )
+
+
+def finished(event: FinishedEvent) -> types_pb2.Finished:
+    """The end of the generation."""
+    return types_pb2.Finished(
+        generation_id=event.generation_id,
+        last_seq=event.last_seq,
+        usage=usage(event.used),
+        timings=timings(event.used),
+        params=event.params,
+    )
+
+
+def failed(event: FailedEvent) -> inference_pb2.Failed:
+    """The end of a generation without success."""
+    made = refused(event.error, generation_id=event.generation_id, last_seq=str(event.last_seq))
+    made.generation_id, made.last_seq = event.generation_id, event.last_seq
+    made.usage.CopyFrom(usage(event.used))
+    return made
+
+
+def refused(error: ServiceError, **extra: str) -> inference_pb2.Failed:
+    """An error of what is no generation yet; `extra` goes into its ErrorInfo."""
+    status = to_rpc(error, extra)
+    return inference_pb2.Failed(code=status.code, message=status.message, details=status.details)
+
+
+def whole(event: CompletedEvent) -> inference_pb2.GenerateResponse:
+    """The answer of a unary generation."""
+    accepted, used = event.accepted, event.used
+    return inference_pb2.GenerateResponse(
+        generation_id=accepted.generation_id,
+        model=accepted.model,
+        revision=accepted.revision,
+        outputs=[_output(index, one, event.has_records) for index, one in enumerate(event.outputs)],
+        usage=usage(used),
+        timings=timings(used),
+        params=accepted.params,
+        prompt_info=prompt_info(event.prompt) if event.prompt is not None else None,
+    )
+
+
+def _output(index: int, completed: CompletedOutput, has_records: bool) -> types_pb2.Output:
+    """One output, all of it."""
+    last, texts = completed.last, completed.texts
+    output = types_pb2.Output(
+        index=index,
+        text="".join([one.text for one in texts]),
+        finish_reason=reason(last),
+        stop_match=stop_match(last),
+        completion_tokens=completed.num_tokens,
+    )
+    add_sections(output, texts)
+    if has_records:
+        for one in texts:
+            add_tokens(output.tokens.add, one.tokens)
+    return output
+
+
+def tokenized(envelope: Envelope, value: Tokenized) -> Iterator[bytes]:
+    """The answer of Tokenize in its encoding, in slices that take a millisecond at most: a text of 1 MiB may be a
+    million tokens, and other calls have their turns between."""
+    yield inference_pb2.TokenizeResponse(model=envelope.model, revision=envelope.revision).SerializeToString()
+    ids, entries = ints(value.ids), _Entries(value.pieces)
+    for at in range(0, len(ids), SLICE_TOKENS):
+        yield b"".join([entries[token_id] for token_id in ids[at : at + SLICE_TOKENS]])
+
+
+class _Entries(dict[int, bytes]):
+    """Each token's entry in the encoding of an answer of Tokenize, made when it is first met: the same wherever it
+    stands, and most stand in many places."""
+
+    def __init__(self, pieces: Mapping[int, bytes]) -> None:
+        super().__init__()
+        self._pieces = pieces
+
+    def __missing__(self, token_id: int) -> bytes:
+        made = inference_pb2.TokenizeResponse()
+        made.tokens.add(id=token_id, piece=self._pieces[token_id])
+        entry = self[token_id] = made.SerializeToString()
+        return entry
+
+
+def usage(spent: RequestUsage) -> types_pb2.Usage:
+    """As the contract has it."""
+    return types_pb2.Usage(
+        prompt_tokens=spent.num_prompt,
+        cached_tokens=spent.num_cached,
+        completion_tokens=spent.num_completion,
+        reasoning_tokens=spent.num_reasoning,
+        drafted_tokens=spent.num_drafted,
+        accepted_tokens=spent.num_accepted,
+        drafted_tokens_by_position=spent.drafted_at,
+        accepted_tokens_by_position=spent.accepted_at,
+    )
+
+
+def timings(spent: RequestUsage) -> types_pb2.Timings:
+    """As the contract has it."""
+    phases = spent.timings or Timings()
+    return types_pb2.Timings(
+        queue=duration(phases.queue_s),
+        tokenize=duration(phases.tokenize_s),
+        prefill=duration(phases.prefill_s),
+        decode=duration(phases.decode_s),
+        detokenize=duration(phases.detokenize_s),
+        ttft=duration(spent.ttft_s),
+        preemptions=phases.num_preemptions,
+    )
+
+
+def duration(seconds: float) -> Duration:
+    """Seconds, not negative, as a Duration."""
+    whole_s, nanos = divmod(int(max(0.0, seconds) * 1e9), 10**9)
+    return Duration(seconds=whole_s, nanos=nanos)
+
+
+def reason(last: Text) -> "types_pb2.FinishReason.ValueType":
+    """Why the output ended."""
+    return types_pb2.FINISH_REASON_UNSPECIFIED if last.finish is None else _REASONS[last.finish]
+
+
+def stop_match(last: Text) -> types_pb2.StopMatch | None:
+    """What ended the output, if something of its own did."""
+    if last.finish is FinishReason.STOP_STRING:
+        return types_pb2.StopMatch(text=last.stop_match)
+    if last.finish in (FinishReason.EOS, FinishReason.STOP_TOKEN) and last.tokens:
+        return types_pb2.StopMatch(token_id=last.tokens[-1].id)
+    return None

@@ -1,0 +1,258 @@
+"""Builds the grpc.aio server: options, services, reflection, port. The only file that knows how grpc is wired."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import _async as reflection
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from sluice.v1 import control_pb2, inference_pb2
+
+from engine.errors import Code, ServiceError, unsupported
+from services.gateway.access.identity import CALLER
+from services.gateway.access.metadata import Context
+from services.gateway.access.tls import server_credentials
+from services.gateway.calls.control import Control
+from services.gateway.calls.converse import Converse
+from services.gateway.calls.guard import Guard
+from services.gateway.calls.inference import Inference
+from services.gateway.calls.large import LargeLane
+from services.gateway.calls.refusal import turn_away
+from services.gateway.connections import acceptor
+from services.gateway.connections.threads import yielding_threads
+from services.gateway.contract import wire
+from services.gateway.contract.errors import malformed
+from services.gateway.oip.service import SERVICE as OIP
+from services.gateway.oip.service import OpenInference
+from services.gateway.settings import GatewaySettings
+from services.process.listening import check_plaintext
+from services.telemetry.observed import Observer
+
+INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
+HEALTH = "grpc.health.v1.Health"
+Behaviour = Callable[[Any, Context], Awaitable[Any]]
+TurnAway = Callable[[Context, ServiceError], Awaitable[NoReturn]]
+
+_KINDS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handlers:
+    """Whoever answers."""
+
+    inference: Inference
+    converse: Converse
+    control: Control
+    adapter: OpenInference
+    observer: Observer  # told of what none of them sees
+
+
+def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
+    """Channel arguments. grpc ignores unknown keys silently, so a test looks each one up in its binary."""
+    return (
+        ("grpc.so_reuseport", int(settings.reuse_port)),
+        ("grpc.max_receive_message_length", settings.max_receive_bytes),
+        ("grpc.max_send_message_length", settings.max_send_bytes),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),  # a minute by default, which outweighs the one above
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_connection_age_ms", int(settings.max_connection_age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", 60 * 60_000),
+        ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.enable_channelz", 1),  # `connections` reads its counters
+        ("grpc.max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        # Calls of one method that the loop has not taken yet: from here on grpc ends some of them at random, as
+        # CANCELLED, and all beyond the hard limit. What one connection may send at once must fit, which its own 1,000
+        # is not; but each that waits holds 34 KB, also when its client has given it up already.
+        ("grpc.server.max_pending_requests", settings.max_concurrent_streams),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * settings.max_concurrent_streams),
+    )
+
+
+def build(
+    settings: GatewaySettings,
+    guard: Guard,
+    handlers: Handlers,
+    checks: health.aio.HealthServicer,
+) -> grpc.aio.Server:
+    """A server with every service, not yet listening."""
+    with yielding_threads():
+        server: grpc.aio.Server = acceptor.server((guard,), options(settings))
+    tables = (
+        (INFERENCE, inference_table(handlers)),
+        (CONTROL, control_table(handlers.control)),
+        (OIP, handlers.adapter.table()),
+    )
+    most, lane = wire.bounds(settings), LargeLane(time.thread_time)
+    for descriptor, table in tables:
+        server.add_registered_method_handlers(
+            descriptor.full_name, _service(descriptor, table, handlers.observer, most, lane)
+        )
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    if settings.reflection:
+        _add_reflection(server)
+    return server
+
+
+def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
+    """Bind the address and give the port. Raises `ServiceError` LISTEN_FAILED when it cannot be had, and one that names
+    the setting for a certificate that cannot be used or a plaintext address that other hosts reach."""
+    check_plaintext("listen", settings.listen, settings.tls is not None, settings.insecure)
+    credentials = server_credentials(settings.tls) if settings.tls is not None else None
+    try:
+        if credentials is not None:
+            port = server.add_secure_port(settings.listen, credentials)
+        else:
+            port = server.add_insecure_port(settings.listen)
+        if settings.peer_socket:
+            server.add_insecure_port(f"unix:{settings.peer_socket}")
+    except RuntimeError:
+        port = 0
+    if port:
+        return port
+    raise ServiceError(
+        Code.FAILED_PRECONDITION,
+        "LISTEN_FAILED",
+        f"cannot listen on {settings.listen}: the port is in use or the address is not of this host; "
+        "stop the other server or choose another port",
+    )
+
+
+def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
+    """The handlers that are built, by method."""
+    inference = handlers.inference
+    return {
+        "Converse": handlers.converse.converse,
+        "Generate": inference.generate,
+        "StreamGenerate": inference.stream_generate,
+        "ResumeGenerate": inference.resume_generate,
+        "CancelGeneration": inference.cancel_generation,
+        "Tokenize": inference.tokenize,
+        "Detokenize": inference.detokenize,
+    }
+
+
+def control_table(control: Control) -> Mapping[str, Behaviour]:
+    """The handlers that are built, by method."""
+    return {
+        "ListModels": control.list_models,
+        "GetModel": control.get_model,
+        "GetServerInfo": control.get_server_info,
+        "GetLoad": control.get_load,
+        "WatchLoad": control.watch_load,
+        "Drain": control.drain,
+    }
+
+
+def _service(
+    descriptor: ServiceDescriptor,
+    behaviours: Mapping[str, Behaviour],
+    observer: Observer,
+    most: Mapping[str, int],
+    lane: LargeLane,
+) -> dict[str, "grpc.RpcMethodHandler[Any, Any]"]:
+    handlers = {}
+    for method in descriptor.methods:
+        make = _KINDS[(method.client_streaming, method.server_streaming)]
+        away = functools.partial(turn_away, observer, f"/{descriptor.full_name}/{method.name}")
+        behaviour = behaviours.get(method.name) or refusal(method.name, away)
+        level = wire.level_of(method.input_type, most)
+        parse = _parser(message_factory.GetMessageClass(method.input_type), level)
+        handlers[method.name] = make(
+            guarded(behaviour, method.input_type.name, away, parse, lane),
+            request_deserializer=parse if method.client_streaming else _later(parse),
+            response_serializer=serialized,
+        )
+    return handlers
+
+
+def serialized(answer: Message | bytes) -> bytes:
+    """An answer as it is sent; one that took long to make comes so."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
+
+
+class MalformedRequest:
+    """Stands for bytes that are no request: grpc itself would answer INTERNAL, as if we had broken."""
+
+
+Parse = Callable[[bytes], Message | MalformedRequest]
+
+
+def _parser(message: type[Message], level: wire.Level) -> Parse:
+    def parse(data: bytes) -> Message | MalformedRequest:
+        try:
+            return message.FromString(wire.cut_short(data, level))
+        except (DecodeError, wire.TooManyFieldsError):
+            return MalformedRequest()
+
+    return parse
+
+
+def _later(parse: Parse) -> Callable[[bytes], Message | MalformedRequest | bytes]:
+    """Parses, but leaves large requests to who knows whose they are."""
+    return lambda data: data if len(data) > wire.LARGE else parse(data)
+
+
+def guarded(behaviour: Behaviour, type_name: str, away: TurnAway, parse: Parse, lane: LargeLane) -> Behaviour:
+    """The handler behind the one answer to malformed bytes: a true coroutine function, as grpc asks for its kind.
+    Large requests come as bytes, and are parsed when it is their turn."""
+
+    async def handle(request: object, context: Context) -> object:
+        try:
+            if isinstance(request, bytes):
+                try:
+                    async with lane.turn(CALLER.get().tenant, len(request)):
+                        request = parse(request)
+                except ServiceError as error:
+                    await away(context, error)
+            if isinstance(request, MalformedRequest):
+                await away(context, malformed(type_name))
+            return await behaviour(request, context)
+        except grpc.aio.AbortError as error:
+            # grpc keeps it with the call, and its traceback the frames that hold call and request: until the garbage
+            # collector came, 1 MiB for each that was refused.
+            del request, context
+            raise error.with_traceback(None)  # noqa: B904 # it is the same one
+
+    return handle
+
+
+def refusal(name: str, away: TurnAway) -> Behaviour:
+    """The handler of a method that is not built: a true coroutine function, as grpc asks for its kind."""
+
+    async def refuse_method(request: object, context: Context) -> None:
+        await away(context, unsupported(name, f"{name} is not supported by this server"))
+
+    return refuse_method
+
+
+def _add_reflection(server: grpc.aio.Server) -> None:
+    """Reflection v1alpha, and v1, which has the same messages under another name."""
+    names = [INFERENCE.full_name, CONTROL.full_name, OIP.full_name, HEALTH]
+    servicer = reflection.ReflectionServicer(names)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_registered_method_handlers("grpc.reflection.v1.ServerReflection", {"ServerReflectionInfo": handler})

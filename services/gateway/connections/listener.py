@@ -1,0 +1,101 @@
+"""The gRPC server that listens, and another one in its place when it stops by itself.
+
+A server of grpc.aio stops for good when the loop that takes its calls raises, whatever raised. What runs then goes on
+at the old server until it ends; a new one takes the port and whatever comes. So it does where something removed the
+file of a Unix socket. What a client could make it raise with, a path that is not UTF-8, is `acceptor`'s matter:
+replacing a server closes its connections. Knows no handler.
+"""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from engine.errors import ServiceError
+from services.gateway.calls import server
+from services.gateway.settings import GatewaySettings
+from services.process.listening import UNIX, bound, socket_path
+from services.process.socket_file import SocketFile
+
+log = logging.getLogger(__name__)
+
+LAST_CALLS_S = 3600.0  # what runs at a server that was replaced gets so long, as at one whose connections age
+
+
+class PortListener:
+    """`start`, `look_after` now and then, `stop`."""
+
+    def __init__(self, settings: GatewaySettings, build: Callable[[], grpc.aio.Server]) -> None:
+        self._settings = settings
+        self._build = build
+        self._server: grpc.aio.Server | None = None
+        self._replaced: dict[grpc.aio.Server, asyncio.Task[None]] = {}
+        path = socket_path(settings.listen)
+        self._own = SocketFile(path) if path is not None else None
+        self._peer = SocketFile(Path(settings.peer_socket)) if settings.peer_socket else None
+        self._files = [file for file in (self._own, self._peer) if file is not None]
+
+    async def start(self) -> int:
+        """Listen; the port. Raises `ServiceError` LISTEN_FAILED."""
+        for file in self._files:
+            file.claim()
+        made = self._build()
+        port = server.listen(made, self._unbound())
+        await made.start()
+        for file in self._files:
+            file.publish()
+        self._server = made
+        self._settings = dataclasses.replace(self._settings, listen=bound(self._settings.listen, port))
+        return port
+
+    async def look_after(self) -> bool:
+        """Whether the server had stopped by itself, or nobody could reach it, and another one has taken its place."""
+        why = await self._why_replace() if self._server is not None else ""
+        if self._server is not None:
+            if not why:
+                return False
+            log.error("the gRPC server %s; another one takes its place", why)
+            old, self._server = self._server, None
+            ending = self._replaced[old] = asyncio.create_task(_end(old, LAST_CALLS_S), name="old gRPC server")
+            ending.add_done_callback(lambda _: self._replaced.pop(old, None))
+        try:
+            await self.start()
+        except ServiceError:
+            return False  # the old one may still hold the port: the next time
+        return True
+
+    async def stop(self, grace_s: float) -> None:
+        """End all calls that still run after `grace_s`."""
+        servers = [*self._replaced, *([self._server] if self._server is not None else [])]
+        await asyncio.gather(*[_end(one, grace_s) for one in servers])
+        for file in self._files:
+            file.release()
+
+    async def _why_replace(self) -> str:
+        """What is wrong with the server; "" while it serves."""
+        assert self._server is not None
+        try:
+            await self._server.wait_for_termination(0.0)
+        except Exception as error:  # whatever it was: nobody is let in any more
+            return f"stopped taking calls ({type(error).__name__})"
+        gone = [str(file.path) for file in self._files if file.is_gone]
+        return f"cannot be reached, as something removed {' and '.join(gone)}" if gone else ""
+
+    def _unbound(self) -> GatewaySettings:
+        """The settings with the names that sockets have until they are published."""
+        settings = self._settings
+        if self._own is not None:
+            settings = dataclasses.replace(settings, listen=f"{UNIX}{self._own.unbound}")
+        if self._peer is not None:
+            settings = dataclasses.replace(settings, peer_socket=str(self._peer.unbound))
+        return settings
+
+
+async def _end(old: grpc.aio.Server, grace_s: float) -> None:
+    try:
+        await old.stop(grace_s)
+    except UnicodeDecodeError:
+        log.debug("a gRPC server that had stopped by itself says so again")

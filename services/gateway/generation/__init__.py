@@ -1,0 +1,1 @@
+"""The generation service: typed requests in, typed events out, errors as `ServiceError`. Knows no transport."""

@@ -1,0 +1,250 @@
+"""Many generations on one stream: each by its tag, what its client says of it, and whose turn it is to tell.
+
+What is said waits for nothing and raises nothing: what is wrong is told as an event. Knows no transport.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from sluice.v1 import inference_pb2
+
+from engine.errors import Code, ServiceError, invalid
+from services.faults import fault
+from services.gateway.access.call import CallMetadata, sooner
+from services.gateway.contract import knobs, translate
+from services.gateway.contract.errors import bare, not_found, slow_consumer
+from services.gateway.generation.detached import DetachedSessions
+from services.gateway.generation.events import GoingAwayEvent, PongEvent, RefusedEvent, TaggedEvent
+from services.gateway.generation.interruption import Interruption
+from services.gateway.generation.session import MAX_DEADLINE_S, GenerationSession
+from services.gateway.requests.manager import RequestManager
+from services.gateway.requests.open_request import OpenRequest
+from services.gateway.requests.progress import WriteProgress
+from services.messages.messages import Envelope, Role
+from services.telemetry.logs import about
+
+MAX_REPLIES = 64  # that wait for a slow reader; its client's words then wait too
+
+
+class ConverseSession:
+    """Every generation of a stream by its tag; the highest tag so far tells what has ended from what never was. Iterate
+    over its events, and close it."""
+
+    def __init__(
+        self,
+        manager: RequestManager,
+        detached: DetachedSessions,
+        call: Callable[[], CallMetadata],
+        on_refused: Callable[[CallMetadata, ServiceError], object],
+    ) -> None:
+        """`call` is the stream's, with the time that is left now; `on_refused` is told of what is not let in."""
+        self._manager = manager
+        self._detached = detached
+        self._call = call
+        self._on_refused = on_refused
+        self._generations: dict[int, GenerationSession] = {}
+        self._highest_tag = 0
+        self._ready: dict[int, None] = {}  # tags whose generation may have something to say, in turn
+        self._replies: deque[TaggedEvent] = deque()
+        self.is_half_closed = False
+        self._is_leaving = False
+        self._fault: ServiceError | None = None  # of the stream itself
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._progress = WriteProgress()
+        self._interruption = Interruption()
+        manager.streams.add(self)
+        if manager.is_draining:
+            self.go_away(manager.refusal.message if manager.refusal else "")
+
+    def ping(self, nonce: int) -> None:
+        """Is anybody there?"""
+        self._reply(TaggedEvent(0, PongEvent(nonce)))
+
+    def open(self, tag: int, asked: inference_pb2.Open) -> None:
+        """Begin a generation."""
+        if tag <= self._highest_tag:
+            self._refuse(0, invalid("tag", f"{tag} is not above {self._highest_tag}, which was named before"), tag)
+            return
+        self._highest_tag = tag
+        try:
+            request = self._opened(asked)
+        except ServiceError as error:
+            self._on_refused(self._call(), error)
+            self._refuse(tag, error)
+            return
+        generation = GenerationSession(self._manager, self._detached, request, lambda: self._wake(tag))
+        self._generations[tag] = generation
+        request.delivery.attach(lambda: self._wake(tag), self._break_off, self._progress)
+        self._manager.submit(request)
+        self._wake(tag)
+
+    def append(self, tag: int, asked: inference_pb2.Append) -> None:
+        """More prompt."""
+        self._change(tag, "append", lambda generation: generation.append(asked))
+
+    def update(self, tag: int, asked: inference_pb2.Update) -> None:
+        """Other parameters."""
+        self._change(tag, "update", lambda generation: generation.update(asked))
+
+    def grant(self, tag: int, num_tokens: int) -> None:
+        """More credit."""
+        self._change(tag, "grant", lambda generation: generation.grant(num_tokens))
+
+    def cancel(self, tag: int, output_index: int | None) -> None:
+        """End it, or one output of it."""
+        self._change(tag, "cancel", lambda generation: generation.cancel(output_index))
+
+    def close_input(self, tag: int) -> None:
+        """The prompt is complete."""
+        self._change(tag, "close_input", lambda generation: generation.close_input())
+
+    def reject(self, tag: int) -> None:
+        """Its client says what has no meaning there."""
+        self._refuse(0, invalid("frame", _MISPLACED), tag)
+
+    def half_close(self) -> None:
+        """Its client says nothing more."""
+        self.is_half_closed = True
+        for tag, generation in self._generations.items():
+            generation.close_input()
+            self._ready[tag] = None
+        self._news.set()
+
+    def fail(self, error: ServiceError) -> None:
+        """The stream itself is at fault: it ends in `error` when all is told that there is."""
+        self._fault = error
+        self._news.set()
+
+    def go_away(self, message: str) -> None:
+        """The server drains: open nothing more."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._reply(TaggedEvent(0, GoingAwayEvent(message)))
+
+    def pause(self) -> None:
+        """A process of the service is coming back: who runs is told that it waits."""
+        for tag, generation in self._generations.items():
+            generation.pause()
+            self._wake(tag)
+
+    async def wait_for_room(self) -> None:
+        """Until its client may say more."""
+        while len(self._replies) >= MAX_REPLIES:
+            self._room.clear()
+            await self._room.wait()
+
+    def envelopes(self) -> list[Envelope]:
+        """Of what runs."""
+        return [generation.request.envelope for generation in self._generations.values()]
+
+    def interruptible(self) -> contextlib.AbstractContextManager[None]:
+        """The block in which a task reads and writes: it ends in SLOW_CONSUMER when it takes nothing."""
+        return self._interruption.scope()
+
+    def close(self, error: ServiceError | None) -> None:
+        """Release everything; `error` is what ended the stream early. Waits for nothing."""
+        self._manager.streams.discard(self)
+        for generation in self._generations.values():
+            generation.close(error)
+        self._generations.clear()
+        self._ready.clear()
+
+    def __aiter__(self) -> "ConverseSession":
+        return self
+
+    async def __anext__(self) -> TaggedEvent:
+        """Between two events their reader is taken to write the first. Ends when nothing runs and nothing can come;
+        raises the fault of the stream."""
+        self._progress.end_write()
+        if len(self._replies) < MAX_REPLIES:
+            self._room.set()
+        while True:
+            self._interruption.check()
+            event = self.next()
+            if event is not None:
+                self._progress.begin_write()
+                return event
+            if self._fault is not None:
+                raise self._fault
+            if not self._generations and (self.is_half_closed or self._is_leaving):
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+
+    def next(self) -> TaggedEvent | None:
+        """The next event; None while there is none."""
+        if self._replies:
+            return self._replies.popleft()
+        while self._ready:
+            tag = next(iter(self._ready))
+            del self._ready[tag]
+            generation = self._generations[tag]
+            event = generation.next(can_grant=not self.is_half_closed)
+            if generation.is_over:
+                del self._generations[tag]
+                self._ready.pop(tag, None)  # its own end may have woken it
+                generation.close(None)
+            elif event is not None:
+                self._ready[tag] = None  # behind all others
+            if event is not None:
+                return TaggedEvent(tag, event)
+        return None
+
+    def _opened(self, asked: inference_pb2.Open) -> OpenRequest:
+        """Raises `ServiceError` when it is not let in. The time left of the call is that of the stream."""
+        settings = self._manager.settings
+        if len(self._generations) >= settings.max_stream_generations:
+            raise _stream_full(settings.max_stream_generations)
+        call = self._call()
+        if asked.HasField("deadline"):
+            call = sooner(call, knobs.seconds("open.deadline", asked.deadline, MAX_DEADLINE_S))
+        return self._manager.open(call, translate.opening(asked, call.priority, settings), streams=True)
+
+    def _change(self, tag: int, kind: str, act: Callable[[GenerationSession], None]) -> None:
+        generation = self._generations.get(tag)
+        if generation is not None:
+            try:
+                act(generation)
+            except ServiceError as error:
+                generation.fail(bare(error))
+            except Exception as error:
+                told = about(generation.request.envelope, frame=kind)
+                generation.fail(fault(Role.GATEWAY, told, "failed on a frame of this generation", error))
+            self._wake(tag)  # credit may have changed
+        elif tag > self._highest_tag:
+            self._highest_tag = tag
+            self._refuse(tag, not_found("generation", f"tag {tag}", "open it first"))
+
+    def _wake(self, tag: int) -> None:
+        if tag in self._generations:
+            self._ready[tag] = None
+            self._news.set()
+
+    def _break_off(self, error: ServiceError) -> None:
+        """A write does not end, and there is news."""
+        self._interruption.interrupt(slow_consumer())
+        self._news.set()
+
+    def _refuse(self, tag: int, error: ServiceError, meant_tag: int | None = None) -> None:
+        """Answer what has no generation."""
+        self._reply(TaggedEvent(tag, RefusedEvent(error, meant_tag)))
+
+    def _reply(self, event: TaggedEvent) -> None:
+        self._replies.append(event)
+        self._news.set()
+
+
+_MISPLACED = "is missing, of a kind that this server does not know, or not for its tag: 0 is for ping, others are not"
+
+
+def _stream_full(limit: int) -> ServiceError:
+    return ServiceError(
+        Code.RESOURCE_EXHAUSTED,
+        "QUEUE_FULL",
+        f"{limit} generations are open on this stream, as many as it takes: let one end, or open another stream",
+        details={"queue_depth": str(limit), "limit": str(limit)},
+        retry_after_s=1.0,
+    )

@@ -1,0 +1,115 @@
+"""Generations that outlive their reader (DISCONNECT_ACTION_DETACH): who reads each now, and how long it waits for one.
+
+Without a reader a generation goes on, and what it tells goes into its history. It is let go when nobody has come for it
+in its time. The timer is passed in. Knows no call.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.errors import Code, ServiceError, cancelled
+from services.gateway.contract.errors import not_found
+from services.gateway.requests.manager import RequestManager
+from services.gateway.requests.open_request import OpenRequest
+
+HINT = (
+    "it ran here without DISCONNECT_ACTION_DETACH, ended long ago, or never ran here: "
+    "go on with the effective spec and the ids that you have"
+)
+
+
+class Timer(Protocol):
+    """What `call_later` gives."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+
+
+class SessionReader(Protocol):
+    """Whoever has a generation now."""
+
+    def lose(self, error: ServiceError) -> None:
+        """Another reader has taken it over."""
+
+
+@dataclasses.dataclass(slots=True)
+class DetachedSession:
+    """One generation: with a reader, or with a timer."""
+
+    request: OpenRequest
+    ttl_s: float
+    reader: SessionReader | None
+    timer: Timer | None = None
+
+
+class DetachedSessions:
+    """Every generation that outlives its reader, until its time is over."""
+
+    def __init__(
+        self, manager: RequestManager, call_later: Callable[[float, Callable[[], None]], Timer], max_detached: int
+    ) -> None:
+        self._manager = manager
+        self._call_later = call_later
+        self._max_detached = max_detached
+        self._sessions: dict[str, DetachedSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def attach(self, request: OpenRequest, reader: SessionReader) -> None:
+        """`reader` has it now. Only those that outlive their readers are kept here."""
+        ttl_s, request_id = request.asked.detach_ttl_s, request.envelope.request_id
+        if ttl_s is not None:
+            self._sessions.setdefault(request_id, DetachedSession(request, ttl_s, reader)).reader = reader
+
+    def detach(self, request: OpenRequest, reader: SessionReader, error: ServiceError | None) -> None:
+        """Its reader has gone, for `error` or at the end. A reader that lost it before leaves nothing."""
+        session = self._sessions.get(request.envelope.request_id)
+        if session is None:
+            self._manager.close(request, error)
+        elif session.reader is reader:
+            self._wait_for_reader(session)
+
+    def take(self, request_id: str, tenant: str) -> OpenRequest:
+        """One for a new reader, who then attaches; the one it has, if any, loses it. Raises ServiceError
+        GENERATION_NOT_FOUND."""
+        session = self._sessions.get(request_id)
+        if session is None or session.request.envelope.tenant != tenant:
+            raise not_found("generation", request_id, HINT)
+        if session.timer is not None:
+            session.timer.cancel()
+            session.timer = None
+        if session.reader is not None:
+            session.reader.lose(_taken_over())
+        return session.request
+
+    def _wait_for_reader(self, session: DetachedSession) -> None:
+        session.reader = None
+        session.timer = self._call_later(session.ttl_s, lambda: self.forget(session))
+        session.request.delivery.detach(lambda: self._absorb(session.request))
+        self._absorb(session.request)
+        waiting = [one for one in self._sessions.values() if one.reader is None]
+        if len(waiting) > self._max_detached:
+            self.forget(waiting[0])
+
+    def forget(self, session: DetachedSession) -> None:
+        """Nobody has come for it: it ends."""
+        if session.timer is not None:
+            session.timer.cancel()
+            session.timer = None  # it calls with its session
+        self._sessions.pop(session.request.envelope.request_id, None)
+        self._manager.close(session.request, cancelled())
+
+    def _absorb(self, request: OpenRequest) -> None:
+        """Nobody reads: what came is remembered; what has ended holds nothing but its history."""
+        while request.delivery.take():
+            pass
+        if request.outcome is not None:
+            self._manager.close(request, request.outcome if isinstance(request.outcome, ServiceError) else None)
+
+
+def _taken_over() -> ServiceError:
+    return ServiceError(
+        Code.ABORTED, "RESUMED_ELSEWHERE", "another call of ResumeGenerate has taken over this generation"
+    )

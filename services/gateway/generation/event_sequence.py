@@ -1,0 +1,134 @@
+"""The events of one generation in order: accepted, prompt, deltas and the ends of outputs, finished.
+
+One at a time, whenever there is one: the same for every call that streams. How a generation that failed ends is the
+caller's. Pure.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+
+from sluice.v1 import types_pb2
+
+from services.gateway.generation.events import (
+    AcceptedEvent,
+    CompletedEvent,
+    CompletedOutput,
+    DeltaEvent,
+    FinishedEvent,
+    OutputFinishedEvent,
+    PromptEvent,
+    StreamEvent,
+)
+from services.gateway.requests.deltas import has_content
+from services.gateway.requests.open_request import OpenRequest
+from services.messages.messages import Text
+from services.messages.work import Generate
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EventOptions:
+    """What a reader wants.
+
+    Attributes:
+        is_eager: accepted comes at once, not when the engine has seen the request.
+        tells_prompt: the prompt comes before the first delta.
+        after_seq: the reader has all deltas up to this one.
+    """
+
+    is_eager: bool
+    tells_prompt: bool
+    after_seq: int = 0
+
+
+class EventSequence:
+    """The events of one request for one reader."""
+
+    def __init__(self, request: OpenRequest, options: EventOptions) -> None:
+        """Raises ServiceError when what comes after `after_seq` is not there."""
+        self.is_over = False  # the last event is out
+        self._request = request
+        self._options = options
+        self._is_accepted = False
+        self._tells_prompt = options.tells_prompt
+        self._told_before: deque[tuple[int, Sequence[Text]]] = deque()  # that this reader lacks
+        if request.delivery.history is not None:
+            self._told_before.extend(request.delivery.history.since(options.after_seq))
+        self._ended: Text | None = None  # an output whose end is to be told
+
+    def next(self) -> StreamEvent | None:
+        """The next event; None while there is none, after the last, and when all is told of one that failed."""
+        request = self._request
+        if not self._is_accepted:
+            if not self._options.is_eager and request.accounting.admitted is None:
+                return None
+            self._is_accepted = True
+            return accepted_event(request)
+        if self._tells_prompt and self._knows_prompt():
+            self._tells_prompt = False
+            return prompt_event(request)
+        if self._ended is not None:
+            return self._end_output(self._ended)
+        if self._told_before:
+            return self._delta(*self._told_before.popleft())
+        if not self._tells_prompt or request.outcome is not None:
+            texts = request.delivery.take()
+            if texts:
+                return self._delta(request.delivery.last_seq, texts)
+        if not self.is_over and isinstance(request.outcome, Text):
+            self.is_over = True
+            return FinishedEvent(
+                request.generation_id, request.delivery.last_seq, request.used, effective_params(request)
+            )
+        return None
+
+    def _knows_prompt(self) -> bool:
+        request = self._request
+        is_echoed = request.prompt is not None or not request.asked.tells_prompt
+        return request.accounting.admitted is not None and (is_echoed or request.outcome is not None)
+
+    def _delta(self, seq: int, texts: Sequence[Text]) -> StreamEvent | None:
+        last = texts[-1]
+        if not has_content(texts) or seq <= self._options.after_seq:
+            return self._end_output(last) if last.finish is not None else self.next()
+        if last.finish is not None:
+            self._ended = last
+        request = self._request
+        return DeltaEvent(request.generation_id, seq, texts, request.asked.token_records)
+
+    def _end_output(self, last: Text) -> OutputFinishedEvent:
+        self._ended = None
+        num_tokens = self._request.outputs[last.output_index].num_tokens
+        return OutputFinishedEvent(self._request.generation_id, last, num_tokens)
+
+
+def accepted_event(request: OpenRequest) -> AcceptedEvent:
+    """It was let in."""
+    envelope = request.envelope
+    return AcceptedEvent(request.generation_id, envelope.model, envelope.revision, effective_params(request))
+
+
+def prompt_event(request: OpenRequest) -> PromptEvent:
+    """Its prompt, as far as it is known."""
+    admitted = request.accounting.admitted
+    num_cached = admitted.num_cached if admitted is not None else 0
+    return PromptEvent(request.generation_id, request.accounting.num_prompt, num_cached, request.prompt)
+
+
+def completed_event(request: OpenRequest) -> CompletedEvent:
+    """A generation that has ended well, as a whole."""
+    outputs = []
+    for index, output in enumerate(request.outputs):
+        assert output.last is not None, "the request has ended well"
+        outputs.append(CompletedOutput(request.delivery.take_all(index), output.last, output.num_tokens))
+    prompt = prompt_event(request) if request.asked.tells_prompt else None
+    return CompletedEvent(accepted_event(request), prompt, outputs, request.used, request.asked.token_records)
+
+
+def effective_params(request: OpenRequest) -> types_pb2.EffectiveParams | None:
+    """Parameters as used; `max_tokens` as the engine settled it, or until then as it was asked for."""
+    params, work = request.asked.effective, request.asked.work
+    max_tokens = request.max_tokens or (work.params.max_tokens if isinstance(work, Generate) else 0)
+    if params is not None and max_tokens:
+        params.sampling.max_tokens = max_tokens
+    return params

@@ -1,0 +1,41 @@
+"""Ends the task that reads a stream in an error of ours, even while it waits for its transport."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from engine.errors import ServiceError
+from services.gateway.contract.errors import bare
+
+
+class Interruption:
+    """Of one reader. `error` is what it was interrupted with."""
+
+    def __init__(self) -> None:
+        self.error: ServiceError | None = None
+        self._task: asyncio.Task[object] | None = None
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """The task that runs this block reads: interrupted, the block raises `error` in place of the cancellation."""
+        task = self._task = asyncio.current_task()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.error is None or task is None or task.uncancel():
+                raise
+            raise bare(self.error) from None
+        finally:
+            self._task = None
+
+    def interrupt(self, error: ServiceError) -> None:
+        """Have the reader end with `error`; only the first counts."""
+        if self.error is None:
+            self.error = error
+            if self._task is not None:
+                self._task.cancel()
+
+    def check(self) -> None:
+        """Raise `error`, if there is one."""
+        if self.error is not None:
+            raise bare(self.error)

@@ -1,0 +1,185 @@
+"""One generation that its client may change while it runs: what the client says of it goes in, its events come out.
+
+What is said is checked here, as far as that goes; the engine checks again, on exact tokens. Its stream decides whose
+turn it is. Pure but for the manager.
+"""
+
+from collections.abc import Callable
+
+from sluice.v1 import inference_pb2
+
+from engine.checks import check_credit, check_priority
+from engine.errors import Code, ServiceError, invalid, unsupported
+from engine.request import SamplingParams
+from services.gateway.access.admission import BYTES_PER_TOKEN
+from services.gateway.contract import knobs, translate
+from services.gateway.contract.errors import nobody_grants
+from services.gateway.generation.detached import DetachedSessions
+from services.gateway.generation.event_sequence import EventOptions, EventSequence
+from services.gateway.generation.events import FailedEvent, SessionEvent, ThrottledEvent, ThrottleReason
+from services.gateway.requests.manager import RequestManager
+from services.gateway.requests.open_request import OpenRequest
+from services.messages.messages import Append, CloseInput, Update
+from services.messages.work import Generate, TextPrompt, TokenPrompt
+
+MAX_DEADLINE_S = 24 * 3600.0
+
+
+class GenerationSession:
+    """Reads one request until `close`, which leaves it on every path. What a client says raises `ServiceError` when it
+    cannot be; nothing has happened then."""
+
+    def __init__(
+        self, manager: RequestManager, detached: DetachedSessions, request: OpenRequest, on_news: Callable[[], None]
+    ) -> None:
+        """`on_news` is told when `next` may have something."""
+        assert isinstance(request.asked.work, Generate)
+        self.is_over = False  # its last event is out
+        self.request = request
+        self._manager = manager
+        self._detached = detached
+        self._on_news = on_news
+        self._params: SamplingParams = request.asked.work.params
+        self._is_input_open = request.asked.work.scheduling.is_open
+        prompt = request.asked.work.prompt
+        self._num_bytes = len(prompt.text.encode()) if isinstance(prompt, TextPrompt) else 0
+        self._num_ids = len(prompt.ids) // 4 if isinstance(prompt, TokenPrompt) else 0
+        self._events = EventSequence(request, EventOptions(is_eager=True, tells_prompt=True))
+        self._told_allowed: int | None = None  # tokens allowed when its client was last told that they are spent
+        self._is_paused = False  # its client is to be told that a process is coming back
+        self._lost: ServiceError | None = None
+        detached.attach(request, self)
+
+    def append(self, asked: inference_pb2.Append) -> None:
+        """More prompt."""
+        if not self._is_input_open:
+            text = "append: the input of this generation is closed; open it with keep_input_open"
+            raise ServiceError(Code.FAILED_PRECONDITION, "INPUT_CLOSED", text)
+        piece, num_tokens = self._piece(asked)
+        if self._params.max_tokens:  # otherwise its output shrinks by as much
+            self._manager.reserve_more(self.request, num_tokens)
+        self._manager.change(self.request, Append(self.request.envelope, piece))
+
+    def close_input(self) -> None:
+        """The prompt is complete."""
+        if self._is_input_open:
+            self._is_input_open = False
+            self._manager.change(self.request, CloseInput(self.request.envelope))
+
+    def grant(self, num_tokens: int) -> None:
+        """More credit."""
+        limits, unused = self._manager.settings.limits, self.request.credit.unused(self.request.num_tokens)
+        if unused is None:
+            raise invalid("grant.tokens", "the generation was opened without credit_window: its credit is unlimited")
+        if not num_tokens:
+            raise invalid("grant.tokens", f"0 is not in [1, {limits.max_credit}]", limit=1)
+        check_credit(unused + num_tokens, limits, "grant.tokens")
+        self._manager.grant(self.request, num_tokens)
+
+    def update(self, asked: inference_pb2.Update) -> None:
+        """Other parameters."""
+        if asked.HasField("stop"):
+            raise unsupported("update.stop", "update.stop is not supported by this server: leave it out")
+        max_tokens = self._max_tokens(asked.max_tokens) if asked.HasField("max_tokens") else None
+        priority = asked.priority if asked.HasField("priority") else None
+        if priority is not None:
+            check_priority(priority, self._manager.settings.limits)
+        left_s = (
+            knobs.seconds("update.deadline", asked.deadline, MAX_DEADLINE_S) if asked.HasField("deadline") else None
+        )
+        effective = self.request.asked.effective
+        if priority is not None and effective is not None:
+            effective.scheduling.priority = priority
+        self._manager.change(self.request, Update(self.request.envelope, max_tokens, priority, left_s))
+
+    def cancel(self, output_index: int | None) -> None:
+        """End it, or one output of it."""
+        envelope = self.request.envelope
+        self._manager.cancel(envelope.request_id, envelope.tenant, output_index)
+
+    def fail(self, error: ServiceError) -> None:
+        """Its client asked for what cannot be."""
+        self.request.end(error)
+
+    def lose(self, error: ServiceError) -> None:
+        """Another reader has it now."""
+        self._lost = error
+        self._on_news()
+
+    def pause(self) -> None:
+        """A process that it needs is coming back."""
+        self._is_paused = True
+
+    def next(self, *, can_grant: bool) -> SessionEvent | None:
+        """The next event; None while there is none. `can_grant`: its client may still send more credit."""
+        if self._lost is not None:
+            return self._fail(self._lost)
+        event = self._events.next()
+        self.request.note_first_token()
+        if event is not None:
+            self.is_over = self._events.is_over
+            return event
+        request = self.request
+        if request.outcome is None and request.is_spent and not can_grant:
+            request.end(nobody_grants(request.delivery.last_seq))
+        if isinstance(request.outcome, ServiceError) and not self.is_over:
+            return self._fail(request.outcome)
+        reason = self._why_throttled() if request.outcome is None else None
+        return ThrottledEvent(request.generation_id, reason) if reason is not None else None
+
+    def close(self, error: ServiceError | None) -> None:
+        """Leave it; `error` is what ended it early: its own, if it has one, counts."""
+        outcome = self.request.outcome
+        self._detached.detach(self.request, self, outcome if isinstance(outcome, ServiceError) else error)
+
+    def _why_throttled(self) -> ThrottleReason | None:
+        """What its client was not told yet."""
+        request = self.request
+        if request.is_spent and self._told_allowed != request.credit.allowed:
+            self._told_allowed = request.credit.allowed
+            return ThrottleReason.CREDIT
+        if request.is_preempted:
+            request.is_preempted = False
+            return ThrottleReason.PREEMPTED
+        if self._is_paused:
+            self._is_paused = False
+            return ThrottleReason.RECOVERY
+        return None
+
+    def _fail(self, error: ServiceError) -> FailedEvent:
+        self.is_over = True
+        request = self.request
+        return FailedEvent(request.generation_id, request.delivery.last_seq, request.used, error)
+
+    def _piece(self, asked: inference_pb2.Append) -> tuple[TextPrompt | TokenPrompt, int]:
+        """The piece and its size in tokens: exact for ids, estimated for text."""
+        settings = self._manager.settings
+        match asked.WhichOneof("piece"):
+            case "text":
+                size = len(asked.text.encode())
+                if not size:
+                    raise invalid("append.text", "is empty; send at least one byte")
+                self._num_bytes += size
+                translate.check_bytes(self._num_bytes, settings, "append.text")
+                return TextPrompt(asked.text), size // BYTES_PER_TOKEN + 1
+            case "token_ids":
+                ids = asked.token_ids.ids
+                if not ids:
+                    raise invalid("append.token_ids", "is empty; send at least one id")
+                packed = translate.pack_checked("append.token_ids", ids, settings, self._num_ids)
+                self._num_ids += len(ids)
+                return TokenPrompt(packed), len(ids)
+            case "message":
+                raise unsupported("append.message", "append.message is not supported by this server: send text")
+            case _:
+                raise invalid("append.piece", "is missing; send text or token_ids")
+
+    def _max_tokens(self, asked: int) -> int:
+        low, high = max(1, self._params.min_tokens), self._manager.settings.limits.context_length
+        if not low <= asked <= high:
+            raise invalid("update.max_tokens", f"{asked} is not in [{low}, {high}]", limit=low if asked < low else high)
+        more = asked - (self.request.max_tokens or self._params.max_tokens or high)
+        if more > 0:
+            self._manager.reserve_more(self.request, more * self._params.num_sequences)
+        self.request.max_tokens = asked
+        return asked

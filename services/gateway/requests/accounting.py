@@ -1,0 +1,67 @@
+"""What one request is charged and has used: quota, reserved tokens, first token, drafts. Pure: time is told."""
+
+from collections.abc import Sequence
+
+from engine.scheduler.draft_stats import DraftStats
+from engine.scheduler.histogram import Histogram
+from services.gateway.requests.output_state import OutputState
+from services.messages.details import Admitted
+from services.messages.messages import Text
+from services.telemetry.observed import RequestUsage
+
+
+class Accounting:
+    """One request's account.
+
+    Attributes:
+        reserved: tokens that admission sets aside for it.
+        charged: tokens, against its tenant's quota.
+        admitted: what the engine said when it took the request.
+        first_token_s: when the first token came.
+    """
+
+    def __init__(self, started_s: float, reserved: int = 0, gaps: Histogram | None = None) -> None:
+        """`gaps` observes the seconds between two messages with tokens of one output."""
+        self.reserved = reserved
+        self.charged = 0
+        self.admitted: Admitted | None = None
+        self.first_token_s: float | None = None
+        self._started_s = started_s
+        self._gaps = gaps
+        self._drafts = DraftStats()  # for all outputs
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt, as far as they are known."""
+        return self.admitted.num_prompt if self.admitted is not None else 0
+
+    def record(self, text: Text, output: OutputState, now_s: float) -> None:
+        """A message has come for `output`."""
+        if self.admitted is None and text.admitted is not None:
+            self.admitted = text.admitted
+        for num_drafted, num_accepted in text.drafts:
+            self._drafts.record(num_drafted, num_accepted)
+        if not text.tokens:
+            return
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        if output.came_s and self._gaps is not None:
+            self._gaps.observe(now_s - output.came_s)
+        output.came_s = now_s
+
+    def used(self, outputs: Sequence[OutputState], last: Text | None) -> RequestUsage:
+        """What has been used so far; `last` is the message that finished the generation, once it has."""
+        drafts, admitted = self._drafts, self.admitted
+        return RequestUsage(
+            num_prompt=self.num_prompt,
+            num_cached=admitted.num_cached if admitted else 0,
+            num_completion=sum([output.num_tokens for output in outputs]),
+            num_reasoning=sum([output.num_reasoning for output in outputs]),
+            num_drafted=drafts.num_drafted,
+            num_accepted=drafts.num_accepted,
+            drafted_at=tuple(drafts.drafted_at),
+            accepted_at=tuple(drafts.accepted_at),
+            ttft_s=self.first_token_s - self._started_s if self.first_token_s is not None else 0.0,
+            finish_reason=last.finish.value if last and last.finish else "",
+            timings=last.timings if last else None,
+        )

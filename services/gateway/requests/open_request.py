@@ -1,0 +1,215 @@
+"""A request that is open, and its one terminal state.
+
+Messages of the ring go in by `handle`; its parts own what follows of them: `delivery` what waits for its reader,
+`replay` how it is sent again, `credit` what it may have, `accounting` what it has used. Pure: no clock, no loop.
+"""
+
+import enum
+
+from engine.errors import Code, ServiceError
+from engine.request import FinishReason
+from engine.scheduler.histogram import Histogram
+from services.gateway.contract.errors import from_failed
+from services.gateway.contract.translate import TranslatedRequest
+from services.gateway.requests.accounting import Accounting
+from services.gateway.requests.credit import GrantedCredit
+from services.gateway.requests.delivery import Delivery
+from services.gateway.requests.deltas import has_content
+from services.gateway.requests.output_state import OutputState
+from services.gateway.requests.progress import SlotLimits
+from services.gateway.requests.replay import Replay
+from services.messages.details import Detokenized, Scored, Tokenized
+from services.messages.messages import Cancel, Envelope, Failed, Preempted, Result, Resume, Text
+from services.messages.work import Generate, Work, pack_ids, unpack_ids
+from services.telemetry.observed import RequestTrace, RequestUsage, Unobserved
+
+Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
+_OUR_FAULT = (Code.INTERNAL, Code.UNAVAILABLE)
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands."""
+
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+    FAILED = enum.auto()
+    CANCELLED = enum.auto()
+
+
+class OpenRequest:
+    """One request: what was asked, what came for it, how it ended.
+
+    Attributes:
+        generation_id: its id as clients know it.
+        is_own: of the gateway itself.
+        trace: follows it.
+        prompt: where it is to be told.
+        max_tokens: as the engine settled or the client changed it; 0 before.
+        is_preempted: it lost its place in the engine, which its client was not told yet.
+        ring_knows_end: the ring said so itself: it needs no Cancel.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        asked: TranslatedRequest,
+        started_s: float,
+        *,
+        streams: bool = False,
+        is_own: bool = False,
+        gaps: Histogram | None = None,
+    ) -> None:
+        """`streams`: text is news, too, that is not the last; else its caller wants all at once."""
+        self.envelope = envelope
+        self.generation_id = f"{envelope.request_id}.{envelope.origin}"
+        self.asked = asked
+        self.is_own = is_own
+        self.trace: RequestTrace = Unobserved()
+        self._is_first_token_noted = False
+        self.outcome: Outcome | None = None
+        self.prompt: Tokenized | Scored | None = None
+        self.max_tokens = 0
+        self.is_cancelled = self.is_preempted = self.ring_knows_end = False
+        self.outputs = [OutputState() for _ in range(asked.num_outputs)]
+        for output, received in zip(self.outputs, asked.resume, strict=False):
+            output.ids.extend(unpack_ids(received))
+        self.delivery = Delivery(streams=streams, num_outputs=asked.num_outputs, last_seq=asked.after_seq)
+        self.replay = Replay(started_s, envelope.time_left_s, self.num_tokens)
+        self.credit = GrantedCredit(asked.work.scheduling.credit if isinstance(asked.work, Generate) else None)
+        self.accounting = Accounting(started_s, asked.reserve, gaps)
+
+    @property
+    def state(self) -> RequestStatus:
+        """Where it stands."""
+        if self.outcome is None:
+            return RequestStatus.RUNNING
+        if self.is_cancelled:
+            return RequestStatus.CANCELLED
+        return RequestStatus.FAILED if isinstance(self.outcome, ServiceError) else RequestStatus.FINISHED
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens received, over all outputs."""
+        return sum([output.num_tokens for output in self.outputs])
+
+    @property
+    def num_used(self) -> int:
+        """Tokens it has cost so far, prompt and output."""
+        return self.num_tokens + self.accounting.num_prompt
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether every token that its credit allows has come."""
+        return self.credit.is_spent(self.num_tokens)
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether it has brought nothing since it was last sent."""
+        return self.replay.is_unproven(self.num_tokens)
+
+    @property
+    def used(self) -> RequestUsage:
+        """What it has used so far, finished or not."""
+        return self.accounting.used(self.outputs, self.outcome if isinstance(self.outcome, Text) else None)
+
+    def handle(self, message: Text | Failed | Result | Preempted, now_s: float) -> str:
+        """Take a message of the ring; the reason if it was dropped, else "". A gap means loss: the request must be sent
+        again."""
+        if message.envelope.attempt != self.envelope.attempt:
+            return "stale_attempt"
+        if self.outcome is not None:
+            return "ended"
+        if isinstance(message, Text):
+            return self._add(message, now_s)
+        if isinstance(message, Result):
+            return self._resolve(message)
+        if isinstance(message, Preempted):
+            self.is_preempted = True
+            self.delivery.on_news()
+        else:
+            self.ring_knows_end = message.code not in _OUR_FAULT  # what broke may go on in other processes of its way
+            self.end(from_failed(message))
+        return ""
+
+    def note_first_token(self) -> None:
+        """Its reader has looked: if the first token has come since, the trace is told."""
+        if not self._is_first_token_noted and self.accounting.first_token_s is not None:
+            self._is_first_token_noted = True
+            self.trace.first_token()
+
+    def end(self, outcome: Outcome) -> bool:
+        """Set the one outcome; False if there is one already."""
+        if self.outcome is not None:
+            return False
+        self.outcome = outcome
+        self.delivery.on_news()
+        return True
+
+    def break_off(self, error: ServiceError) -> None:
+        """Let its reader go, who is told `error`. Without a history that is its end."""
+        if self.delivery.history is None:
+            self.end(error)
+        self.delivery.break_off(error)
+
+    def is_stuck(self, limits: SlotLimits) -> bool:
+        """Whether its reader must be let go."""
+        return self.delivery.is_stuck(limits, has_ended=self.outcome is not None)
+
+    def send_again(self, now_s: float) -> Resume:
+        """Begin another attempt; what it goes on behind."""
+        self.envelope = self.replay.next_attempt(self.envelope, self.num_tokens, now_s)
+        if not self.num_tokens or self.asked.is_search:
+            return ()
+        return tuple([None if one.last is not None else pack_ids(one.ids) for one in self.outputs])
+
+    def work_now(self) -> Work:
+        """What is asked for now: the work with all that its client has said since."""
+        return self.replay.work_now(self.asked.work, self.credit.unused(self.num_tokens))
+
+    def cancels(self) -> list[Cancel]:
+        """Ends of single outputs that the present attempt must be told."""
+        return self.replay.cancels(self.envelope, self.outputs)
+
+    def _add(self, text: Text, now_s: float) -> str:
+        if text.output_index >= len(self.outputs):
+            return "unknown_output"
+        output = self.outputs[text.output_index]
+        unfit = output.unfit(text)
+        if unfit:
+            return unfit
+        self.is_preempted = False
+        output.add(text)
+        self.accounting.record(text, output, now_s)
+        if text.admitted is not None:
+            self.max_tokens = self.max_tokens or text.admitted.max_tokens
+        if text.tokens or text.finish is not None or has_content([text]):
+            self.delivery.add(text)
+        if text.finish is not None:
+            self._end_if_last(text)
+        if self.outcome is None:
+            self.delivery.announce()
+        return ""
+
+    def _end_if_last(self, text: Text) -> None:
+        """One output has ended; the request with its last one."""
+        if all([output.last is not None for output in self.outputs]):
+            # After a stop string, which the detokenizer found, the engine still computes: it needs the Cancel.
+            self.ring_knows_end = not any(_by_stop_string(output.last) for output in self.outputs)
+            self.end(text)
+
+    def _resolve(self, result: Result) -> str:
+        value = result.value
+        if isinstance(value, Tokenized | Scored) and self.asked.tells_prompt:
+            if self.prompt is not None:
+                return "duplicate"  # of a later attempt
+            self.prompt = value
+            self.delivery.on_news()
+            return ""
+        self.ring_knows_end = True
+        if not isinstance(value, Scored):
+            self.end(value)
+        return ""
+
+
+def _by_stop_string(last: Text | None) -> bool:
+    return last is not None and last.finish is FinishReason.STOP_STRING

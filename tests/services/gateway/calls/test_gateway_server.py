@@ -1,0 +1,349 @@
+import asyncio
+import functools
+import inspect
+from collections import Counter
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+from sluice.v1 import control_pb2, inference_pb2
+
+from engine.errors import ServiceError, invalid
+from engine.executor.computing import Computing
+from services.gateway.access.identity import CALLER, LOCAL
+from services.gateway.access.rate import Rate
+from services.gateway.calls import server
+from services.gateway.calls.control import Control
+from services.gateway.calls.converse import Converse
+from services.gateway.calls.inference import Inference
+from services.gateway.calls.large import LargeLane
+from services.gateway.calls.peers import PeerGateways
+from services.gateway.calls.refusal import turn_away
+from services.gateway.contract.status import to_rpc
+from services.gateway.generation.detached import DetachedSessions
+from services.gateway.generation.service import GenerationService
+from services.gateway.oip.service import OpenInference
+from services.gateway.recovery.liveness import UNCHANGED, Liveness
+from services.gateway.requests.manager import MAX_FUTILE_ATTEMPTS
+from services.messages.messages import Load, Probe, Report, Role, Visit
+from services.messages.work import pack_ids
+from tests.services.gateway.fake_ring import (
+    SETTINGS,
+    Rig,
+    generation,
+    running,
+    settings,
+    stream_request,
+    text_of,
+    unary_request,
+)
+
+
+async def health(rig: Rig, service: str) -> int:
+    stub = health_pb2_grpc.HealthStub(rig.channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+    return int(answer.status)
+
+
+def test_option_keys_exist_in_grpc() -> None:
+    folder = Path(grpc.__file__).parent / "_cython"
+    (binary,) = (path.read_bytes() for path in folder.glob("cygrpc*.so"))
+    keys = [key for key, _ in server.options(SETTINGS)]
+    assert [key for key in keys if key.encode() not in binary] == []
+    assert b"grpc.http2.min_recv_ping_interval_without_data_ms" not in binary
+
+
+async def test_every_handler_is_a_coroutine_function() -> None:
+    async with running(wait=False) as rig:
+        manager = rig.gateway.manager
+        service = GenerationService(manager, DetachedSessions(manager, asyncio.get_running_loop().call_later, 1))
+        inference = Inference(service, PeerGateways("g0", {}, ""), manager.observer)
+        converse = Converse(service, manager.observer, lambda: Rate(1, lambda: 0.0))
+        adapter = OpenInference(service, manager)
+        control = Control(manager, rig.gateway.drain)
+        handlers = server.Handlers(inference, converse, control, adapter, manager.observer)
+        tables = {
+            **server.inference_table(handlers),
+            **server.control_table(handlers.control),
+            **adapter.table(),
+            "x": server.refusal("x", functools.partial(turn_away, manager.observer, "x")),
+        }
+        assert [name for name, handler in tables.items() if not inspect.iscoroutinefunction(handler)] == []
+
+
+async def test_rpcs_that_are_not_built_say_so() -> None:
+    async with running() as rig:
+        for call in (
+            rig.stub.Embed(inference_pb2.EmbedRequest()),
+            rig.control.LoadModel(control_pb2.LoadModelRequest()),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x0a\x03\x22\x01\xff", b"\xff\xff\xff", b"\x0a\x80"], ids=["utf-8", "tag", "length"]
+)
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate"])
+async def test_bytes_that_are_no_request_are_an_invalid_argument(method: str, garbage: bytes) -> None:
+    async with running() as rig:
+        path = f"/{server.INFERENCE.full_name}/{method}"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            if method == "Generate":
+                unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = rig.channel.unary_unary(path)
+                await unary(garbage)
+            else:
+                stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = rig.channel.unary_stream(path)
+                await stream(garbage).read()
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "request: is not a valid" in (caught.value.details() or "")
+
+
+async def test_not_serving_until_a_probe_is_back_and_a_token_was_made() -> None:
+    async with running(wait=False) as rig:
+        rig.ring.answers_probes = False
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rig.stub.Generate(unary_request())
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert await health(rig, "sluice.v1.InferenceService") == health_pb2.HealthCheckResponse.NOT_SERVING
+        rig.ring.answers_probes = True
+        await rig.ring.until(lambda: rig.gateway.is_serving)
+        while await health(rig, "sluice.v1.InferenceService") != health_pb2.HealthCheckResponse.SERVING:
+            await rig.ring.until(rig.ring.changed.is_set)
+        assert await health(rig, "") == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_after_a_silence_of_the_ring_streams_go_on_as_they_were() -> None:
+    async with running(settings(probe_timeout_s=0.05)) as rig:
+        call = aiter(rig.stub.StreamGenerate(stream_request()))
+        submit = await rig.ring.next_submit()
+        rig.ring.answers_probes = False
+        await rig.ring.until(lambda: not rig.gateway.is_serving)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rig.stub.Generate(unary_request())
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        rig.ring.answers_probes = True
+        await rig.ring.until(lambda: rig.gateway.is_serving)
+        rig.ring.play(text_of(submit, 0, "a", first=True, last=True))  # nobody was replaced: it is the same attempt
+        assert [event.WhichOneof("event") async for event in call][-1] == "finished"
+        assert len(rig.ring.submits) == 1
+
+
+async def test_a_silence_that_lasts_fails_what_is_open() -> None:
+    async with running(settings(probe_timeout_s=0.05, recovery_timeout_s=0.1)) as rig:
+        call = rig.stub.StreamGenerate(stream_request())
+        await rig.ring.next_submit()
+        rig.ring.answers_probes = False
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(call))
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "process of this server was lost" in (caught.value.details() or "")
+
+
+async def test_what_a_replaced_process_worked_on_is_sent_again_and_goes_on() -> None:
+    async with running() as rig:
+        call = aiter(rig.stub.StreamGenerate(stream_request()))
+        first = await rig.ring.next_submit()
+        rig.ring.play(text_of(first, 0, "a", first=True), text_of(first, 1, "b"))
+        rig.ring.epoch = 2
+        await rig.ring.until(lambda: len(rig.ring.submits) == 2)
+        again = rig.ring.submits[1]
+        assert (again.work, again.resume) == (first.work, (pack_ids([0, 1]),))
+        assert (again.envelope.request_id, again.envelope.attempt) == (first.envelope.request_id, 1)
+        rig.ring.play(text_of(first, 2, "stale"), text_of(again, 2, "c"), text_of(again, 3, "d", last=True))
+        events = [event async for event in call]
+        assert "".join(event.delta.text for event in events) == "abcd"
+        seqs = [event.delta.seq for event in events if event.HasField("delta")]
+        assert seqs == list(range(1, len(seqs) + 1))
+        assert rig.gateway.is_serving
+
+
+async def test_a_request_that_ends_its_process_twice_is_not_tried_a_third_time() -> None:
+    async with running() as rig:
+        call = rig.stub.StreamGenerate(stream_request())
+        await rig.ring.next_submit()
+        rig.ring.epoch = 2
+        await rig.ring.until(lambda: len(rig.ring.submits) == 2)
+        rig.ring.epoch = 3
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(call))
+        assert caught.value.code() == grpc.StatusCode.INTERNAL
+        await rig.ring.until(lambda: rig.gateway.is_serving)
+        assert len(rig.ring.submits) == 2
+
+
+async def test_a_message_that_was_lost_on_its_way_costs_a_replay() -> None:
+    async with running() as rig:
+        call = aiter(rig.stub.StreamGenerate(stream_request()))
+        first = await rig.ring.next_submit()
+        rig.ring.play(text_of(first, 0, "a", first=True), text_of(first, 2, "c"))
+        again = rig.ring.submits[-1]
+        assert (again.envelope.attempt, again.resume) == (1, (pack_ids([0]),))
+        rig.ring.play(text_of(again, 1, "b", last=True))
+        assert "".join([event.delta.text async for event in call]) == "ab"
+
+
+async def test_gaps_without_end_are_given_up() -> None:
+    async with running() as rig:
+        call = rig.stub.StreamGenerate(stream_request())
+        await rig.ring.next_submit()
+        for _ in range(MAX_FUTILE_ATTEMPTS + 1):
+            rig.ring.play(text_of(rig.ring.submits[-1], 1, "b"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(call))
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert len(rig.ring.submits) == MAX_FUTILE_ATTEMPTS + 1
+
+
+async def test_port_in_use_is_said_clearly() -> None:
+    async with running() as rig:
+        with pytest.raises(ServiceError, match=f"cannot listen on 127.0.0.1:{rig.port}"):
+            async with running(settings(listen=f"127.0.0.1:{rig.port}")):
+                pass
+
+
+async def test_drain_refuses_new_work_and_lets_the_running_finish() -> None:
+    async with running() as rig:
+        call = rig.stub.Generate(unary_request())
+        submit = await rig.ring.next_submit()
+        stopping = asyncio.create_task(rig.gateway.stop(30.0))
+        await rig.ring.until(lambda: not rig.gateway.is_serving)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rig.stub.Generate(unary_request())
+        rig.ring.play(*generation(submit, ["a"]))
+        answer = await call
+        await stopping
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert answer.outputs[0].text == "a"
+
+
+async def test_models_info_and_load() -> None:
+    async with running() as rig:
+        how = Computing(
+            "cpu", "native", "v4", "v4", "float32", "int8", "bfloat16", 7, 2, "--threads", "jemalloc", ("slow",)
+        )
+        rig.gateway.handle(Report("e0", 1, Load(num_running=3, step_s=0.5), served_token=True, computing=how))
+        models = await rig.control.ListModels(control_pb2.ListModelsRequest())
+        model = await rig.control.GetModel(control_pb2.GetModelRequest(model="toy"))
+        info = await rig.control.GetServerInfo(control_pb2.GetServerInfoRequest())
+        load = await rig.control.GetLoad(control_pb2.GetLoadRequest())
+        assert [one.id for one in models.models] == ["toy"] == [model.model.id]
+        assert model.model.state == control_pb2.MODEL_STATE_READY
+        assert (model.model.quantization, model.model.kv_cache_dtype, model.model.kernels) == ("int8", "bfloat16", "v4")
+        assert list(info.engines) == [
+            control_pb2.EngineInfo(
+                engine_id="e0",
+                device="cpu",
+                mode="native",
+                kernels="v4",
+                instruction_set="v4",
+                dtype="float32",
+                quantization="int8",
+                kv_cache_dtype="bfloat16",
+                threads=2,
+                allocator="jemalloc",
+                notes=["slow"],
+            )
+        ]
+        assert (info.gateway_id, info.limits.max_prompt_bytes) == ("g0", 1 << 20)
+        assert [(one.engine_id, one.running_requests) for one in load.load.engines] == [("e0", 3)]
+        assert load.load.open_requests == 0
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rig.control.GetModel(control_pb2.GetModelRequest(model="x"))
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_services(version: str) -> None:
+    async with running() as rig:
+        method = rig.channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        call = method(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        answer = await anext(aiter(call))
+        names = {one.name for one in answer.list_services_response.service}
+        assert {"sluice.v1.InferenceService", "sluice.v1.ControlService"} <= names
+
+
+def test_error_details() -> None:
+    status = to_rpc(invalid("top_p", "2 is not in (0, 1]", limit=1), {"generation_id": "g"})
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(info) and status.details[1].Unpack(bad)
+    assert (info.domain, info.reason) == ("sluice", "INVALID_PARAMETER")
+    assert dict(info.metadata) == {"limit": "1", "generation_id": "g"}
+    assert bad.field_violations[0].field == "top_p"
+
+
+def test_liveness_waits_longer_for_slow_engines() -> None:
+    liveness = Liveness("g", 1, (("t",), ("e",), ("d",)), timeout_s=5.0)
+    liveness.send(0.0)
+    assert not liveness.is_complete
+    liveness.send(5.5)
+    assert liveness.is_lost(step_s=0.1) and not liveness.is_lost(step_s=1.0)
+    way = ("t", "e", "d")
+    assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 1, 0),), epoch=1)) == UNCHANGED
+    assert liveness.is_complete and not liveness.is_lost(step_s=0.1)
+    assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1)).new == {"e"}
+    liveness.forget()
+    assert liveness.returned(Probe("g", 2, way, (Visit(Role.ENGINE, "e", 2, 0),), epoch=1)) == UNCHANGED
+    assert not liveness.is_complete  # that probe says nothing about the ring after the loss
+    liveness.send(0.1)
+    assert liveness.returned(Probe("g", 3, way, (Visit(Role.ENGINE, "e", 2, 0, lost=1),), epoch=1)).missed == {"e"}
+    assert liveness.is_complete
+
+
+async def test_calls_that_the_loop_has_not_taken_yet_are_not_cancelled() -> None:
+    """Where more than 1,000 wait grpc ends calls at random, as CANCELLED: nobody's fault, and no status of ours."""
+    async with running() as rig:
+        stub = health_pb2_grpc.HealthStub(rig.channel)
+        calls = [stub.Check(health_pb2.HealthCheckRequest()) for _ in range(2000)]
+        assert Counter([await call.code() for call in calls]) == {grpc.StatusCode.OK: len(calls)}
+
+
+async def test_large_requests_are_answered_whatever_they_are() -> None:
+    async with running() as rig:
+        method = "/sluice.v1.InferenceService/Generate"
+        generate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = rig.channel.unary_unary(method)
+        too_long = unary_request(text="x" * (rig.gateway.manager.settings.limits.max_prompt_bytes + 1))
+        raw = [b"\xff" * 200_000, too_long.SerializeToString()]
+        ends = await asyncio.gather(*[generate(body) for body in 4 * raw], return_exceptions=True)
+        codes = [end.code() for end in ends if isinstance(end, grpc.aio.AioRpcError)]
+        assert codes == [grpc.StatusCode.INVALID_ARGUMENT] * 8
+        reasons = ["bytes" in (end.details() or "") for end in ends if isinstance(end, grpc.aio.AioRpcError)]
+        assert reasons == [False, True] * 4  # each for itself
+
+
+async def test_a_large_request_beyond_what_may_wait_is_turned_away_unparsed() -> None:
+    parsed, turned_away = list[bytes](), list[ServiceError]()
+
+    async def away(context: object, error: ServiceError) -> NoReturn:
+        turned_away.append(error)
+        raise error
+
+    async def behaviour(request: object, context: object) -> object:
+        return request
+
+    def parse(data: bytes) -> server.MalformedRequest:
+        parsed.append(data)
+        return server.MalformedRequest()
+
+    lane = LargeLane(lambda: 0.0, max_bytes=10)
+    CALLER.set(LOCAL)
+    handle = server.guarded(behaviour, "Request", away, parse, lane)
+    async with lane.turn(LOCAL.tenant, 1):
+        context: Any = None  # nothing here looks at it
+        waiting = asyncio.ensure_future(handle(b"8 bytes.", context))
+        await asyncio.sleep(0)
+        with pytest.raises(ServiceError, match="wait to be read"):
+            await handle(b"3 b", context)
+        assert not parsed
+    with pytest.raises(ServiceError):
+        await waiting
+    assert parsed == [b"8 bytes."] and [one.reason for one in turned_away] == ["QUEUE_FULL", "INVALID_PARAMETER"]
