@@ -100,7 +100,8 @@ class Gateway:
         adapter = OpenInference(self.desk, inference.stream_generate)
         converse = Converse(self.desk, self._parking)
         handlers = server.Handlers(inference, converse, self._control, adapter, self.desk.observer)
-        build = functools.partial(server.build, self._settings, self._guard, handlers, self._health)
+        given_up = self._floods.given_up
+        build = functools.partial(server.build, self._settings, self._guard, handlers, self._health, given_up)
         self._listener = PortListener(self._settings, build)
         await self._publish()
         self._port = await self._listener.start()

@@ -33,7 +33,8 @@ OF_NO_REQUEST = {
     ("gateway/listener.py", "the gRPC server %s; another one takes its place"),
     (
         "gateway/acceptor.py",
-        "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there; install 1.85.1",
+        "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there, and calls that are "
+        "reset as they begin go unnoticed; install 1.85.1",
     ),
     ("gateway/floods.py", "connections were cut that reset their calls as they began, or were too many: %s"),
     ("gateway/floods.py", "looking after the connections failed"),
