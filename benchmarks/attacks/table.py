@@ -23,6 +23,9 @@ class Attack:
 ATTACKS = {
     "bad_paths": Attack("HEADERS with a path that is not UTF-8, a connection each", 4, http2.bad_paths),
     "rapid_reset": Attack("HEADERS and RST_STREAM on 16 connections", 68_000, http2.rapid_reset),
+    "patient_rapid_reset": Attack(
+        "the same, on each connection once the server has answered", 68_000, http2.patient_rapid_reset
+    ),
     "calls": Attack("whole calls of Health.Check on one connection", 2_000, http2.calls),
     "pings": Attack("PING frames on one connection", 50_000, http2.PINGS),
     "settings": Attack("SETTINGS frames on one connection", 50_000, http2.SETTINGS_FRAMES),

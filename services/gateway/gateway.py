@@ -98,7 +98,8 @@ class Gateway:
         converse = Converse(service, observer, lambda: Rate(self._settings.max_stream_frames_per_s, self._clock))
         adapter = OpenInference(service, self.manager)
         handlers = server.Handlers(inference, converse, self._control, adapter, observer)
-        build = functools.partial(server.build, self._settings, self._guard, handlers, self._health)
+        given_up = self._floods.given_up
+        build = functools.partial(server.build, self._settings, self._guard, handlers, self._health, given_up)
         self._listener = PortListener(self._settings, build)
         await self._publish()
         self._port = await self._listener.start()

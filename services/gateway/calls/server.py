@@ -93,10 +93,11 @@ def build(
     guard: Guard,
     handlers: Handlers,
     checks: health.aio.HealthServicer,
+    on_given_up: Callable[[], None] = lambda: None,
 ) -> grpc.aio.Server:
-    """A server with every service, not yet listening."""
+    """A server with every service, not yet listening. `on_given_up`: see `acceptor.server`."""
     with yielding_threads():
-        server: grpc.aio.Server = acceptor.server((guard,), options(settings))
+        server: grpc.aio.Server = acceptor.server((guard,), options(settings), on_given_up)
     tables = (
         (INFERENCE, inference_table(handlers)),
         (CONTROL, control_table(handlers.control)),

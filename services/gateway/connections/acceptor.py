@@ -8,7 +8,7 @@ finds none for is answered UNIMPLEMENTED and its path is never decoded. Needs pa
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -43,10 +43,15 @@ class _Acceptor(cygrpc.AioServer):  # type: ignore[misc] # a class without types
     """What grpc.aio.server holds. Its own loop starts ours, waits for their ends, and starts them anew if need be."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options
+        self,
+        loop: asyncio.AbstractEventLoop,
+        interceptors: Sequence[grpc.aio.ServerInterceptor],
+        options: Options,
+        on_given_up: Callable[[], None],
     ) -> None:
         super().__init__(loop, None, (), interceptors, options, None)
         self._event_loop = loop
+        self._on_given_up = on_given_up
         self._interceptors_of_methods = tuple(interceptors)
         self._methods: dict[str, Any] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -68,28 +73,43 @@ class _Acceptor(cygrpc.AioServer):  # type: ignore[misc] # a class without types
         while True:
             call = await (self._request_call() if method is None else self._request_registered_call(method))
             handling = cygrpc._handle_rpc(name, resolver, interceptors, call, self._event_loop, False)
-            running = cygrpc._schedule_rpc_coro(handling, call, self._event_loop, name)
+            running = cygrpc._schedule_rpc_coro(self._counted(handling), call, self._event_loop, name)
             task = self._event_loop.create_task(running, name="gRPC call")
             self._running.add(task)  # a loop holds its tasks only weakly
             task.add_done_callback(self._running.discard)
+
+    async def _counted(self, handling: Awaitable[None]) -> None:
+        try:
+            await handling
+        except asyncio.CancelledError:
+            self._on_given_up()
+            raise
 
 
 class _Server(_server.Server):
     """grpc.aio.server's own class around our acceptor."""
 
-    def __init__(self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> None:
+    def __init__(
+        self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options, on_given_up: Callable[[], None]
+    ) -> None:
         self._loop = cygrpc.get_working_loop()
-        self._server = _Acceptor(self._loop, interceptors, options)
+        self._server = _Acceptor(self._loop, interceptors, options, on_given_up)
 
 
-def server(interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options) -> Any:  # noqa: ANN401 # which grpc.aio.Server is not in the types
-    """A grpc.aio server, to which services are added by `add_registered_method_handlers`."""
+def server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
+    options: Options,
+    on_given_up: Callable[[], None] = lambda: None,
+) -> Any:  # noqa: ANN401 # which grpc.aio.Server is not in the types
+    """A grpc.aio server, to which services are added by `add_registered_method_handlers`. `on_given_up` is told of each
+    call that ends by its client's reset, deadline or loss, before an answer."""
     logging.getLogger(cygrpc.__name__).addFilter(_NO_ECHO)  # a second time does nothing
     if MISSING:
         log.warning(
-            "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there; install 1.85.1",
+            "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there, and calls that are "
+            "reset as they begin go unnoticed; install 1.85.1",
             grpc.__version__,
             ", ".join(MISSING),
         )
         return grpc.aio.server(options=options, interceptors=interceptors)
-    return _Server(interceptors, options)
+    return _Server(interceptors, options, on_given_up)

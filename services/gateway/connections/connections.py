@@ -1,44 +1,30 @@
-"""The connections of this process's gRPC servers: core's counts of their streams, and a way to end one.
+"""The sockets of this process's gRPC servers: what the system tells of them, and ways to hold or end one.
 
-Core counts for channelz, its own view of itself; grpc.aio has no other, and no way to close a connection. So the socket
-is found by its peer among the files of this process, and shut down: core then sees its end. Linux; elsewhere, and for
-Unix sockets, whose peers have no names, nothing is found.
+grpc.aio has no way to close a connection. So the socket is found by its peer among the files of this process, and shut
+down: core then sees its end. Linux; elsewhere, and for Unix sockets, whose peers have no names, nothing is found.
+
+A connection that is held says nothing to core: the system wakes core only when more than SO_RCVLOWAT bytes have come,
+which new connections have from the socket that listens. Setting it to 1 wakes core at once.
 """
 
-import base64
 import contextlib
-import json
 import os
 import socket
 import stat
-from collections.abc import Iterable, Iterator
-from typing import Any
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from grpc._cython import cygrpc
-
-from services.gateway.connections.resets import ConnectionCalls
+from services.gateway.connections.crowds import Peer
+from services.gateway.connections.screen import Held, held
 
 FILES = "/proc/self/fd"
-PAGE = 500  # sockets, as many as core lists at once
 CHUNK = 1 << 20
+HOLD_BYTES = 1 << 18  # more than a flood sends between two looks
+PEEK_BYTES = 1 << 16
+RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in the system's tcp_info
 
 
-def num_failed() -> int:
-    """Calls that ended without a status of ours, over all connections that ever were."""
-    return sum(int(one["data"].get("callsFailed", 0)) for one in _servers())
-
-
-def counts() -> list[ConnectionCalls]:
-    """Of every connection over TCP. Takes a tenth of a millisecond for each: not for the loop's thread."""
-    found = []
-    for server in _servers():
-        for number in _sockets(int(server["ref"]["serverId"])):
-            with contextlib.suppress(ValueError, KeyError):  # it has gone, or has no address
-                found.append(_count(number))
-    return found
-
-
-def cut(peers: Iterable[tuple[str, int]]) -> int:
+def cut(peers: Iterable[Peer]) -> int:
     """End the connections with these peers, and drop what they have sent; how many were found."""
     wanted, num_cut = set(peers), 0
     for name in os.listdir(FILES) if os.path.isdir(FILES) else ():
@@ -47,14 +33,93 @@ def cut(peers: Iterable[tuple[str, int]]) -> int:
     return num_cut
 
 
-def peers(port: int) -> list[tuple[str, int]]:
+def peers(port: int) -> list[Peer]:
     """Of the connections of this process to its `port`, handshakes included. Ten microseconds for each file."""
     found = []
+    for own in _opened(port):
+        with contextlib.suppress(OSError):  # it listens, or has gone
+            found.append(_peer(own))
+    return found
+
+
+def received(port: int) -> dict[Peer, int]:
+    """Bytes that came on each connection to `port`."""
+    found = {}
+    for own in _opened(port):
+        with contextlib.suppress(OSError, struct.error):  # it listens, has gone, or the system does not tell
+            info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.size)
+            found[_peer(own)] = RECEIVED.unpack(info)[0]
+    return found
+
+
+def hold(port: int) -> None:
+    """Have new connections to `port` say nothing to core, until `screen` or `release` lets them."""
+    for own in _opened(port):
+        if _is_listening(own):
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HOLD_BYTES)
+
+
+def screen(port: int, judge: Callable[[Sequence[Held]], tuple[Sequence[Peer], Sequence[Peer]]]) -> list[Peer]:
+    """Show what is held to `judge`, let go on and cut what it says; which were cut. Two microseconds for each file."""
+    with contextlib.ExitStack() as stack:
+        found = dict(_held(port, stack))
+        go, over = judge([_told(peer, own) for peer, own in found.items()])
+        for peer in go:
+            _let_go(found[peer])
+        for peer in over:
+            _end(found[peer])
+        return list(over)
+
+
+def release(port: int) -> None:
+    """Hold no new ones, and let those that are held go on. What core accepts meanwhile is let go by the next call."""
+    for own in _opened(port):
+        if _is_listening(own):
+            _let_go(own)
+    with contextlib.ExitStack() as stack:
+        for _, own in _held(port, stack):
+            _let_go(own)
+
+
+def _held(port: int, stack: contextlib.ExitStack) -> Iterator[tuple[Peer, socket.socket]]:
+    for name in os.listdir(FILES) if os.path.isdir(FILES) else ():
+        with contextlib.suppress(OSError):  # no socket, not connected, or closed meanwhile
+            if _least(int(name)) > 1:
+                own = stack.enter_context(_socket(int(name)))
+                if own.getsockname()[1] == port and not _is_listening(own):
+                    yield _peer(own), own
+
+
+def _least(number: int) -> int:
+    """The bytes that wake the reader of a socket. Its file may be closed meanwhile, or be another: it is only read."""
+    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, number)
+    try:
+        return own.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+    finally:
+        own.detach()
+
+
+def _told(peer: Peer, own: socket.socket) -> Held:
+    data = b""
+    with contextlib.suppress(OSError):  # nothing has come, or it is gone
+        data = own.recv(PEEK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return held(peer, data)
+
+
+def _let_go(own: socket.socket) -> None:
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+def _is_listening(own: socket.socket) -> bool:
+    return bool(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _opened(port: int) -> Iterator[socket.socket]:
+    """The sockets of this process at its `port`, the one that listens among them."""
     for name in os.listdir(FILES) if os.path.isdir(FILES) else ():
         with contextlib.suppress(OSError), _socket(int(name)) as own:
             if own.getsockname()[1] == port:
-                found.append(_peer(own))
-    return found
+                yield own
 
 
 @contextlib.contextmanager
@@ -74,54 +139,37 @@ def _socket(number: int) -> Iterator[socket.socket]:
         yield own
 
 
-def _cut_if(number: int, wanted: set[tuple[str, int]]) -> bool:
+def _cut_if(number: int, wanted: set[Peer]) -> bool:
     with _socket(number) as own:
         if _peer(own) not in wanted:
             return False
-        own.shutdown(socket.SHUT_RDWR)
-        _drain(own)
+        _end(own)
     return True
 
 
-def _drain(shut: socket.socket) -> None:
-    """Take what had come before, which core would still read: it may be megabytes of frames."""
-    with contextlib.suppress(BlockingIOError):
-        while shut.recv(CHUNK, socket.MSG_DONTWAIT):
+def _end(own: socket.socket) -> None:
+    """Take what has come, which core would still read at the end (it may be megabytes of frames), then shut it down,
+    which wakes core, and take what came meanwhile."""
+    _drain(own)
+    with contextlib.suppress(OSError):  # its peer was first
+        own.shutdown(socket.SHUT_RDWR)
+    _drain(own)
+    _let_go(own)
+
+
+def _drain(own: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # nothing is left
+        while own.recv(CHUNK, socket.MSG_DONTWAIT):
             pass
 
 
-def _peer(own: socket.socket) -> tuple[str, int]:
+def _peer(own: socket.socket) -> Peer:
     host, port = own.getpeername()[:2]
-    return _plain(socket.inet_pton(own.family, host.partition("%")[0])), port
+    return plain(socket.inet_pton(own.family, host.partition("%")[0])), port
 
 
-def _plain(packed: bytes) -> str:
+def plain(packed: bytes) -> str:
     """An address as text; one of IPv4 that is told as one of IPv6 as what it is."""
     if len(packed) == 16 and packed.startswith(b"\0" * 10 + b"\xff\xff"):
         packed = packed[12:]
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
-
-
-def _servers() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cygrpc.channelz_get_servers(0)).get("server", [])
-    return found
-
-
-def _sockets(server: int) -> list[int]:
-    numbers: list[int] = []
-    while True:
-        page = json.loads(cygrpc.channelz_get_server_sockets(server, numbers[-1] + 1 if numbers else 0, PAGE))
-        numbers += [int(one["socketId"]) for one in page.get("socketRef", [])]
-        if page.get("end") or not page.get("socketRef"):
-            return numbers
-
-
-def _count(number: int) -> ConnectionCalls:
-    told = json.loads(cygrpc.channelz_get_socket(number))["socket"]
-    address = told["remote"]["tcpipAddress"]
-    return ConnectionCalls(
-        number=number,
-        host=_plain(base64.b64decode(address["ipAddress"])),
-        port=int(address["port"]),
-        num_failed=int(told["data"].get("streamsFailed", 0)),
-    )

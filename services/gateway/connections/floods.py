@@ -1,36 +1,44 @@
 """Looks after the connections, on another thread: cuts those that flood, and those that are too many for one address.
 
-Each beat costs one question to core; only when more calls have failed since the last than ever do by themselves is each
-connection counted. How many there are is looked at every second, or less often where there are thousands.
+Costs nothing until many calls are given up: then each connection is counted. While connections are cut, new ones are
+held by the system and looked at before core reads them (`screen`). How many there are is looked at every second, or
+less often where there are thousands.
 """
 
 import asyncio
+import collections
+import functools
 import logging
-from collections import Counter
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from services.gateway.connections import connections
+from services.gateway.connections.counting import Counter
 from services.gateway.connections.crowds import AddressLimiter, Peer
-from services.gateway.connections.resets import ConnectionCalls, ResetLimiter
+from services.gateway.connections.resets import Counts, ResetLimiter
+from services.gateway.connections.screen import Held, Screen
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-ALARM = 100  # calls that failed between two beats
+ALARM = 50  # calls that were given up between two beats; a loop that is starved takes few of those that core begins
 RESETS_PER_S = 200.0  # of one connection, for ever
 LIST_EVERY_S, FEW = 1.0, 500  # seconds between two lists of up to so many connections
-AGAIN_S, PAUSES = 0.05, 4  # after a cut: at least so long, and so many times what counting took
+AGAIN_S, PAUSES = 0.02, 4  # between two counts: at least so long, and so many times what counting took
+HOLD_S, SCREEN_S = 10.0, 0.005  # after a cut new connections are held so long, and looked at so often
 TELL_EVERY_S, MAX_HOSTS = 10.0, 5  # how often the log is told, and of how many
 
 
+class Counting(Protocol):
+    """What core knows of the connections."""
+
+    def counts(self, port: int) -> Counts:
+        """Of each connection to `port`."""
+
+
 class ConnectionControl(Protocol):
-    """What is known of the connections, and can be done to them."""
-
-    def num_failed(self) -> int:
-        """Calls that failed so far."""
-
-    def counts(self) -> list[ConnectionCalls]:
-        """Of each connection."""
+    """What the system knows of the connections, and can do to them."""
 
     def peers(self, port: int) -> list[Peer]:
         """Of each connection to `port`."""
@@ -38,9 +46,18 @@ class ConnectionControl(Protocol):
     def cut(self, peers: Iterable[Peer]) -> int:
         """End the connections with these peers; how many were found."""
 
+    def hold(self, port: int) -> None:
+        """Have new connections to `port` wait."""
+
+    def screen(self, port: int, judge: Callable[[Sequence[Held]], tuple[Sequence[Peer], Sequence[Peer]]]) -> list[Peer]:
+        """Let those that wait go on, or end them, as `judge` says; which were ended."""
+
+    def release(self, port: int) -> None:
+        """Have no connection to `port` wait."""
+
 
 class FloodGuard:
-    """`beat` now and then, `close` at the end."""
+    """`given_up` for each such call, `beat` now and then, `close` at the end."""
 
     def __init__(
         self,
@@ -48,60 +65,117 @@ class FloodGuard:
         crowds: AddressLimiter,
         clock: Callable[[], float],
         on_cut: Callable[[], None],
+        counter: Counting,
         door: ConnectionControl,
     ) -> None:
         """`on_cut` is told of each connection that is cut."""
         self._resets = resets
+        self._screen = Screen(resets.is_suspect)
         self._crowds = crowds
         self._clock = clock
         self._on_cut = on_cut
+        self._counter = counter
         self._door = door
-        self._num_failed = door.num_failed()
+        self._port = 0
+        self._num_given_up = 0  # since the last beat, or since connections were counted
+        self._count_s = clock()  # when connections may be counted again
+        self._hold_until_s = 0.0
+        self._has_held = False  # and what came at its end was not let go yet
         self._list_s = clock()
         self._tell_s = clock()
-        self._looking: asyncio.Task[None] | None = None
-        self._untold: Counter[str] = Counter()  # connections that were cut, by host
+        self._watching: asyncio.Task[None] | None = None
+        self._listing: asyncio.Task[None] | None = None
+        self._untold: collections.Counter[str] = collections.Counter()  # connections that were cut, by host
+
+    def given_up(self) -> None:
+        """A client gave up a call. Waits for nothing."""
+        self._num_given_up += 1
+        if self._num_given_up >= ALARM and (self._watching is None or self._watching.done()):
+            self._watching = asyncio.create_task(self._watch(), name="gateway floods")
 
     def beat(self, port: int) -> None:
-        """Look whether many calls have failed since the last time, and who has come to `port`. Waits for nothing."""
-        num_failed = self._door.num_failed()
-        is_alarm = num_failed - self._num_failed >= ALARM
-        self._num_failed = num_failed
-        is_due = self._clock() >= self._list_s
-        if (is_alarm or is_due) and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._look(port, is_alarm, is_due), name="gateway floods")
+        """Look now and then who has come to `port`. Waits for nothing."""
+        self._port = port
+        if self._watching is None or self._watching.done():
+            self._num_given_up = 0
+        if self._clock() >= self._list_s and (self._listing is None or self._listing.done()):
+            self._listing = asyncio.create_task(self._list(port), name="gateway crowds")
 
     async def close(self) -> None:
         """End what is under way."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        tasks = [task for task in (self._watching, self._listing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self, port: int, is_alarm: bool, is_due: bool) -> None:
+    async def _list(self, port: int) -> None:
         try:
-            if is_alarm:
-                await self._cut_resets()
-            if is_due:
-                peers = await asyncio.to_thread(self._door.peers, port)
-                self._list_s = self._clock() + LIST_EVERY_S * max(1.0, len(peers) / FEW)
-                await self._cut(self._crowds.judge(peers))
+            peers = await asyncio.to_thread(self._door.peers, port)
+            self._list_s = self._clock() + LIST_EVERY_S * max(1.0, len(peers) / FEW)
+            await self._cut(self._crowds.judge(peers))
+            if self._has_held and not self._is_holding:
+                self._has_held = False
+                await asyncio.to_thread(self._door.release, port)  # one may have come as the last hold ended
         except Exception:
             log.exception("looking after the connections failed")
 
-    async def _cut_resets(self) -> None:
-        """Cut what floods, and look again soon for as long as something does: who was cut may come again at once."""
-        while True:
-            start_s = self._clock()
-            over = self._resets.judge(await asyncio.to_thread(self._door.counts), self._clock())
-            if not over:
-                return
-            await self._cut([(one.host, one.port) for one in over])
-            await asyncio.sleep(max(AGAIN_S, PAUSES * (self._clock() - start_s)))
+    @property
+    def _is_holding(self) -> bool:
+        return self._clock() < self._hold_until_s
+
+    async def _watch(self) -> None:
+        """Count, and cut what floods; after a cut look at what is new until there was none for a while."""
+        try:
+            await self._count()
+            while self._is_holding:
+                took_s = await self._look_at_new()
+                if self._clock() >= self._count_s:  # not by what is given up: a loop that is starved takes few calls
+                    await self._count()
+                await asyncio.sleep(max(SCREEN_S, PAUSES * took_s))
+        except Exception:
+            log.exception("looking after the connections failed")
+        finally:
+            self._hold_until_s = 0.0
+            if self._has_held:
+                self._door.release(self._port)  # at once: nobody may be left waiting
+
+    async def _count(self) -> None:
+        await asyncio.sleep(self._count_s - self._clock())
+        self._num_given_up = 0
+        over, took_s = await asyncio.to_thread(_timed, self._sweep)
+        self._count_s = self._clock() + max(AGAIN_S, PAUSES * took_s)
+        if over:
+            self._hold_until_s = self._clock() + HOLD_S
+            self._tell(over)
+
+    def _sweep(self) -> list[Peer]:
+        """Count and cut in one go, on another thread: where processors are short each change of threads takes long."""
+        over = [one.peer for one in self._resets.judge(self._counter.counts(self._port), self._clock())]
+        if over:
+            self._has_held = True
+            self._door.hold(self._port)  # before the cut, as who is cut comes again at once
+            self._door.cut(over)
+        return over
+
+    async def _look_at_new(self) -> float:
+        """Returns the seconds that it took."""
+        now_s = self._clock()
+        look = functools.partial(self._door.screen, self._port, lambda held: self._screen.judge(held, now_s))
+        over, took_s = await asyncio.to_thread(_timed, look)
+        if over:
+            for host, _ in over:
+                self._resets.suspect(host, now_s)
+            self._tell(over)
+            self._hold_until_s = self._clock() + HOLD_S
+        return took_s
 
     async def _cut(self, peers: Sequence[Peer]) -> None:
         if not peers:
             return
         await asyncio.to_thread(self._door.cut, peers)
+        self._tell(peers)
+
+    def _tell(self, peers: Sequence[Peer]) -> None:
         for host, _ in peers:
             self._on_cut()
             self._untold[host] += 1
@@ -112,14 +186,20 @@ class FloodGuard:
             self._untold.clear()
 
 
+def _timed(does: Callable[[], T]) -> tuple[T, float]:
+    """What it gives, and the seconds of the processor that it took."""
+    start_s = time.thread_time()
+    return does(), time.thread_time() - start_s
+
+
 def floods(
     max_streams: int,
     max_per_host: int,
     clock: Callable[[], float],
     on_cut: Callable[[], None],
+    counter: Counting | None = None,
     door: ConnectionControl = connections,
 ) -> FloodGuard:
     """A connection may give up at once as many calls as it may have open; an address may have `max_per_host`."""
-    return FloodGuard(
-        ResetLimiter(max_streams, RESETS_PER_S, clock()), AddressLimiter(max_per_host), clock, on_cut, door
-    )
+    resets = ResetLimiter(max_streams, RESETS_PER_S, clock())
+    return FloodGuard(resets, AddressLimiter(max_per_host), clock, on_cut, counter or Counter(), door)

@@ -33,7 +33,8 @@ OF_NO_REQUEST = {
     ("gateway/connections/listener.py", "the gRPC server %s; another one takes its place"),
     (
         "gateway/connections/acceptor.py",
-        "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there; install 1.85.1",
+        "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there, and calls that are "
+        "reset as they begin go unnoticed; install 1.85.1",
     ),
     (
         "gateway/connections/floods.py",

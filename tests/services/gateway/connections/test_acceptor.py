@@ -5,6 +5,7 @@ import pytest
 
 from services.gateway.connections import acceptor
 from services.gateway.connections.acceptor import MISSING
+from services.gateway.connections.floods import FloodGuard
 from tests.services.gateway.fake_ring import generation, running, stream_request, unary_request
 
 
@@ -44,3 +45,19 @@ async def test_a_stop_ends_what_runs_and_what_waits_to_be_taken() -> None:
     assert await call.code() == grpc.StatusCode.UNAVAILABLE
     left = [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert "gRPC accept" not in left
+
+
+async def test_calls_that_their_clients_give_up_are_told_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = asyncio.Event()
+    monkeypatch.setattr(FloodGuard, "given_up", lambda floods: told.set())
+    async with running() as rig:
+        rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a"]))
+        assert (await rig.stub.Generate(unary_request())).outputs[0].text == "a"
+        assert not told.is_set()
+    async with running() as rig:
+        rig.ring.script = lambda submit: None
+        call = rig.stub.StreamGenerate(stream_request())
+        await rig.ring.next_submit()
+        call.cancel()
+        async with asyncio.timeout(20):
+            await told.wait()

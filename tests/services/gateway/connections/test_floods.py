@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 import itertools
-import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import grpc
 import pytest
+from sluice.v1 import inference_pb2_grpc
 
 from services.gateway.connections import connections
-from services.gateway.connections.floods import ALARM, FloodGuard, floods
-from services.gateway.connections.resets import ConnectionCalls
+from services.gateway.connections.crowds import Peer
+from services.gateway.connections.floods import ALARM, HOLD_S, LIST_EVERY_S, FloodGuard, floods
+from services.gateway.connections.resets import ConnectionCalls, Counts
+from services.gateway.connections.screen import Held
 from services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import generation, running, settings, stream_request, unary_request
 from tests.services.gateway.raw_http2 import PREFACE, RST_STREAM, SETTINGS, frame, headers
@@ -21,66 +23,138 @@ CANCEL = struct.pack(">I", 8)
 
 
 class Door:
-    """Connections as they are told."""
+    """Connections as they are told: both what core and what the system knows of them."""
 
     def __init__(self) -> None:
-        self.failed = 0
         self.all: list[ConnectionCalls] = []
         self.num_counted = 0
-        self.listed: list[tuple[str, int]] = []
-        self.was_cut: list[tuple[str, int]] = []
+        self.listed: list[Peer] = []
+        self.was_cut: list[Peer] = []
+        self.held: list[Held] = []
+        self.is_holding = False
+        self.num_released = 0
 
-    def num_failed(self) -> int:
-        return self.failed
-
-    def counts(self) -> list[ConnectionCalls]:
+    def counts(self, port: int) -> Counts:
         self.num_counted += 1
-        return self.all
+        return Counts(self.all, frozenset(one.number for one in self.all))
 
-    def peers(self, port: int) -> list[tuple[str, int]]:
+    def peers(self, port: int) -> list[Peer]:
         return self.listed
 
-    def cut(self, peers: Iterable[tuple[str, int]]) -> int:
+    def cut(self, peers: Iterable[Peer]) -> int:
         self.was_cut += peers
-        self.all = [one for one in self.all if (one.host, one.port) not in self.was_cut]
+        self.all = [one for one in self.all if one.peer not in self.was_cut]
         return len(self.was_cut)
 
+    def hold(self, port: int) -> None:
+        self.is_holding = True
 
-async def beat(some: FloodGuard) -> None:
+    def screen(self, port: int, judge: Callable[[Sequence[Held]], tuple[Sequence[Peer], Sequence[Peer]]]) -> list[Peer]:
+        go, over = judge(self.held)
+        self.held = [one for one in self.held if one.peer not in (*go, *over)]
+        return list(over)
+
+    def release(self, port: int) -> None:
+        self.is_holding = False
+        self.num_released += 1
+
+
+class Clock:
+    """Time that passes as it is asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def settled(some: FloodGuard) -> None:
+    for task in (some._listing, some._watching):
+        if task is not None:
+            await task
+
+
+def give_up(some: FloodGuard, num: int) -> None:
+    for _ in range(num):
+        some.given_up()
+
+
+async def test_connections_are_counted_only_when_many_calls_are_given_up() -> None:
+    door = Door()
+    some = floods(1000, 10, lambda: 0.0, lambda: None, door, door)
+    give_up(some, ALARM - 1)
     some.beat(50051)
-    if some._looking is not None:
-        await some._looking
-
-
-async def test_connections_are_counted_only_while_many_calls_fail(caplog: pytest.LogCaptureFixture) -> None:
-    door, cuts = Door(), []
-    some = floods(1000, 10, lambda: 0.0, lambda: cuts.append(1), door)
-    door.failed = ALARM - 1
-    await beat(some)
+    give_up(some, ALARM - 1)  # since the beat
+    await settled(some)
     assert door.num_counted == 0
-    door.failed += 2000
+    door.all = [ConnectionCalls(1, "10.0.0.1", 7, 1000)]
+    some.given_up()
+    await settled(some)
+    assert door.num_counted == 1 and not door.was_cut and not door.is_holding
+    await some.close()
+
+
+async def test_after_a_cut_new_connections_are_held_and_looked_at_until_there_is_no_more_to_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    door, clock, cuts = Door(), Clock(), []
+    some = floods(1000, 10, clock, lambda: cuts.append(1), door, door)
     door.all = [ConnectionCalls(1, "10.0.0.1", 7, 1001), ConnectionCalls(2, "10.0.0.2", 8, 1000)]
-    await beat(some)
-    assert door.num_counted == 2 and door.was_cut == [("10.0.0.1", 7)] and len(cuts) == 1
-    door.failed += 2000
-    door.all = [ConnectionCalls(3, "10.0.0.1", 9, 1001)]
-    await beat(some)
-    assert len(cuts) == 2
+    give_up(some, ALARM)
+    while not cuts:
+        await asyncio.sleep(0)
+    assert door.was_cut == [("10.0.0.1", 7)] and len(cuts) == 1 and door.is_holding
+    door.held = [Held(("10.0.0.1", 9), 500, 20, 20), Held(("10.0.0.2", 9), 500, 20, 20)]
+    while len(cuts) < 2:
+        await asyncio.sleep(0)
+    clock.now_s = HOLD_S - 0.1
+    assert not door.held and door.is_holding
+    clock.now_s = HOLD_S + 0.1
+    await settled(some)
+    assert not door.is_holding and door.num_released == 1
+    for _ in range(2):
+        clock.now_s += LIST_EVERY_S
+        some.beat(50051)
+        await settled(some)
+    assert door.num_released == 2  # what core accepted as the first was under way
     assert [record.getMessage() for record in caplog.records] == [
         "connections were cut that reset their calls as they began, or were too many: 1 of 10.0.0.1"
     ]  # a flood of them is no flood of lines
     await some.close()
 
 
+async def test_nobody_is_left_waiting_when_the_gateway_stops_or_looking_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    door = Door()
+    some = floods(1000, 10, lambda: 0.0, lambda: None, door, door)
+    for ending in ("close", "failure"):
+        door.all = [ConnectionCalls(1, "10.0.0.1", 7, 9000)]
+        door.was_cut.clear()
+        give_up(some, ALARM)
+        while not some._is_holding:
+            await asyncio.sleep(0)
+        assert door.is_holding
+        if ending == "close":
+            await some.close()
+        else:
+            monkeypatch.setattr(door, "screen", None)
+            await settled(some)
+        assert not door.is_holding
+
+
 async def test_one_address_has_no_more_connections_than_its_share_and_the_last_to_come_go() -> None:
     door, cuts = Door(), []
-    some = floods(1000, 2, lambda: 0.0, lambda: cuts.append(1), door)
+    some = floods(1000, 2, lambda: 0.0, lambda: cuts.append(1), door, door)
     door.listed = [("10.0.0.1", 3), ("10.0.0.1", 2), ("10.0.0.2", 1)]
-    await beat(some)
+    some.beat(50051)
+    await settled(some)
     assert not cuts
     door.listed = [("10.0.0.1", 1), *door.listed, ("10.0.0.1", 4)]
     some._list_s = 0.0
-    await beat(some)
+    some.beat(50051)
+    await settled(some)
     assert sorted(door.was_cut) == [("10.0.0.1", 1), ("10.0.0.1", 4)]
     await some.close()
 
@@ -111,6 +185,28 @@ async def test_connections_beyond_the_limits_are_closed_and_room_is_made_when_so
             writer.close()
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a"]))
         assert (await rig.stub.Generate(unary_request())).outputs[0].text == "a"
+
+
+@contextlib.asynccontextmanager
+async def fresh(port: int) -> "AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]":
+    """A client on a connection of its own."""
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+        yield inference_pb2_grpc.InferenceServiceStub(channel)
+
+
+async def test_a_client_that_gives_up_all_that_it_may_have_open_keeps_its_connection() -> None:
+    async with running() as rig:
+        rig.ring.script = lambda submit: None
+        calls = [rig.stub.StreamGenerate(stream_request()) for _ in range(3 * ALARM)]
+        for _ in calls:
+            await rig.ring.next_submit()
+        before = connections.peers(rig.port)
+        for call in calls:
+            call.cancel()
+        rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a"]))
+        assert (await rig.stub.Generate(unary_request())).outputs[0].text == "a"
+        assert connections.peers(rig.port) == before
 
 
 async def test_rapid_reset_ends_its_own_connection() -> None:
@@ -145,31 +241,5 @@ async def test_rapid_reset_ends_its_own_connection() -> None:
         assert [event.WhichOneof("event") async for event in neighbour][-1] == "finished"
         rig.ring.script = lambda submit: rig.ring.play(*generation(submit, ["a"]))
         assert (await rig.stub.Generate(unary_request())).outputs[0].text == "a"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
-async def test_a_connection_is_found_by_its_peer_and_cut(host: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    dual = host == "::"  # a client of IPv4 is then told as ::ffff:127.0.0.1
-    to = "127.0.0.1" if dual else host
-    with (
-        socket.create_server((host, 0), family=family, dualstack_ipv6=dual) as listening,
-        socket.create_connection((to, listening.getsockname()[1])) as client,
-        listening.accept()[0],
-    ):
-        client.sendall(b"x" * 1000)
-        peer = client.getsockname()[:2]
-        assert connections.cut([(to, 1)]) == 0
-        assert connections.cut([peer]) == 1  # the server's end, and not the client's, which is also of this process
-        client.settimeout(5.0)
-        with contextlib.suppress(ConnectionError):
-            assert client.recv(10) == b""
-
-
-async def test_every_connection_is_counted_with_its_peer() -> None:
-    async with running() as rig:
-        await rig.channel.channel_ready()
-        failed: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = rig.channel.unary_unary("/none/None")
-        assert await failed(b"").code() is grpc.StatusCode.UNIMPLEMENTED
-        found = connections.counts()
-        assert {one.host for one in found} == {"127.0.0.1"} and all(one.port for one in found)
+        async with fresh(rig.port) as stub:  # its address is on probation, and it is looked at
+            assert (await stub.Generate(unary_request())).outputs[0].text == "a"

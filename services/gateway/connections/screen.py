@@ -1,0 +1,88 @@
+"""Which new connections may speak to core while addresses are on probation. Pure: bytes and time are told.
+
+Core takes in all that a new connection has sent at once: hundreds of calls for the price of one cut. So while somebody
+floods, the system holds what new connections send until it has been looked at here. One of an address on probation
+that begins by resetting its calls is cut, and of the others of that address so many a second go on; those of all other
+addresses go on at once.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from services.gateway.connections.crowds import Peer
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_HEADER = 9
+HEADERS, RST_STREAM = 1, 3
+MOST_RESETS = 16  # in what a connection sends first; clients have nothing to reset yet
+PER_SECOND, BURST = 20.0, 20.0  # connections of an address on probation
+MOST_LOOKS = 4  # at one that sends more each time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """One connection, and what it has sent that nobody has read."""
+
+    peer: Peer
+    num_bytes: int
+    num_calls: int
+    num_resets: int
+
+
+@dataclasses.dataclass(slots=True)
+class _Waiting:
+    num_bytes: int
+    num_looks: int
+
+
+def held(peer: Peer, data: bytes) -> Held:
+    """What a connection has sent: its HEADERS and RST_STREAM frames are counted, up to just more than it may have. What
+    is no plain HTTP/2 counts as one call."""
+    if not data.startswith(PREFACE):
+        return Held(peer, len(data), 1, 0)
+    at, num_calls, num_resets = len(PREFACE), 0, 0
+    while at + FRAME_HEADER <= len(data) and num_resets <= MOST_RESETS:
+        num_calls += data[at + 3] == HEADERS
+        num_resets += data[at + 3] == RST_STREAM
+        at += FRAME_HEADER + int.from_bytes(data[at : at + 3])
+    return Held(peer, len(data), num_calls, num_resets)
+
+
+class Screen:
+    """Judges all connections that are held, each time that they are looked at."""
+
+    def __init__(self, is_suspect: Callable[[str], bool]) -> None:
+        """`is_suspect` tells of an address whether it is on probation."""
+        self._is_suspect = is_suspect
+        self._waiting: dict[Peer, _Waiting] = {}
+        self._tokens: dict[str, tuple[float, float]] = {}  # of an address: how many, and when that was
+
+    def judge(self, held: Sequence[Held], now_s: float) -> tuple[list[Peer], list[Peer]]:
+        """Those that may go on, and those that must be cut. The others stay held."""
+        self._waiting = {
+            one.peer: self._waiting.get(one.peer, _Waiting(-1, 0)) for one in held if self._is_suspect(one.peer[0])
+        }
+        go: list[Peer] = []
+        cut: list[Peer] = []
+        for one in held:
+            if one.peer not in self._waiting:
+                go.append(one.peer)
+            elif one.num_resets > MOST_RESETS:
+                cut.append(one.peer)
+            elif self._has_said_all(one) and self._take(one.peer[0], now_s):
+                go.append(one.peer)
+        return go, cut
+
+    def _has_said_all(self, one: Held) -> bool:
+        """Whether it has sent a call, and nothing since it was looked at before; or there were looks enough."""
+        waiting = self._waiting[one.peer]
+        waiting.num_looks += one.num_bytes > 0
+        is_done = one.num_calls > 0 and one.num_bytes == waiting.num_bytes
+        waiting.num_bytes = one.num_bytes
+        return one.num_bytes > 0 and (is_done or waiting.num_looks >= MOST_LOOKS)
+
+    def _take(self, host: str, now_s: float) -> bool:
+        level, then_s = self._tokens.get(host, (BURST, now_s))
+        level = min(BURST, level + PER_SECOND * (now_s - then_s))
+        self._tokens[host] = (level - (level >= 1.0), now_s)
+        return level >= 1.0
