@@ -11,19 +11,12 @@ Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 Words: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32]]"
 Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
-LEAST = float(np.finfo(np.float32).tiny)  # above 0 that float32 has with all its digits, and that no mode takes for 0
-
-
-def above_zero(value: float) -> float:
-    """A knob as float32 has it whose meaning changes at 0: what is above 0, if only in float64, stays above it."""
-    return max(value, LEAST) if value > 0.0 else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PenaltyRows:
     """What the rows that ask for penalties have; see `kernels.reference.adjust.Penalties`. The same object as in the
-    step before
-    where only sizes and what they count have changed, in place."""
+    step before where only sizes and what they count have changed, in place."""
 
     rows: Ints
     firsts: Ints
