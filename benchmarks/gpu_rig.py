@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.engine import Engine, StepRunner
+from engine.engine import Engine
+from engine.executor.step_runner import StepRunner
 from engine.kv_cache.block_store import BlockStore
 from engine.kv_cache.cache import KVCache
 from engine.models.by_layer import RopeConfig

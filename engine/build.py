@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.engine import Engine, StepRunner
+from engine.engine import Engine
 from engine.errors import Code, ServiceError
 from engine.executor.computing import Computing
+from engine.executor.step_runner import StepRunner
 from engine.kv_cache.block_store import BlockStore
 from engine.kv_cache.cache import KVCache, Window
 from engine.kv_cache.disk import names_on_disk
@@ -39,10 +40,9 @@ from engine.worker.host.threads import ThreadTuner
 from engine.worker.overlapped import InFlightDrafts, overlap, recorded_bytes
 from engine.worker.runner import Runner
 from engine.worker.slots.state import Slots
+from engine.worker.startup.device_support import check_gpu, check_invariance
 from engine.worker.startup.formats import Formats, check_stored, choose_formats, name_of
-from engine.worker.startup.gpu import check_gpu
 from engine.worker.startup.identity import Digests, identity_of
-from engine.worker.startup.invariance import check_invariance
 from engine.worker.startup.memory import at_start, cuda_room, give_back_unused
 from engine.worker.startup.rates import measure_costs, one_token
 from engine.worker.startup.trial import check_trial

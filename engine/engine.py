@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.errors import ServiceError
-from engine.executor.step_retry import Launcher, StepRetry
+from engine.executor.step_retry import StepRetry
+from engine.executor.step_runner import StepRunner
 from engine.kv_cache.identity import UNNAMED, CacheIdentity
-from engine.kv_cache.tiers import Move
 from engine.plan import StepPlan
 from engine.request import EngineRequest
 from engine.scheduler.events import Sampled
@@ -29,34 +29,6 @@ class Tuner(Protocol):
 
     def idle(self) -> bool:
         """Measure a step if it is time to; whether another one belongs to it."""
-
-
-class StepRunner(Launcher, Protocol):
-    """What the engine needs of a runner."""
-
-    @property
-    def depth(self) -> int:
-        """Steps that may be in flight while the next one is planned."""
-
-    @property
-    def progress(self) -> int:
-        """Layers computed since start."""
-
-    def watch(self, on_layer: Callable[[], None]) -> None:
-        """Have `on_layer` called after each layer computed."""
-
-    def move(self, moves: list[Move]) -> None:
-        """Carry out transfers between cache blocks and tiers in their order; those with the disk go on meanwhile."""
-
-    def moved(self) -> list[tuple[Move, bool]]:
-        """Transfers with the disk that have ended since the last call, and whether well."""
-
-    def place(self, plan: StepPlan) -> None:
-        """Apply the plan's placements and block-table additions."""
-
-    def idle(self) -> bool:
-        """Prepare for steps to come, a little; False when there is nothing left to prepare. Only while there is no
-        work: it may take long."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

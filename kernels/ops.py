@@ -1,7 +1,7 @@
 """The one place that chooses between implementations of an operation. Tensors and numbers only.
 
 Everything that a model computes goes through here: kernels of our own where there are some for the device and dtype,
-else torch operators, which run anywhere. `kernels.invariance` says of each op whether rows depend on one another.
+else torch operators, which run anywhere. `kernels.contract` says of each op whether rows depend on one another.
 """
 
 from collections.abc import Callable
@@ -94,8 +94,7 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
         cis: complex64 [T or more, 1, D/2]. Checkpoints rotate (i, i + D/2); loading permutes the rows of the
             projections so that pairs are neighbours.
         cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], in an order of bytes that `kernels.layout.layout`
-        chooses;
-            see `kernels.layout.slots`.
+            chooses; see `kernels.layout.slots`.
     """
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, heads.shape[2])

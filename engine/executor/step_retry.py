@@ -9,32 +9,15 @@ import dataclasses
 import logging
 import traceback
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from engine.errors import DeviceLost, OutOfDeviceMemory, engine_fault
+from engine.executor.step_runner import Launcher
 from engine.plan import PromptLogprobs, StepPlan, StepResult, VerifiedDrafts
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-class Pending(Protocol):
-    """A step in flight."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the step, and all before it, have been waited for already."""
-
-    def collect(self) -> StepResult:
-        """Wait for the device and return the sampled tokens."""
-
-
-class Launcher(Protocol):
-    """What computes. Launch returns before the device is done."""
-
-    def launch(self, plan: StepPlan) -> Pending:
-        """Start computing the plan's rows, whose slots are in place. Raises OutOfDeviceMemory, DeviceLost, anything."""
 
 
 class StepRetry:

@@ -1,1 +1,2 @@
-"""Who owns which cache block: pool, prefix index, block tables. Ids only: no tensor, no request text, no scheduling."""
+"""Who owns which cache block, in ids only: pool, prefix index, block tables, tiers; and where the bytes of blocks
+lie."""

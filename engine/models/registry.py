@@ -4,22 +4,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import unsupported
-from engine.models import gemma, gemma2, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from engine.models import architectures
 from engine.models.config import ACTIVATIONS, ModelConfig, read_config
 from engine.models.fields import shown
 from engine.models.traits import ArchitectureTraits
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig], ArchitectureTraits]] = {
-    "GemmaForCausalLM": gemma.traits,
-    "Gemma2ForCausalLM": gemma2.traits,
-    "Gemma3ForCausalLM": gemma3.traits,
-    "GptOssForCausalLM": gpt_oss.traits,
-    "LlamaForCausalLM": llama.traits,
-    "MistralForCausalLM": mistral.traits,
-    "MixtralForCausalLM": mixtral.traits,
-    "Qwen2ForCausalLM": qwen2.traits,
-    "Qwen3ForCausalLM": qwen3.traits,
-    "Qwen3MoeForCausalLM": qwen3_moe.traits,
+    "GemmaForCausalLM": architectures.gemma,
+    "Gemma2ForCausalLM": architectures.gemma2,
+    "Gemma3ForCausalLM": architectures.gemma3,
+    "GptOssForCausalLM": architectures.gpt_oss,
+    "LlamaForCausalLM": architectures.llama,
+    "MistralForCausalLM": architectures.mistral,
+    "MixtralForCausalLM": architectures.mixtral,
+    "Qwen2ForCausalLM": architectures.qwen2,
+    "Qwen3ForCausalLM": architectures.qwen3,
+    "Qwen3MoeForCausalLM": architectures.qwen3_moe,
 }
 
 

@@ -3,13 +3,9 @@
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-
-from engine.parameter_kinds import above_zero as above_zero
-from engine.parameters import COLUMNS
-from engine.request import SamplingParams
 
 Floats: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
@@ -20,8 +16,7 @@ Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 @dataclasses.dataclass(frozen=True, slots=True)
 class PenaltyRows:
     """What the rows that ask for penalties have; see `kernels.reference.adjust.Penalties`. The same object as in the
-    step before
-    where only sizes and what they count have changed, in place."""
+    step before where only sizes and what they count have changed, in place."""
 
     rows: Ints
     firsts: Ints
@@ -147,11 +142,6 @@ class SamplingRows:
     def is_adjusted(self) -> bool:
         """Whether any logit is changed before sampling."""
         return bool(self.banned or self.param_rows.allowed or self.penalties or self.param_rows.biases or self.masks)
-
-
-def columns_of(params: Sequence[SamplingParams]) -> dict[str, Any]:
-    """The columns of `SamplingParamRows` that follow from parameters alone."""
-    return {one.name: np.array([one.of(each) for each in params], dtype=one.dtype) for one in COLUMNS}
 
 
 def allow(found: Sequence[tuple[int, Bits]]) -> AllowedTokenRows | None:

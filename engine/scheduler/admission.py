@@ -42,18 +42,18 @@ class AdmissionControl:
         state = self._state
         if not self.is_due(step):
             return
-        state.has_changed = False
+        state.looked(has_more=False)
         self._begin(step)
         long = sum(one.num_missing > budget for one in prefills)
         room = budget - sum(one.num_missing for one in prefills if one.num_missing <= budget)
         passed: list[SequenceGroup] = []
         for sequence in state.waiting.in_order():
             if room <= 0 or self._is_over():
-                state.has_changed = bool(state.free_slots)  # else the next to end says so
+                state.looked(has_more=bool(state.free_slots))  # else the next to end says so
                 return
             is_long = sequence.group.num_ready(sequence) > budget
             if (is_long and long >= self._settings.max_long_prefills) or self._awaits_disk(sequence):
-                state.has_changed = True  # it waits for a turn, or for the disk, not for blocks
+                state.looked(has_more=True)  # it waits for a turn, or for the disk, not for blocks
                 continue
             if self._try(sequence, now, step):
                 long += sequence.num_missing > budget

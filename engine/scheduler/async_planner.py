@@ -36,7 +36,7 @@ class AsyncPlanner:
         rows = self._rows()
         if not rows or len(rows) > self._planner.budget or not self._make_room(rows):
             return None
-        self._drafts.num_resting -= 1
+        self._drafts.note_unasked()
         return self._planner.decode_ahead(rows, now)
 
     def _rows(self) -> list[tuple[Sequence, int]]:

@@ -57,6 +57,10 @@ class DraftScheduler:
             self.num_resting = REST_STEPS
         return self._is_resting
 
+    def note_unasked(self) -> None:
+        """A step was planned without asking."""
+        self.num_resting -= 1
+
     def asks(self, budget: int, *, grow: bool) -> list[DraftRequest]:
         """Of sequences one token behind, while prompts leave room in a step of `budget` tokens. `grow`: with blocks for
         all drafts but the last, as far as nobody else needs them in the next step."""

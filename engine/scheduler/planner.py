@@ -51,7 +51,7 @@ class Planner:
         """The next step; None when there is nothing to do."""
         self.step += 1
         self.rows, self._lens, self._num_drafts, self._now = [], [], {}, now
-        self._state.now_s = now
+        self._state.begin(now)
         if self.held:
             self._give_up_holding()
         decodes, prefills = self._behind()
@@ -87,7 +87,7 @@ class Planner:
         """The group's flags say that it may not sample: note since when."""
         group.held_since_s = now
         self.held[group.request_id] = group
-        self._state.has_changed = True
+        self._state.looked(has_more=True)
 
     def _behind(self) -> tuple[list[Sequence], list[Sequence]]:
         """Running sequences that are one token behind, and those that are further."""
@@ -105,7 +105,7 @@ class Planner:
     def _let_in(self, decodes: list[Sequence], prefills: list[Sequence]) -> None:
         """Admit, before anything is planned: a newcomer may displace who runs. Not while running ones want blocks."""
         if not decodes and not prefills:
-            self._state.has_changed = True  # nothing else would be done: look again at who did not fit
+            self._state.looked(has_more=True)  # nothing else would be done: look again at who did not fit
         elif self._is_short:
             return
         self._admission.admit(self._now, self.step, self.budget - len(decodes), prefills)
@@ -237,7 +237,6 @@ class Planner:
                     drafts[i] = self._num_drafts[one]
                     if one.drafting.parents:
                         parents[i] = tuple(one.drafting.parents)
-        placements, self._state.placements = self._state.placements, []
         return StepPlan(
             step=self.step,
             slots=[one.slot for one in rows],
@@ -245,7 +244,7 @@ class Planner:
             starts=[one.num_computed for one in rows],
             token_ids=token_ids,
             samples=samples,
-            placements=placements,
+            placements=self._state.take_placements(),
             new_blocks=self._new_blocks(),
             drafts=drafts,
             parents=parents,

@@ -3,12 +3,14 @@
 Knows no order and takes no decision.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 
 from engine.kv_cache.cache import KVCache
 from engine.scheduler.lengths import OutputLengths
-from engine.scheduler.peak import Load, peak
 from engine.scheduler.sequence import Sequence
+
+Load = tuple[int, int]  # (tokens still to come, tokens held now)
 
 
 class RunningStats:
@@ -59,3 +61,16 @@ class RunningStats:
             end = self._lengths.likely_end(group.request.tenant, one.num_output, group.max_tokens)
             loads.append((max(1, end - one.num_output), one.num_output + half))
         return loads
+
+
+def peak(loads: Iterable[Load]) -> int:
+    """The predicted peak, how many tokens running outputs will hold together at the worst moment to come: max over i of
+    (c_1 + … + c_i + i · r_i), longest remaining first. Source: Past-Future scheduler (ASPLOS '25), as in LightLLM.
+
+    Just before output i ends, outputs 1 … i are alive and each has grown by r_i.
+    """
+    held = most = 0
+    for i, (remaining, now) in enumerate(sorted(loads, reverse=True), 1):
+        held += now
+        most = max(most, held + i * remaining)
+    return most

@@ -260,8 +260,7 @@ class Scheduler:
 
     def take_preempted(self) -> list[str]:
         """Requests that have lost their place to others since the last call, and wait for another one."""
-        lost, self._state.preempted = self._state.preempted, []
-        return lost
+        return self._state.take_preempted()
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
         """Advance the rows of `plan`; what was cancelled meanwhile is passed over."""

@@ -23,7 +23,7 @@ from engine.timeline import EventKind
 
 
 class SchedulerState:
-    """Queue, slots and tables of one engine."""
+    """Queue, slots and tables of one engine. Its fields are read by all collaborators and written here only."""
 
     def __init__(
         self, cache: KVCache, waiting: WaitingQueue, num_slots: int, costs: PreemptionCosts | None = None
@@ -41,6 +41,24 @@ class SchedulerState:
         self.num_recomputed = 0  # tokens computed once more, because a preemption had dropped them
         self.now_s = 0.0  # of the step being planned
         self.has_changed = True  # something ended or arrived: who did not fit may fit now
+
+    def begin(self, now: float) -> None:
+        """A step is planned now."""
+        self.now_s = now
+
+    def looked(self, *, has_more: bool) -> None:
+        """Who waits was looked at; or should be, if somebody may fit now."""
+        self.has_changed = has_more
+
+    def take_placements(self) -> list[Placement]:
+        """Those that no plan has carried yet: one does now."""
+        taken, self.placements = self.placements, []
+        return taken
+
+    def take_preempted(self) -> list[str]:
+        """Requests that have lost their place to others since the last call."""
+        taken, self.preempted = self.preempted, []
+        return taken
 
     def enter(self, group: SequenceGroup) -> None:
         """Open a group; its first sequence leads."""

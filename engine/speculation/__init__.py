@@ -1,1 +1,1 @@
-"""Who drafts tokens, and how many are worth it. Nothing here can change a token: what is drafted is verified."""
+"""Who drafts tokens, in chains or trees, and how many are worth it. What is drafted is verified: no token changes."""

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engine.plan import DraftRequest
 from engine.request import SamplingParams
-from engine.sampling.rows import SamplingParamRows, SamplingRows, allow, bits_of, columns_of
+from engine.sampling.columns import FLOATS, INTS, knob_rows, pack
+from engine.sampling.rows import SamplingParamRows, SamplingRows, allow, bits_of
 from engine.sampling.sampler import Sampler
 from engine.speculation.draft_rows import DraftRow
 
@@ -62,11 +63,7 @@ def _is_of(ask: DraftRequest, whose: tuple[SamplingParams, int]) -> bool:
 
 
 def _param_rows(asks: Sequence[DraftRequest], vocab_size: int) -> SamplingParamRows:
-    params = [ask.params for ask in asks]
-    return SamplingParamRows(
-        **columns_of(params),
-        output=np.array([ask.output_index for ask in asks], dtype=np.int64),
-        allowed=allow(
-            [(i, bits_of(one.allowed_token_ids, vocab_size)) for i, one in enumerate(params) if one.allowed_token_ids]
-        ),
-    )
+    owners = [(ask.params, ask.output_index) for ask in asks]
+    wanted = [(i, params.allowed_token_ids) for i, (params, _) in enumerate(owners) if params.allowed_token_ids]
+    allowed = allow([(i, bits_of(ids, vocab_size)) for i, ids in wanted])
+    return knob_rows(pack(FLOATS, owners), pack(INTS, owners), allowed=allowed)

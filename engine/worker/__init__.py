@@ -1,1 +1,1 @@
-"""Plan to tensors, forward, sample. Keeps a permanent row for each slot; knows no policy."""
+"""Computes plans: plan to tensors, forward, sample. Keeps a permanent row for each slot; knows no policy."""

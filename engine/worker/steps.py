@@ -189,8 +189,7 @@ class UniformSteps:
 
 def _numbers(rows: UniformRows, key: GraphKey) -> Longs:
     """What the form of a step's rows needs: of trees `kernels.layout.trees.numbers_of`; of rows that share prefixes
-    each
-    group's first row (one more than there are groups), its keys, and the keys of each row's prefix."""
+    each group's first row (one more than there are groups), its keys, and the keys of each row's prefix."""
     if key.form is RowShape.TREES:
         return numbers_of(rows.lens, rows.trees, key.num_rows * key.per_row).reshape(-1)
     if key.form is RowShape.PLAIN:

@@ -1,4 +1,5 @@
-// The suffix automaton of a growing sequence, as kernels/reference/automaton.py has it: that says what it is for. Knows no Python.
+// The suffix automaton of a growing sequence, as kernels/reference/automaton.py has it: that says what it is for.
+// Knows no Python.
 //
 // A state's first transition lies in the state. Further ones, which few states have, are found by a hash of state and
 // token, as the first state may have as many as there are tokens, and are chained for the copies that a split makes.

@@ -239,9 +239,8 @@ def layer(
     kept: Tensor | None = None,
 ) -> None:
     """A decoder layer of `engine.models.layers.layer.Layer.arguments` over the first T rows of h, in place. `kept`,
-    int64 and
-    ascending: tokens whose rows are wanted behind it, which then come first. The rest as of `rotate_and_write` and
-    `paged_attention`."""
+    int64 and ascending: tokens whose rows are wanted behind it, which then come first. The rest as of
+    `rotate_and_write` and `paged_attention`."""
     assert builds.MODULE is not None
     calls: dict[torch.dtype, Callable[..., None]] = {
         torch.float32: builds.MODULE.layer_float32,

@@ -1,4 +1,5 @@
-// Gumbel noise keyed by (seed, position, output, id): the words of kernels/reference/philox.py to the bit, their logarithms not.
+// Gumbel noise keyed by (seed, position, output, id): the words of kernels/reference/philox.py to the bit,
+// their logarithms not.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Logits to tokens, row by row: truncation and Gumbel-max as kernels/reference/sampling.py has them, noise as kernels/reference/philox.py.
+// Logits to tokens, row by row: truncation and Gumbel-max as kernels/reference/sampling.py has them, noise as
+// kernels/reference/philox.py.
 //
 // A row's token depends on that row alone, which is computed in one fixed order. Noise words are those of the twin to
 // the bit; logarithms are not, so that tokens may differ where the two best scores differ by less than 1e-5. Ids that

@@ -94,8 +94,7 @@ class GpuLinear(PackedLinear):
 
 class BlockedLinear(PackedLinear):
     """On CPU by a library: in blocks of rows (`kernels.formats.row_blocks`), and in float32 what comes out, as what
-    comes
-    between linears on a CPU computes in it."""
+    comes between linears on a CPU computes in it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)

@@ -1,10 +1,9 @@
 """Logits to tokens for a batch of rows: the torch twin of the sampling kernel, oracle and fallback.
 
 Takes logits and per-row parameters, gives ids and which rows hold no usable number. Each row's answer is a function of
-that row alone: no op here mixes rows, and the noise is `kernels.reference.philox`'s. Sampling is Gumbel-max on the
-kept set, and
-the kept set is `scaled logit >= floor` with one floor per row, so ties at a boundary are all kept; typical-p then keeps
-a band of it. Knows no request.
+that row alone: no op here mixes rows, and the noise is `kernels.reference.philox`'s. Sampling is Gumbel-max on the kept
+set, and the kept set is `scaled logit >= floor` with one floor per row, so ties at a boundary are all kept; typical-p
+then keeps a band of it. Knows no request.
 
 Batch-invariant to the bit on CPU.
 """

@@ -19,8 +19,7 @@ HALF = tl.constexpr(UNIT // 2)
 
 def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
     """x [M, K] → [M, N] in x's dtype; see `kernels.formats.packed_weights.linear_w4a16`. `is_fixed`: a row's bits
-    depend on
-    that row alone."""
+    depend on that row alone."""
     (num, inputs), outputs = x.shape, len(packed.nibbles)
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if inputs != packed.inputs or x.stride(1) != 1:

@@ -18,8 +18,7 @@ from kernels.triton.support import MAX_INPUTS
 
 def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
     """x [M, K] → [M, N] in x's dtype; see `kernels.formats.packed_weights.linear_w8a16`. `is_fixed`: a row's bits
-    depend on
-    that row alone."""
+    depend on that row alone."""
     return _multiply(x, None, packed, bias, x.dtype, is_fixed)
 
 

@@ -2,8 +2,7 @@
 
 In: logits, their peaks and the parameters of sampling. Out, for each row: a floor (keep what is not below it) and the
 band of typical-p. The kept set is that of `kernels.reference.sampling`: a floor is a value of the row, found by
-bisection over
-the bits of floats. Mass is counted in integers (e^x · 2^44), so that a sum is the same in any order.
+bisection over the bits of floats. Mass is counted in integers (e^x · 2^44), so that a sum is the same in any order.
 
 A row is narrowed first: one pass counts its values by magnitude, which bounds what can be kept, and a second gathers
 these, mostly few. Where they are more than a tile, bisection reads the row itself.

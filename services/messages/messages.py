@@ -218,9 +218,7 @@ class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     epoch: int
     progress: int  # engine: layers computed since start; others: messages handled
     lost: int = 0  # frames that never came, of all that were sent to it
-    revision: str = (
-        ""  # that it serves; of other stages than engines the configuration's (see `services.checkpoint.revisions`)
-    )
+    revision: str = ""  # that it serves; of other stages than engines the configuration's (see `revisions`)
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

@@ -18,13 +18,7 @@ from engine.checks import check_ids
 from engine.errors import Code, ServiceError, invalid
 from engine.models.fields import is_file
 from engine.request import Limits
-from services.messages.work import (
-    ChatPrompt,
-    Sections,
-    TextPrompt,
-    TokenPrompt,
-    unpack_ids,
-)
+from services.messages.work import ChatPrompt, Sections, TextPrompt, TokenPrompt, unpack_ids
 from services.text_bound import longest_token
 from services.tokenizer.chat import ChatTemplate
 from services.tokenizer.pieces import Pieces

@@ -24,7 +24,7 @@ from engine.scheduler.settings import settings_of
 from engine.worker.overlapped import overlap
 from engine.worker.runner import Runner
 from engine.worker.slots.state import Slots
-from engine.worker.startup.invariance import ON_CPU, ON_CUDA, check_invariance
+from engine.worker.startup.device_support import ON_CPU, ON_CUDA, check_invariance
 from kernels import gpu
 from kernels.cpu import builds
 from kernels.formats import weight_formats as kinds

@@ -13,13 +13,23 @@ import time
 from tests.isa.sets import ROOT, SETS, Forced
 
 TESTS = (
-    *("kernels/test_row_blocks.py", "kernels/test_ops.py", "kernels/test_experts.py", "kernels/test_quantised.py"),
-    *("kernels/test_layer.py", "kernels/test_quality.py", "kernels/test_sampling.py", "kernels/test_scores.py"),
-    *("kernels/triton/test_attention.py", "kernels/triton/test_quantised_kernels.py"),
-    *("engine/test_invariance.py", "engine/test_engine_oracle.py", "engine/models/test_model_oracle.py"),
-    *("engine/models/test_gemma.py", "engine/speculation/test_lossless.py"),
+    "kernels/formats/test_row_blocks.py",
+    "kernels/test_ops.py",
+    "engine/models/layers/test_experts.py",
+    "kernels/formats/test_quantised.py",
+    "engine/models/layers/test_layer.py",
+    "kernels/formats/test_quality.py",
+    "kernels/reference/test_sampling.py",
+    "kernels/reference/test_scores.py",
+    "kernels/triton/test_attention.py",
+    "kernels/triton/test_quantised_kernels.py",
+    "engine/test_invariance.py",
+    "engine/test_engine_oracle.py",
+    "engine/models/test_model_oracle.py",
+    "engine/models/test_gemma.py",
+    "engine/speculation/test_lossless.py",
 )
-EMULATED = "kernels/test_emulated.py"
+EMULATED = "kernels/cpu/test_emulated.py"
 TRITON = "kernels/triton/"  # interpreted: of the sets only OpenBLAS's concern it
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels import ops
+from kernels.contract import is_batch_invariant
 from kernels.cpu import builds
-from kernels.invariance import is_batch_invariant
 from kernels.layout.layout import new_layers
 from kernels.layout.metadata import AttentionMetadata
 from kernels.layout.slots import slot_width

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from engine.models.config import ModelConfig
-from engine.models.layers.layer import Layer
+from engine.models.layers.layer import Layer, decoder_layer_
 from engine.models.layers.mlp import DenseMlp, Mlp
 from engine.models.traits import ArchitectureTraits
 from engine.models.weights import WeightSource
 from kernels import ops
-from kernels.decoder import decoder_layer_
 from kernels.formats.linear import PackedLinear
 from kernels.formats.packed_weights import Packed, dequantise, stack, take_rows
 from kernels.formats.weight_formats import stored_kind

@@ -1,7 +1,6 @@
-"""What a decoder layer is made of, and the layer as one call of our own CPU kernels.
+"""What a decoder layer is made of, and its computation: one call of our own CPU kernels, or operation by operation.
 
-Packed linears, norms and numbers in; `kernels.decoder` computes it, by this call or operation by operation. Knows
-nothing of models' names or of batching.
+Packed linears, norms and numbers in. Knows nothing of models' names or of batching.
 """
 
 import dataclasses
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.models.layers.mlp import DenseMlp, Mlp
-from kernels import gpu
+from kernels import gpu, ops
 from kernels.cpu import builds, native
 from kernels.formats.linear import NativeLinear, PackedLinear
 from kernels.layout.metadata import AttentionMetadata
@@ -89,6 +88,29 @@ class Layer:
         return (*found, *own, self.eps, *sizes, self.scale, self.score_cap)
 
 
+def decoder_layer_(
+    h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
+) -> None:
+    """h [T or more, hidden] (float32) through a layer in place: h += attention(norm(h)); h += mlp(norm(h)). Writes the
+    step's keys and values; cis and cache as of `rotate_and_write`. `kept`, int64 and ascending: the only tokens wanted
+    behind it, whose rows are then the first. Batch-invariant where all of its operations are."""
+    if is_one_call(layer, h, cache):
+        forward_(h, layer, cis, cache, meta, kept)
+        return
+    heads = ops.linear_normed(h, layer.attention_norm, layer.eps, layer.qkv)
+    heads = heads.view(len(h), layer.heads + 2 * layer.kv_heads, layer.dim)
+    if layer.head_norms is not None:
+        normed = heads[:, : layer.heads + layer.kv_heads]
+        normed.copy_(ops.rms_norm(normed.float(), layer.head_norms, layer.eps))
+    ops.rotate_and_write(heads, cis, cache, meta)
+    queries, options = heads[:, : layer.heads], (layer.scale, layer.window, layer.score_cap, layer.sinks)
+    seen = ops.paged_attention(queries, cache, meta, *options, is_fixed=layer.is_fixed)
+    ops.linear_add_(h, seen, layer.output, layer.output_norm, layer.eps)
+    layer.mlp.add_to(h, layer.eps)
+    if kept is not None:
+        h[: len(kept)] = h[kept]
+
+
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
     """Whether the layer may be one call, for residuals h [T, hidden] and a cache layer."""
     return (
@@ -104,7 +126,7 @@ def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
 def forward_(
     h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
 ) -> None:
-    """See `kernels.decoder.decoder_layer_`; only where `is_one_call` says so."""
+    """See `decoder_layer_`; only where `is_one_call` says so."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
     native.layer(layer.arguments, h, cis, cache, meta, kept)
 

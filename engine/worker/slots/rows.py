@@ -10,8 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from engine.plan import Placement
+from engine.sampling.columns import FLOATS, INTS, knob_rows, neutral, pack
 from engine.sampling.matchers import SlotMatchers
-from engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows, above_zero
+from engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
 from engine.worker.slots.adjustments import SlotAdjustments
 from engine.worker.slots.banned_tokens import SlotBannedTokens
 from engine.worker.slots.prompts import SlotPrompts
@@ -38,15 +39,10 @@ class SlotRows:
     def __init__(self, num_slots: int, max_blocks: int, vocab_size: int, matchers: SlotMatchers) -> None:
         self.matchers = matchers
         self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
-        self._temperature = np.zeros(num_slots, dtype=np.float32)
-        self._top_k = np.zeros(num_slots, dtype=np.int64)
-        self._top_p = np.ones(num_slots, dtype=np.float32)
-        self._min_p = np.zeros(num_slots, dtype=np.float32)
-        self._seed = np.zeros(num_slots, dtype=np.int64)
-        self._output = np.zeros(num_slots, dtype=np.int64)
+        self._floats = neutral(FLOATS, num_slots)
+        self._ints = neutral(INTS, num_slots)
         self._num_logprobs = np.full(num_slots, -1, dtype=np.int64)
         self._logprob_ids: dict[int, tuple[int, ...]] = {}
-        self._typical_p = np.ones(num_slots, dtype=np.float32)
         self.prompts = SlotPrompts()
         self._adjustments = SlotAdjustments(vocab_size)
         self._banned_tokens = SlotBannedTokens()
@@ -59,17 +55,13 @@ class SlotRows:
         slot, params = placement.slot, placement.params
         self._fixed.clear()
         self.block_tables[slot] = 0
-        self._temperature[slot] = above_zero(params.temperature)
-        self._top_k[slot] = params.top_k
-        self._top_p[slot] = above_zero(params.top_p)
-        self._min_p[slot] = params.min_p
-        self._seed[slot] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
-        self._output[slot] = placement.output_index
+        owner = [(params, placement.output_index)]
+        self._floats[slot] = pack(FLOATS, owner)
+        self._ints[slot] = pack(INTS, owner)
         self._num_logprobs[slot] = params.logprobs
         self._logprob_ids.pop(slot, None)
         if params.logprob_token_ids:
             self._logprob_ids[slot] = params.logprob_token_ids
-        self._typical_p[slot] = above_zero(params.typical_p)
         self._adjustments.reset(placement)
         self._banned_tokens.reset(placement)
         self.prompts.reset(placement)
@@ -114,14 +106,9 @@ class SlotRows:
     def _fixed_rows(self, slots: list[int]) -> SamplingParamRows:
         """What stays as long as the same slots sample."""
         at = np.array(slots)
-        return SamplingParamRows(
-            temperature=self._temperature[at],
-            top_k=self._top_k[at],
-            top_p=self._top_p[at],
-            min_p=self._min_p[at],
-            seed=self._seed[at],
-            output=self._output[at],
-            typical_p=self._typical_p[at],
+        return knob_rows(
+            self._floats[at],
+            self._ints[at],
             biases=self._adjustments.biases(slots),
             allowed=self._adjustments.allowed(slots),
             logprobs=self._logprobs(slots),

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from engine.plan import Placement
+from engine.sampling.columns import FLOATS, INTS, neutral, pack
 from engine.worker.device import Device
 from kernels import ops
 from kernels.reference.sampling import Rows
-
-FLOATS = 4  # temperature, top_p, min_p, typical_p
-INTS = 3  # top_k, seed, output
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,8 +37,8 @@ class DeviceState:
         # A token may be sampled behind the last one that is computed.
         self.tokens = torch.zeros(num_slots, max_len + 1, dtype=torch.int64, device=on)
         self.tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32, device=on)
-        self._floats = torch.ones(num_slots, FLOATS, dtype=torch.float32, device=on)
-        self._ints = torch.zeros(num_slots, INTS, dtype=torch.int64, device=on)
+        self._floats = torch.from_numpy(neutral(FLOATS, num_slots)).to(on)
+        self._ints = torch.from_numpy(neutral(INTS, num_slots)).to(on)
         self._token_runs: list[tuple[int, int, Sequence[int]]] = []
         self._block_runs: list[tuple[int, int, Sequence[int]]] = []
         self._placed: dict[int, Placement] = {}
@@ -70,20 +68,16 @@ class DeviceState:
 
     def rows(self, slots: Tensor, positions: Tensor) -> Rows:
         """Parameters of rows that sample the tokens at `positions`, all int64 [R]."""
-        floats, ints = self._floats[slots], self._ints[slots]
-        temperature, top_p, min_p, typical_p = (floats[:, i].contiguous() for i in range(FLOATS))
-        top_k, seeds, outputs = (ints[:, i].contiguous() for i in range(INTS))
-        return Rows(temperature, top_k, top_p, min_p, typical_p, seeds, positions, outputs)
+        both = ((FLOATS, self._floats[slots]), (INTS, self._ints[slots]))
+        of = {column.name: table[:, i].contiguous() for columns, table in both for i, column in enumerate(columns)}
+        truncation = (of["top_k"], of["top_p"], of["min_p"], of["typical_p"])
+        return Rows(of["temperature"], *truncation, of["seed"], positions, of["output"])
 
     def _write_parameters(self, placed: list[Placement]) -> None:
-        params = [one.params for one in placed]
-        floats = np.array([[p.temperature, p.top_p, p.min_p, p.typical_p] for p in params], dtype=np.float32)
-        seeds = [p.seed - (1 << 64) if p.seed >= 1 << 63 else p.seed for p in params]
-        outputs = [one.output_index for one in placed]
-        ints = np.array([(p.top_k, *rest) for p, *rest in zip(params, seeds, outputs, strict=True)], dtype=np.int64)
+        owners = [(one.params, one.output_index) for one in placed]
         slots = self._device.upload(np.array([one.slot for one in placed], dtype=np.int64))
-        self._floats[slots] = self._device.upload(floats)
-        self._ints[slots] = self._device.upload(ints)
+        self._floats[slots] = self._device.upload(pack(FLOATS, owners))
+        self._ints[slots] = self._device.upload(pack(INTS, owners))
 
     def _write_runs(self, table: Tensor, runs: list[tuple[int, int, Sequence[int]]]) -> None:
         num = len(runs)

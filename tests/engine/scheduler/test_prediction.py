@@ -6,7 +6,7 @@ import random
 import pytest
 
 from engine.scheduler.lengths import MAX_TENANTS, WINDOW, OutputLengths
-from engine.scheduler.peak import peak
+from engine.scheduler.running_stats import peak
 from engine.scheduler.step_rates import StepRates
 
 

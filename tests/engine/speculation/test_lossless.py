@@ -18,7 +18,7 @@ from engine.models.config import read_config
 from engine.models.limits import limits_of
 from engine.plan import TokenLogprob
 from engine.request import EngineRequest, FinishReason, SamplingParams
-from kernels.invariance import is_batch_invariant
+from kernels.contract import is_batch_invariant
 from services.checkpoint.grammar_ids import grammars_of
 from services.messages.work import Constraint, ConstraintForm
 from services.tokenizer.grammar_forms import grammar_of

@@ -21,7 +21,7 @@ from kernels.reference import definitions as twins
 
 pytestmark = pytest.mark.long  # compiles for half a minute each
 
-SOURCES = Path(native.__file__).parent / "cpu"
+SOURCES = Path(native.__file__).parent
 EMULATED = Path(__file__).parent / "emulated"
 EXTENSIONS = {
     "v4_vnni": ("VNNI",),

@@ -16,10 +16,7 @@ from services.gateway.recovery.watch import ReadModel
 from services.gateway.settings import GatewaySettings, ModelInfo
 from services.messages.details import Admitted, Timings, TokenRecord
 from services.messages.messages import Cancel, Grant, Message, Preempted, Probe, Role, Submit, Text, Visit
-from services.messages.work import (
-    Generate,
-    Stops,
-)
+from services.messages.work import Generate, Stops
 from services.telemetry.observed import Observer
 
 MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy")

@@ -8,18 +8,7 @@ import pytest
 
 from engine.request import SamplingParams
 from services.messages.details import Admitted
-from services.messages.messages import (
-    Append,
-    Cancel,
-    Envelope,
-    Failed,
-    Message,
-    Probe,
-    Prompt,
-    Role,
-    Submit,
-    Tokens,
-)
+from services.messages.messages import Append, Cancel, Envelope, Failed, Message, Probe, Prompt, Role, Submit, Tokens
 from services.messages.work import Generate, Scheduling, Stops, TextOptions, TextPrompt
 from services.ring.loop import RingLoop
 from services.ring.peers import NEXT

@@ -32,12 +32,7 @@ from services.messages.messages import (
     Text,
     Tokens,
 )
-from services.messages.work import (
-    Generate,
-    TextPrompt,
-    pack_ids,
-    unpack_ids,
-)
+from services.messages.work import Generate, TextPrompt, pack_ids, unpack_ids
 from services.ring.blobs import put
 from services.ring.frames import FrameWriter
 from services.ring.loop import RingLoop

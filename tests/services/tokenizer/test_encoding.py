@@ -8,13 +8,7 @@ import pytest
 
 from engine.errors import Code, ServiceError
 from engine.request import Limits
-from services.messages.work import (
-    ChatMessage,
-    ChatPrompt,
-    TextPrompt,
-    TokenPrompt,
-    pack_ids,
-)
+from services.messages.work import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, pack_ids
 from services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import FAMILIES, byte_level_bpe
 

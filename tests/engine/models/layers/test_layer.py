@@ -12,7 +12,7 @@ from engine.models.layers import layer as one_call
 from engine.models.layers.experts import Router, pack_experts
 from engine.models.layers.layer import Layer
 from engine.models.layers.mlp import DenseMlp
-from kernels import decoder, ops
+from kernels import ops
 from kernels.cpu import builds
 from kernels.formats.linear import PackedLinear
 from kernels.layout.metadata import AttentionMetadata
@@ -98,8 +98,8 @@ def both(
         assert one_call.is_one_call(layer, h, cache)
         with monkeypatch.context() as patched:
             if not is_one:
-                patched.setattr(decoder, "is_one_call", lambda *given: False)
-            decoder.decoder_layer_(h, layer, cis, cache, meta)
+                patched.setattr(one_call, "is_one_call", lambda *given: False)
+            one_call.decoder_layer_(h, layer, cis, cache, meta)
         found.append((h[: meta.num_tokens], cache))
     return found
 
@@ -150,8 +150,8 @@ def test_tokens_that_are_wanted_come_first_as_they_would_among_all(
     for is_one in (True, False):
         h, cis, cache, meta = step(torch.float32)
         if not is_one:
-            monkeypatch.setattr(decoder, "is_one_call", lambda *given: False)
-        decoder.decoder_layer_(h, layer, cis, cache, meta, torch.tensor(kept, dtype=torch.int64))
+            monkeypatch.setattr(one_call, "is_one_call", lambda *given: False)
+        one_call.decoder_layer_(h, layer, cis, cache, meta, torch.tensor(kept, dtype=torch.int64))
         assert torch.equal(h[: len(kept)], all_of_them[0][kept]) and torch.equal(cache, all_of_them[1])
 
 

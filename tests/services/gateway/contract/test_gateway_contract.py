@@ -12,11 +12,7 @@ from engine.errors import Code, ServiceError
 from services.gateway.calls.control import FEATURES
 from services.gateway.contract import translate
 from services.gateway.contract.fields import BUILT, FEATURE_FIELDS, NOT_BUILT, refuse_unbuilt
-from services.messages.work import (
-    ChatPrompt,
-    Generate,
-    TokenPrompt,
-)
+from services.messages.work import ChatPrompt, Generate, TokenPrompt
 from tests.services.gateway.fake_ring import MODEL, SETTINGS, settings, spec
 
 CASES = {

@@ -10,8 +10,8 @@ import torch
 from engine.errors import ServiceError
 from engine.models.config import ModelConfig, read_config
 from engine.models.stored_form import StoredForm
+from engine.worker.startup.device_support import check_gpu, check_shape
 from engine.worker.startup.formats import Formats
-from engine.worker.startup.gpu import check_gpu, check_shape
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 FP8 = torch.float8_e4m3fn

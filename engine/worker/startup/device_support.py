@@ -1,4 +1,4 @@
-"""Whether a model can be served on this GPU: asked once at start, and answered in words.
+"""Whether a device can serve a model as it is asked to: found out once at start, and answered in words.
 
 Takes a model's shape and the settings that matter. Knows nothing of requests.
 """
@@ -7,10 +7,16 @@ import importlib.util
 
 import torch
 
+from engine.config import EngineConfig
 from engine.errors import Code, ServiceError
 from engine.models.config import ModelConfig
-from engine.worker.startup.formats import Formats
+from engine.worker.startup.formats import Formats, unusable
+from kernels.contract import is_batch_invariant
+from kernels.cpu import builds
 from kernels.triton.support import FP8_SINCE, too_wide, unsupported
+
+ON_CUDA = "tokens do not depend on the batch: products and attention are summed in one order, which is slower"
+ON_CPU = "tokens do not depend on the batch: on this CPU they never do"
 
 
 def check_gpu(model: ModelConfig, formats: Formats, block_size: int, device: torch.device) -> None:
@@ -34,6 +40,25 @@ def check_shape(model: ModelConfig, formats: Formats, block_size: int, capabilit
     if formats.fp8_setting and capability < FP8_SINCE:
         text = f"needs a GPU of compute capability {FP8_SINCE / 10} or newer (L40, H100); this one is {capability / 10}"
         raise _unusable(f"{formats.fp8_setting} {text}: take int8")
+
+
+def check_invariance(config: EngineConfig, head_dim: int, device: torch.device) -> tuple[str, ...]:
+    """What an operator is told of `--batch-invariant`, if it was asked for. Raises ServiceError naming the flag and
+    what to take instead."""
+    if not config.batch_invariant:
+        return ()
+    claims = is_batch_invariant(device, head_dim, is_fixed=True)
+    if broken := [name for name, is_kept in claims.items() if not is_kept]:
+        text = f"{', '.join(broken)} depend on the batch on {device} without kernels of our own for heads of {head_dim}"
+        advice = (
+            "leave it out" if builds.is_available() else "install sluice again beside a C++ compiler, or leave it out"
+        )
+        raise unusable("batch_invariant", f"{text}; {advice}")
+    if device.type == "cpu":
+        return (ON_CPU,)
+    if config.max_draft_width > 1:  # what stands of a tree was summed among what fell
+        raise unusable("batch_invariant", f"with --max-draft-width {config.max_draft_width} on {device}: take 1")
+    return (ON_CUDA,)
 
 
 def _rounds_activations(model: ModelConfig, formats: Formats) -> bool:

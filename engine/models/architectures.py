@@ -1,0 +1,122 @@
+"""The architectures that are supported, as what each does differently from the decoder that all of them share.
+
+Takes a checkpoint's config, gives a style. A new architecture is a function here and a row of the registry's table.
+"""
+
+import dataclasses
+
+from engine.errors import unsupported
+from engine.models.config import ModelConfig
+from engine.models.traits import ArchitectureTraits, ExpertTraits
+
+
+def llama(config: ModelConfig) -> ArchitectureTraits:
+    """Llama 1 to 3 (Touvron et al. 2023; Grattafiori et al. 2024): the plain form that the shared layers implement.
+
+    Full attention in every layer; biases only where the checkpoint says so.
+    """
+    return ArchitectureTraits(
+        windows=(None,) * config.num_layers,
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        mlp_bias=config.mlp_bias,
+    )
+
+
+def mistral(config: ModelConfig) -> ArchitectureTraits:
+    """Mistral (Jiang et al. 2023): Llama with a sliding window.
+
+    No biases; the window of the checkpoint, where it has one.
+    """
+    return ArchitectureTraits(windows=config.windows)
+
+
+def mixtral(config: ModelConfig) -> ArchitectureTraits:
+    """Mixtral (Jiang et al. 2024): Mistral with experts in every layer.
+
+    No biases; the window of the checkpoint, where it has one; shares add up to 1.
+    """
+    at = "block_sparse_moe"
+    experts = ExpertTraits(f"{at}.gate", f"{at}.experts", gate="w1", up="w3", down="w2", renormalises=True)
+    return ArchitectureTraits(windows=config.windows, experts=experts)
+
+
+def qwen2(config: ModelConfig) -> ArchitectureTraits:
+    """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on query, key and value.
+
+    Biases on the three input projections; a window in the upper layers where it is switched on.
+    """
+    return ArchitectureTraits(windows=config.windows, qkv_bias=True)
+
+
+def qwen3(config: ModelConfig) -> ArchitectureTraits:
+    """Qwen3 (Yang et al. 2025): Llama with a norm on each query and key head.
+
+    Head norms; biases only where the checkpoint says so.
+    """
+    return ArchitectureTraits(
+        windows=config.windows,
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        qk_norm=True,
+    )
+
+
+def qwen3_moe(config: ModelConfig) -> ArchitectureTraits:
+    """Qwen3 with experts (Yang et al. 2025): Qwen3 whose MLPs, or some of them, are chosen token by token.
+
+    Shares add up to 1 where the checkpoint says so.
+    """
+    renormalises = config.experts is not None and config.experts.renormalises
+    return dataclasses.replace(qwen3(config), experts=ExpertTraits(renormalises=renormalises))
+
+
+def gemma(config: ModelConfig) -> ArchitectureTraits:
+    """Gemma (Gemma Team 2024, arXiv 2403.08295): Llama with norms around one, scaled embeddings and a GELU gate.
+
+    What all Gemmas have; biases only where the checkpoint says so.
+    """
+    return ArchitectureTraits(
+        windows=config.windows,
+        qkv_bias=config.attention_bias,
+        output_bias=config.attention_bias,
+        norm_offset=1.0,
+        scales_embeddings=True,
+    )
+
+
+def gemma2(config: ModelConfig) -> ArchitectureTraits:
+    """Gemma 2 (Gemma Team 2024, arXiv 2408.00118): windows in every other layer, norms before and behind, soft-caps.
+
+    Gemma's, with a scale of its own for the scores, and with caps where the checkpoint has them.
+    """
+    return dataclasses.replace(
+        gemma(config),
+        post_norms=True,
+        query_scalar=config.query_scalar,
+        score_cap=config.score_cap,
+        logit_cap=config.logit_cap,
+    )
+
+
+def gemma3(config: ModelConfig) -> ArchitectureTraits:
+    """Gemma 3's text model (Gemma Team 2025, arXiv 2503.19786): Gemma 2 with head norms, and another rotary base in
+    layers with a window. It has no caps; a checkpoint that asks for one of the scores is refused, as its reference
+    ignores it.
+
+    Gemma 2's with norms of query and key heads. Raises ServiceError UNIMPLEMENTED.
+    """
+    if config.score_cap:
+        text = f"attn_logit_softcapping is {config.score_cap}; Gemma 3 is supported without"
+        raise unsupported("attn_logit_softcapping", text)
+    return dataclasses.replace(gemma2(config), qk_norm=True)
+
+
+def gpt_oss(config: ModelConfig) -> ArchitectureTraits:
+    """gpt-oss (OpenAI 2025): experts with a gate and biases of their own, and attention that may look at nothing.
+
+    A sink of each head; experts in every layer; a window in every other.
+    """
+    experts = ExpertTraits(router="mlp.router", renormalises=True, activation="clamped", is_turned=True)
+    bias = config.attention_bias
+    return ArchitectureTraits(windows=config.windows, qkv_bias=bias, output_bias=bias, experts=experts, sinks=True)

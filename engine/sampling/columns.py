@@ -1,0 +1,68 @@
+"""Sampling parameters that are kept as columns of numbers (`engine.parameters`), and their packing into tables.
+
+A row belongs to one output, by its parameters and its index. Floats and integers lie in a table each.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from engine import parameters
+from engine.request import SamplingParams
+from engine.sampling.rows import AllowedTokenRows, LogitBiasRows, LogprobRows, SamplingParamRows
+
+Table: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class Column(NamedTuple):
+    """Attributes:
+    name: as of `SamplingParamRows`.
+    neutral: what a row has that belongs to nobody.
+    value: of an output, by its parameters and its index.
+    """
+
+    name: str
+    dtype: type[np.float32] | type[np.int64]
+    neutral: float
+    value: Callable[[SamplingParams, int], float]
+
+
+def _of_parameters(value: Callable[[SamplingParams], float]) -> Callable[[SamplingParams, int], float]:
+    """The same, whichever output it is."""
+    return lambda params, _: value(params)
+
+
+DTYPES: dict[str, type[np.float32] | type[np.int64]] = {"float32": np.float32, "int64": np.int64}
+COLUMNS = (
+    *(Column(one.name, DTYPES[one.dtype], one.neutral, _of_parameters(one.of)) for one in parameters.COLUMNS),
+    Column("output", np.int64, 0, lambda _, output_index: output_index),
+)
+FLOATS = tuple(column for column in COLUMNS if column.dtype is np.float32)
+INTS = tuple(column for column in COLUMNS if column.dtype is np.int64)
+
+
+def neutral(columns: tuple[Column, ...], num: int) -> Table:
+    """Rows [num, columns] of nobody; columns of one dtype."""
+    return np.array([[column.neutral for column in columns]] * num, dtype=columns[0].dtype)
+
+
+def pack(columns: tuple[Column, ...], owners: Iterable[tuple[SamplingParams, int]]) -> Table:
+    """The rows [owners, columns] of outputs; columns of one dtype."""
+    rows = [[column.value(params, output_index) for column in columns] for params, output_index in owners]
+    return np.array(rows, dtype=columns[0].dtype)
+
+
+def knob_rows(
+    floats: Table,
+    ints: Table,
+    biases: LogitBiasRows | None = None,
+    allowed: AllowedTokenRows | None = None,
+    logprobs: LogprobRows | None = None,
+) -> SamplingParamRows:
+    """Rows of `FLOATS` and of `INTS` column by column, with what further parameters made of them."""
+    both = ((FLOATS, floats), (INTS, ints))
+    by_name: dict[str, Any] = {
+        column.name: values[:, i].copy() for columns, values in both for i, column in enumerate(columns)
+    }
+    return SamplingParamRows(**by_name, biases=biases, allowed=allowed, logprobs=logprobs)

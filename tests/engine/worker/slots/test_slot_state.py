@@ -1,0 +1,76 @@
+"""What both paths of a runner keep of a slot's sampling parameters: the host's arrays and the device's rows."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.parameter_kinds import LEAST
+from engine.plan import Placement
+from engine.request import SamplingParams
+from engine.sampling.fixed import FixedRows
+from engine.sampling.grammars import Grammars
+from engine.sampling.matchers import SlotMatchers
+from engine.worker.slots.rows import SlotRows
+from engine.worker.slots.state import DeviceState, Slots
+from kernels.reference.sampling import Rows
+from tests.engine.worker.host_device import HostDevice
+
+CPU = torch.device("cpu")
+NUM, VOCAB, LENGTH, BLOCK = 6, 50, 32, 8
+PARAMS = {
+    4: SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, typical_p=0.8, seed=9),
+    1: SamplingParams(temperature=0.0),
+    0: SamplingParams(temperature=1e-60, top_p=1e-60, typical_p=1e-60),
+    3: SamplingParams(seed=(1 << 64) - 5),
+}
+
+
+def place(params: dict[int, SamplingParams]) -> tuple[SlotRows, DeviceState]:
+    """Both paths, when these have their slots."""
+    host = SlotRows(NUM, LENGTH // BLOCK, VOCAB, SlotMatchers(Grammars(None), VOCAB, ()))
+    device = DeviceState(HostDevice(), CPU, Slots(NUM, LENGTH, BLOCK))
+    for slot, asked in params.items():
+        placement = Placement(slot=slot, params=asked, banned_ids=(), min_position=0, output_index=slot)
+        host.reset(placement)
+        device.place(placement)
+    device.flush()
+    return host, device
+
+
+def both(host: SlotRows, device: DeviceState, slots: list[int]) -> tuple[Rows, Rows]:
+    """What rows of these slots are sampled by."""
+    positions = list(range(7, 7 + len(slots)))
+    sampled = host.sampling_rows(slots, positions)
+    fixed = FixedRows(sampled.param_rows, VOCAB, CPU).rows(sampled.position)
+    return fixed, device.rows(torch.tensor(slots), torch.tensor(positions))
+
+
+def assert_same(found: Rows, wanted: Rows) -> None:
+    for name, one, other in zip(Rows._fields, found, wanted, strict=True):
+        assert isinstance(one, Tensor) and one.dtype is other.dtype and torch.equal(one, other), name
+
+
+def test_host_and_device_sample_a_slot_by_the_same_numbers() -> None:
+    on_host, on_device = both(*place(PARAMS), [3, 0, 4, 1])
+    assert_same(on_device, on_host)
+    assert on_host.seeds.tolist() == [-5, 0, 9, 0] and on_host.outputs.tolist() == [3, 0, 4, 1]
+    assert on_host.temperature.tolist() == np.array([1.0, LEAST, 0.7, 0.0], dtype=np.float32).tolist()
+
+
+def test_slots_that_nobody_has_are_neutral() -> None:
+    on_host, on_device = both(*place({}), [0, NUM - 1])
+    assert_same(on_device, on_host)
+    assert on_host.top_k.tolist() == [0, 0] and on_host.top_p.tolist() == [1.0, 1.0]
+
+
+def test_whoever_has_a_slot_next_has_nothing_of_the_last_one() -> None:
+    host, device = place(PARAMS)
+    plain = Placement(slot=4, params=dataclasses.replace(PARAMS[1], seed=3), banned_ids=(), min_position=0)
+    host.reset(plain)
+    device.place(plain)
+    device.flush()
+    fresh = place({4: plain.params})
+    assert_same(both(host, device, [4])[0], both(*fresh, [4])[0]._replace(outputs=torch.tensor([0])))
+    assert_same(both(host, device, [4])[1], both(host, device, [4])[0])
