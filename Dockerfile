@@ -28,6 +28,7 @@ RUN /opt/build/bin/pip --python /opt/text/bin/python install -q -c constraints.t
 RUN /opt/build/bin/pip --python /opt/engine/bin/python install -q -c constraints.txt \
       -r deploy/wheels/requirements-engine.txt
 COPY pyproject.toml setup.py README.md MANIFEST.in LICENSE ./
+COPY sluice_server sluice_server
 COPY kernels kernels
 RUN /opt/build/bin/python setup.py -q build_ext
 COPY clients/python clients/python
@@ -37,7 +38,8 @@ COPY demo demo
 RUN mkdir /dist && /opt/build/bin/pip wheel -q --no-deps --no-build-isolation -w /dist ./clients/python . \
  && for one in text engine; do \
       /opt/build/bin/pip --python /opt/$one/bin/python install -q --no-deps --no-index /dist/*.whl; done \
- && rm -rf /opt/text/lib/python3*/site-packages/kernels/cpu /opt/text/lib/python3*/site-packages/demo/draft
+ && rm -rf /opt/text/lib/python3*/site-packages/sluice_server/kernels/cpu \
+      /opt/text/lib/python3*/site-packages/sluice_server/demo/draft
 # The text roles fetch no weights in bulk (hf_xet is for that, and optional) and need no symbols of others' C code.
 RUN /opt/build/bin/pip --python /opt/text/bin/python uninstall -q -y hf_xet \
  && if command -v strip >/dev/null; then find /opt/text -name '*.so' -exec strip --strip-debug {} +; fi \

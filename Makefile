@@ -186,6 +186,10 @@ kernel-resources: $(VENV)/.dev ## compile the Triton kernels ahead of time and a
 check-install: $(VENV)/.dev ## ask the index whether everything installs, with torch for CUDA, on every Python: UPDATE=--update
 	$(BIN)/python -m tools.check_install $(UPDATE)
 
+.PHONY: check-beside
+check-beside: $(VENV)/.dev ## install our wheels beside Hugging Face's `kernels`, and use both (asks the index): ARGS=--without-compiler
+	$(BIN)/python -m tools.check_beside $(ARGS)
+
 .PHONY: test-compose
 test-compose: $(VENV)/.dev ## the compose stack on this machine's Docker: built, streamed through, a container killed
 	$(BIN)/python -m tools.compose_check

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-ROOM = Path("kernels/cpu")
+ROOM = Path("sluice_server/kernels/cpu")
 SOURCES = ("module.cpp", "automaton.cpp", "sampling.cpp")
 LEVELS = {
     "x86_64": {
