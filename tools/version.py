@@ -1,4 +1,4 @@
-"""The version: stated in pyproject.toml, and repeated where other tools read their own files.
+"""The version: stated in sluice_server/__init__.py, and repeated where other tools read their own files.
 
 `python -m tools.version` checks that all places agree, `python -m tools.version 0.2.0` writes that version to all of
 them. The Go module has no file for it: its version is a tag (see docs/releasing.md).
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NUMBER = r"\d+\.\d+\.\d+"
 # File → what is around the version in it; every occurrence counts.
 PLACES = {
-    "pyproject.toml": (r'^version = "', r'"'),
+    "sluice_server/__init__.py": (r'^__version__ = "', r'"'),
     "clients/python/pyproject.toml": (r'^version = "', r'"'),
     "clients/typescript/package.json": (r'^  "version": "', r'"'),
     "clients/typescript/package-lock.json": (r'"name": "sluice-client",\n +"version": "', r'"'),
