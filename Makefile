@@ -90,7 +90,7 @@ proto-release: ## make today's contract the released one: only with a new versio
 	npx --yes @bufbuild/buf@1.75.0 build --exclude-source-info -o protos/released.binpb
 
 train-demo: $(VENV)/.dev ## train the embedded model again (resumable; hours on two cores)
-	$(BIN)/python -m demo.train
+	$(BIN)/python -m sluice_server.demo.train
 
 bench: bench-step bench-start bench-service ## the figures of start, step and service, written to benchmarks/results
 

@@ -26,7 +26,7 @@ def kernels() -> list[Extension]:
     """One for each instruction set of this machine's architecture."""
     return [
         Extension(
-            f"kernels.cpu.{name}",
+            f"sluice_server.kernels.cpu.{name}",
             sources=[str(ROOM / source) for source in SOURCES],
             depends=[str(header) for header in sorted(ROOM.glob("*.h"))],
             define_macros=[("SLUICE_MODULE", name)],

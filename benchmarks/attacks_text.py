@@ -215,7 +215,7 @@ async def neighbour(address: str, seconds: float) -> Seen:
 @contextlib.contextmanager
 def serving(tree: Path, model: str, options: list[str]) -> Iterator[tuple[str, psutil.Process]]:
     """A service of that tree with default settings: its address and its supervisor."""
-    line = [sys.executable, "-m", "services.cli.main", "serve", "--model", model, "--listen", "127.0.0.1:0"]
+    line = [sys.executable, "-m", "sluice_server", "serve", "--model", model, "--listen", "127.0.0.1:0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "clients" / "python" / "src")])}
     with subprocess.Popen(
         [*line, "--log-level", "warning", *options], stdout=subprocess.PIPE, text=True, env=environment, cwd=tree

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.models.config import ModelConfig
-from engine.models.layers.decoder import LayerLoader
-from engine.models.rope import rope_table
-from engine.models.weights import WeightSource
-from kernels.formats.linear import PackedLinear, TransposedLinear
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.layers.decoder import LayerLoader
+from sluice_server.engine.models.rope import rope_table
+from sluice_server.engine.models.weights import WeightSource
+from sluice_server.kernels.formats.linear import PackedLinear, TransposedLinear
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

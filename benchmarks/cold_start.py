@@ -15,7 +15,7 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 from benchmarks.machine import end_as_asked, median, write
 
-COMMAND = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
+COMMAND = (sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
 
 
 def measure() -> tuple[float, float, float]:

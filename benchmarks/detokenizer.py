@@ -21,15 +21,15 @@ import uvloop
 import zmq
 
 from benchmarks.machine import write
-from services.checkpoint.model_source import resolve_model
-from services.detokenizer.stage import DetokenizerStage
-from services.detokenizer.stream import OutputText
-from services.messages.details import Admitted
-from services.messages.messages import Envelope, Message, Role, Tokens
-from services.messages.work import Stops, TextOptions
-from services.ring.frames import FrameWriter, read_header
-from services.ring.loop import RingLoop
-from services.tokenizer.encoding import TextEncoder
+from sluice_server.services.checkpoint.model_source import resolve_model
+from sluice_server.services.detokenizer.stage import DetokenizerStage
+from sluice_server.services.detokenizer.stream import OutputText
+from sluice_server.services.messages.details import Admitted
+from sluice_server.services.messages.messages import Envelope, Message, Role, Tokens
+from sluice_server.services.messages.work import Stops, TextOptions
+from sluice_server.services.ring.frames import FrameWriter, read_header
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.tokenizer.encoding import TextEncoder
 
 STOPS = tuple(f"</{name}>" if at % 2 else f"\n{name}:" for at, name in enumerate([f"section{i}" for i in range(20)]))
 MAX_BYTES = 1 << 20

@@ -12,7 +12,7 @@ import statistics
 
 from benchmarks.speculation import KINDS, decode, make, size_of
 from benchmarks.speculation_loads import Load, continuations
-from engine.config import EngineConfig
+from sluice_server.engine.config import EngineConfig
 
 
 def forms_of(who: str) -> dict[str, EngineConfig]:

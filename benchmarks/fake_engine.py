@@ -15,20 +15,20 @@ from pathlib import Path
 
 import typer
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kv_cache.cache import KVCache
-from engine.kv_cache.tiers import Move
-from engine.plan import StepPlan, StepResult
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import settings_of
-from services.cli.options import takes_settings
-from services.config import ServiceConfig
-from services.engine import process as engine_process
-from services.engine.stage import EngineStage, RingMembership
-from services.messages.messages import Cancel, Message, Tokens
-from services.process.process import Process
-from services.process.roles import run_role
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import settings_of
+from sluice_server.services.cli.options import takes_settings
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.engine import process as engine_process
+from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.messages.messages import Cancel, Message, Tokens
+from sluice_server.services.process.process import Process
+from sluice_server.services.process.roles import run_role
 
 FIRST_ID, NUM_IDS = 300, 1000  # ordinary words of the demo model's vocabulary
 

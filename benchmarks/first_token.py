@@ -27,7 +27,7 @@ import uvloop
 
 from benchmarks.cpu.servers import LENGTH, served
 from benchmarks.machine import median, write
-from services.cli.load import random_prompt
+from sluice_server.services.cli.load import random_prompt
 
 HOPS = (  # process, mark, what has happened since the mark before
     ("gateway-0", "stream_generate", "client to handler"),
@@ -80,7 +80,7 @@ class Server:
 def serving(tree: Path, options: argparse.Namespace) -> Iterator[Server]:
     """A service of that tree, until the end; its marks are there then."""
     flag = "--quantization" if options.form.startswith("int") else "--dtype"
-    line = [sys.executable, "-m", "services.cli.main", "serve", "--model", str(served(options.shape))]
+    line = [sys.executable, "-m", "sluice_server", "serve", "--model", str(served(options.shape))]
     line += ["--listen", "127.0.0.1:0", flag, options.form, "--max-num-seqs", "64", "--log-level", "warning"]
     marks = Path(tempfile.mkdtemp(prefix="hops-"))
     path = [str(Path(__file__).parent / "hops"), str(tree), str(tree / "clients" / "python" / "src")]

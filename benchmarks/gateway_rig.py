@@ -18,15 +18,15 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from engine.config import EngineConfig
-from services.checkpoint.model_source import resolve_model
-from services.config import ServiceConfig
-from services.messages.messages import Role
-from services.supervisor.plan import free_address, plan_children
+from sluice_server.engine.config import EngineConfig
+from sluice_server.services.checkpoint.model_source import resolve_model
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.supervisor.plan import free_address, plan_children
 
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
-SERVE = "services.cli.main"
+SERVE = "sluice_server"
 CACHE_TOKENS = 1 << 22
 
 

@@ -20,9 +20,9 @@ from benchmarks.gpu_cases import Place
 from benchmarks.gpu_command import Ground, asked
 from benchmarks.gpu_peers import Problem, figures
 from benchmarks.gpu_results import Row
-from kernels.layout import slots
-from kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
-from kernels.triton.attention import paged_attention
+from sluice_server.kernels.layout import slots
+from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
+from sluice_server.kernels.triton.attention import paged_attention
 
 PARTS = ("decode", "prefill", "cascade")
 

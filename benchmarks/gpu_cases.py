@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.layout import slots
-from kernels.layout.layout import blocks_of, new_layers
-from kernels.reference import attention, elementwise
-from kernels.reference.sampling import Rows
-from kernels.triton import activation, kv_write, norm, sampling
-from kernels.triton import copy_blocks as copies
+from sluice_server.kernels.layout import slots
+from sluice_server.kernels.layout.layout import blocks_of, new_layers
+from sluice_server.kernels.reference import attention, elementwise
+from sluice_server.kernels.reference.sampling import Rows
+from sluice_server.kernels.triton import activation, kv_write, norm, sampling
+from sluice_server.kernels.triton import copy_blocks as copies
 
 EPS = 1e-6
 

@@ -26,7 +26,7 @@ from benchmarks.gpu_peer import continuous_batching, make_model
 from benchmarks.gpu_results import Row
 from benchmarks.gpu_rig import BLOCK, LLAMA_8B, PLAIN, QWEN_06B, Kept, Rig, add, make_rig, prompts_of
 from benchmarks.machine import median
-from engine.models.config import ModelConfig
+from sluice_server.engine.models.config import ModelConfig
 
 STEPS = 200
 OURS = "throughput: ours"

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
-from engine.models.config import ModelConfig
+from sluice_server.engine.models.config import ModelConfig
 
 PATIENCE_S = 120.0  # without a result: something has gone wrong
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import RESULTS
-from services.cli.plot import Panel, svg
+from sluice_server.services.cli.plot import Panel, svg
 
 AXES = {"decode": "keys of all rows", "sample": "rows", "linear": "rows", "experts": "tokens", "copy": "blocks"}
 LINES = {"roofline": None, "ours": "of_roofline", "torch": "torch_of_roofline"}

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gpu_cases import Case, Place, Sizes, Work, pure
-from kernels.formats.gpu_linear import round_groups
-from kernels.formats.packed_weights import dequantise, quantise_rows
-from kernels.reference.moe import ExpertStack
-from kernels.triton import linear4, linear8, moe
+from sluice_server.kernels.formats.gpu_linear import round_groups
+from sluice_server.kernels.formats.packed_weights import dequantise, quantise_rows
+from sluice_server.kernels.reference.moe import ExpertStack
+from sluice_server.kernels.triton import linear4, linear8, moe
 
 
 class Linear(Protocol):

@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.engine import Engine
-from engine.executor.step_runner import StepRunner
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.cache import KVCache
-from engine.models.by_layer import RopeConfig
-from engine.models.config import ModelConfig
-from engine.models.model import Model
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.worker.device import CudaDevice, Device, HostCopy
-from engine.worker.overlapped import overlap
-from engine.worker.runner import Runner
-from engine.worker.slots.state import Slots
-from kernels import ops
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.executor.step_runner import StepRunner
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.models.by_layer import RopeConfig
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.worker.device import CudaDevice, Device, HostCopy
+from sluice_server.engine.worker.overlapped import overlap
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.kernels import ops
 
 BLOCK = 32
 LLAMA_8B = ModelConfig(

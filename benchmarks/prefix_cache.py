@@ -16,14 +16,14 @@ import torch
 
 from benchmarks.engine_step import CONFIG, RandomWeights
 from benchmarks.machine import median, write
-from engine.engine import Engine
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.cache import KVCache
-from engine.models.model import Model
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.worker.runner import Runner
-from kernels.cpu import builds
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.kernels.cpu import builds
 
 CONTEXT, BLOCK, BLOCKS = 16384, 32, 700
 LONG = 10_000

@@ -27,11 +27,11 @@ import psutil
 from benchmarks.health import Watch
 from benchmarks.machine import end_as_asked, write
 from benchmarks.streams import at_phase, stream_all, varied
-from services.supervisor.restarts import SOON_S
+from sluice_server.services.supervisor.restarts import SOON_S
 
 ROLES = ("tokenizer", "engine", "detokenizer", "gateway")
 PHASES = ("prefill", "decode", "last")
-SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
+SERVE = (sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
 OPTIONS = ("--dtype", "float32", "--max-restarts", "100000", "--max-num-batched-tokens", "256")
 BACK_WITHIN_S = 60.0
 NUM_STARTS = 3

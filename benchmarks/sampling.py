@@ -21,16 +21,16 @@ import torch
 from tokenizers import Tokenizer
 
 from benchmarks.machine import median, write
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.request import EngineRequest, SamplingParams
-from services.checkpoint.grammar_ids import grammars_of
-from services.messages.work import Constraint, ConstraintForm
-from services.tokenizer.grammar_forms import grammar_of
-from services.tokenizer.grammar_frames import GrammarJob
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.services.checkpoint.grammar_ids import grammars_of
+from sluice_server.services.messages.work import Constraint, ConstraintForm
+from sluice_server.services.tokenizer.grammar_forms import grammar_of
+from sluice_server.services.tokenizer.grammar_frames import GrammarJob
 
 DEMO = Path(__file__).parents[1] / "demo" / "target"
 PROMPT = 64

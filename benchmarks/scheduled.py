@@ -9,11 +9,11 @@ import math
 import random
 from collections.abc import Callable
 
-from engine.kv_cache.cache import KVCache
-from engine.plan import StepPlan, StepResult
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import SchedulerSettings
 
 EOS, WORD = 2, 5
 BLOCK = 32

@@ -18,15 +18,15 @@ import torch
 from benchmarks.engine_step import CONFIG, RandomWeights
 from benchmarks.machine import median, write
 from benchmarks.scheduled import BLOCK, WORD, Cost, Job, Simulated, chat_jobs
-from engine.engine import Engine
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.cache import KVCache
-from engine.models.model import Model
-from engine.plan import StepResult
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import SchedulerSettings
-from engine.worker.runner import Runner
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.plan import StepResult
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.worker.runner import Runner
 
 WINDOW_S = 10.0
 SETTINGS = SchedulerSettings()

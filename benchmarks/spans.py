@@ -19,18 +19,18 @@ from multiprocessing.synchronize import Event
 
 from benchmarks.machine import median, write
 from benchmarks.telemetry import collector
-from engine.request import SamplingParams
-from engine.timeline import EventKind, TimelineEvent
-from services.engine.trace import EngineTrace, RequestEnd
-from services.messages.messages import Envelope
-from services.messages.work import Generate, TextPrompt
-from services.telemetry import names
-from services.telemetry.metrics import Metrics
-from services.telemetry.observed import RequestUsage, StartedRequest
-from services.telemetry.observer import GatewayObserver
-from services.telemetry.phases import Phase
-from services.telemetry.spans import Parent
-from services.telemetry.tracing import Tracer
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.timeline import EventKind, TimelineEvent
+from sluice_server.services.engine.trace import EngineTrace, RequestEnd
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.work import Generate, TextPrompt
+from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.metrics import Metrics
+from sluice_server.services.telemetry.observed import RequestUsage, StartedRequest
+from sluice_server.services.telemetry.observer import GatewayObserver
+from sluice_server.services.telemetry.phases import Phase
+from sluice_server.services.telemetry.spans import Parent
+from sluice_server.services.telemetry.tracing import Tracer
 
 LENGTH = 64
 WORK = Generate(TextPrompt("x" * LENGTH), SamplingParams(max_tokens=LENGTH))

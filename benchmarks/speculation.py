@@ -29,12 +29,12 @@ from benchmarks.speculation_ideal import Watch, acceptance, bound, costs
 from benchmarks.speculation_loads import DEMO, Load, continuations, copied, distinct, edits
 from benchmarks.speculation_parts import Kept, figures_of
 from benchmarks.speculation_plot import plot
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from services.checkpoint.grammar_ids import grammars_of
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.services.checkpoint.grammar_ids import grammars_of
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", threads=1, kv_cache_tokens=1 << 16)
 KINDS = {

@@ -7,8 +7,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from engine.engine import StepEvents, StepSplit
-from engine.scheduler.draft_stats import DraftStats
+from sluice_server.engine.engine import StepEvents, StepSplit
+from sluice_server.engine.scheduler.draft_stats import DraftStats
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.request import EngineRequest, SamplingParams
 
-DEMO = Path(str(resources.files("demo")))
+DEMO = Path(str(resources.files("sluice_server.demo")))
 CONTINUED = ("heapq", "bisect", "textwrap", "shlex", "fnmatch", "netrc", "stat", "reprlib", "queue", "sched")
 EDITED = ("argparse", "calendar", "configparser", "difflib", "gzip", "imaplib", "locale", "mailbox", "optparse")
 GIVEN, AGAIN = 900, 300  # characters of a text, and how many of them are begun again

@@ -35,8 +35,8 @@ import grpc
 from benchmarks.machine import end_as_asked, median, write
 
 LENGTH = 64
-SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "error")
-BENCH = (sys.executable, "-m", "services.cli.main", "bench", "--input-len", str(LENGTH), "--output-len", str(LENGTH))
+SERVE = (sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "error")
+BENCH = (sys.executable, "-m", "sluice_server", "bench", "--input-len", str(LENGTH), "--output-len", str(LENGTH))
 PORT = 19464  # the first of metrics
 CPU = re.compile(r"^process_cpu_seconds_total (\S+)$", re.M)
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import typer
 
-from engine.config import EngineConfig
-from engine.errors import ServiceError
-from services.cli.options import takes_settings
-from services.config import ServiceConfig
-from services.gateway import process as gateway_process
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import OpenRequest
-from services.process.process import Process
-from services.process.roles import run_role
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.cli.options import takes_settings
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.gateway import process as gateway_process
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.process.process import Process
+from sluice_server.services.process.roles import run_role
 
 serve = gateway_process.run
 

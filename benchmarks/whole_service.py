@@ -22,18 +22,18 @@ import psutil
 from benchmarks.machine import end_as_asked, median, write
 
 LENGTH = 64
-SERVE = (sys.executable, "-m", "services.cli.main", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
+SERVE = (sys.executable, "-m", "sluice_server", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning")
 ENGINE_ALONE = "--engine-alone"
 
 
 def engine_alone(streams: int, requests: int) -> float:
     """Output tokens a second of the engine without any service, in this process."""
-    from engine.build import build_engine
-    from engine.config import EngineConfig
-    from engine.models.config import read_config
-    from engine.models.limits import limits_of
-    from engine.request import EngineRequest, SamplingParams
-    from services.checkpoint.model_source import resolve_model
+    from sluice_server.engine.build import build_engine
+    from sluice_server.engine.config import EngineConfig
+    from sluice_server.engine.models.config import read_config
+    from sluice_server.engine.models.limits import limits_of
+    from sluice_server.engine.request import EngineRequest, SamplingParams
+    from sluice_server.services.checkpoint.model_source import resolve_model
 
     directory, config = resolve_model("demo", "").directory, EngineConfig()
     model = read_config(directory)
@@ -63,7 +63,7 @@ def whole_service(streams: int, requests: int) -> tuple[float, dict[str, float]]
     ):
         assert service.stdout is not None
         address = service.stdout.readline().split(" on ")[1].split(",")[0]
-        bench = [sys.executable, "-m", "services.cli.main", "bench", "--address", address]
+        bench = [sys.executable, "-m", "sluice_server", "bench", "--address", address]
         bench += ["--concurrency", str(streams), "--input-len", str(LENGTH), "--output-len", str(LENGTH)]
         children = {" ".join(c.cmdline()): c for c in psutil.Process(service.pid).children()}
         subprocess.run([*bench, "--requests", str(streams)], check=True, stdout=subprocess.DEVNULL)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from demo.corpus import Document
+from sluice_server.demo.corpus import Document
 
 # Measured on the held-out tenth: 3.5 bytes a token (2048 pieces: 3.1), and a table that is a quarter of the target.
 VOCAB_SIZE = 4096

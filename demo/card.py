@@ -5,7 +5,7 @@ Nothing is measured here and nothing is written to disk.
 
 from dataclasses import dataclass
 
-from demo.recipe import Recipe
+from sluice_server.demo.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,9 @@ document is not counted. Files were held out by path, not by content: some share
 
 ## Training
 
-`python -m demo.train --which {plan.name}`: {own.num_tokens:,} tokens ({passes:.1f} passes) in {minutes:.0f} minutes on
+`python -m sluice_server.demo.train --which {plan.name}`: {own.num_tokens:,} tokens ({passes:.1f} passes)
+in {minutes:.0f} minutes on
 {figures.machine}. Muon and AdamW, {plan.tokens_per_step:,} tokens a step; the rate falls to zero over the last
 {plan.decay_share:.0%} of steps, in sequences of {plan.decay_length:,} tokens instead of {plan.length:,}{imitating}.
-`python -m demo.evaluate` measures and writes this page.
+`python -m sluice_server.demo.evaluate` measures and writes this page.
 """

@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from demo.bpe import END_OF_TEXT_ID
-from demo.corpus import Document
-from demo.model import Llama
+from sluice_server.demo.bpe import END_OF_TEXT_ID
+from sluice_server.demo.corpus import Document
+from sluice_server.demo.model import Llama
 
 NUM_PROMPTS = 100
 MAX_PROMPT_TOKENS = 128

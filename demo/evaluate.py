@@ -1,4 +1,4 @@
-"""Measure the exported demo models and write their model cards: `python -m demo.evaluate`.
+"""Measure the exported demo models and write their model cards: `python -m sluice_server.demo.evaluate`.
 
 In: `demo/target`, `demo/draft`, and the standard library they were trained on. Out: the figures, printed, and a
 README.md beside each model.
@@ -18,10 +18,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from demo import bpe, card, checkpoint, completion, corpus, recipe, score
-from demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
-from demo.export import DEMO_FOLDER
-from demo.model import Llama, num_parameters
+from sluice_server.demo import bpe, card, checkpoint, completion, corpus, recipe, score
+from sluice_server.demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
+from sluice_server.demo.export import DEMO_FOLDER
+from sluice_server.demo.model import Llama, num_parameters
 
 
 def main(
@@ -67,7 +67,7 @@ def model_figures(
 ) -> card.ModelFigures:
     progress = checkpoint.load_progress(training)
     if progress is None:
-        raise typer.BadParameter(f"{training} holds no checkpoint: run `python -m demo.train` first")
+        raise typer.BadParameter(f"{training} holds no checkpoint: run `python -m sluice_server.demo.train` first")
     return card.ModelFigures(
         num_parameters=num_parameters(model),
         bits_per_byte=score.bits_per_byte(nats, corpus.num_bytes(split.held_out)),

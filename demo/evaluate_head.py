@@ -1,4 +1,4 @@
-"""Measure the exported EAGLE-3 head and write its card: `python -m demo.evaluate_head`.
+"""Measure the exported EAGLE-3 head and write its card: `python -m sluice_server.demo.evaluate_head`.
 
 In: `demo/target`, `demo/head`, and the standard library they were trained on. Out: how often its guesses are the
 target's, printed, and README.md beside it.
@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 from safetensors.torch import load_file
 
-from demo import bpe, checkpoint, corpus, recipe
-from demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
-from demo.export import DEMO_FOLDER
-from demo.head import BEHIND, Head, features_of
-from demo.model import Llama
-from demo.pupils import GUESSES, exported_target
-from demo.score import Ids
+from sluice_server.demo import bpe, checkpoint, corpus, recipe
+from sluice_server.demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
+from sluice_server.demo.export import DEMO_FOLDER
+from sluice_server.demo.head import BEHIND, Head, features_of
+from sluice_server.demo.model import Llama
+from sluice_server.demo.pupils import GUESSES, exported_target
+from sluice_server.demo.score import Ids
 
 LENGTH = 1024  # tokens of each held-out document that are read
 
@@ -42,7 +42,9 @@ def main(
     """Evaluate the head on the held-out tenth."""
     progress = checkpoint.load_progress(training / recipe.HEAD_RECIPE.name)
     if progress is None:
-        raise typer.BadParameter(f"{training} holds no head: run `python -m demo.train --which head` first")
+        raise typer.BadParameter(
+            f"{training} holds no head: run `python -m sluice_server.demo.train --which head` first"
+        )
     target = exported_target(folder)
     tokenizer = bpe.load_tokenizer(folder / recipe.TARGET_RECIPE.name / TOKENIZER_FILE)
     documents = bpe.encode_documents(tokenizer, corpus.collect(corpus.stdlib_root()).held_out)
@@ -125,10 +127,10 @@ The first guess of `demo/draft` is measured in its own card.
 
 ## Training
 
-`python -m demo.train --which head`: {num_tokens:,} tokens in {minutes:.0f} minutes on {machine},
+`python -m sluice_server.demo.train --which head`: {num_tokens:,} tokens in {minutes:.0f} minutes on {machine},
 {plan.tokens_per_step:,} a step, Muon and AdamW, against the target's distribution; during the last
 {plan.decay_share:.0%} of steps {guesses} guesses in a row, each from the state that the one before left.
-`python -m demo.evaluate_head` measures and writes this page.
+`python -m sluice_server.demo.evaluate_head` measures and writes this page.
 """
 
 

@@ -1,4 +1,4 @@
-"""Write a trained demo model as a Hugging Face checkpoint: `python -m demo.export`.
+"""Write a trained demo model as a Hugging Face checkpoint: `python -m sluice_server.demo.export`.
 
 In: checkpoints and the tokenizer under `.demo-training/`. Out: `demo/target` and `demo/draft`, each file replaced in
 one move, so that a reader never meets half of one. Weights are bf16: half the bytes, and no measurable loss.
@@ -14,9 +14,9 @@ import typer
 from safetensors.torch import save_file
 from torch import Tensor
 
-from demo import bpe, checkpoint, head, recipe
-from demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
-from demo.model import Shape
+from sluice_server.demo import bpe, checkpoint, head, recipe
+from sluice_server.demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
+from sluice_server.demo.model import Shape
 
 DEMO_FOLDER = Path(__file__).parent
 
@@ -44,7 +44,9 @@ def export(plan: recipe.Recipe, training: Path, folder: Path) -> None:
     """Write every file of one model. Raises `typer.BadParameter` where `training` holds no checkpoint of it."""
     saved = checkpoint.load(training / plan.name)
     if saved is None:
-        raise typer.BadParameter(f"{training / plan.name} holds no checkpoint: run `python -m demo.train` first")
+        raise typer.BadParameter(
+            f"{training / plan.name} holds no checkpoint: run `python -m sluice_server.demo.train` first"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / "model.safetensors", saved.weights)
     checkpoint.write_whole(folder / TOKENIZER_FILE, (training / TOKENIZER_FILE).read_text())
@@ -57,7 +59,9 @@ def export_head(training: Path, folder: Path) -> None:
     plan = recipe.HEAD_RECIPE
     saved = checkpoint.load(training / plan.name)
     if saved is None:
-        raise typer.BadParameter(f"{training / plan.name} holds no checkpoint: run `python -m demo.train` first")
+        raise typer.BadParameter(
+            f"{training / plan.name} holds no checkpoint: run `python -m sluice_server.demo.train` first"
+        )
     (folder / plan.name).mkdir(parents=True, exist_ok=True)
     num_ids = len(saved.weights["d2t"])
     write_weights(folder / plan.name / "model.safetensors", saved.weights)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from demo.model import FeedForward, Llama, Shape, rotary_table, rotate
+from sluice_server.demo.model import FeedForward, Llama, Shape, rotary_table, rotate
 
 BEHIND = (1, 3, 4)  # layers of the target behind which its hidden states are read: low, middle, high
 NUM_IDS = 3072  # of the draft's vocabulary: 97.7 % of the corpus

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from demo.head import Head, features_of, initialise_head
-from demo.model import Llama
-from demo.recipe import TARGET_RECIPE, Recipe
+from sluice_server.demo.head import Head, features_of, initialise_head
+from sluice_server.demo.model import Llama
+from sluice_server.demo.recipe import TARGET_RECIPE, Recipe
 
 GUESSES = 3  # that a head makes in a row during the decay; until then one
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from demo.model import DRAFT, HEAD, TARGET, Shape
+from sluice_server.demo.model import DRAFT, HEAD, TARGET, Shape
 
 # Steps of the golden ratio round the stream: after any number of them every part has been met about equally often.
 GOLDEN = 0.6180339887498949

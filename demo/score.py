@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from demo import ngram
-from demo.model import Llama
+from sluice_server.demo import ngram
+from sluice_server.demo.model import Llama
 
 LEAST_CONTEXT = 512  # tokens; windows of a longer document overlap by so many
 

@@ -1,4 +1,4 @@
-"""Train the demo models: `python -m demo.train`.
+"""Train the demo models: `python -m sluice_server.demo.train`.
 
 In: the standard library of the Python that runs it. Out: checkpoints under `.demo-training/`, and the finished models
 under `demo/target` and `demo/draft`. Stops at Ctrl-C after the step it is in, and goes on from there when run again.
@@ -18,12 +18,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from demo import bpe, checkpoint, corpus, export, recipe
-from demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
-from demo.head import common_ids
-from demo.model import Llama, initialise
-from demo.optimiser import Optimiser
-from demo.pupils import HeadPupil, Pupil, exported_target
+from sluice_server.demo import bpe, checkpoint, corpus, export, recipe
+from sluice_server.demo.checkpoint import TOKENIZER_FILE, TRAINING_FOLDER
+from sluice_server.demo.head import common_ids
+from sluice_server.demo.model import Llama, initialise
+from sluice_server.demo.optimiser import Optimiser
+from sluice_server.demo.pupils import HeadPupil, Pupil, exported_target
 
 SAVE_EVERY = 100  # steps: two minutes of a slow CPU
 SAY_EVERY = 20  # steps

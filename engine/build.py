@@ -12,43 +12,43 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import Code, ServiceError
-from engine.executor.computing import Computing
-from engine.executor.step_runner import StepRunner
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.cache import KVCache, Window
-from engine.kv_cache.disk import names_on_disk
-from engine.kv_cache.identity import CacheIdentity
-from engine.kv_cache.tiers import Tiers
-from engine.models.config import ModelConfig
-from engine.models.limits import check_tables
-from engine.models.model import Model, load_model
-from engine.request import Limits
-from engine.sampling.grammars import Grammars
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import settings_of
-from engine.speculation.draft import DraftProposer
-from engine.speculation.drafters import Drafter, ModelDrafter, load_drafter
-from engine.speculation.ngram import NgramProposer
-from engine.speculation.proposer import Proposer
-from engine.worker.device import CudaDevice
-from engine.worker.host.allocator import allocator, give_back
-from engine.worker.host.compute_threads import set_threads, tune_threads
-from engine.worker.host.threads import ThreadTuner
-from engine.worker.overlapped import InFlightDrafts, overlap, recorded_bytes
-from engine.worker.runner import Runner
-from engine.worker.slots.state import Slots
-from engine.worker.startup.device_support import check_gpu, check_invariance
-from engine.worker.startup.formats import Formats, check_stored, choose_formats, name_of
-from engine.worker.startup.identity import Digests, identity_of
-from engine.worker.startup.memory import at_start, cuda_room, give_back_unused
-from engine.worker.startup.rates import measure_costs, one_token
-from engine.worker.startup.trial import check_trial
-from kernels import ops
-from kernels.cpu import builds
-from kernels.layout.ragged import MAX_TREE
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.executor.computing import Computing
+from sluice_server.engine.executor.step_runner import StepRunner
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.cache import KVCache, Window
+from sluice_server.engine.kv_cache.disk import names_on_disk
+from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.tiers import Tiers
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.limits import check_tables
+from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.request import Limits
+from sluice_server.engine.sampling.grammars import Grammars
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import settings_of
+from sluice_server.engine.speculation.draft import DraftProposer
+from sluice_server.engine.speculation.drafters import Drafter, ModelDrafter, load_drafter
+from sluice_server.engine.speculation.ngram import NgramProposer
+from sluice_server.engine.speculation.proposer import Proposer
+from sluice_server.engine.worker.device import CudaDevice
+from sluice_server.engine.worker.host.allocator import allocator, give_back
+from sluice_server.engine.worker.host.compute_threads import set_threads, tune_threads
+from sluice_server.engine.worker.host.threads import ThreadTuner
+from sluice_server.engine.worker.overlapped import InFlightDrafts, overlap, recorded_bytes
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.startup.device_support import check_gpu, check_invariance
+from sluice_server.engine.worker.startup.formats import Formats, check_stored, choose_formats, name_of
+from sluice_server.engine.worker.startup.identity import Digests, identity_of
+from sluice_server.engine.worker.startup.memory import at_start, cuda_room, give_back_unused
+from sluice_server.engine.worker.startup.rates import measure_costs, one_token
+from sluice_server.engine.worker.startup.trial import check_trial
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.layout.ragged import MAX_TREE
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
 

@@ -3,12 +3,12 @@
 The same functions run at the gateway, the tokenizer and again at engine admission: the engine trusts nobody. Pure.
 """
 
-from engine.errors import context_exceeded, invalid, unsupported
-from engine.parameter_kinds import check_ids as check_ids
-from engine.parameter_kinds import check_num as check_num
-from engine.parameter_kinds import in_range
-from engine.parameters import PARAMETERS
-from engine.request import MAX_DRAFT_TOKENS, Limits, SamplingParams
+from sluice_server.engine.errors import context_exceeded, invalid, unsupported
+from sluice_server.engine.parameter_kinds import check_ids as check_ids
+from sluice_server.engine.parameter_kinds import check_num as check_num
+from sluice_server.engine.parameter_kinds import in_range
+from sluice_server.engine.parameters import PARAMETERS
+from sluice_server.engine.request import MAX_DRAFT_TOKENS, Limits, SamplingParams
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:

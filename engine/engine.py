@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.errors import ServiceError
-from engine.executor.step_retry import StepRetry
-from engine.executor.step_runner import StepRunner
-from engine.kv_cache.identity import UNNAMED, CacheIdentity
-from engine.plan import StepPlan
-from engine.request import EngineRequest
-from engine.scheduler.events import Sampled
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.step_rates import StepRates
-from engine.speculation.proposer import Proposer, proposals
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.executor.step_retry import StepRetry
+from sluice_server.engine.executor.step_runner import StepRunner
+from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity
+from sluice_server.engine.plan import StepPlan
+from sluice_server.engine.request import EngineRequest
+from sluice_server.engine.scheduler.events import Sampled
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.step_rates import StepRates
+from sluice_server.engine.speculation.proposer import Proposer, proposals
 
 
 class Tuner(Protocol):

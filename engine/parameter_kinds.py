@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
-from engine.errors import invalid
-from engine.request import Limits, SamplingParams
+from sluice_server.engine.errors import invalid
+from sluice_server.engine.request import Limits, SamplingParams
 
 Bound: TypeAlias = "float | Callable[[SamplingParams, Limits], float]"
 Dtype: TypeAlias = Literal["float32", "int64"]

@@ -7,7 +7,7 @@ What a parameter is where nobody says anything stands in `SamplingParams`. What 
 `grammar` and `bad_words`. Stdlib only.
 """
 
-from engine.parameter_kinds import Biases, Flag, Ids, Number, Parameter, above_zero, signed
+from sluice_server.engine.parameter_kinds import Biases, Flag, Ids, Number, Parameter, above_zero, signed
 
 # How the tokens of an output are chosen, and how many.
 CHOICE: tuple[Number, ...] = (

@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from engine.errors import ServiceError
-from engine.request import SamplingParams
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import SamplingParams
 
 IN_FLIGHT = -1  # stands for a token that a step in flight samples: only the device knows it
 

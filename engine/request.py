@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import math
 
-from engine.timeline import RequestTimeline
+from sluice_server.engine.timeline import RequestTimeline
 
 MAX_PROMPT_BYTES = 1 << 20  # by default
 MAX_DRAFT_TOKENS = 64  # of one sequence in one step

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.cpu import builds, native
+from sluice_server.kernels.cpu import builds, native
 
 CONTRACT = 1  # grows with each change of what kernels, their twins or the models above them compute, to the bit
 

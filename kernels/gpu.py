@@ -18,4 +18,4 @@ def takes(x: Tensor) -> bool:
 @functools.cache
 def family(name: str) -> ModuleType:
     """A module of `kernels.triton`, whose functions have the names and signatures of their twins."""
-    return importlib.import_module(f"kernels.triton.{name}")
+    return importlib.import_module(f"sluice_server.kernels.triton.{name}")

@@ -10,22 +10,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import gpu
-from kernels.cpu import builds, native
-from kernels.cpu import sampling as native_sampling
-from kernels.formats import weight_formats as kinds
-from kernels.formats.linear import PackedLinear
-from kernels.layout import slots
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.ragged import AttentionOptions
-from kernels.reference import adjust, attention, blocks, elementwise, inputs, moe, sampling, scores, speculation
-from kernels.reference.adjust import NO_CHANGES, LogitAdjustments
-from kernels.reference.automaton import SuffixAutomaton
-from kernels.reference.choice import ChosenTokens, ScoredRows
-from kernels.reference.inputs import Inputs
-from kernels.reference.moe import ExpertStack
-from kernels.reference.sampling import Rows
-from kernels.reference.scores import ScoreRequest, Scores
+from sluice_server.kernels import gpu
+from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.cpu import sampling as native_sampling
+from sluice_server.kernels.formats import weight_formats as kinds
+from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.layout import slots
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.ragged import AttentionOptions
+from sluice_server.kernels.reference import (
+    adjust,
+    attention,
+    blocks,
+    elementwise,
+    inputs,
+    moe,
+    sampling,
+    scores,
+    speculation,
+)
+from sluice_server.kernels.reference.adjust import NO_CHANGES, LogitAdjustments
+from sluice_server.kernels.reference.automaton import SuffixAutomaton
+from sluice_server.kernels.reference.choice import ChosenTokens, ScoredRows
+from sluice_server.kernels.reference.inputs import Inputs
+from sluice_server.kernels.reference.moe import ExpertStack
+from sluice_server.kernels.reference.sampling import Rows
+from sluice_server.kernels.reference.scores import ScoreRequest, Scores
 
 
 def pack_linear(

@@ -8,14 +8,14 @@ import dataclasses
 import math
 from pathlib import Path
 
-from engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig, option
-from engine.errors import Code, ServiceError
-from engine.kv_cache.disk import check_directory
-from engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH, MAX_PROMPT_BYTES
-from engine.scheduler.policies import POLICIES
-from engine.scheduler.settings import parse_weights
-from engine.worker.host.cores import THREADS_A_CORE, find_cores
-from services.messages.messages import Role
+from sluice_server.engine.config import CACHE_DTYPES, QUANTIZATIONS, EngineConfig, option
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.kv_cache.disk import check_directory
+from sluice_server.engine.request import MAX_DRAFT_TOKENS, MAX_DRAFT_WIDTH, MAX_PROMPT_BYTES
+from sluice_server.engine.scheduler.policies import POLICIES
+from sluice_server.engine.scheduler.settings import parse_weights
+from sluice_server.engine.worker.host.cores import THREADS_A_CORE, find_cores
+from sluice_server.services.messages.messages import Role
 
 ENV_PREFIX = "SLUICE_"
 

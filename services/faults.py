@@ -7,9 +7,9 @@ request to look for there; never an exception's own text, which may hold address
 import logging
 from collections.abc import Mapping
 
-from engine.errors import ServiceError, engine_fault
-from services.messages.messages import Role
-from services.telemetry.logs import FIELDS
+from sluice_server.engine.errors import ServiceError, engine_fault
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.telemetry.logs import FIELDS
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.errors import context_exceeded
-from engine.request import Limits, SamplingParams
+from sluice_server.engine.errors import context_exceeded
+from sluice_server.engine.request import Limits, SamplingParams
 
 _KEEPING = ("ByteLevel", "Digits", "Metaspace")  # pre-tokenizers that keep all of a text
 _SPLITTING = ("Split", "Punctuation")  # these do unless told otherwise

@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.telemetry.collector import Collector
+from sluice_server.services.telemetry.collector import Collector
 from tools.generations import Check, Interrupted, channel, say, stream
 
 ROOT = Path(__file__).parents[1]

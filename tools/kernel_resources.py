@@ -21,8 +21,8 @@ os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # else the size of the machine cod
 
 import triton
 
-from kernels.triton.aot import SHARED_BYTES, AotCase, KernelResources, compile_case, faults
-from kernels.triton.cases import CASES
+from sluice_server.kernels.triton.aot import SHARED_BYTES, AotCase, KernelResources, compile_case, faults
+from sluice_server.kernels.triton.cases import CASES
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests/kernels/triton/resources.json"
 

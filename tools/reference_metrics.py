@@ -1,7 +1,7 @@
 """The metrics as a Markdown page, from `services.telemetry.catalogue`. Pure."""
 
-from services.telemetry import catalogue
-from services.telemetry.catalogue import Metric
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.catalogue import Metric
 
 
 def page() -> str:

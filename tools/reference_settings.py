@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
-from services.cli.main import app
+from sluice_server.services.cli.main import app
 
 
 def page() -> str:

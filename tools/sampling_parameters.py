@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import sluice
 
-from engine.parameter_kinds import Biases, Flag, Ids, Number, Parameter
-from engine.parameters import FROM_MODEL, PARAMETERS
-from engine.request import Limits, SamplingParams
-from services.cli.generate import generate
-from services.edge.wire import ChatRequest, CompletionRequest
-from services.gateway.oip.translate import SamplingOptions
+from sluice_server.engine.parameter_kinds import Biases, Flag, Ids, Number, Parameter
+from sluice_server.engine.parameters import FROM_MODEL, PARAMETERS
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.cli.generate import generate
+from sluice_server.services.edge.wire import ChatRequest, CompletionRequest
+from sluice_server.services.gateway.oip.translate import SamplingOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/reference/sampling-parameters.md"

@@ -32,7 +32,7 @@ REQUEST = (
 @contextlib.contextmanager
 def edge(address: str) -> Iterator[int]:
     """A real `sluice edge` in front of `address`; its port."""
-    command = [sys.executable, "-m", "services.cli.main", "edge", "--address", address, "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "sluice_server", "edge", "--address", address, "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -10,7 +10,7 @@ import json
 import random
 import time
 
-from services.cli.load import RequestSample, random_prompt
+from sluice_server.services.cli.load import RequestSample, random_prompt
 
 END = b"[DONE]"
 

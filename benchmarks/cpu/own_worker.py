@@ -18,12 +18,12 @@ import torch
 
 from benchmarks.bare_forward import BareModel
 from benchmarks.cpu.shapes import checkpoint
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.models.weights import Checkpoint
-from engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.weights import Checkpoint
+from sluice_server.engine.request import EngineRequest, SamplingParams
 
 THREADS = int(os.environ.get("BENCH_THREADS", "2"))
 CLOCK = time.process_time if os.environ.get("BENCH_CLOCK") == "cpu" else time.perf_counter

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.machine import RESULTS
-from services.cli.plot import Panel, svg
+from sluice_server.services.cli.plot import Panel, svg
 
 Found = Mapping[str, Any]  # a file of results
 

@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import demo
 from benchmarks.machine import write
-from demo import bpe, corpus
-from engine.models.config import read_config
-from engine.models.model import Model, load_model
-from kernels import ops
-from kernels.cpu import builds
-from kernels.layout.metadata import AttentionMetadata
+from sluice_server import demo
+from sluice_server.demo import bpe, corpus
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.model import Model, load_model
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 DIRECTORY = Path(demo.__file__).parent / "target"
 WINDOW = 512

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.cpu.http_load import Ask, closed_loop
 from benchmarks.cpu.shapes import CACHE, SHAPES, checkpoint
-from services.cli.load import report
+from sluice_server.services.cli.load import report
 
 LENGTH = 64
 MAX_STREAMS = 64
@@ -75,14 +75,14 @@ def served(shape: str) -> Path:
         if not (directory / path.name).exists():
             os.link(path, directory / path.name)
     for name in TOKENIZER:
-        shutil.copy(Path(str(resources.files("demo"))) / "target" / name, directory)
+        shutil.copy(Path(str(resources.files("sluice_server.demo"))) / "target" / name, directory)
     return directory
 
 
 def start_own(shape: str, form: str, log: Path) -> Server:
     """`sluice serve` with a number format: a dtype, or int8 or int4."""
     flag = "--quantization" if form.startswith("int") else "--dtype"
-    line = [sys.executable, "-m", "services.cli.main"]
+    line = [sys.executable, "-m", "sluice_server"]
     serve = [*line, "serve", "--model", str(served(shape)), "--served-model-name", "bench", "--listen", "127.0.0.1:0"]
     serve += [flag, form, "--max-num-seqs", str(MAX_STREAMS), "--log-level", "warning"]
     process = _start(serve, dict(os.environ), log, subprocess.PIPE)

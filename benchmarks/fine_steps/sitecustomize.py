@@ -3,6 +3,6 @@
 So a percentile can be read from it. Python runs this at its start.
 """
 
-from engine.scheduler import step_rates as pace
+from sluice_server.engine.scheduler import step_rates as pace
 
 vars(pace)["STEP_S"] = tuple(1e-4 * 1.01**i for i in range(1200))  # to 15 s

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from services.messages.messages import Message
-    from services.ring.backlog import Refusal
-    from services.ring.loop import RingLoop, Stage
-    from services.ring.sockets import Inbox, Outbox
+    from sluice_server.services.messages.messages import Message
+    from sluice_server.services.ring.backlog import Refusal
+    from sluice_server.services.ring.loop import RingLoop, Stage
+    from sluice_server.services.ring.sockets import Inbox, Outbox
 
 OF_REQUESTS = frozenset({"Submit", "Prompt", "Tokens", "Text"})
 PLACES = {  # by module and class: methods whose begin and end are noted
-    ("services.gateway.calls.inference", "Inference"): ("stream_generate",),
-    ("services.gateway.requests.progress", "WriteProgress"): ("begin_write", "end_write"),
-    ("services.tokenizer.stage", "TokenizerStage"): ("_answer",),  # of trees that have no `answers`
-    ("services.tokenizer.answers", "Answers"): ("answer",),
-    ("engine.engine", "Engine"): ("step", "_plan"),
-    ("engine.models.model", "Model"): ("forward", "logits"),
-    ("engine.sampling.sampler", "Sampler"): ("sample",),
+    ("sluice_server.services.gateway.calls.inference", "Inference"): ("stream_generate",),
+    ("sluice_server.services.gateway.requests.progress", "WriteProgress"): ("begin_write", "end_write"),
+    ("sluice_server.services.tokenizer.stage", "TokenizerStage"): ("_answer",),  # of trees that have no `answers`
+    ("sluice_server.services.tokenizer.answers", "Answers"): ("answer",),
+    ("sluice_server.engine.engine", "Engine"): ("step", "_plan"),
+    ("sluice_server.engine.models.model", "Model"): ("forward", "logits"),
+    ("sluice_server.engine.sampling.sampler", "Sampler"): ("sample",),
 }
 marks: list[tuple[float, str]] = []
 
@@ -93,7 +93,7 @@ def follow_sockets(inbox: "type[Inbox]", outbox: "type[Outbox]") -> None:
 
 def begin(process_id: str) -> None:
     """Once all modules of a role are there."""
-    sockets = sys.modules["services.ring.sockets"]
+    sockets = sys.modules["sluice_server.services.ring.sockets"]
     follow_sockets(sockets.Inbox, sockets.Outbox)
     for (module, owner), methods in PLACES.items():
         if module in sys.modules:
@@ -115,6 +115,6 @@ def watch(ring: "type[RingLoop]") -> None:
 
 
 if "SLUICE_ROLE" in os.environ:
-    from services.ring.loop import RingLoop
+    from sluice_server.services.ring.loop import RingLoop
 
     watch(RingLoop)

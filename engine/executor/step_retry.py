@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.errors import DeviceLost, OutOfDeviceMemory, engine_fault
-from engine.executor.step_runner import Launcher
-from engine.plan import PromptLogprobs, StepPlan, StepResult, VerifiedDrafts
+from sluice_server.engine.errors import DeviceLost, OutOfDeviceMemory, engine_fault
+from sluice_server.engine.executor.step_runner import Launcher
+from sluice_server.engine.plan import PromptLogprobs, StepPlan, StepResult, VerifiedDrafts
 
 T = TypeVar("T")
 

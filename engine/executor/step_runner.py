@@ -6,8 +6,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.kv_cache.tiers import Move
-from engine.plan import StepPlan, StepResult
+from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.plan import StepPlan, StepResult
 
 
 class Pending(Protocol):

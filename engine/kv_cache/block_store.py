@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.kv_cache.disk import SUFFIX, UNFINISHED, create
-from engine.kv_cache.identity import UNNAMED, CacheIdentity, framed
-from engine.kv_cache.tiers import Move, MoveKind
-from kernels import ops
-from kernels.layout.layout import blocks_of, slots_of
+from sluice_server.engine.kv_cache.disk import SUFFIX, UNFINISHED, create
+from sluice_server.engine.kv_cache.identity import UNNAMED, CacheIdentity, framed
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.kernels import ops
+from sluice_server.kernels.layout.layout import blocks_of, slots_of
 
 logger = logging.getLogger(__name__)
 

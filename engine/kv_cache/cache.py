@@ -9,9 +9,9 @@ tensors, requests' parameters or scheduling.
 import dataclasses
 from collections.abc import Sequence
 
-from engine.kv_cache.pool import BlockPool, EvictionClass
-from engine.kv_cache.prefix import PrefixIndex, name_block
-from engine.kv_cache.tiers import Move, MoveKind, Tiers
+from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
+from sluice_server.engine.kv_cache.prefix import PrefixIndex, name_block
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
 
 
 @dataclasses.dataclass(slots=True)

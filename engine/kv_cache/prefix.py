@@ -10,7 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-from engine.kv_cache.identity import CacheIdentity, framed
+from sluice_server.engine.kv_cache.identity import CacheIdentity, framed
 
 
 def root(identity: CacheIdentity, *fields: bytes) -> bytes:

@@ -5,9 +5,9 @@ Takes a checkpoint's config, gives a style. A new architecture is a function her
 
 import dataclasses
 
-from engine.errors import unsupported
-from engine.models.config import ModelConfig
-from engine.models.traits import ArchitectureTraits, ExpertTraits
+from sluice_server.engine.errors import unsupported
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.traits import ArchitectureTraits, ExpertTraits
 
 
 def llama(config: ModelConfig) -> ArchitectureTraits:

@@ -5,7 +5,7 @@ Stdlib only. Fields whose meaning is the same everywhere have their defaults whe
 
 from collections.abc import Mapping
 
-from engine.models.fields import Json
+from sluice_server.engine.models.fields import Json
 
 GEMMA: dict[str, Json] = {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"}
 LATER: dict[str, Json] = {**GEMMA, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256}

@@ -6,7 +6,7 @@ Stdlib only. Takes the file as data, gives values; errors name file, field and v
 import dataclasses
 from typing import cast
 
-from engine.models.fields import MENDING, Fields, Json, shown
+from sluice_server.engine.models.fields import MENDING, Fields, Json, shown
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 FULL, WINDOWED = "full_attention", "sliding_attention"

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from engine.checks import check_params
-from engine.errors import ServiceError
-from engine.models.assumed import ASSUMED
-from engine.models.by_layer import RopeConfig, read_ropes, read_windows
-from engine.models.expert_fields import ExpertsConfig, read_experts
-from engine.models.fields import MENDING, Fields, Json, invalid_model, read_json, shown
-from engine.models.stored_form import StoredForm, read_stored_form
-from engine.parameter_kinds import Number
-from engine.parameters import FROM_MODEL
-from engine.request import Limits, SamplingParams
+from sluice_server.engine.checks import check_params
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.assumed import ASSUMED
+from sluice_server.engine.models.by_layer import RopeConfig, read_ropes, read_windows
+from sluice_server.engine.models.expert_fields import ExpertsConfig, read_experts
+from sluice_server.engine.models.fields import MENDING, Fields, Json, invalid_model, read_json, shown
+from sluice_server.engine.models.stored_form import StoredForm, read_stored_form
+from sluice_server.engine.parameter_kinds import Number
+from sluice_server.engine.parameters import FROM_MODEL
+from sluice_server.engine.request import Limits, SamplingParams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

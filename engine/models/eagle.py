@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.models.config import HeadConfig, read_head_config
-from engine.models.fields import MENDING
-from engine.models.layers.decoder import LayerLoader, Pack
-from engine.models.model import Model, owned, token_bytes, zeros
-from engine.models.rope import rope_table
-from engine.models.weights import Checkpoint
-from kernels import ops
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.slots import slot_width
+from sluice_server.engine.models.config import HeadConfig, read_head_config
+from sluice_server.engine.models.fields import MENDING
+from sluice_server.engine.models.layers.decoder import LayerLoader, Pack
+from sluice_server.engine.models.model import Model, owned, token_bytes, zeros
+from sluice_server.engine.models.rope import rope_table
+from sluice_server.engine.models.weights import Checkpoint
+from sluice_server.kernels import ops
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.slots import slot_width
 
 NUM_STATES = 3  # hidden states of the target that are read: low, middle, high
 STATE_DTYPE = torch.bfloat16  # of these in the cache: guesses need no more, and every step writes them

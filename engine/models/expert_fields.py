@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from engine.models.fields import MENDING, Fields
+from sluice_server.engine.models.fields import MENDING, Fields
 
 SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # of gpt-oss's gate: what kernels have
 COUNTS = ("num_experts", "num_local_experts")  # spellings of one field

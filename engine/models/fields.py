@@ -6,8 +6,8 @@ import reprlib
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from engine.errors import Code, ServiceError
-from engine.models.rules import RULES
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.rules import RULES
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 MAX_JSON_BYTES = 64 << 20  # the index of the largest checkpoints has 10

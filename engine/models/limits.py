@@ -3,10 +3,10 @@
 Stdlib only, as every stage needs it.
 """
 
-from engine.config import EngineConfig
-from engine.errors import Code, ServiceError
-from engine.models.config import ModelConfig
-from engine.request import Limits
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.request import Limits
 
 TABLES_SHARE = 0.25  # of a machine's memory, for the rotary tables of all positions
 

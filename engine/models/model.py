@@ -10,19 +10,19 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from engine.models.config import ModelConfig
-from engine.models.fields import MENDING, invalid_model
-from engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack
-from engine.models.layers.mlp_weights import make_mlp
-from engine.models.registry import style_of
-from engine.models.rope import rope_table
-from engine.models.weights import Checkpoint, PlannedWeights, WeightSource
-from kernels import gpu, ops
-from kernels.cpu import memory
-from kernels.formats.linear import gather
-from kernels.layout.layout import new_layers
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.fields import MENDING, invalid_model
+from sluice_server.engine.models.layers.decoder import DecoderLayer, LayerLoader, Pack
+from sluice_server.engine.models.layers.mlp_weights import make_mlp
+from sluice_server.engine.models.registry import style_of
+from sluice_server.engine.models.rope import rope_table
+from sluice_server.engine.models.weights import Checkpoint, PlannedWeights, WeightSource
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.cpu import memory
+from sluice_server.kernels.formats.linear import gather
+from sluice_server.kernels.layout.layout import new_layers
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
 LAYERS = "model.layers."  # what names of tensors of layers begin with
 HiddenStateHooks: TypeAlias = Mapping[

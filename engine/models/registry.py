@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.errors import unsupported
-from engine.models import architectures
-from engine.models.config import ACTIVATIONS, ModelConfig, read_config
-from engine.models.fields import shown
-from engine.models.traits import ArchitectureTraits
+from sluice_server.engine.errors import unsupported
+from sluice_server.engine.models import architectures
+from sluice_server.engine.models.config import ACTIVATIONS, ModelConfig, read_config
+from sluice_server.engine.models.fields import shown
+from sluice_server.engine.models.traits import ArchitectureTraits
 
 ARCHITECTURES: dict[str, Callable[[ModelConfig], ArchitectureTraits]] = {
     "GemmaForCausalLM": architectures.gemma,

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from engine.models.by_layer import RopeConfig
-from engine.models.config import ModelConfig
+from sluice_server.engine.models.by_layer import RopeConfig
+from sluice_server.engine.models.config import ModelConfig
 
 PART = 1024  # positions
 

@@ -8,7 +8,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
-from engine.parameters import FROM_MODEL
+from sluice_server.engine.parameters import FROM_MODEL
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

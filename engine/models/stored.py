@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.models.stored_form import StoredForm
-from kernels.formats.packed_weights import Int8Weight, Packed, from_awq, from_gptq
+from sluice_server.engine.models.stored_form import StoredForm
+from sluice_server.kernels.formats.packed_weights import Int8Weight, Packed, from_awq, from_gptq
 
 NIBBLES = 8  # of a word
 WORDS = (torch.int32,)

@@ -7,7 +7,7 @@ Stdlib only. Whatever else it asks for is refused by field, value and what is su
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from engine.models.fields import Fields, Json, shown
+from sluice_server.engine.models.fields import Fields, Json, shown
 
 GROUPS = (32, 64, 128, -1)  # inputs that share a scale of 4 bits; -1: all
 

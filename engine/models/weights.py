@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.errors import ServiceError
-from engine.models.fields import MENDING, Fields, invalid_model, is_file, read_json, shown
-from engine.models.stored import READERS
-from engine.models.stored_form import StoredForm
-from kernels.formats.packed_weights import Packed
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.fields import MENDING, Fields, invalid_model, is_file, read_json, shown
+from sluice_server.engine.models.stored import READERS
+from sluice_server.engine.models.stored_form import StoredForm
+from sluice_server.kernels.formats.packed_weights import Packed
 
 INDEX = "model.safetensors.index.json"
 FP8_NAN = 0x7F  # bits of float8_e4m3fn beside the sign

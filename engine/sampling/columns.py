@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from engine import parameters
-from engine.request import SamplingParams
-from engine.sampling.rows import AllowedTokenRows, LogitBiasRows, LogprobRows, SamplingParamRows
+from sluice_server.engine import parameters
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.sampling.rows import AllowedTokenRows, LogitBiasRows, LogprobRows, SamplingParamRows
 
 Table: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.plan import TokenLogprob
-from engine.sampling.logprobs import read, spans, want
-from engine.sampling.rows import AllowedTokenRows, SamplingParamRows, SamplingRows, TokenPairs
-from engine.sampling.rows import PenaltyRows as PenaltyRows
-from kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
-from kernels.reference.sampling import Rows
-from kernels.reference.scores import Scores
+from sluice_server.engine.plan import TokenLogprob
+from sluice_server.engine.sampling.logprobs import read, spans, want
+from sluice_server.engine.sampling.rows import AllowedTokenRows, SamplingParamRows, SamplingRows, TokenPairs
+from sluice_server.engine.sampling.rows import PenaltyRows as PenaltyRows
+from sluice_server.kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
+from sluice_server.kernels.reference.sampling import Rows
+from sluice_server.kernels.reference.scores import Scores
 
 
 class FixedRows:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.errors import Code, ServiceError, invalid
+from sluice_server.engine.errors import Code, ServiceError, invalid
 
 FIELD = "constraint"
 MAX_KEPT_BYTES = 32 << 20

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.sampling.rows import Floats, Ints
+from sluice_server.engine.sampling.rows import Floats, Ints
 
 ROOM = 64  # of distinct ids, at first
 

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.plan import TokenLogprob
-from engine.sampling.rows import LogprobRows
-from kernels import ops
-from kernels.reference.choice import ScoredRows
-from kernels.reference.scores import ScoreRequest, Scores, room
+from sluice_server.engine.plan import TokenLogprob
+from sluice_server.engine.sampling.rows import LogprobRows
+from sluice_server.kernels import ops
+from sluice_server.kernels.reference.choice import ScoredRows
+from sluice_server.kernels.reference.scores import ScoreRequest, Scores, room
 
 
 @torch.inference_mode()

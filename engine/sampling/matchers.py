@@ -13,10 +13,10 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
 
-from engine.errors import ServiceError
-from engine.plan import Placement
-from engine.sampling.grammars import Grammar, Grammars
-from engine.sampling.rows import Bits, GrammarMasks, Ints, Words
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.sampling.grammars import Grammar, Grammars
+from sluice_server.engine.sampling.rows import Bits, GrammarMasks, Ints, Words
 
 
 @dataclasses.dataclass(slots=True)

@@ -8,11 +8,11 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from engine.errors import ServiceError, constraint_lost, nothing_left
-from engine.plan import TokenLogprob
-from engine.sampling.fixed import FixedRows
-from engine.sampling.rows import SamplingParamRows, SamplingRows
-from kernels import ops
+from sluice_server.engine.errors import ServiceError, constraint_lost, nothing_left
+from sluice_server.engine.plan import TokenLogprob
+from sluice_server.engine.sampling.fixed import FixedRows
+from sluice_server.engine.sampling.rows import SamplingParamRows, SamplingRows
+from sluice_server.kernels import ops
 
 MAX_KEPT = 32  # knobs: those of drafts of other lengths come in turns
 

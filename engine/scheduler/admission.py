@@ -5,15 +5,15 @@ predicted: the blocks that all running outputs will hold at their common peak mu
 prediction costs a preemption, never an answer. Knows no budget beyond the room for prompts that it is told.
 """
 
-from engine.scheduler import victims
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.lengths import OutputLengths
-from engine.scheduler.policies import Policy
-from engine.scheduler.running_stats import RunningStats
-from engine.scheduler.sequence import Sequence, SequenceStatus
-from engine.scheduler.settings import SchedulerSettings
-from engine.scheduler.state import SchedulerState
-from engine.timeline import EventKind
+from sluice_server.engine.scheduler import victims
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.lengths import OutputLengths
+from sluice_server.engine.scheduler.policies import Policy
+from sluice_server.engine.scheduler.running_stats import RunningStats
+from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
+from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.state import SchedulerState
+from sluice_server.engine.timeline import EventKind
 
 LOOK_AHEAD = 8  # sequences that are tried in vain in one step: bounds the time that a full cache costs
 PEAK_STEPS = 3  # who would bring too high a peak is tried again after so many: those that run come nearer to their ends

@@ -7,13 +7,13 @@ meanwhile has computed one row too many, which is passed over.
 
 from collections import Counter
 
-from engine.plan import StepPlan
-from engine.scheduler.drafts import DraftScheduler
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.in_flight import InFlightSteps
-from engine.scheduler.planner import Planner
-from engine.scheduler.sequence import Sequence
-from engine.scheduler.state import SchedulerState
+from sluice_server.engine.plan import StepPlan
+from sluice_server.engine.scheduler.drafts import DraftScheduler
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.in_flight import InFlightSteps
+from sluice_server.engine.scheduler.planner import Planner
+from sluice_server.engine.scheduler.sequence import Sequence
+from sluice_server.engine.scheduler.state import SchedulerState
 
 NOTHING = 0, 0
 

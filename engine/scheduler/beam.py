@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from engine.plan import TokenLogprob
+from sluice_server.engine.plan import TokenLogprob
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

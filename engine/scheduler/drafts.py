@@ -7,15 +7,15 @@ proposer.
 
 from collections.abc import Sequence as Several
 
-from engine.plan import DraftRequest, DraftTree, StepPlan, VerifiedDrafts, num_accepted
-from engine.request import MAX_DRAFT_TOKENS
-from engine.scheduler.draft_stats import DraftStats
-from engine.scheduler.events import Sampled
-from engine.scheduler.outputs import AddedTokens, Outputs
-from engine.scheduler.sequence import Drafting, Sequence, SequenceStatus
-from engine.scheduler.state import SchedulerState
-from engine.speculation.controller import SpeculationController
-from engine.speculation.trees import MOST_DRAFTS, first_branch, follow, is_chain
+from sluice_server.engine.plan import DraftRequest, DraftTree, StepPlan, VerifiedDrafts, num_accepted
+from sluice_server.engine.request import MAX_DRAFT_TOKENS
+from sluice_server.engine.scheduler.draft_stats import DraftStats
+from sluice_server.engine.scheduler.events import Sampled
+from sluice_server.engine.scheduler.outputs import AddedTokens, Outputs
+from sluice_server.engine.scheduler.sequence import Drafting, Sequence, SequenceStatus
+from sluice_server.engine.scheduler.state import SchedulerState
+from sluice_server.engine.speculation.controller import SpeculationController
+from sluice_server.engine.speculation.trees import MOST_DRAFTS, first_branch, follow, is_chain
 
 PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
 REST_STEPS = 4  # in which nobody is asked, once nobody is worth a draft: these may be planned ahead

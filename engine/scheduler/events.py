@@ -6,9 +6,9 @@ Frozen values. Plain numbers for times; services make spans of them.
 import dataclasses
 from typing import NamedTuple, TypeAlias
 
-from engine.errors import ServiceError
-from engine.plan import TokenLogprob
-from engine.request import FinishReason
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.plan import TokenLogprob
+from sluice_server.engine.request import FinishReason
 
 Failure: TypeAlias = tuple[str, ServiceError]  # request id; the whole request ends
 

@@ -6,12 +6,12 @@ which each computes itself, as the token sampled after it is its own. Knows no c
 
 import dataclasses
 
-from engine.plan import PromptLogprobs, TokenLogprob
-from engine.request import EngineRequest, FinishReason, SamplingParams
-from engine.scheduler.beam import BeamSearch
-from engine.scheduler.draft_stats import DraftStats
-from engine.scheduler.sequence import Sequence
-from engine.timeline import EventKind, TimelineEvent
+from sluice_server.engine.plan import PromptLogprobs, TokenLogprob
+from sluice_server.engine.request import EngineRequest, FinishReason, SamplingParams
+from sluice_server.engine.scheduler.beam import BeamSearch
+from sluice_server.engine.scheduler.draft_stats import DraftStats
+from sluice_server.engine.scheduler.sequence import Sequence
+from sluice_server.engine.timeline import EventKind, TimelineEvent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,16 +7,16 @@ spent for its tokens is given back. Knows no budget and nobody who waits.
 import dataclasses
 from collections import deque
 
-from engine.errors import ServiceError, engine_fault
-from engine.plan import StepPlan, StepResult
-from engine.scheduler.drafts import DraftScheduler
-from engine.scheduler.events import Failure, Sampled
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.outputs import Outputs
-from engine.scheduler.sequence import Sequence, SequenceStatus
-from engine.scheduler.state import SchedulerState
-from engine.scheduler.step_rates import StepRates
-from engine.timeline import EventKind
+from sluice_server.engine.errors import ServiceError, engine_fault
+from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.scheduler.drafts import DraftScheduler
+from sluice_server.engine.scheduler.events import Failure, Sampled
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.outputs import Outputs
+from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
+from sluice_server.engine.scheduler.state import SchedulerState
+from sluice_server.engine.scheduler.step_rates import StepRates
+from sluice_server.engine.timeline import EventKind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,17 +6,17 @@ The half of the scheduler behind the runner: tokens in, events out. Knows no bud
 import dataclasses
 from collections.abc import Sequence as Ids
 
-from engine.errors import ServiceError
-from engine.kv_cache.cache import BlockTable
-from engine.plan import TokenLogprob
-from engine.request import FinishReason
-from engine.scheduler.beam import BeamExtension
-from engine.scheduler.events import AdmissionReport, Failure, RequestTimes, Sampled
-from engine.scheduler.group import CompletedBeam, SequenceGroup
-from engine.scheduler.lengths import OutputLengths
-from engine.scheduler.policies import Policy
-from engine.scheduler.sequence import Sequence
-from engine.scheduler.state import SchedulerState
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.kv_cache.cache import BlockTable
+from sluice_server.engine.plan import TokenLogprob
+from sluice_server.engine.request import FinishReason
+from sluice_server.engine.scheduler.beam import BeamExtension
+from sluice_server.engine.scheduler.events import AdmissionReport, Failure, RequestTimes, Sampled
+from sluice_server.engine.scheduler.group import CompletedBeam, SequenceGroup
+from sluice_server.engine.scheduler.lengths import OutputLengths
+from sluice_server.engine.scheduler.policies import Policy
+from sluice_server.engine.scheduler.sequence import Sequence
+from sluice_server.engine.scheduler.state import SchedulerState
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

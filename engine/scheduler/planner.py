@@ -6,15 +6,15 @@ Why it always makes progress: see `victims`. Knows no tokens' meaning and no eve
 
 from collections.abc import Iterator
 
-from engine.plan import IN_FLIGHT, StepPlan
-from engine.scheduler import victims
-from engine.scheduler.admission import AdmissionControl
-from engine.scheduler.drafts import DraftScheduler
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.prefill_shares import PrefillRoundRobin
-from engine.scheduler.sequence import Sequence, SequenceStatus
-from engine.scheduler.settings import SchedulerSettings
-from engine.scheduler.state import SchedulerState
+from sluice_server.engine.plan import IN_FLIGHT, StepPlan
+from sluice_server.engine.scheduler import victims
+from sluice_server.engine.scheduler.admission import AdmissionControl
+from sluice_server.engine.scheduler.drafts import DraftScheduler
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.prefill_shares import PrefillRoundRobin
+from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
+from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.state import SchedulerState
 
 
 class Planner:

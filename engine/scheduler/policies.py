@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from engine.errors import Code, ServiceError, deadline_unattainable
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.lengths import OutputLengths
-from engine.scheduler.settings import SchedulerSettings
-from engine.scheduler.step_rates import StepRates
+from sluice_server.engine.errors import Code, ServiceError, deadline_unattainable
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.lengths import OutputLengths
+from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.step_rates import StepRates
 
 
 class Policy(Protocol):

@@ -6,7 +6,7 @@ small step, not one filled up with somebody else's chunk; and the long ones are 
 keep half of the budget for them.
 """
 
-from engine.scheduler.sequence import Sequence
+from sluice_server.engine.scheduler.sequence import Sequence
 
 QUANTUM = 32  # tokens of a long prompt's turn at least: below, a step's fixed cost is most of it
 

@@ -6,9 +6,9 @@ Knows no order and takes no decision.
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
 
-from engine.kv_cache.cache import KVCache
-from engine.scheduler.lengths import OutputLengths
-from engine.scheduler.sequence import Sequence
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.scheduler.lengths import OutputLengths
+from sluice_server.engine.scheduler.sequence import Sequence
 
 Load = tuple[int, int]  # (tokens still to come, tokens held now)
 

@@ -8,29 +8,29 @@ of tensors, sockets or text; the clock is an argument.
 import math
 from collections.abc import Sequence as Ids
 
-from engine.checks import check_credit, check_ids, check_priority
-from engine.errors import Code, ServiceError, deadline_exceeded, invalid, not_open
-from engine.kv_cache.cache import KVCache
-from engine.plan import DraftRequest, DraftTree, StepPlan, StepResult
-from engine.request import EngineRequest, FinishReason, Limits
-from engine.scheduler.admission import AdmissionControl
-from engine.scheduler.async_planner import AsyncPlanner
-from engine.scheduler.draft_stats import DraftStats
-from engine.scheduler.drafts import DraftScheduler
-from engine.scheduler.events import Failure, Sampled
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.in_flight import InFlightSteps
-from engine.scheduler.lengths import OutputLengths
-from engine.scheduler.outputs import Outputs
-from engine.scheduler.planner import Planner
-from engine.scheduler.policies import make_policy
-from engine.scheduler.sequence import SequenceStatus
-from engine.scheduler.settings import SchedulerSettings
-from engine.scheduler.state import SchedulerState
-from engine.scheduler.step_rates import StepRates
-from engine.scheduler.validation import RequestValidator
-from engine.scheduler.waiting import WaitingQueue
-from engine.speculation.controller import SpeculationController
+from sluice_server.engine.checks import check_credit, check_ids, check_priority
+from sluice_server.engine.errors import Code, ServiceError, deadline_exceeded, invalid, not_open
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import DraftRequest, DraftTree, StepPlan, StepResult
+from sluice_server.engine.request import EngineRequest, FinishReason, Limits
+from sluice_server.engine.scheduler.admission import AdmissionControl
+from sluice_server.engine.scheduler.async_planner import AsyncPlanner
+from sluice_server.engine.scheduler.draft_stats import DraftStats
+from sluice_server.engine.scheduler.drafts import DraftScheduler
+from sluice_server.engine.scheduler.events import Failure, Sampled
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.in_flight import InFlightSteps
+from sluice_server.engine.scheduler.lengths import OutputLengths
+from sluice_server.engine.scheduler.outputs import Outputs
+from sluice_server.engine.scheduler.planner import Planner
+from sluice_server.engine.scheduler.policies import make_policy
+from sluice_server.engine.scheduler.sequence import SequenceStatus
+from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.state import SchedulerState
+from sluice_server.engine.scheduler.step_rates import StepRates
+from sluice_server.engine.scheduler.validation import RequestValidator
+from sluice_server.engine.scheduler.waiting import WaitingQueue
+from sluice_server.engine.speculation.controller import SpeculationController
 
 DEFAULTS = SchedulerSettings()
 

@@ -7,12 +7,12 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from engine.kv_cache.cache import BlockTable
-from engine.plan import ProposerMemory, TokenLogprob
-from engine.speculation.controller import AcceptanceRecord
+from sluice_server.engine.kv_cache.cache import BlockTable
+from sluice_server.engine.plan import ProposerMemory, TokenLogprob
+from sluice_server.engine.speculation.controller import AcceptanceRecord
 
 if TYPE_CHECKING:  # each names the other
-    from engine.scheduler.group import SequenceGroup
+    from sluice_server.engine.scheduler.group import SequenceGroup
 
 NO_SLOT = -1
 

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from engine.config import DEFAULTS, EngineConfig
-from engine.errors import Code, ServiceError
-from engine.scheduler.costs import PreemptionCosts
+from sluice_server.engine.config import DEFAULTS, EngineConfig
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.scheduler.costs import PreemptionCosts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

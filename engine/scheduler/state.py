@@ -12,14 +12,14 @@ order of service; `check()` states what always holds.
 import contextlib
 from collections.abc import Iterator
 
-from engine.kv_cache.cache import KVCache
-from engine.kv_cache.pool import EvictionClass
-from engine.plan import Placement
-from engine.scheduler.costs import PreemptionCosts
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.sequence import NO_SLOT, Sequence, SequenceStatus
-from engine.scheduler.waiting import WaitingQueue
-from engine.timeline import EventKind
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.pool import EvictionClass
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.scheduler.costs import PreemptionCosts
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.sequence import NO_SLOT, Sequence, SequenceStatus
+from sluice_server.engine.scheduler.waiting import WaitingQueue
+from sluice_server.engine.timeline import EventKind
 
 
 class SchedulerState:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from engine.scheduler.histogram import Histogram
+from sluice_server.engine.scheduler.histogram import Histogram
 
 STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 STEP_TOKENS = tuple(float(1 << i) for i in range(15))

@@ -6,7 +6,7 @@ Pure: limits and sizes in, a `SequenceGroup` or a `ServiceError` out. Nothing is
 import dataclasses
 import math
 
-from engine.checks import (
+from sluice_server.engine.checks import (
     check_credit,
     check_draft_tokens,
     check_ids,
@@ -15,12 +15,12 @@ from engine.checks import (
     check_prompt,
     effective_max_tokens,
 )
-from engine.errors import Code, ServiceError, invalid, never_fits
-from engine.kv_cache.cache import BlockTable, KVCache
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.beam import BeamSearch
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.sequence import Drafting, Sequence
+from sluice_server.engine.errors import Code, ServiceError, invalid, never_fits
+from sluice_server.engine.kv_cache.cache import BlockTable, KVCache
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler.beam import BeamSearch
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.sequence import Drafting, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

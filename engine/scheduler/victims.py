@@ -9,7 +9,7 @@ always ends.
 
 from collections.abc import Iterable
 
-from engine.scheduler.sequence import Sequence
+from sluice_server.engine.scheduler.sequence import Sequence
 
 
 def is_free(sequence: Sequence, step: int) -> bool:

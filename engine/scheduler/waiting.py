@@ -6,10 +6,10 @@ Knows no blocks and no steps. A preempted sequence comes back to the place that 
 import bisect
 from collections.abc import Iterator
 
-from engine.errors import Code, ServiceError, queue_full
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.policies import Policy
-from engine.scheduler.sequence import Sequence
+from sluice_server.engine.errors import Code, ServiceError, queue_full
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.policies import Policy
+from sluice_server.engine.scheduler.sequence import Sequence
 
 
 class WaitingQueue:

@@ -10,9 +10,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from engine.speculation.costs import CostTable
-from engine.speculation.draft_shapes import Present, forms_of, level_of, present
-from engine.speculation.prefill_cost import PrefillCost
+from sluice_server.engine.speculation.costs import CostTable
+from sluice_server.engine.speculation.draft_shapes import Present, forms_of, level_of, present
+from sluice_server.engine.speculation.prefill_cost import PrefillCost
 
 WORTH = 1.05  # drafting must promise so much more than none: planning and applying drafts is not in the seconds
 GAIN = 1.05  # another floor must promise so much more than the present one

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.plan import DraftRequest
-from engine.speculation.draft_rows import DrafterProgress, DraftRow
-from engine.speculation.draft_sampling import DraftSampling
-from engine.speculation.drafters import Drafter
-from engine.speculation.proposer import Draft
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.ragged import Tables
+from sluice_server.engine.plan import DraftRequest
+from sluice_server.engine.speculation.draft_rows import DrafterProgress, DraftRow
+from sluice_server.engine.speculation.draft_sampling import DraftSampling
+from sluice_server.engine.speculation.drafters import Drafter
+from sluice_server.engine.speculation.proposer import Draft
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.ragged import Tables
 
 
 class DraftProposer:

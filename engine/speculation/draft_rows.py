@@ -6,8 +6,8 @@ Tokens and counts in and out: knows no tensor.
 import dataclasses
 from collections.abc import Sequence
 
-from engine.plan import DraftRequest, DraftTree
-from engine.speculation.proposer import Draft
+from sluice_server.engine.plan import DraftRequest, DraftTree
+from sluice_server.engine.speculation.proposer import Draft
 
 
 @dataclasses.dataclass(slots=True)

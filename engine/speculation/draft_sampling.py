@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from engine.plan import DraftRequest
-from engine.request import SamplingParams
-from engine.sampling.columns import FLOATS, INTS, knob_rows, pack
-from engine.sampling.rows import SamplingParamRows, SamplingRows, allow, bits_of
-from engine.sampling.sampler import Sampler
-from engine.speculation.draft_rows import DraftRow
+from sluice_server.engine.plan import DraftRequest
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.sampling.columns import FLOATS, INTS, knob_rows, pack
+from sluice_server.engine.sampling.rows import SamplingParamRows, SamplingRows, allow, bits_of
+from sluice_server.engine.sampling.sampler import Sampler
+from sluice_server.engine.speculation.draft_rows import DraftRow
 
 
 class DraftSampling:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from engine.request import MAX_DRAFT_TOKENS
+from sluice_server.engine.request import MAX_DRAFT_TOKENS
 
 FLOORS = (2.0, 0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.08, 0.03)  # no chance reaches the first
 LEVELS = 32  # of acceptance that are told apart

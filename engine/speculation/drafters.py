@@ -10,14 +10,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.errors import Code, ServiceError
-from engine.models.config import read_head_config
-from engine.models.eagle import EagleHead, default_behind, load_head
-from engine.models.layers.decoder import Pack
-from engine.models.model import Model, hooks_of, load_model
-from engine.models.registry import read_served
-from engine.request import Limits
-from kernels.layout.metadata import AttentionMetadata
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.config import read_head_config
+from sluice_server.engine.models.eagle import EagleHead, default_behind, load_head
+from sluice_server.engine.models.layers.decoder import Pack
+from sluice_server.engine.models.model import Model, hooks_of, load_model
+from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.request import Limits
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
 class Drafter(Protocol):

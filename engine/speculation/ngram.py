@@ -5,8 +5,8 @@ Costs no model and no memory on the device. Needs repetition: code that is edite
 
 from collections.abc import Sequence
 
-from engine.plan import DraftRequest
-from kernels import ops
+from sluice_server.engine.plan import DraftRequest
+from sluice_server.kernels import ops
 
 MIN_MATCH = 2  # tokens: a single one has too many sequels
 MAX_CATCH_UP = 4096  # tokens read of one sequence at one time: a long prompt must not hold up a step

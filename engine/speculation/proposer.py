@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from engine.plan import DraftRequest, DraftTree
-from engine.speculation.trees import is_tree
+from sluice_server.engine.plan import DraftRequest, DraftTree
+from sluice_server.engine.speculation.trees import is_tree
 
 logger = logging.getLogger(__name__)
 

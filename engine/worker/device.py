@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.worker.faults import device_faults
+from sluice_server.engine.worker.faults import device_faults
 
 WARM_RUNS = 2  # before a capture: kernels compile, workspaces are taken
 

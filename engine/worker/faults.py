@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.errors import DeviceLost, OutOfDeviceMemory
+from sluice_server.engine.errors import DeviceLost, OutOfDeviceMemory
 
 CPU_OUT_OF_MEMORY = "can't allocate memory"  # a RuntimeError like any other, but for its text
 

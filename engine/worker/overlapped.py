@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import torch
 
-from engine.errors import OutOfDeviceMemory
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.tiers import Move
-from engine.models.model import Model
-from engine.plan import IN_FLIGHT, Placement, StepPlan, StepResult, VerifiedDrafts, num_accepted
-from engine.speculation.trees import walk
-from engine.worker.device import Device, HostCopy
-from engine.worker.faults import device_faults
-from engine.worker.graphs import Graphs, RowShape, forms_of
-from engine.worker.prefixes import SharedPrefixes
-from engine.worker.runner import CompletedStep, Runner, trees_of
-from engine.worker.slots.state import DeviceState, Slots
-from engine.worker.steps import BAD, RecordedStep, UniformRows, UniformSteps
+from sluice_server.engine.errors import OutOfDeviceMemory
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.plan import IN_FLIGHT, Placement, StepPlan, StepResult, VerifiedDrafts, num_accepted
+from sluice_server.engine.speculation.trees import walk
+from sluice_server.engine.worker.device import Device, HostCopy
+from sluice_server.engine.worker.faults import device_faults
+from sluice_server.engine.worker.graphs import Graphs, RowShape, forms_of
+from sluice_server.engine.worker.prefixes import SharedPrefixes
+from sluice_server.engine.worker.runner import CompletedStep, Runner, trees_of
+from sluice_server.engine.worker.slots.state import DeviceState, Slots
+from sluice_server.engine.worker.steps import BAD, RecordedStep, UniformRows, UniformSteps
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ Takes the slots of a step and the block tables that the host keeps. Knows no req
 
 import numpy as np
 
-from kernels.layout.prefixes import LEAST_SAVED, PrefixGroups, shared_prefixes
-from kernels.layout.ragged import Tables
+from sluice_server.kernels.layout.prefixes import LEAST_SAVED, PrefixGroups, shared_prefixes
+from sluice_server.kernels.layout.ragged import Tables
 
 
 class SharedPrefixes:

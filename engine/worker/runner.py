@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.tiers import Move
-from engine.models.model import Model
-from engine.plan import StepPlan, StepResult
-from engine.sampling.grammars import Grammars
-from engine.sampling.matchers import SlotMatchers
-from engine.sampling.rows import GrammarMasks
-from engine.sampling.sampler import Sampler
-from engine.worker.faults import device_faults
-from engine.worker.sample_positions import SamplePositions
-from engine.worker.slots.rows import SlotRows
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.ragged import Tables
-from kernels.layout.trees import Trees, tree_of
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.sampling.grammars import Grammars
+from sluice_server.engine.sampling.matchers import SlotMatchers
+from sluice_server.engine.sampling.rows import GrammarMasks
+from sluice_server.engine.sampling.sampler import Sampler
+from sluice_server.engine.worker.faults import device_faults
+from sluice_server.engine.worker.sample_positions import SamplePositions
+from sluice_server.engine.worker.slots.rows import SlotRows
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.ragged import Tables
+from sluice_server.kernels.layout.trees import Trees, tree_of
 
 
 class CompletedStep:

@@ -7,10 +7,10 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from engine.errors import ServiceError
-from engine.plan import StepPlan, StepResult, TokenLogprob, VerifiedDrafts, num_accepted
-from engine.sampling.sampler import SampledRows
-from engine.speculation.trees import paths_of, walk
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.plan import StepPlan, StepResult, TokenLogprob, VerifiedDrafts, num_accepted
+from sluice_server.engine.sampling.sampler import SampledRows
+from sluice_server.engine.speculation.trees import paths_of, walk
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kv_cache.block_store import BlockStore
-from engine.models.model import Model
-from engine.worker.device import Device, HostCopy
-from engine.worker.graphs import GraphKey, Graphs, RowShape
-from engine.worker.slots.state import DeviceState
-from kernels import ops
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.prefixes import MOST_GROUPS, PrefixGroups
-from kernels.layout.ragged import Longs, Ragged, SharedPrefixRows
-from kernels.layout.trees import Trees, numbers_of
-from kernels.reference.inputs import Inputs
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.worker.device import Device, HostCopy
+from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape
+from sluice_server.engine.worker.slots.state import DeviceState
+from sluice_server.kernels import ops
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.prefixes import MOST_GROUPS, PrefixGroups
+from sluice_server.kernels.layout.ragged import Longs, Ragged, SharedPrefixRows
+from sluice_server.kernels.layout.trees import Trees, numbers_of
+from sluice_server.kernels.reference.inputs import Inputs
 
 NO_LONGS = np.empty(0, dtype=np.int64)
 NO_TABLES = np.empty((0, 0), dtype=np.int32)

@@ -90,7 +90,8 @@ PyType_Slot slots[] = {
 };
 
 PyType_Spec spec = {
-    .name = "kernels.cpu.SuffixAutomaton", .basicsize = sizeof(Object), .itemsize = 0, .flags = Py_TPFLAGS_DEFAULT,
+    .name = "sluice_server.kernels.cpu.SuffixAutomaton",
+    .basicsize = sizeof(Object), .itemsize = 0, .flags = Py_TPFLAGS_DEFAULT,
     .slots = slots,
 };
 

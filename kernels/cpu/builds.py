@@ -22,7 +22,7 @@ KNOWN = (*BY_EXTENSION, *BY_CAPABILITY["AVX512"])  # all instruction sets, best 
 def load(name: str) -> ModuleType | None:
     """The kernels built for the instruction set `name`; None if there are none or they cannot be used (`why_not`)."""
     try:
-        return importlib.import_module(f"kernels.cpu.{name}")
+        return importlib.import_module(f"sluice_server.kernels.cpu.{name}")
     except ImportError:
         return None
 
@@ -30,7 +30,7 @@ def load(name: str) -> ModuleType | None:
 def why_not(name: str) -> str:
     """Why `load` finds none; empty where it does."""
     try:
-        importlib.import_module(f"kernels.cpu.{name}")
+        importlib.import_module(f"sluice_server.kernels.cpu.{name}")
     except ImportError as error:
         return str(error)
     return ""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.cpu import builds, memory
-from kernels.layout.metadata import AttentionMetadata
-from kernels.reference.automaton import SuffixAutomaton
+from sluice_server.kernels.cpu import builds, memory
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.reference.automaton import SuffixAutomaton
 
 NO_NORM = -1.0
 ALL_TOKENS = -1  # as in kernels/cpu/layer.h

@@ -7,11 +7,11 @@ Built with these, see `kernels.cpu.builds`; where there is none the torch twins 
 import torch
 from torch import Tensor
 
-from kernels.cpu import builds
-from kernels.reference.adjust import NO_CHANGES, LogitAdjustments
-from kernels.reference.choice import ChosenTokens, ScoredRows
-from kernels.reference.sampling import Rows
-from kernels.reference.scores import ScoreRequest, Scores, addresses, room
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.reference.adjust import NO_CHANGES, LogitAdjustments
+from sluice_server.kernels.reference.choice import ChosenTokens, ScoredRows
+from sluice_server.kernels.reference.sampling import Rows
+from sluice_server.kernels.reference.scores import ScoreRequest, Scores, addresses, room
 
 MODULE = builds.MODULE
 NOT_WANTED = (0,) * 13

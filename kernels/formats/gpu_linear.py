@@ -8,10 +8,10 @@ kernels read. Oracles are the twins in `kernels.formats.packed_weights`.
 import torch
 from torch import Tensor
 
-from kernels import gpu
-from kernels.formats.linear import GpuLinear
-from kernels.formats.packed_weights import Int4Weight, Int8Weight, pack_nibbles, quantise_rows
-from kernels.formats.quantised import GROUP, round_rows
+from sluice_server.kernels import gpu
+from sluice_server.kernels.formats.linear import GpuLinear
+from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, pack_nibbles, quantise_rows
+from sluice_server.kernels.formats.quantised import GROUP, round_rows
 
 
 class Int8OnGpu(GpuLinear):

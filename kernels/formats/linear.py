@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import gpu
-from kernels.cpu import builds, memory, native
-from kernels.formats import private_operators as private
-from kernels.formats.row_blocks import RowBlocks
-from kernels.reference.elementwise import GATES, rms_norm
+from sluice_server.kernels import gpu
+from sluice_server.kernels.cpu import builds, memory, native
+from sluice_server.kernels.formats import private_operators as private
+from sluice_server.kernels.formats.row_blocks import RowBlocks
+from sluice_server.kernels.reference.elementwise import GATES, rms_norm
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu import native
-from kernels.formats.linear import BlockedLinear, NativeLinear, PackedLinear
-from kernels.formats.packed_weights import Int4Weight, unpack_nibbles
-from kernels.reference.elementwise import rms_norm
+from sluice_server.kernels.cpu import native
+from sluice_server.kernels.formats.linear import BlockedLinear, NativeLinear, PackedLinear
+from sluice_server.kernels.formats.packed_weights import Int4Weight, unpack_nibbles
+from sluice_server.kernels.reference.elementwise import rms_norm
 
 LEVELS = 127  # of an activation, and of a weight of 8 bits, to either side
 GROUP = 128  # inputs that share a scale in 4 bits

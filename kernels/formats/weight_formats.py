@@ -11,13 +11,26 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from kernels.cpu import builds
-from kernels.formats import private_operators as private
-from kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
-from kernels.formats.linear import BlockedLinear, GpuLinear, NativePanels, OneDnnLinear, PackedLinear, TransposedLinear
-from kernels.formats.packed_weights import Int4Weight, Int8Weight, Packed, dequantise, quantise_rows
-from kernels.formats.quantised import IntegerLinear, NativeIntegerLinear, is_like_ours, round_weight, rounded_of
-from kernels.triton.support import FP8_SINCE
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import private_operators as private
+from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
+from sluice_server.kernels.formats.linear import (
+    BlockedLinear,
+    GpuLinear,
+    NativePanels,
+    OneDnnLinear,
+    PackedLinear,
+    TransposedLinear,
+)
+from sluice_server.kernels.formats.packed_weights import Int4Weight, Int8Weight, Packed, dequantise, quantise_rows
+from sluice_server.kernels.formats.quantised import (
+    IntegerLinear,
+    NativeIntegerLinear,
+    is_like_ours,
+    round_weight,
+    rounded_of,
+)
+from sluice_server.kernels.triton.support import FP8_SINCE
 
 Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.layout.ragged import Longs, Ragged, Tables
-from kernels.layout.trees import NO_TREES, Paths, Tree, Trees, masks_of, paths_of
+from sluice_server.kernels.layout.ragged import Longs, Ragged, Tables
+from sluice_server.kernels.layout.trees import NO_TREES, Paths, Tree, Trees, masks_of, paths_of
 
 # Lengths of decode attention are rounded up to this: at each new length oneDNN makes new kernels, which costs more than
 # the step itself (6.5 M parameters, 1 sequence: 5.6 ms a step with exact lengths).

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernels.layout.ragged import Longs, Tables
+from sluice_server.kernels.layout.ragged import Longs, Tables
 
 # Keys that need not be read again, of all rows and a layer, from which a step takes prefixes apart. At 8 kv heads of
 # 128 in bfloat16 they are 32 MiB, 8 µs of an H200's 4 TB/s; what it costs is a launch more, and parts that are merged.

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.formats.packed_weights import LARGEST
+from sluice_server.kernels.formats.packed_weights import LARGEST
 
 SCALE_BYTES = 4
 GPU_ALIGN = 16  # bytes

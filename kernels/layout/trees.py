@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from kernels.layout.ragged import MAX_TREE, Longs
+from sluice_server.kernels.layout.ragged import MAX_TREE, Longs
 
 Paths = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Sees = np.ndarray[tuple[int, int], np.dtype[np.bool_]]

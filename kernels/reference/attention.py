@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.layout import layout
-from kernels.layout import slots as formats
-from kernels.layout.metadata import MAX_SCORES, AttentionMetadata, QueryChunk
-from kernels.layout.ragged import AttentionOptions
-from kernels.reference.elementwise import soft_cap_
+from sluice_server.kernels.layout import layout
+from sluice_server.kernels.layout import slots as formats
+from sluice_server.kernels.layout.metadata import MAX_SCORES, AttentionMetadata, QueryChunk
+from sluice_server.kernels.layout.ragged import AttentionOptions
+from sluice_server.kernels.reference.elementwise import soft_cap_
 
 
 def write_kv(kv: Tensor, cache: Tensor, write_slots: Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kernels.reference.scores import ScoreRequest, Scores, addresses
+from sluice_server.kernels.reference.scores import ScoreRequest, Scores, addresses
 
 
 @dataclasses.dataclass(frozen=True)

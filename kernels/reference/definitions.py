@@ -8,10 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.layout.layout import read
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.ragged import AttentionOptions, Ragged
-from kernels.layout.slots import decode
+from sluice_server.kernels.layout.layout import read
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged
+from sluice_server.kernels.layout.slots import decode
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

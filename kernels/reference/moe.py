@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.reference.elementwise import GATES
+from sluice_server.kernels.reference.elementwise import GATES
 
 NOBODY = -1  # a place of a group behind its last one, and the expert of a group that is not there
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.reference.philox import GUMBEL_MAX, gumbel, row_uniforms, uniforms
+from sluice_server.kernels.reference.philox import GUMBEL_MAX, gumbel, row_uniforms, uniforms
 
 # Candidates tried before the whole row, smallest first (151,936 ids, one row: topk(64) 0.05-0.5 ms, sort 13 ms).
 FEW, MANY = 64, 1024

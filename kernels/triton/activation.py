@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.reference import elementwise
-from kernels.triton.aot import AotCase
-from kernels.triton.numbers import pointer
+from sluice_server.kernels.reference import elementwise
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.numbers import pointer
 
 BLOCK = 1024  # numbers of one program
 WARPS = 4

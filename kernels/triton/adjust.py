@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
-from kernels.triton.aot import AotCase
+from sluice_server.kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
+from sluice_server.kernels.triton.aot import AotCase
 
 PAIRS = 256  # of one program
 WORDS = 64  # of a mask, 32 ids each

@@ -11,13 +11,13 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged
-from kernels.triton import configs
-from kernels.triton.attention_merge import attention_merge_kernel
-from kernels.triton.attention_prefill import attention_prefill_kernel
-from kernels.triton.attention_split import attention_split_kernel
-from kernels.triton.configs import AttentionShape
-from kernels.triton.numbers import next_power_of_two
+from sluice_server.kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged
+from sluice_server.kernels.triton import configs
+from sluice_server.kernels.triton.attention_merge import attention_merge_kernel
+from sluice_server.kernels.triton.attention_prefill import attention_prefill_kernel
+from sluice_server.kernels.triton.attention_split import attention_split_kernel
+from sluice_server.kernels.triton.configs import AttentionShape
+from sluice_server.kernels.triton.numbers import next_power_of_two
 
 SHORT = 16  # tokens of a row that the split schedule takes when every row of the step has as few
 MERGED = 16  # parts of one load

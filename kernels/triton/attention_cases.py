@@ -2,14 +2,14 @@
 
 import torch
 
-from kernels.triton import configs
-from kernels.triton.aot import SHARED_BYTES, AotCase
-from kernels.triton.attention import MERGED, precision
-from kernels.triton.attention_merge import attention_merge_kernel
-from kernels.triton.attention_prefill import attention_prefill_kernel
-from kernels.triton.attention_split import attention_split_kernel
-from kernels.triton.configs import AttentionShape, AttentionTiles
-from kernels.triton.numbers import next_power_of_two, pointer
+from sluice_server.kernels.triton import configs
+from sluice_server.kernels.triton.aot import SHARED_BYTES, AotCase
+from sluice_server.kernels.triton.attention import MERGED, precision
+from sluice_server.kernels.triton.attention_merge import attention_merge_kernel
+from sluice_server.kernels.triton.attention_prefill import attention_prefill_kernel
+from sluice_server.kernels.triton.attention_split import attention_split_kernel
+from sluice_server.kernels.triton.configs import AttentionShape, AttentionTiles
+from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 
 INTS = ("q_token", "q_head", "cache_block", "cache_offset", "cache_kind", "cache_head", "tables_row", "out_token")
 LOOSE = ("scales_block", "scales_offset", "scales_kind", "scales_head", "window")  # of any value

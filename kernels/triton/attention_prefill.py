@@ -7,7 +7,7 @@ the host. Keys that every query of a tile sees are taken without masks.
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_tiles import attend, begun, queries_of, row_of
+from sluice_server.kernels.triton.attention_tiles import attend, begun, queries_of, row_of
 
 
 @triton.jit(do_not_specialize=["first_row", "num_rows"])  # else a new value compiles anew, while somebody waits

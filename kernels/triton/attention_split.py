@@ -8,7 +8,7 @@ number of splits, or, batch-invariant, of that length alone.
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_tiles import attend, begun, depth_of, keys_of, queries_of
+from sluice_server.kernels.triton.attention_tiles import attend, begun, depth_of, keys_of, queries_of
 
 
 @triton.jit(

@@ -1,6 +1,6 @@
 """Every configuration of every kernel that is compiled ahead of time: one line for each family."""
 
-from kernels.triton import (
+from sluice_server.kernels.triton import (
     activation,
     adjust,
     attention_cases,
@@ -18,7 +18,7 @@ from kernels.triton import (
     scores,
     speculation,
 )
-from kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.aot import AotCase
 
 CASES: tuple[AotCase, ...] = (
     *kv_write.CASES,

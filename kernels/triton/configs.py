@@ -9,7 +9,7 @@ import functools
 import json
 from pathlib import Path
 
-from kernels.triton.numbers import next_power_of_two
+from sluice_server.kernels.triton.numbers import next_power_of_two
 
 TUNED = Path(__file__).parent / "tuned"
 WAVES = 2  # programs for each multiprocessor that splitting aims at: one computes while another loads

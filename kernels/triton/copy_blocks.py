@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.aot import AotCase
 
 WORD = 8  # bytes
 BLOCK = 1024  # words of one program

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import AotCase
-from kernels.triton.numbers import pointer
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.numbers import pointer
 
 BLOCK = 1024  # numbers of one program
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.aot import AotCase
 
 PROGRAMS = 264  # twice the multiprocessors of an H100: what few tiles are split for
 MAX_SPLITS = 16

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.reference.inputs import Inputs
-from kernels.triton.aot import AotCase
+from sluice_server.kernels.reference.inputs import Inputs
+from sluice_server.kernels.triton.aot import AotCase
 
 RUN = 128  # numbers of a run that are copied at once
 TOKENS = 128  # of one program

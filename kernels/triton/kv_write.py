@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import AotCase
-from kernels.triton.numbers import largest, next_power_of_two, pointer
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.numbers import largest, next_power_of_two, pointer
 
 HEADS = 8  # of one program at most: enough independent loads to hide their latency, few enough for registers
 

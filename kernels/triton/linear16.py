@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import AotCase
-from kernels.triton.gemm import FIXED, schedule_of, sum_parts
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.gemm import FIXED, schedule_of, sum_parts
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

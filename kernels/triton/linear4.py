@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.formats.packed_weights import UNIT, Int4Weight
-from kernels.triton.aot import AotCase
-from kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts
-from kernels.triton.numbers import pointer
+from sluice_server.kernels.formats.packed_weights import UNIT, Int4Weight
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.numbers import pointer
 
 HALF = tl.constexpr(UNIT // 2)
 

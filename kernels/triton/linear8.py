@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.formats.packed_weights import LARGEST, Int8Weight
-from kernels.triton.aot import AotCase
-from kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts
-from kernels.triton.numbers import next_power_of_two, pointer
-from kernels.triton.support import MAX_INPUTS
+from sluice_server.kernels.formats.packed_weights import LARGEST, Int8Weight
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.gemm import EVERY, FIXED, GemmTiles, schedule_of, sum_parts
+from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
+from sluice_server.kernels.triton.support import MAX_INPUTS
 
 
 def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.reference.moe import ExpertGroups, ExpertStack, num_groups
-from kernels.triton.activation import GATES
-from kernels.triton.aot import AotCase
-from kernels.triton.gemm import DECODE, LARGE, MEDIUM, GemmTiles
-from kernels.triton.numbers import next_power_of_two, pointer
+from sluice_server.kernels.reference.moe import ExpertGroups, ExpertStack, num_groups
+from sluice_server.kernels.triton.activation import GATES
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, GemmTiles
+from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 
 CHOICES = 1024  # of a program that counts or places them
 BLOCK = 1024  # numbers of a program that adds results

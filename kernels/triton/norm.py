@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.aot import AotCase
-from kernels.triton.numbers import next_power_of_two, pointer
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 
 NUMBERS = 2048  # of one program at least, if there are as many
 MAX_WIDTH = 16_384  # of a row, which a program keeps in registers

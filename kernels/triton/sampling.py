@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.reference.sampling import Rows
-from kernels.triton.aot import AotCase
-from kernels.triton.noise import gumbel, uniform_words
-from kernels.triton.truncation import band_kernel, floor_kernel, is_drawn, peak_of, scaled
+from sluice_server.kernels.reference.sampling import Rows
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.noise import gumbel, uniform_words
+from sluice_server.kernels.triton.truncation import band_kernel, floor_kernel, is_drawn, peak_of, scaled
 
 TILE = 4096  # values that look for a floor at once
 CALLS = 512  # of Philox at once, for 4 ids each

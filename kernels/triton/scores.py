@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.reference.scores import ScoreRequest, Scores
-from kernels.triton.aot import AotCase
-from kernels.triton.noise import log
+from sluice_server.kernels.reference.scores import ScoreRequest, Scores
+from sluice_server.kernels.triton.aot import AotCase
+from sluice_server.kernels.triton.noise import log
 
 TILE = 4096
 WARPS = 8

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.layout.ragged import MAX_TREE
-from kernels.triton.aot import AotCase
+from sluice_server.kernels.layout.ragged import MAX_TREE
+from sluice_server.kernels.triton.aot import AotCase
 
 NOTHING = tl.constexpr(-1)
 

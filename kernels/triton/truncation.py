@@ -11,7 +11,7 @@ these, mostly few. Where they are more than a tile, bisection reads the row itse
 import triton
 import triton.language as tl
 
-from kernels.triton.noise import log
+from sluice_server.kernels.triton.noise import log
 
 BINS = tl.constexpr(128)  # a quarter each; the last holds all beyond 31.75 below the peak, e^-31.75 of its mass
 INF_KEY = tl.constexpr(0x7F800000)

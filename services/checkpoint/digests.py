@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from engine.errors import Code, ServiceError
-from engine.worker.host.cores import find_cores
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.worker.host.cores import find_cores
 
 logger = logging.getLogger(__name__)
 

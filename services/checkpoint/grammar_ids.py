@@ -5,8 +5,8 @@ from pathlib import Path
 
 from llguidance import LLTokenizer
 
-from engine.models.fields import is_file
-from engine.sampling.grammars import Grammars
+from sluice_server.engine.models.fields import is_file
+from sluice_server.engine.sampling.grammars import Grammars
 
 logger = logging.getLogger(__name__)
 

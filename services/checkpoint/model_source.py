@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
-from engine.errors import Code, ServiceError
-from services.checkpoint.digests import FileKey, Remembered, changed, digest_of
-from services.checkpoint.revisions import whole
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.checkpoint.digests import FileKey, Remembered, changed, digest_of
+from sluice_server.services.checkpoint.revisions import whole
 
 DEMO = "demo"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -115,7 +115,7 @@ def resolve_model(model: str, revision: str) -> ModelSource:
     Raises ServiceError NOT_FOUND saying what was tried and what to do.
     """
     if model == DEMO:
-        return ModelSource(Path(str(resources.files("demo"))) / "target", DEMO, _label(revision))
+        return ModelSource(Path(str(resources.files("sluice_server.demo"))) / "target", DEMO, _label(revision))
     path = Path(model).expanduser()
     if path.is_dir():
         return ModelSource(path.absolute(), path.resolve().name, _label(revision))
@@ -129,7 +129,9 @@ def resolve_model(model: str, revision: str) -> ModelSource:
 def resolve_draft(model: str, kind: str) -> ModelSource:
     """What drafts, for speculation of a `kind`. Raises ServiceError as `resolve_model` does."""
     if model == DEMO:
-        return ModelSource(Path(str(resources.files("demo"))) / {"draft": "draft", "eagle": "head"}[kind], DEMO)
+        return ModelSource(
+            Path(str(resources.files("sluice_server.demo"))) / {"draft": "draft", "eagle": "head"}[kind], DEMO
+        )
     try:
         return resolve_model(model, "")
     except ServiceError as error:

@@ -7,7 +7,7 @@ serve every revision of their configuration. The commit of a hub names both and 
 
 from collections.abc import Iterable
 
-from services.messages.messages import Role, Visit
+from sluice_server.services.messages.messages import Role, Visit
 
 
 def whole(configuration: str, weights: str) -> str:

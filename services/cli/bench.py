@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from services.cli import load
-from services.cli.bench_report import load_plot, show, show_levels
-from services.cli.connection_options import (
+from sluice_server.services.cli import load
+from sluice_server.services.cli.bench_report import load_plot, show, show_levels
+from sluice_server.services.cli.connection_options import (
     ConnectionOptions,
     TlsCaOption,
     TlsCertOption,
@@ -152,7 +152,7 @@ class BenchPlan:
 async def _measure(plan: BenchPlan, progress: "Progress") -> list[load.RequestSample]:
     import sluice
 
-    from services.cli.client import aio_client, describe
+    from sluice_server.services.cli.client import aio_client, describe
 
     num_channels = min(-(-plan.concurrency // STREAMS_PER_CHANNEL), MAX_CHANNELS)
     # What fails is a figure, not a reason to try again.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from services.cli.plot import Panel, svg
+from sluice_server.services.cli.plot import Panel, svg
 
 Figures: TypeAlias = dict[str, Any]  # as `load.report` gives them
 Levels: TypeAlias = Sequence[tuple[float, Figures]]  # by load

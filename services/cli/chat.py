@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.connection_options import (
+from sluice_server.services.cli.connection_options import (
     ConnectionOptions,
     TlsCaOption,
     TlsCertOption,
@@ -14,7 +14,7 @@ from services.cli.connection_options import (
     TlsOption,
     TokenOption,
 )
-from services.cli.dialogue import Dialogue
+from sluice_server.services.cli.dialogue import Dialogue
 
 if TYPE_CHECKING:
     import sluice
@@ -39,7 +39,7 @@ def chat(  # noqa: PLR0913 # a command line lists its options
     # Imported here, so that the other commands start without them.
     from rich.console import Console
 
-    from services.cli.client import client
+    from sluice_server.services.cli.client import client
 
     dialogue = Dialogue(system)
     for name, value in (("max_tokens", max_tokens), ("temperature", temperature)):
@@ -85,7 +85,7 @@ class ChatSession:
         """Stream the answer; what there is of it, however it ended."""
         import sluice
 
-        from services.cli.client import describe
+        from sluice_server.services.cli.client import describe
 
         knobs: sluice.Knobs = {"model": self._model} if self._model else {}
         knobs |= self._dialogue.knobs  # type: ignore[typeddict-item] # each a knob of its own type

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.parameter_kinds import Number
-from engine.parameters import CHOICE
-from services.config import ENV_PREFIX
+from sluice_server.engine.parameter_kinds import Number
+from sluice_server.engine.parameters import CHOICE
+from sluice_server.services.config import ENV_PREFIX
 
 TAKEN = "choice"  # the parameter in whose place the options come
 

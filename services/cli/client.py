@@ -9,8 +9,8 @@ from google.protobuf.duration_pb2 import Duration
 from sluice.settings import channel_options
 from sluice.v1 import types_pb2
 
-from services.cli.connection_options import ConnectionOptions
-from services.config import bad_setting
+from sluice_server.services.cli.connection_options import ConnectionOptions
+from sluice_server.services.config import bad_setting
 
 INTERACTIVE = sluice.RetryPolicy(attempts=3)  # somebody waits: say soon that nobody answers
 

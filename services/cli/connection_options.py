@@ -6,8 +6,8 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from services.config import bad_setting
-from services.process.listening import is_local
+from sluice_server.services.config import bad_setting
+from sluice_server.services.process.listening import is_local
 
 PANEL = "ConnectionOptions"
 # Named apart from those of `serve`, which mean the server's own files.

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.environment import CHECKED
+from sluice_server.services.cli.environment import CHECKED
 
 PROMPT = 'def fibonacci(n):\n    """Return'
 SEED = 7
@@ -25,11 +25,11 @@ def demo(
     """Start everything, stream a completion, show its figures and spans, stop everything."""
     from rich.console import Console
 
-    from services.telemetry.collector import Collector
+    from sluice_server.services.telemetry.collector import Collector
 
     console = Console(highlight=False)
     collector = Collector()
-    command = [sys.executable, "-m", "services.cli.main", "serve", "--model", "demo", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "sluice_server", "serve", "--model", "demo", "--listen", "127.0.0.1:0"]
     options = ["--otlp-endpoint", collector.endpoint, "--log-level", "warning"]
     environment = {"OTEL_BSP_SCHEDULE_DELAY": "100", **os.environ, CHECKED: "1"}  # ms: somebody waits for the spans
     service = subprocess.Popen(
@@ -81,8 +81,8 @@ def _spans(console: object, collector: object, trace_id: str) -> None:
     """Print the request's span tree."""
     from rich.console import Console
 
-    from services.telemetry.collector import Collector
-    from services.telemetry.tree import tree_lines
+    from sluice_server.services.telemetry.collector import Collector
+    from sluice_server.services.telemetry.tree import tree_lines
 
     assert isinstance(console, Console)
     assert isinstance(collector, Collector)

@@ -4,7 +4,7 @@ import dataclasses
 import textwrap
 from collections.abc import Callable, Mapping
 
-from engine.parameters import CHOICE
+from sluice_server.engine.parameters import CHOICE
 
 Turn = tuple[str, str]  # role, text
 KNOBS: Mapping[str, type[int] | type[float]] = {row.name: row.type for row in CHOICE}

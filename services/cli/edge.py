@@ -5,10 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.connection_options import ConnectionOptions, TlsCaOption, TlsCertOption, TlsKeyOption, TlsOption
+from sluice_server.services.cli.connection_options import (
+    ConnectionOptions,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TlsOption,
+)
 
 if TYPE_CHECKING:
-    from services.edge.connections import Bounds
+    from sluice_server.services.edge.connections import Bounds
 
 GRACE_S = 30
 MAX_CONNECTIONS = 4096
@@ -35,7 +41,7 @@ def edge(  # noqa: PLR0913 # a command line lists its options
     # Imported here, so that the other commands start without it.
     import uvloop
 
-    from services.process.listening import check_plaintext, is_local
+    from sluice_server.services.process.listening import check_plaintext, is_local
 
     check_plaintext("listen", listen, https_cert is not None, insecure)
     access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), None)
@@ -47,11 +53,11 @@ def edge(  # noqa: PLR0913 # a command line lists its options
 async def _serve(address: str, listen: str, access: ConnectionOptions, files: tuple[Path | None, Path | None]) -> None:
     import socket
 
-    from services.cli.client import aio_channel
-    from services.config import bad_setting
-    from services.edge.app import build
-    from services.edge.server import server_of
-    from services.process.listening import bound, split
+    from sluice_server.services.cli.client import aio_channel
+    from sluice_server.services.config import bad_setting
+    from sluice_server.services.edge.app import build
+    from sluice_server.services.edge.server import server_of
+    from sluice_server.services.process.listening import bound, split
 
     host, port = split("listen", listen)
     async with aio_channel(address, access) as channel:
@@ -73,7 +79,7 @@ def _bounds() -> "Bounds":
     """As many connections as there may be files, which the system's hard limit decides."""
     import resource
 
-    from services.edge.connections import Bounds
+    from sluice_server.services.edge.connections import Bounds
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -10,7 +10,7 @@ from typer import Typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from services.config import ENV_PREFIX
+from sluice_server.services.config import ENV_PREFIX
 
 CHECKED = "SLUICE_ENVIRONMENT_CHECKED"  # set for a `sluice` that another one starts: it was said already
 # Ours, but no options: of a supervisor for its children, and of compose.yaml.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from services.cli.choice import takes_choice
-from services.cli.connection_options import (
+from sluice_server.services.cli.choice import takes_choice
+from sluice_server.services.cli.connection_options import (
     ConnectionOptions,
     TlsCaOption,
     TlsCertOption,
@@ -49,7 +49,7 @@ def generate(  # noqa: PLR0913 # a command line lists its options
     # The client is imported here, so that `sluice serve` and `--help` start without it.
     import sluice
 
-    from services.cli.client import client, describe
+    from sluice_server.services.cli.client import client, describe
 
     text = _text(prompt)
     given = cast("sluice.Knobs", {"ignore_eos": ignore_eos, "stop": stop or [], **choice})
@@ -85,7 +85,7 @@ def _show(stream: "Stream", as_json: bool) -> None:
     """Stream to stdout; with `as_json` collect and print one object."""
     from sluice.completion import finish_name
 
-    from services.cli.client import timings_of, usage_of
+    from sluice_server.services.cli.client import timings_of, usage_of
 
     text: list[str] = []
     ids: list[int] = []

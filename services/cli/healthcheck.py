@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from services.config import bad_setting
-from services.messages.messages import Role
-from services.process import heartbeat
+from sluice_server.services.config import bad_setting
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.process import heartbeat
 
 EXIT_SICK = 1
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from services.config import bad_setting
+from sluice_server.services.config import bad_setting
 
 
 def keys(
@@ -16,7 +16,7 @@ def keys(
 
     Give each process its own .key_secret and everybody's .key, with --ring-keys.
     """
-    from services.ring.keys import make_keys
+    from sluice_server.services.ring.keys import make_keys
 
     for name in process_ids:
         if not name or "/" in name or name.startswith("."):

@@ -6,21 +6,21 @@ from importlib import metadata
 
 import typer
 
-from engine.config import EngineConfig
-from engine.errors import ServiceError
-from services.cli.bench import bench
-from services.cli.chat import chat
-from services.cli.demo import demo
-from services.cli.edge import edge
-from services.cli.environment import complaints
-from services.cli.generate import generate
-from services.cli.healthcheck import healthcheck
-from services.cli.keys import keys
-from services.cli.options import takes_settings
-from services.cli.token import token
-from services.cli.top import top
-from services.config import ServiceConfig, check_threads
-from services.process import exit_reason
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.cli.bench import bench
+from sluice_server.services.cli.chat import chat
+from sluice_server.services.cli.demo import demo
+from sluice_server.services.cli.edge import edge
+from sluice_server.services.cli.environment import complaints
+from sluice_server.services.cli.generate import generate
+from sluice_server.services.cli.healthcheck import healthcheck
+from sluice_server.services.cli.keys import keys
+from sluice_server.services.cli.options import takes_settings
+from sluice_server.services.cli.token import token
+from sluice_server.services.cli.top import top
+from sluice_server.services.config import ServiceConfig, check_threads
+from sluice_server.services.process import exit_reason
 
 EXIT_USAGE = 2
 
@@ -39,13 +39,13 @@ def serve(engine: EngineConfig, service: ServiceConfig) -> None:
     """Serve a model: gateway, tokenizer, engine and detokenizer under one supervisor, or one of them with --role."""
     if service.role:
         # Imported here: a supervisor needs nothing of what a role does.
-        from services.process.roles import run_role
+        from sluice_server.services.process.roles import run_role
 
         with exit_reason.recorded_in(service.heartbeat_dir, service.process_id or f"{service.role}-0"):
             check_threads(engine, service)
             status = run_role(engine, service)
         raise typer.Exit(status)
-    from services.supervisor.serve import supervise
+    from sluice_server.services.supervisor.serve import supervise
 
     raise typer.Exit(supervise(engine, service))
 

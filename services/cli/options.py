@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.config import EngineConfig
-from services.config import ENV_PREFIX, ServiceConfig
+from sluice_server.engine.config import EngineConfig
+from sluice_server.services.config import ENV_PREFIX, ServiceConfig
 
 GROUPS = {ServiceConfig: "Service", EngineConfig: "Engine"}
 

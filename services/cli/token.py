@@ -22,8 +22,8 @@ def new(
     # Imported here, so that the other commands start without it.
     import msgspec
 
-    from services.config import bad_setting
-    from services.gateway.access.identity import Scope, digest_of, new_key
+    from sluice_server.services.config import bad_setting
+    from sluice_server.services.gateway.access.identity import Scope, digest_of, new_key
 
     wanted = [one.strip() for one in scopes.split(",")]
     unknown = [one for one in wanted if one not in list(Scope)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.connection_options import (
+from sluice_server.services.cli.connection_options import (
     ConnectionOptions,
     TlsCaOption,
     TlsCertOption,
@@ -43,7 +43,7 @@ def top(  # noqa: PLR0913 # a command line lists its options
     from rich.console import Console
     from rich.live import Live
 
-    from services.cli.client import client, describe
+    from sluice_server.services.cli.client import client, describe
 
     console = Console()
     access = ConnectionOptions.of(address, tls, (tls_ca, tls_cert, tls_key), token)
@@ -88,7 +88,7 @@ def bar(part: float, whole: float) -> str:
 def _engines(load: "control_pb2.Load", before: "dict[str, control_pb2.EngineLoad]", interval_s: float) -> "Table":
     from rich.table import Table
 
-    from services.cli.client import seconds
+    from sluice_server.services.cli.client import seconds
 
     columns = ("engine", "running", "waiting", "cache", "prompt found", "step ms", "tokens/s", "preempted/s")
     table = Table(*columns, expand=True, box=None, header_style="bold")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from services.tokenizer.tool_formats import ToolFormat
+from sluice_server.services.tokenizer.tool_formats import ToolFormat
 
 MAX_CALL = 256 << 10  # characters; what is longer is text
 MAX_DEPTH = 500  # of objects and lists; what is nested deeper is text: how deep JSON is read differs between Pythons

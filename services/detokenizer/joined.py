@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.messages.messages import Text
+from sluice_server.services.messages.messages import Text
 
 
 def joined(texts: Sequence[Text]) -> Text:

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from engine.request import FinishReason
-from services.detokenizer.sections import NOTHING, SectionSplitter
-from services.detokenizer.stream import OutputText
-from services.messages.work import Sections, Stops, TextOptions, ToolCall
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.tool_formats import FORMATS
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.detokenizer.sections import NOTHING, SectionSplitter
+from sluice_server.services.detokenizer.stream import OutputText
+from sluice_server.services.messages.work import Sections, Stops, TextOptions, ToolCall
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.tool_formats import FORMATS
 
 ID_LENGTH = 9  # of a call's id: some templates refuse another length
 

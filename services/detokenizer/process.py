@@ -3,12 +3,12 @@
 import asyncio
 import time
 
-from services.detokenizer.flush_timer import Alarm
-from services.detokenizer.stage import DetokenizerStage
-from services.process.process import Process
-from services.telemetry import catalogue
-from services.telemetry.metrics import MetricSample
-from services.tokenizer.encoding import TextEncoder
+from sluice_server.services.detokenizer.flush_timer import Alarm
+from sluice_server.services.detokenizer.stage import DetokenizerStage
+from sluice_server.services.process.process import Process
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.metrics import MetricSample
+from sluice_server.services.tokenizer.encoding import TextEncoder
 
 
 async def run(process: Process) -> int:

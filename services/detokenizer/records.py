@@ -3,10 +3,10 @@
 A token's record without log probabilities is the same wherever it appears: it is made once.
 """
 
-from services.messages.details import PromptScores, TokenLogprobs, TokenRecord
-from services.messages.messages import Tokens
-from services.messages.work import unpack_ids
-from services.tokenizer.pieces import Pieces
+from sluice_server.services.messages.details import PromptScores, TokenLogprobs, TokenRecord
+from sluice_server.services.messages.messages import Tokens
+from sluice_server.services.messages.work import unpack_ids
+from sluice_server.services.tokenizer.pieces import Pieces
 
 
 class Records:

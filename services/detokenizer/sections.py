@@ -8,9 +8,9 @@ output begins and nowhere else: later on its marks are text.
 import enum
 from typing import NamedTuple
 
-from services.detokenizer.calls import CallReader, FoundCall, ParserState
-from services.messages.work import Sections
-from services.tokenizer.tool_formats import FORMATS, REASONING
+from sluice_server.services.detokenizer.calls import CallReader, FoundCall, ParserState
+from sluice_server.services.messages.work import Sections
+from sluice_server.services.tokenizer.tool_formats import FORMATS, REASONING
 
 _OPEN, _CLOSE = REASONING
 

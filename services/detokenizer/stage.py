@@ -8,13 +8,13 @@ gone round; they are dropped, and the credit they were sampled for goes back. Kn
 import dataclasses
 from collections.abc import Callable
 
-from services.detokenizer.flush_timer import AT_ONCE, Alarm, FlushTimer
-from services.detokenizer.joined import joined
-from services.detokenizer.output import Output, OutputProgress
-from services.detokenizer.records import Records
-from services.faults import fault
-from services.messages.details import Scored, Timings
-from services.messages.messages import (
+from sluice_server.services.detokenizer.flush_timer import AT_ONCE, Alarm, FlushTimer
+from sluice_server.services.detokenizer.joined import joined
+from sluice_server.services.detokenizer.output import Output, OutputProgress
+from sluice_server.services.detokenizer.records import Records
+from sluice_server.services.faults import fault
+from sluice_server.services.messages.details import Scored, Timings
+from sluice_server.services.messages.messages import (
     Cancel,
     Envelope,
     Failed,
@@ -27,12 +27,12 @@ from services.messages.messages import (
     Tokens,
     failed,
 )
-from services.messages.work import unpack_ids
-from services.ring.leases import Leases
-from services.telemetry import names
-from services.telemetry.logs import about
-from services.telemetry.phases import Phase, Record
-from services.tokenizer.encoding import TextEncoder
+from sluice_server.services.messages.work import unpack_ids
+from sluice_server.services.ring.leases import Leases
+from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.logs import about
+from sluice_server.services.telemetry.phases import Phase, Record
+from sluice_server.services.tokenizer.encoding import TextEncoder
 
 Emit = Callable[[Message], None]
 

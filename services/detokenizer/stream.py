@@ -11,8 +11,8 @@ import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.detokenizer.stops import StopMatcher
-from services.tokenizer.encoding import TextEncoder
+from sluice_server.services.detokenizer.stops import StopMatcher
+from sluice_server.services.tokenizer.encoding import TextEncoder
 
 
 class TextDelta(NamedTuple):

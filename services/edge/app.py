@@ -19,13 +19,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from services.edge import answers
-from services.edge.answers import CHAT, COMPLETION, Dialect, Json
-from services.edge.errors import EdgeError, bad_request, from_rpc, unsupported
-from services.edge.page import page
-from services.edge.stream import Chunks
-from services.edge.translate import chat_spec, completion_specs
-from services.edge.wire import ChatRequest, Common, CompletionRequest, decode
+from sluice_server.services.edge import answers
+from sluice_server.services.edge.answers import CHAT, COMPLETION, Dialect, Json
+from sluice_server.services.edge.errors import EdgeError, bad_request, from_rpc, unsupported
+from sluice_server.services.edge.page import page
+from sluice_server.services.edge.stream import Chunks
+from sluice_server.services.edge.translate import chat_spec, completion_specs
+from sluice_server.services.edge.wire import ChatRequest, Common, CompletionRequest, decode
 
 MAX_BODY_BYTES = 16 << 20  # what the gRPC server takes in one message
 HEALTH_TIMEOUT_S = 2.0

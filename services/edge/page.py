@@ -14,7 +14,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-_TEXT = resources.files("services.edge").joinpath("page.html").read_text("utf-8")
+_TEXT = resources.files("sluice_server.services.edge").joinpath("page.html").read_text("utf-8")
 
 
 async def page(request: Request) -> HTMLResponse:

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from services.edge.connections import Bounds, Connections, group_of
+from sluice_server.services.edge.connections import Bounds, Connections, group_of
 
 
 class BoundedProtocol(H11Protocol):

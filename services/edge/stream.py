@@ -10,7 +10,7 @@ from typing import assert_never
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from services.edge.answers import Dialect, Json, ResponseHead, reason, sections, usage
+from sluice_server.services.edge.answers import Dialect, Json, ResponseHead, reason, sections, usage
 
 
 @dataclasses.dataclass(slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 from sluice.v1 import types_pb2
 
-from services.edge.errors import bad_request, unsupported
-from services.edge.wire import (
+from sluice_server.services.edge.errors import bad_request, unsupported
+from sluice_server.services.edge.wire import (
     ChatRequest,
     ChosenTool,
     Common,

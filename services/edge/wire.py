@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from services.edge.errors import bad_request
+from sluice_server.services.edge.errors import bad_request
 
 _T = TypeVar("_T")
 

@@ -1,10 +1,10 @@
 """What an engine found, as the ring carries it: its load, log probabilities, a prompt's scores. Pure."""
 
-from engine.engine import Engine
-from engine.plan import TokenLogprob
-from engine.scheduler.events import Sampled
-from services.messages.details import PromptScores, TokenLogprobs
-from services.messages.messages import Load, Prompt
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.plan import TokenLogprob
+from sluice_server.engine.scheduler.events import Sampled
+from sluice_server.services.messages.details import PromptScores, TokenLogprobs
+from sluice_server.services.messages.messages import Load, Prompt
 
 
 def load_of(engine: Engine) -> Load:

@@ -2,9 +2,9 @@
 
 from typing import assert_never
 
-from engine.engine import Engine
-from services.messages.messages import Append, Change, CloseInput, Grant, Update
-from services.messages.work import TokenPrompt, unpack_ids
+from sluice_server.engine.engine import Engine
+from sluice_server.services.messages.messages import Append, Change, CloseInput, Grant, Update
+from sluice_server.services.messages.work import TokenPrompt, unpack_ids
 
 
 def carry_out(engine: Engine, message: Change, now: float) -> None:

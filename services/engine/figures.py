@@ -6,11 +6,11 @@ Everything here is a plain number that the engine keeps for itself.
 from collections import Counter
 from collections.abc import Iterator
 
-from engine.kv_cache.tiers import Tiers
-from engine.scheduler.draft_stats import DraftStats
-from services.engine.stage import EngineStage
-from services.telemetry import catalogue
-from services.telemetry.metrics import MAX_VALUES, OTHER, MetricSample
+from sluice_server.engine.kv_cache.tiers import Tiers
+from sluice_server.engine.scheduler.draft_stats import DraftStats
+from sluice_server.services.engine.stage import EngineStage
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.metrics import MAX_VALUES, OTHER, MetricSample
 
 
 def figures(stage: EngineStage, policy: str) -> Iterator[MetricSample]:

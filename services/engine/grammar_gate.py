@@ -12,13 +12,13 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
-from engine.errors import ServiceError
-from engine.sampling.grammars import Grammar, Grammars
-from engine.worker.host.allocator import give_back
-from services.engine.stage import Emit, EngineStage
-from services.faults import fault
-from services.messages.messages import Cancel, Message, OfNoRequest, OpenSerials, Prompt, Role, failed
-from services.telemetry.logs import about
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.sampling.grammars import Grammar, Grammars
+from sluice_server.engine.worker.host.allocator import give_back
+from sluice_server.services.engine.stage import Emit, EngineStage
+from sluice_server.services.faults import fault
+from sluice_server.services.messages.messages import Cancel, Message, OfNoRequest, OpenSerials, Prompt, Role, failed
+from sluice_server.services.telemetry.logs import about
 
 WORTHWHILE_BYTES = 16 << 20  # to look through the heap takes some milliseconds
 

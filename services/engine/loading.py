@@ -5,14 +5,14 @@ Knows no ring and no process.
 
 from typing import NamedTuple
 
-from engine.build import BuiltEngine, build_engine
-from engine.config import EngineConfig
-from engine.models.config import ModelConfig
-from engine.request import Limits
-from services.checkpoint.digests import remembered
-from services.checkpoint.grammar_ids import grammars_of
-from services.checkpoint.model_source import CheckpointFiles, resolve_draft
-from services.engine.naming import Naming
+from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.request import Limits
+from sluice_server.services.checkpoint.digests import remembered
+from sluice_server.services.checkpoint.grammar_ids import grammars_of
+from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_draft
+from sluice_server.services.engine.naming import Naming
 
 
 class Loaded(NamedTuple):

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from engine.worker.startup.identity import Digests
-from services.checkpoint.model_source import CheckpointFiles, CheckpointName
+from sluice_server.engine.worker.startup.identity import Digests
+from sluice_server.services.checkpoint.model_source import CheckpointFiles, CheckpointName
 
 
 class Naming:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from services.engine.figures import figures
-from services.engine.grammar_gate import GrammarGate
-from services.engine.loading import load_engine
-from services.engine.stage import EngineStage, RingMembership
-from services.process.process import Process
-from services.process.slices import LONG_S, take_turns_of
-from services.telemetry import catalogue
-from services.telemetry.metrics import Labelled, MetricSample
+from sluice_server.services.engine.figures import figures
+from sluice_server.services.engine.grammar_gate import GrammarGate
+from sluice_server.services.engine.loading import load_engine
+from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.process.process import Process
+from sluice_server.services.process.slices import LONG_S, take_turns_of
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.metrics import Labelled, MetricSample
 
 logger = logging.getLogger(__name__)
 

@@ -8,18 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from engine.engine import Engine
-from engine.errors import Code, ServiceError
-from engine.executor.computing import UNKNOWN, Computing
-from engine.kv_cache.prefix import root
-from engine.request import EngineRequest
-from engine.scheduler.events import RequestTimes, Sampled
-from services.engine.answers import load_of, logprobs_of, scores_of
-from services.engine.changes import carry_out
-from services.engine.trace import EngineTrace, RequestEnd, TracedRequest, by_position
-from services.faults import fault
-from services.messages.details import Admitted, Timings
-from services.messages.messages import (
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.executor.computing import UNKNOWN, Computing
+from sluice_server.engine.kv_cache.prefix import root
+from sluice_server.engine.request import EngineRequest
+from sluice_server.engine.scheduler.events import RequestTimes, Sampled
+from sluice_server.services.engine.answers import load_of, logprobs_of, scores_of
+from sluice_server.services.engine.changes import carry_out
+from sluice_server.services.engine.trace import EngineTrace, RequestEnd, TracedRequest, by_position
+from sluice_server.services.faults import fault
+from sluice_server.services.messages.details import Admitted, Timings
+from sluice_server.services.messages.messages import (
     Append,
     Cancel,
     Change,
@@ -37,11 +37,11 @@ from services.messages.messages import (
     Update,
     failed,
 )
-from services.messages.work import unpack_ids
-from services.ring.leases import Leases
-from services.telemetry import names
-from services.telemetry.logs import about
-from services.telemetry.phases import Record, Value
+from sluice_server.services.messages.work import unpack_ids
+from sluice_server.services.ring.leases import Leases
+from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.logs import about
+from sluice_server.services.telemetry.phases import Record, Value
 
 REPORT_INTERVAL_S = 0.25
 

@@ -8,11 +8,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.scheduler.events import RequestTimes
-from engine.timeline import EventKind, RequestTimeline, TimelineEvent
-from services.messages.messages import Envelope
-from services.telemetry import names
-from services.telemetry.phases import Phase, PhaseEvent, Record, Value
+from sluice_server.engine.scheduler.events import RequestTimes
+from sluice_server.engine.timeline import EventKind, RequestTimeline, TimelineEvent
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.phases import Phase, PhaseEvent, Record, Value
 
 STEP_INTERVAL_S = 1.0  # between two steps that are looked at
 MAX_LINKS = 32  # of such a step

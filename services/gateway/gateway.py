@@ -14,28 +14,38 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2
 
-from services.gateway.access.identity import AccessPolicy, read_access
-from services.gateway.access.quota import Quotas, TenantLimits
-from services.gateway.access.rate import Rate
-from services.gateway.calls import server
-from services.gateway.calls.control import Control
-from services.gateway.calls.converse import Converse
-from services.gateway.calls.guard import Guard
-from services.gateway.calls.inference import Inference
-from services.gateway.calls.peers import PeerGateways
-from services.gateway.connections.floods import floods
-from services.gateway.connections.listener import PortListener
-from services.gateway.connections.memory import MallocTrim
-from services.gateway.contract.errors import draining
-from services.gateway.generation.detached import DetachedSessions
-from services.gateway.generation.service import GenerationService
-from services.gateway.oip.service import OpenInference
-from services.gateway.recovery.watch import ReadModel, RingWatch, WatchInputs
-from services.gateway.requests.manager import RequestManager
-from services.gateway.settings import GatewaySettings
-from services.messages.messages import Failed, Grant, Message, Mismatch, Preempted, Probe, Report, Result, Text
-from services.process.watched import WatchedFile
-from services.telemetry.observed import Observer, Unobserved
+from sluice_server.services.gateway.access.identity import AccessPolicy, read_access
+from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
+from sluice_server.services.gateway.access.rate import Rate
+from sluice_server.services.gateway.calls import server
+from sluice_server.services.gateway.calls.control import Control
+from sluice_server.services.gateway.calls.converse import Converse
+from sluice_server.services.gateway.calls.guard import Guard
+from sluice_server.services.gateway.calls.inference import Inference
+from sluice_server.services.gateway.calls.peers import PeerGateways
+from sluice_server.services.gateway.connections.floods import floods
+from sluice_server.services.gateway.connections.listener import PortListener
+from sluice_server.services.gateway.connections.memory import MallocTrim
+from sluice_server.services.gateway.contract.errors import draining
+from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.generation.service import GenerationService
+from sluice_server.services.gateway.oip.service import OpenInference
+from sluice_server.services.gateway.recovery.watch import ReadModel, RingWatch, WatchInputs
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.messages.messages import (
+    Failed,
+    Grant,
+    Message,
+    Mismatch,
+    Preempted,
+    Probe,
+    Report,
+    Result,
+    Text,
+)
+from sluice_server.services.process.watched import WatchedFile
+from sluice_server.services.telemetry.observed import Observer, Unobserved
 
 OF_REQUESTS = (Text, Failed, Result, Preempted)
 FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end

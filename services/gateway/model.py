@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from engine.models.config import ModelConfig
-from engine.request import Limits
-from services.gateway.settings import ModelInfo
-from services.text_bound import longest_token
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.request import Limits
+from sluice_server.services.gateway.settings import ModelInfo
+from sluice_server.services.text_bound import longest_token
 
 
 def model_info(name: str, revision: str, label: str, directory: Path, model: ModelConfig, limits: Limits) -> ModelInfo:

@@ -8,28 +8,28 @@ import signal
 from importlib import metadata
 from pathlib import Path
 
-from engine.errors import ServiceError, stage_lost
-from engine.models.config import ModelConfig
-from engine.models.limits import limits_of
-from engine.models.registry import read_served
-from engine.request import Limits
-from services.checkpoint.digests import remembered
-from services.checkpoint.model_source import CheckpointFiles
-from services.checkpoint.revisions import fits
-from services.config import ServiceConfig, parse_peers
-from services.gateway.access.tls_files import files_of
-from services.gateway.calls.peers import SOCKET_SUFFIX
-from services.gateway.connections.memory import share_one_heap
-from services.gateway.gateway import Gateway
-from services.gateway.model import model_info
-from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages.messages import KeepTrace, Role
-from services.process.listening import bound
-from services.process.process import Process
-from services.telemetry import catalogue
-from services.telemetry.metrics import MetricSample
-from services.telemetry.observer import GatewayObserver
-from services.telemetry.request_log import RequestLog
+from sluice_server.engine.errors import ServiceError, stage_lost
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.request import Limits
+from sluice_server.services.checkpoint.digests import remembered
+from sluice_server.services.checkpoint.model_source import CheckpointFiles
+from sluice_server.services.checkpoint.revisions import fits
+from sluice_server.services.config import ServiceConfig, parse_peers
+from sluice_server.services.gateway.access.tls_files import files_of
+from sluice_server.services.gateway.calls.peers import SOCKET_SUFFIX
+from sluice_server.services.gateway.connections.memory import share_one_heap
+from sluice_server.services.gateway.gateway import Gateway
+from sluice_server.services.gateway.model import model_info
+from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
+from sluice_server.services.messages.messages import KeepTrace, Role
+from sluice_server.services.process.listening import bound
+from sluice_server.services.process.process import Process
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.metrics import MetricSample
+from sluice_server.services.telemetry.observer import GatewayObserver
+from sluice_server.services.telemetry.request_log import RequestLog
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.request import Limits, SamplingParams
-from services.config import DEFAULTS
-from services.gateway.access.tls_files import TlsFiles
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.config import DEFAULTS
+from sluice_server.services.gateway.access.tls_files import TlsFiles
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

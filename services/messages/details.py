@@ -5,7 +5,7 @@ Records and no messages: none travels alone.
 
 import msgspec
 
-from services.messages.work import Stops, TextOptions
+from sluice_server.services.messages.work import Stops, TextOptions
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

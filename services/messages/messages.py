@@ -16,10 +16,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from engine.errors import ServiceError
-from engine.executor.computing import UNKNOWN, Computing
-from engine.request import FinishReason, SamplingParams
-from services.messages.details import (
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.executor.computing import UNKNOWN, Computing
+from sluice_server.engine.request import FinishReason, SamplingParams
+from sluice_server.services.messages.details import (
     Admitted,
     Detokenized,
     PromptScores,
@@ -29,7 +29,7 @@ from services.messages.details import (
     TokenLogprobs,
     TokenRecord,
 )
-from services.messages.work import Scheduling, Stops, TextOptions, TextPrompt, TokenPrompt, ToolCall, Work
+from sluice_server.services.messages.work import Scheduling, Stops, TextOptions, TextPrompt, TokenPrompt, ToolCall, Work
 
 SCHEMA_VERSION = 2  # 1: frames without a header
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from engine.request import SamplingParams
+from sluice_server.engine.request import SamplingParams
 
 
 class TextPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):

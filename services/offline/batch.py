@@ -3,11 +3,11 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
-from engine.errors import ServiceError, invalid
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.open_request import OpenRequest, Outcome
-from services.offline.errors import PromptError
-from services.offline.pipeline import Pipeline
+from sluice_server.engine.errors import ServiceError, invalid
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.open_request import OpenRequest, Outcome
+from sluice_server.services.offline.errors import PromptError
+from sluice_server.services.offline.pipeline import Pipeline
 
 Progress = Callable[[int, int], None]  # requests that have ended, tokens that there are
 

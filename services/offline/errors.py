@@ -1,7 +1,7 @@
 """Errors of one prompt among several."""
 
-from engine.errors import ServiceError, invalid, unsupported
-from services.edge.errors import EdgeError
+from sluice_server.engine.errors import ServiceError, invalid, unsupported
+from sluice_server.services.edge.errors import EdgeError
 
 
 class PromptError(ServiceError):

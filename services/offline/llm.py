@@ -7,22 +7,22 @@ from typing import Any
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import ServiceError
-from services.gateway.contract import translate
-from services.gateway.requests.open_request import OpenRequest
-from services.gateway.settings import GatewaySettings
-from services.messages.details import Detokenized, Tokenized
-from services.messages.work import pack_ids, unpack_ids
-from services.offline import batch
-from services.offline.errors import PromptError
-from services.offline.interrupts import held
-from services.offline.loading import load
-from services.offline.options import settings_of
-from services.offline.outputs import RequestOutput, output_of, prompt_ids
-from services.offline.params import Given
-from services.offline.pipeline import Pipeline, closed
-from services.offline.progress import bar
-from services.offline.prompts import (
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.work import pack_ids, unpack_ids
+from sluice_server.services.offline import batch
+from sluice_server.services.offline.errors import PromptError
+from sluice_server.services.offline.interrupts import held
+from sluice_server.services.offline.loading import load
+from sluice_server.services.offline.options import settings_of
+from sluice_server.services.offline.outputs import RequestOutput, output_of, prompt_ids
+from sluice_server.services.offline.params import Given
+from sluice_server.services.offline.pipeline import Pipeline, closed
+from sluice_server.services.offline.progress import bar
+from sluice_server.services.offline.prompts import (
     Conversation,
     Prompt,
     Specs,

@@ -4,20 +4,20 @@ import contextlib
 import sys
 from typing import NamedTuple
 
-from engine.build import BuiltEngine
-from engine.models.limits import limits_of
-from engine.models.registry import read_served
-from engine.worker.host.allocator import give_back
-from engine.worker.startup.memory import give_back_unused
-from services.checkpoint.digests import remembered
-from services.checkpoint.model_source import CheckpointFiles, resolve_model
-from services.engine.loading import load_engine
-from services.gateway.model import model_info
-from services.gateway.settings import GatewaySettings
-from services.offline.options import Settings
-from services.tokenizer.constraints import Constraints
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.loading import load_encoder
+from sluice_server.engine.build import BuiltEngine
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.worker.host.allocator import give_back
+from sluice_server.engine.worker.startup.memory import give_back_unused
+from sluice_server.services.checkpoint.digests import remembered
+from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
+from sluice_server.services.engine.loading import load_engine
+from sluice_server.services.gateway.model import model_info
+from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.offline.options import Settings
+from sluice_server.services.tokenizer.constraints import Constraints
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.loading import load_encoder
 
 NAME = "offline"  # of the one who asks
 NUM_COMPILERS = 2  # processes that try constraints out

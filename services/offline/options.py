@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from engine.config import EngineConfig
-from services.config import ServiceConfig, check
+from sluice_server.engine.config import EngineConfig
+from sluice_server.services.config import ServiceConfig, check
 
 OF_SERVICE = frozenset({"model", "revision", "max_prompt_bytes"})  # the others are of processes, doors and telemetry
 # How much may wait in front of an engine: of a door. Here a batch waits as a whole, in the order of the policy.

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
-from engine.request import FinishReason
-from services.gateway.requests.open_request import OpenRequest
-from services.messages.details import Scored, Tokenized, TokenRecord
-from services.messages.messages import Text
-from services.messages.work import Generate, ToolCall, unpack_ids
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.messages.details import Scored, Tokenized, TokenRecord
+from sluice_server.services.messages.messages import Text
+from sluice_server.services.messages.work import Generate, ToolCall, unpack_ids
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

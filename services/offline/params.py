@@ -12,7 +12,7 @@ import msgspec
 from google.protobuf.message import Message
 from sluice.v1 import types_pb2
 
-from engine.errors import invalid
+from sluice_server.engine.errors import invalid
 
 
 def _knob(path: str) -> Any:  # noqa: ANN401 # typed as the value, as dataclasses.field itself is

@@ -9,22 +9,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from engine.errors import Code, ServiceError, engine_fault
-from services.detokenizer.stage import DetokenizerStage
-from services.engine.grammar_gate import GrammarGate
-from services.engine.stage import EngineStage, RingMembership
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.quota import Quotas, TenantLimits
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import OpenRequest
-from services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Text
-from services.offline.interrupts import held
-from services.offline.loading import NAME, Loaded
-from services.telemetry.observed import Unobserved
-from services.telemetry.phases import Phase
-from services.tokenizer.inline_executor import InlineExecutor
-from services.tokenizer.stage import EncodingThreads, TokenizerStage
+from sluice_server.engine.errors import Code, ServiceError, engine_fault
+from sluice_server.services.detokenizer.stage import DetokenizerStage
+from sluice_server.services.engine.grammar_gate import GrammarGate
+from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Text
+from sluice_server.services.offline.interrupts import held
+from sluice_server.services.offline.loading import NAME, Loaded
+from sluice_server.services.telemetry.observed import Unobserved
+from sluice_server.services.telemetry.phases import Phase
+from sluice_server.services.tokenizer.inline_executor import InlineExecutor
+from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 
 Take = Callable[[Message], None]
 

@@ -6,12 +6,12 @@ from typing import Any, TypeAlias
 import msgspec
 from sluice.v1 import types_pb2
 
-from engine.errors import ServiceError, invalid
-from services.edge.errors import EdgeError
-from services.edge.translate import chat_spec
-from services.edge.wire import ChatRequest
-from services.offline.errors import PromptError, from_edge
-from services.offline.params import Given, fill, params_of
+from sluice_server.engine.errors import ServiceError, invalid
+from sluice_server.services.edge.errors import EdgeError
+from sluice_server.services.edge.translate import chat_spec
+from sluice_server.services.edge.wire import ChatRequest
+from sluice_server.services.offline.errors import PromptError, from_edge
+from sluice_server.services.offline.params import Given, fill, params_of
 
 Prompt: TypeAlias = str | Sequence[int]
 Message: TypeAlias = Mapping[str, Any]  # as OpenAI has it

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.errors import ServiceError
-from services.process import private
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.process import private
 
 MAX_BYTES = 500
 

@@ -11,7 +11,7 @@ import struct
 import time
 from pathlib import Path
 
-from services.process import private
+from sluice_server.services.process import private
 
 BEAT_S = 0.5
 PATIENCE_S = 5.0  # silence that means stuck

@@ -6,7 +6,7 @@ Pure text; opens no socket. `host:port`, `[ipv6]:port` or `unix:/path`.
 import ipaddress
 from pathlib import Path
 
-from services.config import bad_setting
+from sluice_server.services.config import bad_setting
 
 UNIX = "unix:"
 

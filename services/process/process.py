@@ -5,18 +5,18 @@ import dataclasses
 import gc
 import time
 
-from engine.config import EngineConfig
-from engine.models.config import ModelConfig
-from engine.request import Limits
-from services.checkpoint.model_source import CheckpointFiles, ModelSource
-from services.config import ServiceConfig
-from services.messages.messages import Envelope, Role
-from services.process.heartbeat import BEAT_S, Heartbeat
-from services.ring.loop import RingLoop, Stage
-from services.telemetry.metrics import Metrics
-from services.telemetry.phases import Phase
-from services.telemetry.spans import Parent
-from services.telemetry.tracing import Tracer
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.request import Limits
+from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.messages.messages import Envelope, Role
+from sluice_server.services.process.heartbeat import BEAT_S, Heartbeat
+from sluice_server.services.ring.loop import RingLoop, Stage
+from sluice_server.services.telemetry.metrics import Metrics
+from sluice_server.services.telemetry.phases import Phase
+from sluice_server.services.telemetry.spans import Parent
+from sluice_server.services.telemetry.tracing import Tracer
 
 GC_THRESHOLD = 20_000  # objects made and not yet gone between two collections of the youngest
 

@@ -14,25 +14,25 @@ import setproctitle
 import uvloop
 import zmq
 
-from engine.config import EngineConfig
-from engine.models.limits import limits_of
-from engine.models.registry import read_served
-from services.checkpoint.digests import remembered
-from services.checkpoint.model_source import CheckpointFiles, resolve_model
-from services.config import ServiceConfig, bad_setting, parse_peers
-from services.messages.messages import Role
-from services.process.heartbeat import Heartbeat
-from services.process.process import Process
-from services.process.slices import SHORT_S, take_turns_of
-from services.ring.figures import figures as ring_figures
-from services.ring.keys import load_keys
-from services.ring.loop import RingLoop
-from services.ring.peers import NEXT
-from services.telemetry import logs, names
-from services.telemetry.metrics import Metrics
-from services.telemetry.prometheus import serve as serve_metrics
-from services.telemetry.push import pushing
-from services.telemetry.tracing import Tracer, TraceSampling
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.registry import read_served
+from sluice_server.services.checkpoint.digests import remembered
+from sluice_server.services.checkpoint.model_source import CheckpointFiles, resolve_model
+from sluice_server.services.config import ServiceConfig, bad_setting, parse_peers
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.process.heartbeat import Heartbeat
+from sluice_server.services.process.process import Process
+from sluice_server.services.process.slices import SHORT_S, take_turns_of
+from sluice_server.services.ring.figures import figures as ring_figures
+from sluice_server.services.ring.keys import load_keys
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.ring.peers import NEXT
+from sluice_server.services.telemetry import logs, names
+from sluice_server.services.telemetry.metrics import Metrics
+from sluice_server.services.telemetry.prometheus import serve as serve_metrics
+from sluice_server.services.telemetry.push import pushing
+from sluice_server.services.telemetry.tracing import Tracer, TraceSampling
 
 logger = logging.getLogger(__name__)
 
@@ -103,19 +103,19 @@ async def _body(process: Process) -> int:
     """Imports are made here so that each role pays only for its own: torch for one, grpc for another."""
     match process.role:
         case Role.GATEWAY:
-            from services.gateway import process as gateway
+            from sluice_server.services.gateway import process as gateway
 
             return await gateway.run(process)
         case Role.TOKENIZER:
-            from services.tokenizer import process as tokenizer
+            from sluice_server.services.tokenizer import process as tokenizer
 
             return await tokenizer.run(process)
         case Role.ENGINE:
-            from services.engine import process as engine_process
+            from sluice_server.services.engine import process as engine_process
 
             return await engine_process.run(process)
         case Role.DETOKENIZER:
-            from services.detokenizer import process as detokenizer
+            from sluice_server.services.detokenizer import process as detokenizer
 
             return await detokenizer.run(process)
         case _:

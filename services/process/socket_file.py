@@ -12,9 +12,9 @@ import socket
 import stat
 from pathlib import Path
 
-from engine.errors import Code, ServiceError
-from services.process import private
-from services.process.listening import UNIX
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.process import private
+from sluice_server.services.process.listening import UNIX
 
 ANSWER_S = 1.0
 MAX_SOCKET_PATH = 107  # bytes, as the kernel has it

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from engine.errors import ServiceError
+from sluice_server.engine.errors import ServiceError
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import enum
 from collections import deque
 from collections.abc import Callable
 
-from services.messages.messages import (
+from sluice_server.services.messages.messages import (
     Blob,
     BlobChunk,
     Cancel,

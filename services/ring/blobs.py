@@ -14,9 +14,9 @@ import logging
 import os
 from pathlib import Path
 
-from services.messages.messages import Blob, BlobChunk, Envelope
-from services.process import private
-from services.telemetry.logs import about
+from sluice_server.services.messages.messages import Blob, BlobChunk, Envelope
+from sluice_server.services.process import private
+from sluice_server.services.telemetry.logs import about
 
 logger = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from services.ring.loop import RingLoop
-from services.telemetry import catalogue
-from services.telemetry.metrics import MetricSample
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.metrics import MetricSample
 
 OUT = ("frames", "blobs", "would_block", "oversize", "backlog_full")
 IN = ("frames", "malformed", "other_schema", "stale", "repeated", "lost", "lost_blobs")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from services.messages.messages import SCHEMA_VERSION
+from sluice_server.services.messages.messages import SCHEMA_VERSION
 
 MAGIC = b"slui"
 _HEADER = struct.Struct("<4sHQBQId")  # magic, schema, epoch, bytes of the sender's id; seq, host, sent_s

@@ -14,7 +14,7 @@ import zmq
 import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
-from services.config import bad_setting
+from sluice_server.services.config import bad_setting
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

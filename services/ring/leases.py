@@ -6,7 +6,7 @@ What a gateway asked for is worth doing as long as it may still take the answer:
 or none has for a while, nobody waits for what the older one asked.
 """
 
-from services.messages.messages import Envelope
+from sluice_server.services.messages.messages import Envelope
 
 LEASE_S = 15.0
 

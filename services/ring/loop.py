@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
-from engine.errors import other_revision, schema_mismatch
-from services.checkpoint.revisions import fits
-from services.messages.messages import (
+from sluice_server.engine.errors import other_revision, schema_mismatch
+from sluice_server.services.checkpoint.revisions import fits
+from sluice_server.services.messages.messages import (
     SCHEMA_VERSION,
     Append,
     Blob,
@@ -32,12 +32,12 @@ from services.messages.messages import (
     Visit,
     failed,
 )
-from services.ring.keys import RingKeys
-from services.ring.leases import Leases
-from services.ring.peers import NextHop
-from services.ring.request_ends import RequestEnds
-from services.ring.schema_mismatches import SchemaMismatches
-from services.ring.sockets import Inbox, Outbox, Peer
+from sluice_server.services.ring.keys import RingKeys
+from sluice_server.services.ring.leases import Leases
+from sluice_server.services.ring.peers import NextHop
+from sluice_server.services.ring.request_ends import RequestEnds
+from sluice_server.services.ring.schema_mismatches import SchemaMismatches
+from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
 
 logger = logging.getLogger(__name__)
 

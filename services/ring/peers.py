@@ -7,7 +7,7 @@ role (hash of its id), and home to the gateway that its envelope names. Knows no
 import dataclasses
 from typing import assert_never
 
-from services.messages.messages import (
+from sluice_server.services.messages.messages import (
     Append,
     Blob,
     Cancel,

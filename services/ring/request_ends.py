@@ -8,11 +8,20 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.errors import ServiceError, backlog_full
-from services.faults import fault
-from services.messages.messages import Cancel, Envelope, Failed, KeepTrace, Message, OfNoRequest, Role, failed
-from services.ring.backlog import MAX_BYTES, Refusal
-from services.telemetry.logs import about
+from sluice_server.engine.errors import ServiceError, backlog_full
+from sluice_server.services.faults import fault
+from sluice_server.services.messages.messages import (
+    Cancel,
+    Envelope,
+    Failed,
+    KeepTrace,
+    Message,
+    OfNoRequest,
+    Role,
+    failed,
+)
+from sluice_server.services.ring.backlog import MAX_BYTES, Refusal
+from sluice_server.services.telemetry.logs import about
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ log gets one line for each of its boots.
 
 from collections.abc import Iterable, Iterator
 
-from services.messages.messages import Mismatch
-from services.ring.frames import Header
+from sluice_server.services.messages.messages import Mismatch
+from sluice_server.services.ring.frames import Header
 
 AGAIN_S = 1.0
 FRESH_S = 10.0  # heard so long ago it may have been replaced

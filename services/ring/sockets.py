@@ -18,15 +18,24 @@ from typing import cast
 import msgspec
 import zmq
 
-from engine.scheduler.histogram import Histogram
-from services.faults import fault
-from services.messages.messages import SCHEMA_VERSION, Blob, BlobChunk, Envelope, Message, Result, Role, failed
-from services.ring.backlog import Backlog, Refusal
-from services.ring.blobs import BLOB_BYTES, Blobs, directory_of, discard, put
-from services.ring.frames import FrameWriter, Header, MalformedFrame, read_header
-from services.ring.keys import RingKeys
-from services.ring.receipts import Receipts
-from services.telemetry.logs import about
+from sluice_server.engine.scheduler.histogram import Histogram
+from sluice_server.services.faults import fault
+from sluice_server.services.messages.messages import (
+    SCHEMA_VERSION,
+    Blob,
+    BlobChunk,
+    Envelope,
+    Message,
+    Result,
+    Role,
+    failed,
+)
+from sluice_server.services.ring.backlog import Backlog, Refusal
+from sluice_server.services.ring.blobs import BLOB_BYTES, Blobs, directory_of, discard, put
+from sluice_server.services.ring.frames import FrameWriter, Header, MalformedFrame, read_header
+from sluice_server.services.ring.keys import RingKeys
+from sluice_server.services.ring.receipts import Receipts
+from sluice_server.services.telemetry.logs import about
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.messages.messages import Role
-from services.process import exit_reason, heartbeat
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.process import exit_reason, heartbeat
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

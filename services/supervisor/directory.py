@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.errors import Code, ServiceError
-from services.process import private
-from services.process.socket_file import MAX_SOCKET_PATH
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.process import private
+from sluice_server.services.process.socket_file import MAX_SOCKET_PATH
 
 RUN_DIRECTORY_PREFIX = "sluice-run-"
 LOCK = "lock"  # a file in the directory, which services of version 0.1.0 lock instead

@@ -4,13 +4,13 @@ import dataclasses
 import socket
 from pathlib import Path
 
-from engine.config import EngineConfig
-from engine.errors import Code, ServiceError
-from services.config import ServiceConfig, to_environment
-from services.messages.messages import Role
-from services.process.listening import bound, socket_path, split
-from services.process.socket_file import SocketFile
-from services.supervisor.children import Child
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.config import ServiceConfig, to_environment
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.process.listening import bound, socket_path, split
+from sluice_server.services.process.socket_file import SocketFile
+from sluice_server.services.supervisor.children import Child
 
 
 def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:

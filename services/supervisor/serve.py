@@ -7,20 +7,20 @@ import sys
 import time
 from pathlib import Path
 
-from engine.config import EngineConfig
-from engine.models.config import read_head_config
-from engine.models.limits import limits_of
-from engine.models.registry import read_served
-from services.checkpoint.model_source import resolve_draft, resolve_model
-from services.config import ServiceConfig, bad_setting, check
-from services.process.listening import UNIX, check_plaintext
-from services.supervisor.directory import run_directory
-from services.supervisor.plan import free_address, plan_children
-from services.supervisor.restarts import Restarts
-from services.supervisor.supervisor import Supervisor
-from services.supervisor.wakeups import STOP, wakeups
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.models.config import read_head_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.registry import read_served
+from sluice_server.services.checkpoint.model_source import resolve_draft, resolve_model
+from sluice_server.services.config import ServiceConfig, bad_setting, check
+from sluice_server.services.process.listening import UNIX, check_plaintext
+from sluice_server.services.supervisor.directory import run_directory
+from sluice_server.services.supervisor.plan import free_address, plan_children
+from sluice_server.services.supervisor.restarts import Restarts
+from sluice_server.services.supervisor.supervisor import Supervisor
+from sluice_server.services.supervisor.wakeups import STOP, wakeups
 
-COMMAND = (sys.executable, "-m", "services.cli.main", "serve")
+COMMAND = (sys.executable, "-m", "sluice_server", "serve")
 
 
 def supervise(engine: EngineConfig, service: ServiceConfig) -> int:

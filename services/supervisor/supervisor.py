@@ -13,10 +13,10 @@ import signal
 import time
 from collections.abc import Callable
 
-from services.supervisor.children import Child, Running
-from services.supervisor.directory import RunDirectory
-from services.supervisor.restarts import Restarts
-from services.supervisor.wakeups import RESTART, STOP, wakeups
+from sluice_server.services.supervisor.children import Child, Running
+from sluice_server.services.supervisor.directory import RunDirectory
+from sluice_server.services.supervisor.restarts import Restarts
+from sluice_server.services.supervisor.wakeups import RESTART, STOP, wakeups
 
 TERMINATE_S = 2.0  # what inner processes get to leave after SIGTERM
 POLL_S = 0.25  # a child's end wakes us by SIGCHLD; this is for signs of life, and for what could be missed

@@ -4,8 +4,8 @@ after all. Bounded; the oldest request's go first. Pure.
 
 import collections
 
-from services.telemetry.phases import Phase
-from services.telemetry.spans import Parent
+from sluice_server.services.telemetry.phases import Phase
+from sluice_server.services.telemetry.spans import Parent
 
 MAX_REQUESTS = 2048
 MAX_PHASES = 64  # of one request

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TextIO
 
-from services.messages.messages import Envelope
+from sluice_server.services.messages.messages import Envelope
 
 FIELDS = "about"  # of a log record: what it is about, by name
 MAX_NAMED = 32  # requests of a stream in one line

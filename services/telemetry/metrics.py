@@ -7,8 +7,8 @@ Knows no stage and no exporter: `samples` is what Prometheus and OTLP are made o
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from engine.scheduler.histogram import Histogram, HistogramSnapshot
-from services.telemetry.catalogue import Metric, MetricKind
+from sluice_server.engine.scheduler.histogram import Histogram, HistogramSnapshot
+from sluice_server.services.telemetry.catalogue import Metric, MetricKind
 
 MAX_VALUES = 64  # of a label: others are counted together, lest clients choose how much memory this takes
 OTHER = "other"

@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Protocol
 
-from engine.errors import ServiceError
-from engine.request import SamplingParams
-from services.messages.details import Timings
-from services.messages.messages import Envelope
-from services.messages.work import ChatPrompt, Generate, Work
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.messages.details import Timings
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.work import ChatPrompt, Generate, Work
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

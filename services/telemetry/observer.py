@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from services.messages.messages import Envelope
-from services.telemetry import catalogue, names
-from services.telemetry.metrics import Metrics
-from services.telemetry.observed import RefusedRequest, RequestTrace, RequestUsage, StartedRequest
-from services.telemetry.phases import Attribute, Phase, PhaseEvent
-from services.telemetry.queue import QUEUE_SIZE
-from services.telemetry.request_log import RequestLog
-from services.telemetry.spans import Parent, SpanPlacement, inside, is_sampled, under
-from services.telemetry.tracing import Tracer
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.telemetry import catalogue, names
+from sluice_server.services.telemetry.metrics import Metrics
+from sluice_server.services.telemetry.observed import RefusedRequest, RequestTrace, RequestUsage, StartedRequest
+from sluice_server.services.telemetry.phases import Attribute, Phase, PhaseEvent
+from sluice_server.services.telemetry.queue import QUEUE_SIZE
+from sluice_server.services.telemetry.request_log import RequestLog
+from sluice_server.services.telemetry.spans import Parent, SpanPlacement, inside, is_sampled, under
+from sluice_server.services.telemetry.tracing import Tracer
 
 Attributes = Mapping[str, Attribute]
 

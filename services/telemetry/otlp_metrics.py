@@ -26,10 +26,10 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from engine.scheduler.histogram import HistogramSnapshot
-from services.telemetry import catalogue, names
-from services.telemetry.catalogue import MetricKind
-from services.telemetry.metrics import Metrics, MetricSample
+from sluice_server.engine.scheduler.histogram import HistogramSnapshot
+from sluice_server.services.telemetry import catalogue, names
+from sluice_server.services.telemetry.catalogue import MetricKind
+from sluice_server.services.telemetry.metrics import Metrics, MetricSample
 
 INTERVAL_S = 10.0  # a push costs a process 7 ms of processor time
 TIMEOUT_S = 2.0

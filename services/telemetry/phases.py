@@ -6,7 +6,7 @@ Times are of the monotonic clock. Knows no telemetry library, so that every stag
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from services.messages.messages import Envelope
+from sluice_server.services.messages.messages import Envelope
 
 Value: TypeAlias = str | int | float | bool
 Attribute: TypeAlias = Value | tuple[str, ...]

@@ -6,11 +6,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector, start_http_se
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.errors import Code, ServiceError
-from engine.scheduler.histogram import HistogramSnapshot
-from services.telemetry import catalogue
-from services.telemetry.catalogue import MetricKind
-from services.telemetry.metrics import Metrics
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.scheduler.histogram import HistogramSnapshot
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.catalogue import MetricKind
+from sluice_server.services.telemetry.metrics import Metrics
 
 OWN = ("role", "process")
 

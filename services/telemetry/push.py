@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 
-from services.telemetry.metrics import Metrics
-from services.telemetry.tracing import endpoint_of
+from sluice_server.services.telemetry.metrics import Metrics
+from sluice_server.services.telemetry.tracing import endpoint_of
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -18,7 +18,7 @@ async def pushing(metrics: Metrics, resource: Mapping[str, str], otlp_endpoint: 
         yield
         return
     # Here, because most processes of most deployments never need it and start faster without.
-    from services.telemetry.otlp_metrics import MetricPush
+    from sluice_server.services.telemetry.otlp_metrics import MetricPush
 
     push = MetricPush(metrics, resource, endpoint)
     task = asyncio.create_task(push.run(), name="push metrics")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.telemetry.spans import Ended
+from sluice_server.services.telemetry.spans import Ended
 
 logger = logging.getLogger(__name__)
 

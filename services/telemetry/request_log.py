@@ -2,9 +2,9 @@
 
 import logging
 
-from services.messages.work import ChatPrompt, Detokenize, TextPrompt, Work, unpack_ids
-from services.telemetry import logs
-from services.telemetry.observed import RefusedRequest, RequestUsage, StartedRequest
+from sluice_server.services.messages.work import ChatPrompt, Detokenize, TextPrompt, Work, unpack_ids
+from sluice_server.services.telemetry import logs
+from sluice_server.services.telemetry.observed import RefusedRequest, RequestUsage, StartedRequest
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits
 from opentelemetry.trace import TraceState
 
-from services.telemetry import names
-from services.telemetry.phases import Attribute, PhaseEvent
-from services.telemetry.spans import Ended, read
+from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.phases import Attribute, PhaseEvent
+from sluice_server.services.telemetry.spans import Ended, read
 
 T = TypeVar("T")
 

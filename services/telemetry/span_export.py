@@ -13,8 +13,8 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from services.telemetry.span_encoder import SpanEncoder
-from services.telemetry.spans import Ended
+from sluice_server.services.telemetry.span_encoder import SpanEncoder
+from sluice_server.services.telemetry.spans import Ended
 
 EXPORT_TIMEOUT_S = 2
 SLICE = 16  # spans encoded in one go: a tenth of a millisecond

@@ -7,7 +7,7 @@ import random
 import re
 from typing import NamedTuple
 
-from services.telemetry.phases import Phase
+from sluice_server.services.telemetry.phases import Phase
 
 SAMPLED, NOT_SAMPLED = "01", "00"
 

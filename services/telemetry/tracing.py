@@ -9,13 +9,13 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from engine.errors import Code, ServiceError
-from services.telemetry import catalogue
-from services.telemetry.held import HeldSpans
-from services.telemetry.metrics import MetricSample
-from services.telemetry.phases import Phase
-from services.telemetry.queue import DELAY_S, SpanQueue
-from services.telemetry.spans import Ended, Parent, SpanPlacement, is_sampled
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.held import HeldSpans
+from sluice_server.services.telemetry.metrics import MetricSample
+from sluice_server.services.telemetry.phases import Phase
+from sluice_server.services.telemetry.queue import DELAY_S, SpanQueue
+from sluice_server.services.telemetry.spans import Ended, Parent, SpanPlacement, is_sampled
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 DISABLED_VARIABLE = "OTEL_SDK_DISABLED"
@@ -55,7 +55,7 @@ class Tracer:
         if not endpoint or os.environ.get(DISABLED_VARIABLE, "").strip().lower() == "true":
             return cls(None)
         # Here, because most processes of most deployments never need it and start faster without.
-        from services.telemetry.span_export import SpanExport
+        from sluice_server.services.telemetry.span_export import SpanExport
 
         delay_s = _delay_s()
         return cls(SpanQueue(SpanExport(endpoint, resource), delay_s=delay_s), sampling)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.telemetry.collector import ReceivedSpan
+from sluice_server.services.telemetry.collector import ReceivedSpan
 
 
 def tree_lines(spans: Sequence[ReceivedSpan]) -> list[str]:

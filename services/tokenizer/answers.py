@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.checks import check_params, check_prompt
-from engine.errors import ServiceError
-from engine.request import Limits, SamplingParams
-from services.messages.details import Detokenized, Tokenized
-from services.messages.messages import Append, Failed, Prompt, Result, Submit, failed
-from services.messages.work import (
+from sluice_server.engine.checks import check_params, check_prompt
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.messages import Append, Failed, Prompt, Result, Submit, failed
+from sluice_server.services.messages.work import (
     ChatPrompt,
     Detokenize,
     Generate,
@@ -26,11 +26,11 @@ from services.messages.work import (
     Work,
     pack_ids,
 )
-from services.text_bound import check_bytes
-from services.tokenizer.awaiting import later
-from services.tokenizer.constrained import job_of
-from services.tokenizer.encoding import RenderedChat, TextEncoder, unpack_checked
-from services.tokenizer.grammar_frames import GrammarJob
+from sluice_server.services.text_bound import check_bytes
+from sluice_server.services.tokenizer.awaiting import later
+from sluice_server.services.tokenizer.constrained import job_of
+from sluice_server.services.tokenizer.encoding import RenderedChat, TextEncoder, unpack_checked
+from sluice_server.services.tokenizer.grammar_frames import GrammarJob
 
 
 class EncodedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.checks import check_params
-from engine.request import Limits
-from services.messages.messages import Envelope, Prompt
+from sluice_server.engine.checks import check_params
+from sluice_server.engine.request import Limits
+from sluice_server.services.messages.messages import Envelope, Prompt
 
 _T = TypeVar("_T")
 

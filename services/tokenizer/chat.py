@@ -9,12 +9,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine.errors import Code, ServiceError, invalid
-from engine.models.fields import is_file, read_json
-from services.messages.work import ChatPrompt, Sections
-from services.tokenizer.child_pool import PATIENCE, CpuTimeLimit
-from services.tokenizer.renderer import Renderers, setup_of
-from services.tokenizer.tool_formats import has_reasoning, is_reasoning, tool_format
+from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.engine.models.fields import is_file, read_json
+from sluice_server.services.messages.work import ChatPrompt, Sections
+from sluice_server.services.tokenizer.child_pool import PATIENCE, CpuTimeLimit
+from sluice_server.services.tokenizer.renderer import Renderers, setup_of
+from sluice_server.services.tokenizer.tool_formats import has_reasoning, is_reasoning, tool_format
 
 MAX_SOURCE = 1 << 20  # characters
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from services.tokenizer.child_pipe import LENGTH_BYTES, Crashed, Ready, Unready
+from sluice_server.services.tokenizer.child_pipe import LENGTH_BYTES, Crashed, Ready, Unready
 
 EXECUTABLE = sys.executable
 INHERITED = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TZ")

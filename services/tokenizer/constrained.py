@@ -5,10 +5,10 @@ Pure: a request and what its chat template speaks in, a job for a grammar's comp
 
 from collections.abc import Callable
 
-from engine.errors import unsupported
-from services.messages.work import ChatPrompt, Generate, Sections
-from services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
-from services.tokenizer.tool_formats import FORMATS, REASONING
+from sluice_server.engine.errors import unsupported
+from sluice_server.services.messages.work import ChatPrompt, Generate, Sections
+from sluice_server.services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
+from sluice_server.services.tokenizer.tool_formats import FORMATS, REASONING
 
 Mark = Callable[[str], str]  # a mark as a grammar writes it: a literal, or a special token by its id
 

@@ -12,10 +12,17 @@ from typing import assert_never
 
 import msgspec
 
-from engine.errors import Code, ServiceError, invalid, unsupported
-from services.messages.work import ConstraintForm
-from services.tokenizer.child_pool import PATIENCE, ChildPool, CpuTimeLimit, DiedError, OverdueError, UnreadyError
-from services.tokenizer.grammar_frames import (
+from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
+from sluice_server.services.messages.work import ConstraintForm
+from sluice_server.services.tokenizer.child_pool import (
+    PATIENCE,
+    ChildPool,
+    CpuTimeLimit,
+    DiedError,
+    OverdueError,
+    UnreadyError,
+)
+from sluice_server.services.tokenizer.grammar_frames import (
     Answer,
     Compiled,
     GrammarJob,
@@ -25,7 +32,7 @@ from services.tokenizer.grammar_frames import (
     UnsupportedGrammar,
 )
 
-MODULE = "services.tokenizer.grammar_child"
+MODULE = "sluice_server.services.tokenizer.grammar_child"
 MEMORY_BYTES = 256 << 20  # of address space for grammars
 MAX_REMEMBERED = 4 << 20  # bytes of jobs and their grammars
 

@@ -6,13 +6,13 @@ Its priority is lower than that of the engine and of the other stages, with whic
 import os
 from pathlib import Path
 
-from engine.errors import ServiceError
-from engine.worker.host.allocator import give_back
-from services.tokenizer.answers import Answers
-from services.tokenizer.chat import ChatTemplate, TemplateSource
-from services.tokenizer.child_pipe import Ready, Unready, begin, receive, send, serve
-from services.tokenizer.encode_frames import EncoderSetup, Task
-from services.tokenizer.encoding import TextEncoder, load_tokenizer
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.worker.host.allocator import give_back
+from sluice_server.services.tokenizer.answers import Answers
+from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource
+from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, receive, send, serve
+from sluice_server.services.tokenizer.encode_frames import EncoderSetup, Task
+from sluice_server.services.tokenizer.encoding import TextEncoder, load_tokenizer
 
 
 def main() -> None:

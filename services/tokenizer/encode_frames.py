@@ -2,9 +2,9 @@
 
 import msgspec
 
-from engine.request import Limits
-from services.messages.messages import Append, Submit
-from services.tokenizer.encoding import RenderedChat
+from sluice_server.engine.request import Limits
+from sluice_server.services.messages.messages import Append, Submit
+from sluice_server.services.tokenizer.encoding import RenderedChat
 
 
 class EncoderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

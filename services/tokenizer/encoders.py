@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import invalid
-from engine.request import Limits
-from services.messages.messages import Append, Submit, failed
-from services.tokenizer.answers import EncodedMessage
-from services.tokenizer.child_pool import ChildPool, CpuTimeLimit, OverdueError
-from services.tokenizer.encode_frames import EncoderSetup, Task
-from services.tokenizer.encoding import RenderedChat
+from sluice_server.engine.errors import invalid
+from sluice_server.engine.request import Limits
+from sluice_server.services.messages.messages import Append, Submit, failed
+from sluice_server.services.tokenizer.answers import EncodedMessage
+from sluice_server.services.tokenizer.child_pool import ChildPool, CpuTimeLimit, OverdueError
+from sluice_server.services.tokenizer.encode_frames import EncoderSetup, Task
+from sluice_server.services.tokenizer.encoding import RenderedChat
 
-MODULE = "services.tokenizer.encode_child"
+MODULE = "sluice_server.services.tokenizer.encode_child"
 NICENESS = 10  # a tenth of the share of those who compute beside it: it is never starved altogether
 START_S = 10.0  # of CPU: a vocabulary of 256,000 takes 2
 JOB_S_PER_MIB = 10.0  # of CPU; what takes longest took 1.8

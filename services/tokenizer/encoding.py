@@ -14,14 +14,14 @@ from typing import assert_never
 import msgspec
 from tokenizers import Tokenizer
 
-from engine.checks import check_ids
-from engine.errors import Code, ServiceError, invalid
-from engine.models.fields import is_file
-from engine.request import Limits
-from services.messages.work import ChatPrompt, Sections, TextPrompt, TokenPrompt, unpack_ids
-from services.text_bound import longest_token
-from services.tokenizer.chat import ChatTemplate
-from services.tokenizer.pieces import Pieces
+from sluice_server.engine.checks import check_ids
+from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.engine.models.fields import is_file
+from sluice_server.engine.request import Limits
+from sluice_server.services.messages.work import ChatPrompt, Sections, TextPrompt, TokenPrompt, unpack_ids
+from sluice_server.services.text_bound import longest_token
+from sluice_server.services.tokenizer.chat import ChatTemplate
+from sluice_server.services.tokenizer.pieces import Pieces
 
 
 class RenderedChat(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Generic, TypeVar
 
-from engine.errors import Code, ServiceError
+from sluice_server.engine.errors import Code, ServiceError
 
 SECONDS_PER_BYTE = 10e-6  # from a job's coming until it is due: some ten times what encoding takes
 MAX_WAITING_BYTES = 8 << 20  # of a tenant, in one lane: some seconds of work

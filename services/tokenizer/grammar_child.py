@@ -10,12 +10,12 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.sampling.grammars import compile_grammar
-from services.checkpoint.grammar_ids import load_tokenizer
-from services.messages.work import ConstraintForm
-from services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
-from services.tokenizer.grammar_forms import FormError, grammar_of, place_of, schema_of
-from services.tokenizer.grammar_frames import (
+from sluice_server.engine.sampling.grammars import compile_grammar
+from sluice_server.services.checkpoint.grammar_ids import load_tokenizer
+from sluice_server.services.messages.work import ConstraintForm
+from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
+from sluice_server.services.tokenizer.grammar_forms import FormError, grammar_of, place_of, schema_of
+from sluice_server.services.tokenizer.grammar_frames import (
     Answer,
     Compiled,
     GrammarJob,

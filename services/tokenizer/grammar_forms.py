@@ -11,8 +11,8 @@ from typing import Any
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from services.messages.work import Constraint, ConstraintForm
-from services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
+from sluice_server.services.messages.work import Constraint, ConstraintForm
+from sluice_server.services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
 
 # Between JSON's tokens: nothing, a space, or line ends and an indent. More would be JSON too; weak models never end it.
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, TypeVar
 
-from services.messages.messages import Append, Submit
-from services.messages.work import Generate, TokenPrompt
+from sluice_server.services.messages.messages import Append, Submit
+from sluice_server.services.messages.work import Generate, TokenPrompt
 
 MAX_BYTES = 4 * 4096  # of ids: some 50 µs on a Skylake core, a third of what the threads took for 64 ids
 

@@ -5,9 +5,9 @@ A template that is none is refused here, and not at the first chat: it is parsed
 
 from pathlib import Path
 
-from services.tokenizer.chat import read_template, unreadable
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.template import check_syntax
+from sluice_server.services.tokenizer.chat import read_template, unreadable
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.template import check_syntax
 
 
 def load_encoder(directory: Path, num_renderers: int = 1) -> TextEncoder:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from engine.errors import Code, ServiceError
+from sluice_server.engine.errors import Code, ServiceError
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _UNSPELLABLE = 0x10FFFF  # a code point that latin-1 refuses: marks characters outside the spelling

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine.request import Limits
-from services.process.process import Process
-from services.telemetry import catalogue
-from services.telemetry.metrics import MetricSample
-from services.tokenizer.constraints import Constraints
-from services.tokenizer.encoders import Encoders
-from services.tokenizer.loading import load_encoder
-from services.tokenizer.routes import MIDDLE_BYTES, EncodingPool
-from services.tokenizer.stage import EncodingThreads, TokenizerStage
+from sluice_server.engine.request import Limits
+from sluice_server.services.process.process import Process
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.metrics import MetricSample
+from sluice_server.services.tokenizer.constraints import Constraints
+from sluice_server.services.tokenizer.encoders import Encoders
+from sluice_server.services.tokenizer.loading import load_encoder
+from sluice_server.services.tokenizer.routes import MIDDLE_BYTES, EncodingPool
+from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 
 NUM_COMPILERS = 2  # so that one grammar that takes long does not hold up the next
 

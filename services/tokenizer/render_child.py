@@ -3,8 +3,8 @@
 It holds no secret, no socket and no file, and may use only so much memory. The only process in which templates run.
 """
 
-from services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
-from services.tokenizer.render_frames import (
+from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
+from sluice_server.services.tokenizer.render_frames import (
     Answer,
     Rendered,
     RenderJob,
@@ -13,7 +13,7 @@ from services.tokenizer.render_frames import (
     TemplateRefusal,
     TooLong,
 )
-from services.tokenizer.template import FAULTS, RefusedError, Template, TooLongError
+from sluice_server.services.tokenizer.template import FAULTS, RefusedError, Template, TooLongError
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from services.messages.work import ChatPrompt
+from sluice_server.services.messages.work import ChatPrompt
 
 
 class RenderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

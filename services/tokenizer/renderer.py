@@ -8,10 +8,17 @@ from typing import assert_never
 
 import msgspec
 
-from engine.errors import Code, ServiceError, invalid
-from services.messages.work import ChatPrompt
-from services.tokenizer.child_pool import PATIENCE, ChildPool, CpuTimeLimit, DiedError, OverdueError, UnreadyError
-from services.tokenizer.render_frames import (
+from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.services.messages.work import ChatPrompt
+from sluice_server.services.tokenizer.child_pool import (
+    PATIENCE,
+    ChildPool,
+    CpuTimeLimit,
+    DiedError,
+    OverdueError,
+    UnreadyError,
+)
+from sluice_server.services.tokenizer.render_frames import (
     Answer,
     Rendered,
     RenderJob,
@@ -23,7 +30,7 @@ from services.tokenizer.render_frames import (
 
 MEMORY_BYTES = 512 << 20  # of address space; an idle child maps about 60 MiB
 MAX_REFUSAL = 1024  # characters of a template's own words
-MODULE = "services.tokenizer.render_child"
+MODULE = "sluice_server.services.tokenizer.render_child"
 FIELD = "prompt.chat"
 _CANNOT = "the model's chat template cannot render these messages"
 

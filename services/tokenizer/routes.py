@@ -10,12 +10,20 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
-from engine.errors import ServiceError
-from services.messages.messages import Append, Submit, failed
-from services.messages.work import ChatPrompt, Detokenize, Generate, PromptInput, TextPrompt, Tokenize, TokenPrompt
-from services.tokenizer.answers import Answers, EncodedMessage
-from services.tokenizer.encoders import Encoders
-from services.tokenizer.fair_executor import FairExecutor
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.messages.messages import Append, Submit, failed
+from sluice_server.services.messages.work import (
+    ChatPrompt,
+    Detokenize,
+    Generate,
+    PromptInput,
+    TextPrompt,
+    Tokenize,
+    TokenPrompt,
+)
+from sluice_server.services.tokenizer.answers import Answers, EncodedMessage
+from sluice_server.services.tokenizer.encoders import Encoders
+from sluice_server.services.tokenizer.fair_executor import FairExecutor
 
 SHORT_BYTES = 16 << 10  # of text: some 10 ms of work
 MIDDLE_BYTES = 128 << 10  # some 100 ms

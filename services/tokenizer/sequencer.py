@@ -13,9 +13,9 @@ from typing import TypeGuard
 
 import msgspec
 
-from services.messages.messages import Append, Cancel, Change, Envelope, Failed, Message, Submit, Update
-from services.messages.work import TextPrompt
-from services.tokenizer.answers import EncodedMessage
+from sluice_server.services.messages.messages import Append, Cancel, Change, Envelope, Failed, Message, Submit, Update
+from sluice_server.services.messages.work import TextPrompt
+from sluice_server.services.tokenizer.answers import EncodedMessage
 
 Behind = Change | Cancel  # a Cancel of one output
 Start = Callable[[Submit | Append], Future[EncodedMessage]]

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
-from engine.errors import ServiceError
-from engine.request import Limits
-from services.faults import fault
-from services.messages.messages import (
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import Limits
+from sluice_server.services.faults import fault
+from sluice_server.services.messages.messages import (
     Append,
     Cancel,
     CloseInput,
@@ -27,16 +27,16 @@ from services.messages.messages import (
     Update,
     failed,
 )
-from services.telemetry import names
-from services.telemetry.logs import about
-from services.telemetry.phases import Phase, Record
-from services.tokenizer.answers import Answers, EncodedMessage
-from services.tokenizer.awaiting import chained, with_grammar
-from services.tokenizer.constraints import Constraints
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.inline_executor import InlineExecutor, is_brief
-from services.tokenizer.routes import EncodingPool, EncodingRoutes
-from services.tokenizer.sequencer import RequestSequencer
+from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.logs import about
+from sluice_server.services.telemetry.phases import Phase, Record
+from sluice_server.services.tokenizer.answers import Answers, EncodedMessage
+from sluice_server.services.tokenizer.awaiting import chained, with_grammar
+from sluice_server.services.tokenizer.constraints import Constraints
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.inline_executor import InlineExecutor, is_brief
+from sluice_server.services.tokenizer.routes import EncodingPool, EncodingRoutes
+from sluice_server.services.tokenizer.sequencer import RequestSequencer
 
 Emit = Callable[[Message], None]
 

@@ -15,7 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
 
 # What a template may raise by what it does: a fault of template and messages together, not ours.
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)

@@ -9,8 +9,8 @@ import sluice
 from sluice.pool import Pool
 from sluice.v1 import inference_pb2
 
-from services.messages.messages import Append, Grant, Submit
-from services.messages.work import pack_ids
+from sluice_server.services.messages.messages import Append, Grant, Submit
+from sluice_server.services.messages.work import pack_ids
 from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
 
 QUICK = sluice.RetryPolicy(first_delay_s=0.001, max_delay_s=0.01)

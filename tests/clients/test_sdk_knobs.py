@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from sluice.knobs import build
 from sluice.v1 import types_pb2
 
-from engine.parameter_kinds import Biases, Parameter
-from engine.parameters import PARAMETERS
+from sluice_server.engine.parameter_kinds import Biases, Parameter
+from sluice_server.engine.parameters import PARAMETERS
 
 CPP = Path(__file__).resolve().parents[2] / "clients/cpp"
 KNOBS = get_type_hints(sluice.Knobs)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.access.identity import digest_of
+from sluice_server.services.gateway.access.identity import digest_of
 from tests.conformance.sdks import SDKS, Sdk
 from tests.services.certificates import Authority, written
 from tests.system.service import Service, generate, serve, spec

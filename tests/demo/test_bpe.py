@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from demo import bpe
-from demo.corpus import Document
+from sluice_server.demo import bpe
+from sluice_server.demo.corpus import Document
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "for i in range(10):\n    print(i)\n"] * 5
 

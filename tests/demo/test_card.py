@@ -2,7 +2,7 @@
 
 import pytest
 
-from demo import card, recipe
+from sluice_server.demo import card, recipe
 
 TARGET = card.ModelFigures(4_000_000, 1.25, 0.91, 7_600_000, 3000.0)
 DRAFT = card.ModelFigures(700_000, 1.75, 0.82, 2_500_000, 600.0)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from demo import checkpoint
-from demo.checkpoint import Checkpoint, Progress
+from sluice_server.demo import checkpoint
+from sluice_server.demo.checkpoint import Checkpoint, Progress
 
 
 def at(step: int) -> Checkpoint:

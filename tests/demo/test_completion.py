@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from demo import bpe, completion
-from demo.corpus import Document
-from demo.model import Llama, Shape, initialise
+from sluice_server.demo import bpe, completion
+from sluice_server.demo.corpus import Document
+from sluice_server.demo.model import Llama, Shape, initialise
 
 SOURCE = '''\
 import os

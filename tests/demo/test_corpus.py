@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from demo import corpus
+from sluice_server.demo import corpus
 
 
 def write(root: Path, names: list[str]) -> None:

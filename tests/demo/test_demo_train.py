@@ -8,9 +8,9 @@ import torch
 import typer
 from torch import Tensor
 
-from demo import checkpoint, train
-from demo.model import Shape
-from demo.recipe import Recipe
+from sluice_server.demo import checkpoint, train
+from sluice_server.demo.model import Shape
+from sluice_server.demo.recipe import Recipe
 
 SHAPE = Shape(64, 16, 24, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=32)
 PLAN = Recipe("target", SHAPE, num_tokens=640, learns_from_target=False, tokens_per_step=64, length=16, decay_length=32)

@@ -11,9 +11,9 @@ import transformers
 import typer
 from torch import Tensor
 
-from demo import bpe, checkpoint, export, recipe
-from demo.checkpoint import Checkpoint, Progress
-from demo.model import Llama, Shape, num_parameters
+from sluice_server.demo import bpe, checkpoint, export, recipe
+from sluice_server.demo.checkpoint import Checkpoint, Progress
+from sluice_server.demo.model import Llama, Shape, num_parameters
 
 SHAPE = Shape(320, 32, 48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, max_positions=64)
 PLAN = dataclasses.replace(recipe.DRAFT_RECIPE, shape=SHAPE)

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from demo import evaluate_head, export, recipe, train
-from demo.checkpoint import Progress
-from demo.head import Head, common_ids, features_of
-from demo.model import Llama, Shape, initialise
-from demo.pupils import HeadPupil
+from sluice_server.demo import evaluate_head, export, recipe, train
+from sluice_server.demo.checkpoint import Progress
+from sluice_server.demo.head import Head, common_ids, features_of
+from sluice_server.demo.model import Llama, Shape, initialise
+from sluice_server.demo.pupils import HeadPupil
 
 SHAPE = Shape(64, 16, 24, num_layers=4, num_heads=2, num_kv_heads=1, head_dim=8, max_positions=64)
 PLAN = dataclasses.replace(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from demo import ngram
+from sluice_server.demo import ngram
 
 
 def ids(*symbols: int) -> ngram.Ids:

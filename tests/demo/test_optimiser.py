@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from demo.optimiser import Optimiser, orthogonal
+from sluice_server.demo.optimiser import Optimiser, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 8), (1, 6, 12), (3, 12, 6)])

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from demo import recipe
+from sluice_server.demo import recipe
 
 PLAN = dataclasses.replace(recipe.TARGET_RECIPE, num_tokens=1000 * 4096)
 

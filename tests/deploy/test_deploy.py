@@ -14,10 +14,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from engine.config import EngineConfig
-from services.config import ServiceConfig
-from services.telemetry import catalogue
-from services.telemetry.catalogue import MetricKind
+from sluice_server.engine.config import EngineConfig
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.catalogue import MetricKind
 from tools import dashboards
 
 ROOT = Path(__file__).parents[2]

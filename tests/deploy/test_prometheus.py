@@ -14,7 +14,7 @@ import grpc
 import pytest
 import yaml
 
-from services.telemetry.collector import Collector
+from sluice_server.services.telemetry.collector import Collector
 from tests.system.roles import free_ports
 from tests.system.service import Service, generate, serve, spec, wait_until
 from tools import dashboards

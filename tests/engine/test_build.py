@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from engine.build import cache_blocks
-from engine.config import EngineConfig
-from engine.errors import ServiceError
-from engine.request import Limits
+from sluice_server.engine.build import cache_blocks
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import Limits
 
 TOKEN_BYTES = 1024
 LIMITS = Limits(context_length=4096, vocab_size=100)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.checks import check_params, check_prompt
-from engine.config import EngineConfig
-from engine.errors import Code, ServiceError
-from engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.checks import check_params, check_prompt
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle.checkpoints import Shape, make_checkpoint
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.request import EngineRequest, SamplingParams
-from engine.worker.startup.identity import Digests
-from kernels.cpu import builds
-from services.checkpoint.grammar_ids import grammars_of
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.startup.identity import Digests
+from sluice_server.kernels.cpu import builds
+from sluice_server.services.checkpoint.grammar_ids import grammars_of
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference
 
 EXPERTS = (("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 40), ("norm_topk_prob", True))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.models.model import Model
-from engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.request import EngineRequest, SamplingParams
 from tests.engine.test_engine_oracle import ROOMY, make_engine, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint
 

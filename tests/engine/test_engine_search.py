@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.engine import Engine
-from engine.request import EngineRequest, FinishReason, SamplingParams
-from engine.scheduler.events import Sampled
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.request import EngineRequest, FinishReason, SamplingParams
+from sluice_server.engine.scheduler.events import Sampled
 from tests.engine.test_engine_oracle import ROOMY, make_engine, some_prompts
 from tests.oracle.checkpoints import Shape, beams, greedy, make_checkpoint, reference
 

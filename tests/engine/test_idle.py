@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.build import BuiltEngine, build_engine
-from engine.config import EngineConfig
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.models.model import Model
-from engine.request import EngineRequest, SamplingParams
-from engine.worker.host import compute_threads
-from engine.worker.host.cores import Cores
+from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.host import compute_threads
+from sluice_server.engine.worker.host.cores import Cores
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", block_size=8, kv_cache_tokens=64)

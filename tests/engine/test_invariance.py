@@ -9,26 +9,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import ServiceError
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.cache import KVCache
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.models.model import Model, load_model
-from engine.request import EngineRequest, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import settings_of
-from engine.worker.overlapped import overlap
-from engine.worker.runner import Runner
-from engine.worker.slots.state import Slots
-from engine.worker.startup.device_support import ON_CPU, ON_CUDA, check_invariance
-from kernels import gpu
-from kernels.cpu import builds
-from kernels.formats import weight_formats as kinds
-from kernels.layout.ragged import AttentionOptions, Ragged
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import settings_of
+from sluice_server.engine.worker.overlapped import overlap
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.startup.device_support import ON_CPU, ON_CUDA, check_invariance
+from sluice_server.kernels import gpu
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import weight_formats as kinds
+from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged
 from tests.engine.worker import host_device
 from tests.engine.worker.host_device import HostDevice, twin_family
 from tests.oracle.checkpoints import Shape, make_checkpoint

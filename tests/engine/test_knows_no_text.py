@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-import engine
+from sluice_server import engine
 
 ROOT = Path(engine.__file__).parent
 

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.checks import check_params
-from engine.errors import Code, ServiceError
-from engine.parameter_kinds import Biases, Flag, Ids, Number, Parameter
-from engine.parameters import COLUMNS, FROM_MODEL, NUMBERS, PARAMETERS
-from engine.request import Limits, SamplingParams
+from sluice_server.engine.checks import check_params
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.parameter_kinds import Biases, Flag, Ids, Number, Parameter
+from sluice_server.engine.parameters import COLUMNS, FROM_MODEL, NUMBERS, PARAMETERS
+from sluice_server.engine.request import Limits, SamplingParams
 
 LIMITS = Limits(context_length=100, vocab_size=1000)
 EXTRA: dict[str, Any] = {"logprob_token_ids": {"logprobs": 0}, "length_penalty": {"beam_width": 2}}  # what it needs

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.plan import TokenLogprob
-from engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.plan import TokenLogprob
+from sluice_server.engine.request import EngineRequest, SamplingParams
 from tests.engine.test_engine_oracle import GEMMA2, ROOMY, make_engine, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 

@@ -10,13 +10,13 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from engine.engine import Engine
-from engine.models.model import Model as LanguageModel
-from engine.request import EngineRequest, FinishReason, SamplingParams
-from engine.worker.runner import Runner
-from services.messages.work import Constraint, ConstraintForm
-from services.tokenizer.grammar_forms import grammar_of
-from services.tokenizer.grammar_frames import GrammarJob
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.model import Model as LanguageModel
+from sluice_server.engine.request import EngineRequest, FinishReason, SamplingParams
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.services.messages.work import Constraint, ConstraintForm
+from sluice_server.services.tokenizer.grammar_forms import grammar_of
+from sluice_server.services.tokenizer.grammar_frames import GrammarJob
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.schemas import SCHEMAS

@@ -12,26 +12,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from engine.engine import Engine
-from engine.kv_cache.cache import KVCache
-from engine.plan import StepPlan, StepResult
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from services.detokenizer.flush_timer import Alarm
-from services.detokenizer.stage import DetokenizerStage
-from services.engine.stage import EngineStage, RingMembership
-from services.gateway.access.quota import Quotas, TenantLimits
-from services.gateway.recovery.watch import RingWatch, WatchInputs
-from services.gateway.requests.manager import RequestManager
-from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages.messages import Grant, Message, Probe, Report, Role, Visit
-from services.ring.leases import Leases
-from services.ring.loop import Stage
-from services.ring.peers import NEXT, NextHop
-from services.ring.receipts import Receipts
-from services.telemetry.observed import Unobserved
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import EncodingThreads, TokenizerStage
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.services.detokenizer.flush_timer import Alarm
+from sluice_server.services.detokenizer.stage import DetokenizerStage
+from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
+from sluice_server.services.gateway.recovery.watch import RingWatch, WatchInputs
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
+from sluice_server.services.messages.messages import Grant, Message, Probe, Report, Role, Visit
+from sluice_server.services.ring.leases import Leases
+from sluice_server.services.ring.loop import Stage
+from sluice_server.services.ring.peers import NEXT, NextHop
+from sluice_server.services.ring.receipts import Receipts
+from sluice_server.services.telemetry.observed import Unobserved
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.engine.scheduler.fake_model import VOCAB, FakeRunner, sample
 from tests.engine.scheduler.ledger import EOS
 from tests.oracle.tokenizers import byte_level_bpe

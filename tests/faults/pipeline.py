@@ -14,16 +14,16 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from engine.errors import ServiceError
-from engine.request import FinishReason, SamplingParams
-from services.detokenizer.stage import DetokenizerStage
-from services.engine.stage import EngineStage
-from services.gateway.access.call import CallMetadata
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.open_request import OpenRequest, RequestStatus
-from services.messages.messages import Append, CloseInput, Role
-from services.messages.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
-from services.tokenizer.stage import TokenizerStage
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import FinishReason, SamplingParams
+from sluice_server.services.detokenizer.stage import DetokenizerStage
+from sluice_server.services.engine.stage import EngineStage
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
+from sluice_server.services.messages.messages import Append, CloseInput, Role
+from sluice_server.services.messages.work import Generate, Scheduling, Stops, TokenPrompt, pack_ids
+from sluice_server.services.tokenizer.stage import TokenizerStage
 from tests.engine.scheduler.fake_model import VOCAB
 from tests.faults.nodes import IDS, Alone, Front, Link, Node, alone, encoder, independent, search
 

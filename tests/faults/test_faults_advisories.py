@@ -95,8 +95,9 @@ def test_cve_2025_23319_sockets_of_the_ring_are_private(service: Service) -> Non
 
 def test_cve_2026_41523_checks_hold_in_optimised_python() -> None:
     code = (
-        "from engine.checks import check_params\nfrom engine.request import Limits, SamplingParams\n"
-        "from engine.errors import ServiceError\n"
+        "from sluice_server.engine.checks import check_params\n"
+        "from sluice_server.engine.request import Limits, SamplingParams\n"
+        "from sluice_server.engine.errors import ServiceError\n"
         "try:\n    check_params(SamplingParams(temperature=float('nan')), Limits(10, 10))\n"
         "except ServiceError as error:\n    print(error.field)\n"
     )

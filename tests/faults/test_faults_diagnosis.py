@@ -6,12 +6,12 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2
 
-from services.telemetry.logs import MAX_REPEATS
+from sluice_server.services.telemetry.logs import MAX_REPEATS
 from tests.faults.faulty import faults
 from tests.system.service import serve, spec
 
 TRACE = "ab" * 16
-BUG = "services.tokenizer.encoding:TextEncoder._encode"  # texts: not the warm-up, which has ids
+BUG = "sluice_server.services.tokenizer.encoding:TextEncoder._encode"  # texts: not the warm-up, which has ids
 
 
 def test_a_bug_in_the_tokenizer_is_named_told_and_bounded(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from services.gateway.recovery.resend import Recovery
-from services.messages.messages import OpenSerials
+from sluice_server.services.gateway.recovery.resend import Recovery
+from sluice_server.services.messages.messages import OpenSerials
 from tests.faults.pipeline import World
 
 EVENTS = 10_000

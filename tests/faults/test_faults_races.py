@@ -16,18 +16,18 @@ from tests.system.service import Service, generate, serve, spec, wait_until
 
 # Where requests change hands: "module:function" of the process named.
 POINTS = {
-    "gateway opens": "services.gateway.requests.manager:RequestManager.open",
-    "gateway submits": "services.gateway.requests.manager:RequestManager.submit",
-    "gateway delivers": "services.gateway.requests.manager:RequestManager.handle",
-    "gateway closes": "services.gateway.requests.manager:RequestManager.close",
-    "gateway sends again": "services.gateway.requests.manager:RequestManager.resubmit",
-    "tokenizer takes": "services.tokenizer.stage:TokenizerStage.handle",
-    "tokenizer answers": "services.tokenizer.stage:TokenizerStage._answer",
-    "tokenizer finishes": "services.tokenizer.stage:TokenizerStage._finish",
-    "engine admits": "engine.scheduler.scheduler:Scheduler.add",
-    "engine computes": "engine.worker.runner:Runner._compute",
-    "engine frees": "engine.scheduler.outputs:Outputs.forget",
-    "detokenizer takes": "services.detokenizer.stage:DetokenizerStage._take",
+    "gateway opens": "sluice_server.services.gateway.requests.manager:RequestManager.open",
+    "gateway submits": "sluice_server.services.gateway.requests.manager:RequestManager.submit",
+    "gateway delivers": "sluice_server.services.gateway.requests.manager:RequestManager.handle",
+    "gateway closes": "sluice_server.services.gateway.requests.manager:RequestManager.close",
+    "gateway sends again": "sluice_server.services.gateway.requests.manager:RequestManager.resubmit",
+    "tokenizer takes": "sluice_server.services.tokenizer.stage:TokenizerStage.handle",
+    "tokenizer answers": "sluice_server.services.tokenizer.stage:TokenizerStage._answer",
+    "tokenizer finishes": "sluice_server.services.tokenizer.stage:TokenizerStage._finish",
+    "engine admits": "sluice_server.engine.scheduler.scheduler:Scheduler.add",
+    "engine computes": "sluice_server.engine.worker.runner:Runner._compute",
+    "engine frees": "sluice_server.engine.scheduler.outputs:Outputs.forget",
+    "detokenizer takes": "sluice_server.services.detokenizer.stage:DetokenizerStage._take",
 }
 QUICK = ("engine frees",)
 NUM = 12

@@ -20,8 +20,8 @@ import zmq
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
 from benchmarks.streams import stream_all, varied
-from services.messages.messages import Cancel, Envelope, Message, Probe, Tokens
-from services.ring.frames import FrameWriter
+from sluice_server.services.messages.messages import Cancel, Envelope, Message, Probe, Tokens
+from sluice_server.services.ring.frames import FrameWriter
 from tests.faults.test_faults_kill import is_serving, nothing_is_left
 from tests.system.roles import free_ports
 from tests.system.service import Service, generate, serve, spec, wait_until

@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from sluice.v1 import inference_pb2
 
-from services.messages.messages import SCHEMA_VERSION
+from sluice_server.services.messages.messages import SCHEMA_VERSION
 from tests.faults.faulty import faults
 from tests.system.roles import Roles, four_roles, sluice
 from tests.system.service import spec, wait_until

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
-from kernels.layout.trees import masks_of, tree_of
-from kernels.reference import definitions as twins
-from kernels.triton.attention import paged_attention
+from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
+from sluice_server.kernels.layout.trees import masks_of, tree_of
+from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.triton.attention import paged_attention
 from tests.kernels.triton.harness import Pages
 
 SHAPES = [(4, 4, 64), (8, 2, 80), (5, 1, 96), (32, 8, 128), (64, 8, 128), (8, 1, 192), (8, 4, 256)]

@@ -10,15 +10,15 @@ import pytest
 import torch
 import triton
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.plan import IN_FLIGHT, StepPlan
-from engine.request import EngineRequest, SamplingParams
-from engine.worker.graphs import Graphs
-from engine.worker.overlapped import OverlappedRunner
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.plan import IN_FLIGHT, StepPlan
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.graphs import Graphs
+from sluice_server.engine.worker.overlapped import OverlappedRunner
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 SHAPES = {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.worker.graphs import Graphs
-from engine.worker.overlapped import OverlappedRunner
+from sluice_server.engine.worker.graphs import Graphs
+from sluice_server.engine.worker.overlapped import OverlappedRunner
 from tests.gpu.test_gpu_forms import SHAPE, assert_likely, make, run
 from tests.oracle.checkpoints import make_checkpoint
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.request import EngineRequest, SamplingParams
-from engine.worker.graphs import RowShape
-from engine.worker.overlapped import OverlappedRunner
-from engine.worker.prefixes import SharedPrefixes
-from engine.worker.steps import UniformSteps
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.graphs import RowShape
+from sluice_server.engine.worker.overlapped import OverlappedRunner
+from sluice_server.engine.worker.prefixes import SharedPrefixes
+from sluice_server.engine.worker.steps import UniformSteps
 from tests.engine.speculation.test_verification import Prophet
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 

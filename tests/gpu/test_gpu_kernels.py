@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.formats import packed_weights
-from kernels.formats.gpu_linear import round_groups
-from kernels.layout import slots
-from kernels.layout.layout import new_layers
-from kernels.reference import definitions as twins
-from kernels.reference import moe as moe_twin
-from kernels.reference import sampling
-from kernels.reference.moe import ExpertStack
-from kernels.reference.sampling import Rows
-from kernels.triton import activation, kv_write, linear4, linear8, linear16, moe, norm
-from kernels.triton import sampling as sampler
+from sluice_server.kernels.formats import packed_weights
+from sluice_server.kernels.formats.gpu_linear import round_groups
+from sluice_server.kernels.layout import slots
+from sluice_server.kernels.layout.layout import new_layers
+from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.reference import moe as moe_twin
+from sluice_server.kernels.reference import sampling
+from sluice_server.kernels.reference.moe import ExpertStack
+from sluice_server.kernels.reference.sampling import Rows
+from sluice_server.kernels.triton import activation, kv_write, linear4, linear8, linear16, moe, norm
+from sluice_server.kernels.triton import sampling as sampler
 from tests.kernels.cpu.test_native_sampling import TIE, score
 from tests.kernels.triton.harness import assert_close
 

@@ -8,10 +8,10 @@ import torch
 from benchmarks import gpu_kernels
 from benchmarks.gpu_cases import Case, Place, Sizes, disagreement
 from benchmarks.gpu_command import FP8_SINCE
-from kernels.layout.ragged import AttentionOptions, Ragged
-from kernels.reference import definitions as twins
-from kernels.triton import linear16
-from kernels.triton.attention import paged_attention
+from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged
+from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.triton import linear16
+from sluice_server.kernels.triton.attention import paged_attention
 from tests.kernels.triton.harness import Pages
 
 SMALL = Sizes((1, 3), 3000, (5,), 96, 4, 2, 64, 8, 3, (1, 3), (1, 17), (128,), (1, 9), (4,), 2, 64, 32)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.request import EngineRequest, SamplingParams
 from tests.oracle import published
 from tests.oracle.checkpoints import Shape, reference
 from tests.oracle.published import AWQ, GPTQ, compressed, publish

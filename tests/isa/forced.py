@@ -2,7 +2,7 @@
 
 import os
 
-from kernels.cpu import builds
+from sluice_server.kernels.cpu import builds
 from tests.isa.sets import KERNELS, NONE
 
 name = os.environ.get(KERNELS, "")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from kernels.cpu import builds
+from sluice_server.kernels.cpu import builds
 
 ROOT = Path(__file__).parents[2]
 NONE = "none"  # of our own kernels

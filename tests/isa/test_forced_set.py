@@ -1,7 +1,7 @@
 """One instruction set below that of most machines, without our own kernels, in a process that is held to it: so that a
 machine sees two sets. `make test-isa` runs them all."""
 
-from kernels.cpu import builds
+from sluice_server.kernels.cpu import builds
 from tests.isa.run import run
 from tests.isa.sets import LOW, NONE, SETS, Forced
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels import ops
-from kernels.contract import is_batch_invariant
-from kernels.cpu import builds
-from kernels.layout.layout import new_layers
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.slots import slot_width
-from kernels.reference import definitions as twins
+from sluice_server.kernels import ops
+from sluice_server.kernels.contract import is_batch_invariant
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.layout.layout import new_layers
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.slots import slot_width
+from sluice_server.kernels.reference import definitions as twins
 
 CPU = torch.device("cpu")
 BATCHES = {

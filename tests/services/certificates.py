@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from services.gateway.access.tls_files import TlsFiles
+from sluice_server.services.gateway.access.tls_files import TlsFiles
 
 
 @dataclasses.dataclass(frozen=True)

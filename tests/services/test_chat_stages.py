@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from engine.engine import Engine
-from engine.kv_cache.cache import KVCache
-from engine.plan import StepResult
-from engine.request import FinishReason, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from services.detokenizer.stage import DetokenizerStage
-from services.engine.stage import EngineStage, RingMembership
-from services.messages.messages import Envelope, Grant, Message, Report, Submit, Text
-from services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, TextOptions, Tool
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import EncodingThreads, TokenizerStage
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import StepResult
+from sluice_server.engine.request import FinishReason, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.services.detokenizer.stage import DetokenizerStage
+from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.messages.messages import Envelope, Grant, Message, Report, Submit, Text
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, TextOptions, Tool
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.templates import TEMPLATES
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.test_stage_attempts import Nines, unrecorded

@@ -6,12 +6,12 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.config import EngineConfig
-from engine.request import Limits
-from engine.scheduler.settings import SchedulerSettings, settings_of
-from services.cli.options import takes_settings
-from services.config import ServiceConfig
-from services.gateway.settings import GatewaySettings
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.request import Limits
+from sluice_server.engine.scheduler.settings import SchedulerSettings, settings_of
+from sluice_server.services.cli.options import takes_settings
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {field.name: field.default for cls in (EngineConfig, ServiceConfig) for field in dataclasses.fields(cls)}

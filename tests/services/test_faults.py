@@ -11,20 +11,30 @@ from typing import NoReturn
 
 import pytest
 
-import services
-from engine.engine import Engine
-from engine.kv_cache.cache import KVCache
-from engine.request import FinishReason, Limits, SamplingParams
-from engine.sampling.grammars import Grammars
-from engine.scheduler.scheduler import Scheduler
-from services.detokenizer import stage as detokenizer_stage
-from services.detokenizer.output import Output
-from services.detokenizer.stage import DetokenizerStage
-from services.engine.grammar_gate import GrammarGate
-from services.engine.stage import EngineStage, RingMembership
-from services.messages.details import Admitted
-from services.messages.messages import Append, Envelope, Failed, Grant, Message, Prompt, Role, Submit, Tokens
-from services.messages.work import (
+from sluice_server import services
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.request import FinishReason, Limits, SamplingParams
+from sluice_server.engine.sampling.grammars import Grammars
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.services.detokenizer import stage as detokenizer_stage
+from sluice_server.services.detokenizer.output import Output
+from sluice_server.services.detokenizer.stage import DetokenizerStage
+from sluice_server.services.engine.grammar_gate import GrammarGate
+from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.messages.details import Admitted
+from sluice_server.services.messages.messages import (
+    Append,
+    Envelope,
+    Failed,
+    Grant,
+    Message,
+    Prompt,
+    Role,
+    Submit,
+    Tokens,
+)
+from sluice_server.services.messages.work import (
     ChatMessage,
     ChatPrompt,
     Constraint,
@@ -38,14 +48,14 @@ from services.messages.work import (
     Work,
     pack_ids,
 )
-from services.ring.loop import RingLoop, Stage
-from services.telemetry.logs import FIELDS
-from services.tokenizer import renderer
-from services.tokenizer.chat import ChatTemplate, TemplateSource
-from services.tokenizer.constraints import Constraints
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.sequencer import RequestSequencer
-from services.tokenizer.stage import EncodingThreads, TokenizerStage
+from sluice_server.services.ring.loop import RingLoop, Stage
+from sluice_server.services.telemetry.logs import FIELDS
+from sluice_server.services.tokenizer import renderer
+from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource
+from sluice_server.services.tokenizer.constraints import Constraints
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.sequencer import RequestSequencer
+from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.ring.one_stage import NEXT, passed_on
 from tests.services.test_stage_attempts import Nines, unrecorded

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import ServiceError
-from services.config import ServiceConfig, check, check_threads, parse_peers, to_environment
-from services.messages.messages import Role
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.config import ServiceConfig, check, check_threads, parse_peers, to_environment
+from sluice_server.services.messages.messages import Role
 
 BAD: list[tuple[dict[str, object], dict[str, object], str]] = [
     ({"block_size": 0}, {}, "--block-size: 0 is below 1"),

@@ -5,20 +5,30 @@ from pathlib import Path
 
 import pytest
 
-from engine.engine import Engine
-from engine.kv_cache.cache import KVCache
-from engine.kv_cache.tiers import Move
-from engine.plan import StepPlan, StepResult
-from engine.request import FinishReason, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from services.detokenizer.stage import DetokenizerStage
-from services.engine.stage import EngineStage, RingMembership
-from services.messages.details import Admitted
-from services.messages.messages import Cancel, Envelope, Failed, Message, OpenSerials, Prompt, Submit, Text, Tokens
-from services.messages.work import Generate, Scheduling, Stops, TextPrompt, pack_ids
-from services.ring.leases import Leases
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import EncodingThreads, TokenizerStage
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.tiers import Move
+from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.request import FinishReason, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.services.detokenizer.stage import DetokenizerStage
+from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.messages.details import Admitted
+from sluice_server.services.messages.messages import (
+    Cancel,
+    Envelope,
+    Failed,
+    Message,
+    OpenSerials,
+    Prompt,
+    Submit,
+    Text,
+    Tokens,
+)
+from sluice_server.services.messages.work import Generate, Scheduling, Stops, TextPrompt, pack_ids
+from sluice_server.services.ring.leases import Leases
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints

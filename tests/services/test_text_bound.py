@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from engine.errors import ServiceError
-from engine.request import Limits, SamplingParams
-from services.checkpoint.model_source import resolve_model
-from services.text_bound import check_bytes, longest_token
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.checkpoint.model_source import resolve_model
+from sluice_server.services.text_bound import check_bytes, longest_token
 from tests.oracle.tokenizers import FAMILIES, byte_level_bpe
 
 ALPHABET = "aab  \n\t.,1é日😀<s>hello world the quick brown fox"

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.system.service import Service
 
-SLUICE = (sys.executable, "-m", "services.cli.main")
+SLUICE = (sys.executable, "-m", "sluice_server")
 ROLES = ("gateway", "tokenizer", "engine", "detokenizer")
 LOWEST_PORT, EPHEMERAL_PORT = 20_000, 32_768
 

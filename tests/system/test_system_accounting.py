@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
-from services.telemetry.collector import Collector
+from sluice_server.services.telemetry.collector import Collector
 from tests.system.roles import free_ports
 from tests.system.service import Service, serve, spec, wait_until
 

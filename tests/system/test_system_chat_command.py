@@ -19,7 +19,7 @@ def test_a_conversation(tmp_path: Path) -> None:
     byte_level_bpe(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     with serve("--model", str(tmp_path), "--dtype", "float32") as service:
-        command = [sys.executable, "-m", "services.cli.main", "chat", "--address", service.address]
+        command = [sys.executable, "-m", "sluice_server", "chat", "--address", service.address]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         chat = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload] # mixed
         assert chat.stdin is not None

@@ -17,7 +17,7 @@ TIMEOUT_S = 60.0
 
 def start(*options: str) -> "subprocess.CompletedProcess[str]":
     """`sluice serve` until it ends by itself."""
-    command = [sys.executable, "-m", "services.cli.main", "serve", "--log-level", "warning", "--threads", "1", *options]
+    command = [sys.executable, "-m", "sluice_server", "serve", "--log-level", "warning", "--threads", "1", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 

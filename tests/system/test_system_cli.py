@@ -11,7 +11,7 @@ import pytest
 
 from tests.system.service import serve, wait_until
 
-SLUICE = (sys.executable, "-m", "services.cli.main")
+SLUICE = (sys.executable, "-m", "sluice_server")
 
 
 def sluice(

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from services.gateway.access.identity import digest_of
+from sluice_server.services.gateway.access.identity import digest_of
 from tests.services.certificates import Authority, written
 from tests.system.service import generate, serve, spec, wait_until
 
@@ -22,7 +22,7 @@ PROMPT = "def add(a, b):\n"
 @contextlib.contextmanager
 def edge(*options: str, said: list[str] | None = None) -> Iterator[str]:
     """A real `sluice edge`; gives its base URL. It must leave at SIGTERM; what it wrote to stderr goes to `said`."""
-    command = [sys.executable, "-m", "services.cli.main", "edge", "--listen", "127.0.0.1:0", *options]
+    command = [sys.executable, "-m", "sluice_server", "edge", "--listen", "127.0.0.1:0", *options]
     errors = None if said is None else subprocess.PIPE
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
         try:
@@ -84,7 +84,7 @@ def test_a_secured_service_behind_the_edge(tmp_path: Path) -> None:
             assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
             with pytest.raises(openai.AuthenticationError):
                 asking.with_options(api_key="x").models.list()
-        command = [sys.executable, "-m", "services.cli.main", "generate", PROMPT, "--max-tokens", "2", *reach]
+        command = [sys.executable, "-m", "sluice_server", "generate", PROMPT, "--max-tokens", "2", *reach]
         refused = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (refused.returncode, "UNAUTHENTICATED" in refused.stderr) == (1, True)
         with_key = {**os.environ, "SLUICE_TOKEN": "c"}
@@ -101,7 +101,7 @@ def test_a_secured_service_behind_the_edge(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_safe_is_refused_with_what_to_do(options: tuple[str, ...], what: str) -> None:
-    command = [sys.executable, "-m", "services.cli.main", "serve", "--model", "demo", *options]
+    command = [sys.executable, "-m", "sluice_server", "serve", "--model", "demo", *options]
     refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert refused.returncode != 0
     assert what in refused.stderr
@@ -118,7 +118,7 @@ def test_what_is_not_safe_is_refused_with_what_to_do(options: tuple[str, ...], w
     ],
 )
 def test_an_edge_that_is_not_safe_is_refused_with_what_to_do(options: tuple[str, ...], what: str) -> None:
-    command = [sys.executable, "-m", "services.cli.main", "edge", *options]
+    command = [sys.executable, "-m", "sluice_server", "edge", *options]
     refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert refused.returncode == 2
     assert what in refused.stderr and "Traceback" not in refused.stderr

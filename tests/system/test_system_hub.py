@@ -94,7 +94,7 @@ def test_a_hub_id_is_fetched_and_served(tmp_path: Path) -> None:
             with service.stub() as stub:
                 assert generate(stub, spec("hello", 4)).completion_tokens == 4
         assert not list(home.rglob("*.bin"))
-        command = [sys.executable, "-m", "services.cli.main", "serve", "--model", "some-org/other"]
+        command = [sys.executable, "-m", "sluice_server", "serve", "--model", "some-org/other"]
         missing = subprocess.run(
             command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
         )

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
-from services.gateway.contract.status import DETAILS_KEY
-from services.process.roles import EXIT_OUTDATED
+from sluice_server.services.gateway.contract.status import DETAILS_KEY
+from sluice_server.services.process.roles import EXIT_OUTDATED
 from tests.system.roles import four_roles
 from tests.system.service import Service, serve, spec, wait_until
 from tests.system.weights import WEIGHTS, copied, fine_tuned, replace

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.edge.wire import CompletionRequest, decode
+from sluice_server.services.edge.wire import CompletionRequest, decode
 from tests.system.service import serve
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def test_its_examples_run() -> None:
     with serve("--model", "demo") as service:
         assert "length 40" in run(sys.executable, "-c", example.replace("127.0.0.1:50051", service.address))
         words = shlex.split(generate)
-        assert run(sys.executable, "-m", "services.cli.main", *words, "--address", service.address).strip()
+        assert run(sys.executable, "-m", "sluice_server", *words, "--address", service.address).strip()
 
 
 def test_the_body_that_it_sends_to_the_edge_is_a_request() -> None:

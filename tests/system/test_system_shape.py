@@ -15,7 +15,7 @@ from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.system.service import generate, serve, spec
 
-SLUICE = (sys.executable, "-m", "services.cli.main")
+SLUICE = (sys.executable, "-m", "sluice_server")
 
 
 def sluice(*arguments: str, stdin: str | None = None) -> "subprocess.CompletedProcess[str]":

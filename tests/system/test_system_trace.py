@@ -10,7 +10,7 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
-from services.telemetry.collector import Collector, ReceivedSpan
+from sluice_server.services.telemetry.collector import Collector, ReceivedSpan
 from tests.system.roles import free_ports
 from tests.system.service import serve, spec
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-DEMO = Path(str(resources.files("demo"))) / "target"
+DEMO = Path(str(resources.files("sluice_server.demo"))) / "target"
 WEIGHTS = "model.safetensors"
 
 

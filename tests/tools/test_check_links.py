@@ -27,7 +27,7 @@ def found(root: Path, text: str) -> list[str]:
         ("[x](#nowhere)", "link #nowhere"),
         ("see `engine/gone.py`", "path engine/gone.py"),
         ("see `engine/gone/`", "path engine/gone/"),
-        ("`python -m engine.gone --seed 1`", "module engine.gone"),
+        ("`python -m sluice_server.engine.gone --seed 1`", "module engine.gone"),
         ("`make rest`", "make target rest"),
     ],
 )
@@ -39,7 +39,8 @@ def test_what_is_not_there_is_found(text: str, problem: str, tmp_path: Path) -> 
     "text",
     [
         "[x](other.md#a-plan-and-more) [y](https://example.org/gone.md) [z](engine/plan.py)",
-        "`engine/plan.py`, `engine/`, `python -m engine.plan`, `make test SEED=1`, `application/json`, `and/or`",
+        "`engine/plan.py`, `engine/`, `python -m sluice_server.engine.plan`, `make test SEED=1`, "
+        "`application/json`, `and/or`",
         "```sh\nls engine/gone.py # [x](gone.md)\n```\n",
         "# Here\n[x](#here)",
     ],

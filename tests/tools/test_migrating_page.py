@@ -2,8 +2,8 @@
 
 import re
 
-from services.edge.wire import ChatRequest, Common, CompletionRequest
-from services.gateway.contract.fields import BUILT
+from sluice_server.services.edge.wire import ChatRequest, Common, CompletionRequest
+from sluice_server.services.gateway.contract.fields import BUILT
 from tools.check_links import ROOT
 
 PAGE = (ROOT / "docs/migrating-from-vllm.md").read_text()

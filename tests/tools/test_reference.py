@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
-from engine.config import EngineConfig
-from services.config import ServiceConfig
-from services.telemetry import catalogue
+from sluice_server.engine.config import EngineConfig
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.telemetry import catalogue
 from tools import reference, reference_contract, reference_metrics, reference_settings
 
 

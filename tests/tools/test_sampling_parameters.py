@@ -1,4 +1,4 @@
-from engine.parameters import PARAMETERS
+from sluice_server.engine.parameters import PARAMETERS
 from tools.sampling_parameters import PAGE, ROOT, page
 
 

@@ -10,16 +10,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.models.config import ModelConfig
-from engine.models.layers.layer import Layer, decoder_layer_
-from engine.models.layers.mlp import DenseMlp, Mlp
-from engine.models.traits import ArchitectureTraits
-from engine.models.weights import WeightSource
-from kernels import ops
-from kernels.formats.linear import PackedLinear
-from kernels.formats.packed_weights import Packed, dequantise, stack, take_rows
-from kernels.formats.weight_formats import stored_kind
-from kernels.layout.metadata import AttentionMetadata
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.layers.layer import Layer, decoder_layer_
+from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
+from sluice_server.engine.models.traits import ArchitectureTraits
+from sluice_server.engine.models.weights import WeightSource
+from sluice_server.kernels import ops
+from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.packed_weights import Packed, dequantise, stack, take_rows
+from sluice_server.kernels.formats.weight_formats import stored_kind
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
 class Pack(Protocol):

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from engine.models.layers.mlp import DenseMlp, Mlp
-from kernels import ops
-from kernels.formats.gpu_linear import Int8OnGpu
-from kernels.formats.linear import GpuLinear, PackedLinear
-from kernels.reference import moe
-from kernels.reference.moe import ExpertStack
+from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
+from sluice_server.kernels import ops
+from sluice_server.kernels.formats.gpu_linear import Int8OnGpu
+from sluice_server.kernels.formats.linear import GpuLinear, PackedLinear
+from sluice_server.kernels.reference import moe
+from sluice_server.kernels.reference.moe import ExpertStack
 
 
 @dataclasses.dataclass(frozen=True)

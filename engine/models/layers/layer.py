@@ -9,11 +9,11 @@ import functools
 import torch
 from torch import Tensor
 
-from engine.models.layers.mlp import DenseMlp, Mlp
-from kernels import gpu, ops
-from kernels.cpu import builds, native
-from kernels.formats.linear import NativeLinear, PackedLinear
-from kernels.layout.metadata import AttentionMetadata
+from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.linear import PackedLinear
 
 
 class Mlp(Protocol):

@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from engine.errors import unsupported
-from engine.models.config import ModelConfig
-from engine.models.expert_fields import ExpertsConfig
-from engine.models.layers.decoder import LayerLoader
-from engine.models.layers.experts import Router, pack_experts
-from engine.models.layers.mlp import DenseMlp, Mlp
-from engine.models.traits import ArchitectureTraits, ExpertTraits
-from kernels.formats.linear import PackedLinear
+from sluice_server.engine.errors import unsupported
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.models.expert_fields import ExpertsConfig
+from sluice_server.engine.models.layers.decoder import LayerLoader
+from sluice_server.engine.models.layers.experts import Router, pack_experts
+from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
+from sluice_server.engine.models.traits import ArchitectureTraits, ExpertTraits
+from sluice_server.kernels.formats.linear import PackedLinear
 
 Pair: TypeAlias = tuple[PackedLinear, PackedLinear]  # of an expert: gate and up, and down
 FUSED = ExpertTraits()  # the names beside tensors of all experts, whatever those of each are

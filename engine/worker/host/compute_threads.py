@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import torch
 
-from engine.config import EngineConfig
-from engine.worker.host.cores import find_cores
-from engine.worker.host.threads import ThreadTuner, counts_of
-from kernels.cpu import builds
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.worker.host.cores import find_cores
+from sluice_server.engine.worker.host.threads import ThreadTuner, counts_of
+from sluice_server.kernels.cpu import builds
 
 
 def set_threads(config: EngineConfig) -> tuple[int, str]:

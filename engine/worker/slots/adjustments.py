@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.plan import Placement
-from engine.sampling.history import TokenHistories, TokenHistory
-from engine.sampling.rows import AllowedTokenRows, Bits, Ints, LogitBiasRows, PenaltyRows, allow, bits_of
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.sampling.history import TokenHistories, TokenHistory
+from sluice_server.engine.sampling.rows import AllowedTokenRows, Bits, Ints, LogitBiasRows, PenaltyRows, allow, bits_of
 
 
 class Penalised(NamedTuple):

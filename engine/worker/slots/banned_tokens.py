@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.plan import Placement
-from engine.sampling.bad_words import BadWords
-from engine.sampling.rows import GrammarMasks, Ints, TokenPairs, join
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.sampling.bad_words import BadWords
+from sluice_server.engine.sampling.rows import GrammarMasks, Ints, TokenPairs, join
 
 
 class BannedTokenRows(NamedTuple):

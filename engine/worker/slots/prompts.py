@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from engine.plan import Placement, PromptLogprobs, StepPlan, TokenLogprob
-from engine.sampling.logprobs import score
+from sluice_server.engine.plan import Placement, PromptLogprobs, StepPlan, TokenLogprob
+from sluice_server.engine.sampling.logprobs import score
 
 CHUNK = 64  # places whose logits exist at once
 

@@ -9,13 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.plan import Placement
-from engine.sampling.columns import FLOATS, INTS, knob_rows, neutral, pack
-from engine.sampling.matchers import SlotMatchers
-from engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
-from engine.worker.slots.adjustments import SlotAdjustments
-from engine.worker.slots.banned_tokens import SlotBannedTokens
-from engine.worker.slots.prompts import SlotPrompts
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.sampling.columns import FLOATS, INTS, knob_rows, neutral, pack
+from sluice_server.engine.sampling.matchers import SlotMatchers
+from sluice_server.engine.sampling.rows import GrammarMasks, LogprobRows, SamplingParamRows, SamplingRows
+from sluice_server.engine.worker.slots.adjustments import SlotAdjustments
+from sluice_server.engine.worker.slots.banned_tokens import SlotBannedTokens
+from sluice_server.engine.worker.slots.prompts import SlotPrompts
 
 MAX_KEPT = 16  # combinations of slots: rows with drafts of several lengths come in turns
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})

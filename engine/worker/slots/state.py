@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.plan import Placement
-from engine.sampling.columns import FLOATS, INTS, neutral, pack
-from engine.worker.device import Device
-from kernels import ops
-from kernels.reference.sampling import Rows
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.sampling.columns import FLOATS, INTS, neutral, pack
+from sluice_server.engine.worker.device import Device
+from sluice_server.kernels import ops
+from sluice_server.kernels.reference.sampling import Rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

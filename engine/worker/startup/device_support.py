@@ -7,13 +7,13 @@ import importlib.util
 
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import Code, ServiceError
-from engine.models.config import ModelConfig
-from engine.worker.startup.formats import Formats, unusable
-from kernels.contract import is_batch_invariant
-from kernels.cpu import builds
-from kernels.triton.support import FP8_SINCE, too_wide, unsupported
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.engine.worker.startup.formats import Formats, unusable
+from sluice_server.kernels.contract import is_batch_invariant
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.triton.support import FP8_SINCE, too_wide, unsupported
 
 ON_CUDA = "tokens do not depend on the batch: products and attention are summed in one order, which is slower"
 ON_CPU = "tokens do not depend on the batch: on this CPU they never do"

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import Code, ServiceError
-from engine.models.config import ModelConfig
-from kernels.cpu import builds
-from kernels.formats import private_operators as private
-from kernels.formats.weight_formats import computes_bfloat16
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.config import ModelConfig
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import private_operators as private
+from sluice_server.kernels.formats.weight_formats import computes_bfloat16
 
 DTYPES = {
     "float32": torch.float32,

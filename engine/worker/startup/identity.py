@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from engine.config import EngineConfig
-from engine.kv_cache.identity import CacheIdentity
-from engine.models.model import Model
-from engine.worker.startup.formats import Formats, name_of
-from kernels.contract import computes_as
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.worker.startup.formats import Formats, name_of
+from sluice_server.kernels.contract import computes_as
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from engine.errors import Code, OutOfDeviceMemory, ServiceError
-from engine.models.model import Model
-from engine.sampling.logprobs import score
-from engine.worker.faults import device_faults
-from engine.worker.slots.prompts import CHUNK
-from kernels.layout.metadata import AttentionMetadata
+from sluice_server.engine.errors import Code, OutOfDeviceMemory, ServiceError
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.sampling.logprobs import score
+from sluice_server.engine.worker.faults import device_faults
+from sluice_server.engine.worker.slots.prompts import CHUNK
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
 def cuda_room(

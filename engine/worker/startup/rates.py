@@ -6,11 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.tiers import Move, MoveKind
-from engine.models.model import Model
-from engine.scheduler.costs import PreemptionCosts
-from kernels.layout.metadata import AttentionMetadata
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.scheduler.costs import PreemptionCosts
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 NUM_TOKENS = 16  # of the prefill that is timed: enough to be computed as a matrix, short for a large model too
 RUNS = 3

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.models.fields import invalid_model
-from engine.speculation.drafters import Drafter
-from kernels.layout.metadata import AttentionMetadata
+from sluice_server.engine.models.fields import invalid_model
+from sluice_server.engine.speculation.drafters import Drafter
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 NUM_TOKENS = 4  # enough for attention to look at others, and hardly more work than one
 

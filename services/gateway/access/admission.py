@@ -1,6 +1,6 @@
 """How much may be open at once: a count of requests and a budget of tokens. Pure; knows no request."""
 
-from engine.errors import Code, ServiceError, queue_full
+from sluice_server.engine.errors import Code, ServiceError, queue_full
 
 BYTES_PER_TOKEN = 4  # of English text under the usual vocabularies; only an estimate, exact counts come later
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from services.gateway.access.identity import LOCAL, Identity
+from sluice_server.services.gateway.access.identity import LOCAL, Identity
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import Code, ServiceError
-from services.config import bad_setting
-from services.gateway.access.quota import TenantLimits
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.config import bad_setting
+from sluice_server.services.gateway.access.quota import TenantLimits
 
 KEY_PREFIX = "sluice_"
 MAX_KEY_BYTES = 256

@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from engine.errors import invalid
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.identity import CALLER
+from sluice_server.engine.errors import invalid
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.identity import CALLER
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]  # grpc's own type parameters; handlers differ in theirs
 

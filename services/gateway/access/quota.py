@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.errors import Code, ServiceError
+from sluice_server.engine.errors import Code, ServiceError
 
 MINUTE_S = 60.0
 RETRY_S = 1.0  # for a place among the concurrent ones: nobody knows when one ends

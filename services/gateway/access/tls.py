@@ -9,9 +9,9 @@ from pathlib import Path
 
 import grpc
 
-from services.config import bad_setting
-from services.gateway.access.tls_files import TlsFiles
-from services.process.watched import WatchedFile
+from sluice_server.services.config import bad_setting
+from sluice_server.services.gateway.access.tls_files import TlsFiles
+from sluice_server.services.process.watched import WatchedFile
 
 MAX_TURNS = 8  # of a handshake in memory; TLS 1.3 takes three
 

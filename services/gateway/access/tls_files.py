@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from services.config import bad_setting
+from sluice_server.services.config import bad_setting
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from typing import TypeAlias, TypeVar
 
 import grpc
 
-from engine.errors import ServiceError, cancelled, deadline_exceeded
-from services.faults import fault
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.metadata import Context, read_call, read_trace
-from services.gateway.calls.refusal import failure_of, tell_refused, trailers_of
-from services.gateway.contract.errors import bare
-from services.gateway.contract.status import Metadata, to_status
-from services.gateway.generation.stream import RequestReader
-from services.messages.messages import Role
-from services.telemetry.logs import about, about_trace
-from services.telemetry.observed import Observer
+from sluice_server.engine.errors import ServiceError, cancelled, deadline_exceeded
+from sluice_server.services.faults import fault
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.metadata import Context, read_call, read_trace
+from sluice_server.services.gateway.calls.refusal import failure_of, tell_refused, trailers_of
+from sluice_server.services.gateway.contract.errors import bare
+from sluice_server.services.gateway.contract.status import Metadata, to_status
+from sluice_server.services.gateway.generation.stream import RequestReader
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.telemetry.logs import about, about_trace
+from sluice_server.services.telemetry.observed import Observer
 
 Status: TypeAlias = tuple[grpc.StatusCode, str, Metadata]  # as `context.abort` takes it
 _T = TypeVar("_T")

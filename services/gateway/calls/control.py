@@ -8,18 +8,18 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 from sluice.v1 import control_pb2
 
-from engine.errors import ServiceError, invalid
-from engine.executor.computing import UNKNOWN
-from engine.request import Limits
-from services.gateway.access.metadata import Context
-from services.gateway.calls.load import Loads
-from services.gateway.calls.refusal import refuse
-from services.gateway.calls.responses import duration
-from services.gateway.contract.errors import not_found
-from services.gateway.contract.fields import BUILT, FEATURE_FIELDS
-from services.gateway.contract.knobs import seconds
-from services.gateway.contract.parameters import model_defaults
-from services.gateway.requests.manager import RequestManager
+from sluice_server.engine.errors import ServiceError, invalid
+from sluice_server.engine.executor.computing import UNKNOWN
+from sluice_server.engine.request import Limits
+from sluice_server.services.gateway.access.metadata import Context
+from sluice_server.services.gateway.calls.load import Loads
+from sluice_server.services.gateway.calls.refusal import refuse
+from sluice_server.services.gateway.calls.responses import duration
+from sluice_server.services.gateway.contract.errors import not_found
+from sluice_server.services.gateway.contract.fields import BUILT, FEATURE_FIELDS
+from sluice_server.services.gateway.contract.knobs import seconds
+from sluice_server.services.gateway.contract.parameters import model_defaults
+from sluice_server.services.gateway.requests.manager import RequestManager
 
 SCHEMA_REVISION = 4
 MAX_PAGE = 1000

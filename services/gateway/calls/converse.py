@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping
 import grpc
 from sluice.v1 import inference_pb2
 
-from engine.errors import ServiceError, cancelled, deadline_exceeded
-from services.faults import fault
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.metadata import Context, read_call, read_trace
-from services.gateway.access.rate import Rate
-from services.gateway.calls import responses
-from services.gateway.calls.refusal import refuse, turn_away
-from services.gateway.contract.errors import bare, malformed
-from services.gateway.generation.converse import ConverseSession
-from services.gateway.generation.service import GenerationService
-from services.messages.messages import Role
-from services.telemetry.logs import about_stream, about_trace
-from services.telemetry.observed import Observer
+from sluice_server.engine.errors import ServiceError, cancelled, deadline_exceeded
+from sluice_server.services.faults import fault
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.metadata import Context, read_call, read_trace
+from sluice_server.services.gateway.access.rate import Rate
+from sluice_server.services.gateway.calls import responses
+from sluice_server.services.gateway.calls.refusal import refuse, turn_away
+from sluice_server.services.gateway.contract.errors import bare, malformed
+from sluice_server.services.gateway.generation.converse import ConverseSession
+from sluice_server.services.gateway.generation.service import GenerationService
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.telemetry.logs import about_stream, about_trace
+from sluice_server.services.telemetry.observed import Observer
 
 HALF_CLOSE_S = 1.0  # what a client gets to half-close after the server has said that it goes away
 

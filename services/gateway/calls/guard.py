@@ -11,16 +11,24 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from engine.errors import ServiceError
-from services.faults import fault
-from services.gateway.access.identity import CALLER, LOCAL, AccessPolicy, Identity, Scope, not_allowed, unauthenticated
-from services.gateway.access.metadata import Context, read_trace
-from services.gateway.calls.peers import PEER_KEY, TENANT_KEY
-from services.gateway.calls.refusal import refuse, turn_away
-from services.messages.messages import Role
-from services.process.watched import WatchedFile
-from services.telemetry.logs import about_trace
-from services.telemetry.observed import Observer
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.faults import fault
+from sluice_server.services.gateway.access.identity import (
+    CALLER,
+    LOCAL,
+    AccessPolicy,
+    Identity,
+    Scope,
+    not_allowed,
+    unauthenticated,
+)
+from sluice_server.services.gateway.access.metadata import Context, read_trace
+from sluice_server.services.gateway.calls.peers import PEER_KEY, TENANT_KEY
+from sluice_server.services.gateway.calls.refusal import refuse, turn_away
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.process.watched import WatchedFile
+from sluice_server.services.telemetry.logs import about_trace
+from sluice_server.services.telemetry.observed import Observer
 
 REFRESH_S = 1.0
 NOBODY: frozenset[Scope] = frozenset()

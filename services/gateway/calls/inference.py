@@ -9,19 +9,19 @@ from typing import TypeVar
 
 from sluice.v1 import inference_pb2
 
-from engine.errors import ServiceError
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.identity import CALLER
-from services.gateway.access.metadata import Context
-from services.gateway.calls import responses
-from services.gateway.calls.answering import CallEnded, answer
-from services.gateway.calls.peers import PeerGateways
-from services.gateway.calls.refusal import refuse, trailers_of, turn_away
-from services.gateway.generation.service import GenerationService, can_go_on, check_id
-from services.gateway.generation.stream import GenerationStream, RequestReader
-from services.gateway.requests.open_request import RequestStatus
-from services.messages.details import Detokenized, Tokenized
-from services.telemetry.observed import Observer
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.identity import CALLER
+from sluice_server.services.gateway.access.metadata import Context
+from sluice_server.services.gateway.calls import responses
+from sluice_server.services.gateway.calls.answering import CallEnded, answer
+from sluice_server.services.gateway.calls.peers import PeerGateways
+from sluice_server.services.gateway.calls.refusal import refuse, trailers_of, turn_away
+from sluice_server.services.gateway.generation.service import GenerationService, can_go_on, check_id
+from sluice_server.services.gateway.generation.stream import GenerationStream, RequestReader
+from sluice_server.services.gateway.requests.open_request import RequestStatus
+from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.telemetry.observed import Observer
 
 _T = TypeVar("_T")
 _R = TypeVar("_R", bound=RequestReader)

@@ -9,7 +9,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from engine.errors import Code, ServiceError
+from sluice_server.engine.errors import Code, ServiceError
 
 MAX_WAITING_BYTES = 64 << 20  # of a tenant
 MAX_REST_S = 0.05

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from sluice.v1 import control_pb2
 
-from services.gateway.calls.responses import duration
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import OpenRequest
-from services.messages.messages import Report
+from sluice_server.services.gateway.calls.responses import duration
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.messages.messages import Report
 
 MAX_TENANTS = 64
 

@@ -12,8 +12,8 @@ from typing import NoReturn
 import grpc
 from sluice.v1 import inference_pb2, inference_pb2_grpc
 
-from services.gateway.access.metadata import Context
-from services.gateway.contract.errors import not_found
+from sluice_server.services.gateway.access.metadata import Context
+from sluice_server.services.gateway.contract.errors import not_found
 
 SOCKET_SUFFIX = ".grpc"  # of the Unix socket, behind the name of the gateway's inbox
 PEER_KEY = "x-sluice-peer"

@@ -7,14 +7,14 @@ from typing import NoReturn
 
 from sluice.v1 import types_pb2
 
-from engine.errors import ServiceError
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.identity import CALLER, LOCAL
-from services.gateway.access.metadata import Context, Trailers, read_trace, trace_trailers
-from services.gateway.calls import responses
-from services.gateway.contract.status import to_status
-from services.gateway.requests.open_request import OpenRequest
-from services.telemetry.observed import Observer, RefusedRequest
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.identity import CALLER, LOCAL
+from sluice_server.services.gateway.access.metadata import Context, Trailers, read_trace, trace_trailers
+from sluice_server.services.gateway.calls import responses
+from sluice_server.services.gateway.contract.status import to_status
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.telemetry.observed import Observer, RefusedRequest
 
 _OWN = "/sluice.v1.InferenceService/"
 

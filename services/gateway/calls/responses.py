@@ -6,10 +6,10 @@ from typing import TypeVar
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import ServiceError
-from engine.request import FinishReason
-from services.gateway.contract.status import to_rpc
-from services.gateway.generation.events import (
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.gateway.contract.status import to_rpc
+from sluice_server.services.gateway.generation.events import (
     AcceptedEvent,
     CompletedEvent,
     CompletedOutput,
@@ -26,10 +26,10 @@ from services.gateway.generation.events import (
     ThrottledEvent,
     ThrottleReason,
 )
-from services.messages.details import Scored, Timings, Tokenized, TokenRecord
-from services.messages.messages import Envelope, Text
-from services.messages.work import ints
-from services.telemetry.observed import RequestUsage
+from sluice_server.services.messages.details import Scored, Timings, Tokenized, TokenRecord
+from sluice_server.services.messages.messages import Envelope, Text
+from sluice_server.services.messages.work import ints
+from sluice_server.services.telemetry.observed import RequestUsage
 
 SLICE_TOKENS = 1000
 _REASONS = {

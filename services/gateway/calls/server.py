@@ -15,25 +15,25 @@ from grpc_reflection.v1alpha import _async as reflection
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2
 
-from engine.errors import Code, ServiceError, unsupported
-from services.gateway.access.identity import CALLER
-from services.gateway.access.metadata import Context
-from services.gateway.access.tls import server_credentials
-from services.gateway.calls.control import Control
-from services.gateway.calls.converse import Converse
-from services.gateway.calls.guard import Guard
-from services.gateway.calls.inference import Inference
-from services.gateway.calls.large import LargeLane
-from services.gateway.calls.refusal import turn_away
-from services.gateway.connections import acceptor
-from services.gateway.connections.threads import yielding_threads
-from services.gateway.contract import wire
-from services.gateway.contract.errors import malformed
-from services.gateway.oip.service import SERVICE as OIP
-from services.gateway.oip.service import OpenInference
-from services.gateway.settings import GatewaySettings
-from services.process.listening import check_plaintext
-from services.telemetry.observed import Observer
+from sluice_server.engine.errors import Code, ServiceError, unsupported
+from sluice_server.services.gateway.access.identity import CALLER
+from sluice_server.services.gateway.access.metadata import Context
+from sluice_server.services.gateway.access.tls import server_credentials
+from sluice_server.services.gateway.calls.control import Control
+from sluice_server.services.gateway.calls.converse import Converse
+from sluice_server.services.gateway.calls.guard import Guard
+from sluice_server.services.gateway.calls.inference import Inference
+from sluice_server.services.gateway.calls.large import LargeLane
+from sluice_server.services.gateway.calls.refusal import turn_away
+from sluice_server.services.gateway.connections import acceptor
+from sluice_server.services.gateway.connections.threads import yielding_threads
+from sluice_server.services.gateway.contract import wire
+from sluice_server.services.gateway.contract.errors import malformed
+from sluice_server.services.gateway.oip.service import SERVICE as OIP
+from sluice_server.services.gateway.oip.service import OpenInference
+from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.process.listening import check_plaintext
+from sluice_server.services.telemetry.observed import Observer
 
 INFERENCE: ServiceDescriptor = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 CONTROL: ServiceDescriptor = control_pb2.DESCRIPTOR.services_by_name["ControlService"]

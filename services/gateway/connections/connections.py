@@ -14,8 +14,8 @@ import stat
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from services.gateway.connections.crowds import Peer
-from services.gateway.connections.screen import Held, held
+from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.screen import Held, held
 
 FILES = "/proc/self/fd"
 CHUNK = 1 << 20

@@ -10,9 +10,9 @@ from typing import Any
 
 from grpc._cython import cygrpc
 
-from services.gateway.connections import connections
-from services.gateway.connections.crowds import Peer
-from services.gateway.connections.resets import ConnectionCalls, Counts
+from sluice_server.services.gateway.connections import connections
+from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.resets import ConnectionCalls, Counts
 
 PAGE = 500  # sockets, as many as core lists at once
 BUSY_BYTES = 1 << 10  # three dozen calls that are reset

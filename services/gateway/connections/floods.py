@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from services.gateway.connections import connections
-from services.gateway.connections.counting import Counter
-from services.gateway.connections.crowds import AddressLimiter, Peer
-from services.gateway.connections.resets import Counts, ResetLimiter
-from services.gateway.connections.screen import Held, Screen
+from sluice_server.services.gateway.connections import connections
+from sluice_server.services.gateway.connections.counting import Counter
+from sluice_server.services.gateway.connections.crowds import AddressLimiter, Peer
+from sluice_server.services.gateway.connections.resets import Counts, ResetLimiter
+from sluice_server.services.gateway.connections.screen import Held, Screen
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

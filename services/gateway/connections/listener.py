@@ -14,11 +14,11 @@ from pathlib import Path
 
 import grpc
 
-from engine.errors import ServiceError
-from services.gateway.calls import server
-from services.gateway.settings import GatewaySettings
-from services.process.listening import UNIX, bound, socket_path
-from services.process.socket_file import SocketFile
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.calls import server
+from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.process.listening import UNIX, bound, socket_path
+from sluice_server.services.process.socket_file import SocketFile
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.worker.host.allocator import give_back
+from sluice_server.engine.worker.host.allocator import give_back
 
 M_ARENA_MAX = -8  # of glibc's mallopt
 

@@ -8,7 +8,7 @@ as long as it likes. An address from which one was cut is given less for its nex
 import dataclasses
 from collections.abc import Sequence
 
-from services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.crowds import Peer
 
 PROBATION_S = 60.0
 PROBATION_BURST = 128

@@ -9,7 +9,7 @@ addresses go on at once.
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.crowds import Peer
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = 9

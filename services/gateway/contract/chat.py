@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgspec
 from sluice.v1 import types_pb2
 
-from engine.checks import check_num
-from engine.errors import invalid
-from services.gateway.settings import GatewaySettings
-from services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
+from sluice_server.engine.checks import check_num
+from sluice_server.engine.errors import invalid
+from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
 
 MAX_PARTS = 256
 MAX_TOOLS = 128

@@ -5,10 +5,10 @@ Knows no grammar.
 
 from sluice.v1 import types_pb2
 
-from engine.checks import check_constrained, check_num
-from engine.errors import invalid
-from engine.request import SamplingParams
-from services.messages.work import ChatPrompt, Constraint, ConstraintForm, PromptInput
+from sluice_server.engine.checks import check_constrained, check_num
+from sluice_server.engine.errors import invalid
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.messages.work import ChatPrompt, Constraint, ConstraintForm, PromptInput
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_REGEX_BYTES = 16 << 10

@@ -1,8 +1,8 @@
 """Errors that a gateway itself tells, and those that a stage sent. Knows no transport."""
 
-from engine.errors import Code, ServiceError, invalid
-from services.gateway.contract.wire import MAX_FIELDS
-from services.messages.messages import Failed
+from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.services.gateway.contract.wire import MAX_FIELDS
+from sluice_server.services.messages.messages import Failed
 
 
 def bare(error: ServiceError) -> ServiceError:

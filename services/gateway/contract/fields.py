@@ -11,8 +11,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from sluice.v1 import control_pb2
 
-from engine.errors import unsupported
-from engine.parameters import PARAMETERS
+from sluice_server.engine.errors import unsupported
+from sluice_server.engine.parameters import PARAMETERS
 
 BUILT = frozenset(
     [

@@ -9,11 +9,11 @@ import secrets
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import types_pb2
 
-from engine.checks import check_draft_tokens, check_num, check_priority
-from engine.errors import invalid, unsupported
-from engine.request import Limits, SamplingParams
-from services.gateway.contract import parameters
-from services.messages.work import Scheduling, Stops, TextOptions
+from sluice_server.engine.checks import check_draft_tokens, check_num, check_priority
+from sluice_server.engine.errors import invalid, unsupported
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.gateway.contract import parameters
+from sluice_server.services.messages.work import Scheduling, Stops, TextOptions
 
 MAX_TTFT_TARGET_S = 3600.0
 MAX_DETACH_TTL_S = 600.0

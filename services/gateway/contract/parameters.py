@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from google.protobuf.message import Message
 from sluice.v1 import types_pb2
 
-from engine.checks import check_num
-from engine.parameter_kinds import Biases, Ids, Number, Parameter
-from engine.parameters import FROM_MODEL, PARAMETERS
-from engine.request import Limits, SamplingParams
+from sluice_server.engine.checks import check_num
+from sluice_server.engine.parameter_kinds import Biases, Ids, Number, Parameter
+from sluice_server.engine.parameters import FROM_MODEL, PARAMETERS
+from sluice_server.engine.request import Limits, SamplingParams
 
 
 class Place(NamedTuple):

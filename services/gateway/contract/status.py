@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from engine.errors import Code, ServiceError
+from sluice_server.engine.errors import Code, ServiceError
 
 DOMAIN = "sluice"
 DETAILS_KEY = "grpc-status-details-bin"

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.checks import check_credit, check_ids, check_params, check_prompt
-from engine.errors import invalid, other_revision, unsupported
-from engine.request import Limits, SamplingParams
-from services import text_bound
-from services.gateway.access.admission import BYTES_PER_TOKEN
-from services.gateway.contract import knobs
-from services.gateway.contract.chat import chat_prompt, num_bytes
-from services.gateway.contract.constraint import constraint
-from services.gateway.contract.errors import loading, not_found
-from services.gateway.contract.fields import refuse_unbuilt
-from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages.work import (
+from sluice_server.engine.checks import check_credit, check_ids, check_params, check_prompt
+from sluice_server.engine.errors import invalid, other_revision, unsupported
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services import text_bound
+from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
+from sluice_server.services.gateway.contract import knobs
+from sluice_server.services.gateway.contract.chat import chat_prompt, num_bytes
+from sluice_server.services.gateway.contract.constraint import constraint
+from sluice_server.services.gateway.contract.errors import loading, not_found
+from sluice_server.services.gateway.contract.fields import refuse_unbuilt
+from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
+from sluice_server.services.messages.work import (
     ChatPrompt,
     Detokenize,
     Generate,

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, MAX_TOOLS
-from services.gateway.contract.constraint import MAX_CHOICES
-from services.gateway.settings import GatewaySettings
+from sluice_server.services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, MAX_TOOLS
+from sluice_server.services.gateway.contract.constraint import MAX_CHOICES
+from sluice_server.services.gateway.settings import GatewaySettings
 
 LARGE = 128 << 10  # bytes below which parsing takes no time
 MAX_FIELDS = 1 << 15  # of a large request, strings and numbers in a packed list not counted

@@ -10,20 +10,20 @@ from collections.abc import Callable
 
 from sluice.v1 import inference_pb2
 
-from engine.errors import Code, ServiceError, invalid
-from services.faults import fault
-from services.gateway.access.call import CallMetadata, sooner
-from services.gateway.contract import knobs, translate
-from services.gateway.contract.errors import bare, not_found, slow_consumer
-from services.gateway.generation.detached import DetachedSessions
-from services.gateway.generation.events import GoingAwayEvent, PongEvent, RefusedEvent, TaggedEvent
-from services.gateway.generation.interruption import Interruption
-from services.gateway.generation.session import MAX_DEADLINE_S, GenerationSession
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import OpenRequest
-from services.gateway.requests.progress import WriteProgress
-from services.messages.messages import Envelope, Role
-from services.telemetry.logs import about
+from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.services.faults import fault
+from sluice_server.services.gateway.access.call import CallMetadata, sooner
+from sluice_server.services.gateway.contract import knobs, translate
+from sluice_server.services.gateway.contract.errors import bare, not_found, slow_consumer
+from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.generation.events import GoingAwayEvent, PongEvent, RefusedEvent, TaggedEvent
+from sluice_server.services.gateway.generation.interruption import Interruption
+from sluice_server.services.gateway.generation.session import MAX_DEADLINE_S, GenerationSession
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.gateway.requests.progress import WriteProgress
+from sluice_server.services.messages.messages import Envelope, Role
+from sluice_server.services.telemetry.logs import about
 
 MAX_REPLIES = 64  # that wait for a slow reader; its client's words then wait too
 

@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.errors import Code, ServiceError, cancelled
-from services.gateway.contract.errors import not_found
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import OpenRequest
+from sluice_server.engine.errors import Code, ServiceError, cancelled
+from sluice_server.services.gateway.contract.errors import not_found
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import OpenRequest
 
 HINT = (
     "it ran here without DISCONNECT_ACTION_DETACH, ended long ago, or never ran here: "

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from sluice.v1 import types_pb2
 
-from services.gateway.generation.events import (
+from sluice_server.services.gateway.generation.events import (
     AcceptedEvent,
     CompletedEvent,
     CompletedOutput,
@@ -20,10 +20,10 @@ from services.gateway.generation.events import (
     PromptEvent,
     StreamEvent,
 )
-from services.gateway.requests.deltas import has_content
-from services.gateway.requests.open_request import OpenRequest
-from services.messages.messages import Text
-from services.messages.work import Generate
+from sluice_server.services.gateway.requests.deltas import has_content
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.messages.messages import Text
+from sluice_server.services.messages.work import Generate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import TypeAlias
 import msgspec
 from sluice.v1 import types_pb2
 
-from engine.errors import ServiceError
-from services.messages.details import Scored, Tokenized
-from services.messages.messages import Text
-from services.telemetry.observed import RequestUsage
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.messages.details import Scored, Tokenized
+from sluice_server.services.messages.messages import Text
+from sluice_server.services.telemetry.observed import RequestUsage
 
 
 class AcceptedEvent(msgspec.Struct, frozen=True):

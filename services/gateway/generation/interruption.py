@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from engine.errors import ServiceError
-from services.gateway.contract.errors import bare
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.contract.errors import bare
 
 
 class Interruption:

@@ -9,18 +9,18 @@ from collections.abc import Callable
 
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import ServiceError
-from services.gateway.access.call import CallMetadata
-from services.gateway.contract import translate
-from services.gateway.contract.errors import not_found
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.generation.converse import ConverseSession
-from services.gateway.generation.detached import DetachedSessions
-from services.gateway.generation.event_sequence import EventOptions
-from services.gateway.generation.stream import GenerationStream, RequestReader
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import RequestStatus
-from services.telemetry.observed import RefusedRequest
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.contract.errors import not_found
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.generation.converse import ConverseSession
+from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.generation.event_sequence import EventOptions
+from sluice_server.services.gateway.generation.stream import GenerationStream, RequestReader
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import RequestStatus
+from sluice_server.services.telemetry.observed import RefusedRequest
 
 MAX_ID_LENGTH = 128
 

@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 from sluice.v1 import inference_pb2
 
-from engine.checks import check_credit, check_priority
-from engine.errors import Code, ServiceError, invalid, unsupported
-from engine.request import SamplingParams
-from services.gateway.access.admission import BYTES_PER_TOKEN
-from services.gateway.contract import knobs, translate
-from services.gateway.contract.errors import nobody_grants
-from services.gateway.generation.detached import DetachedSessions
-from services.gateway.generation.event_sequence import EventOptions, EventSequence
-from services.gateway.generation.events import FailedEvent, SessionEvent, ThrottledEvent, ThrottleReason
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import OpenRequest
-from services.messages.messages import Append, CloseInput, Update
-from services.messages.work import Generate, TextPrompt, TokenPrompt
+from sluice_server.engine.checks import check_credit, check_priority
+from sluice_server.engine.errors import Code, ServiceError, invalid, unsupported
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.gateway.access.admission import BYTES_PER_TOKEN
+from sluice_server.services.gateway.contract import knobs, translate
+from sluice_server.services.gateway.contract.errors import nobody_grants
+from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.generation.event_sequence import EventOptions, EventSequence
+from sluice_server.services.gateway.generation.events import FailedEvent, SessionEvent, ThrottledEvent, ThrottleReason
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.messages.messages import Append, CloseInput, Update
+from sluice_server.services.messages.work import Generate, TextPrompt, TokenPrompt
 
 MAX_DEADLINE_S = 24 * 3600.0
 

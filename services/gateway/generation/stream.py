@@ -3,15 +3,15 @@
 import asyncio
 import contextlib
 
-from engine.errors import ServiceError, cancelled
-from services.gateway.generation.detached import DetachedSessions
-from services.gateway.generation.event_sequence import EventOptions, EventSequence, completed_event
-from services.gateway.generation.events import CompletedEvent, StreamEvent
-from services.gateway.generation.interruption import Interruption
-from services.gateway.requests.open_request import OpenRequest
-from services.gateway.requests.progress import WriteProgress
-from services.messages.details import Detokenized, Tokenized
-from services.messages.messages import Text
+from sluice_server.engine.errors import ServiceError, cancelled
+from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.generation.event_sequence import EventOptions, EventSequence, completed_event
+from sluice_server.services.gateway.generation.events import CompletedEvent, StreamEvent
+from sluice_server.services.gateway.generation.interruption import Interruption
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.gateway.requests.progress import WriteProgress
+from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.messages import Text
 
 
 class RequestReader:

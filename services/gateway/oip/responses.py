@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 
-from engine.request import FinishReason
-from services.gateway.generation.events import (
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.gateway.generation.events import (
     AcceptedEvent,
     DeltaEvent,
     FinishedEvent,
     OutputFinishedEvent,
     StreamEvent,
 )
-from services.gateway.oip.contract import open_inference_pb2 as oip
-from services.gateway.oip.tensors import add_output
-from services.gateway.oip.translate import (
+from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
+from sluice_server.services.gateway.oip.tensors import add_output
+from sluice_server.services.gateway.oip.translate import (
     FINAL,
     FINISH_REASON,
     NUM_INPUT,

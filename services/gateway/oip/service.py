@@ -6,20 +6,20 @@ from typing import Any
 
 import grpc
 
-from engine.errors import ServiceError, invalid
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.metadata import Context
-from services.gateway.calls.answering import CallEnded, answer
-from services.gateway.calls.refusal import refuse, tell_refused
-from services.gateway.contract.errors import not_found
-from services.gateway.contract.status import to_status
-from services.gateway.generation.service import GenerationService
-from services.gateway.generation.stream import GenerationStream
-from services.gateway.oip.contract import open_inference_pb2 as oip
-from services.gateway.oip.responses import InferResponses
-from services.gateway.oip.tensors import Tensor
-from services.gateway.oip.translate import INPUTS, OUTPUTS, VERSION, InferRequest, check_version, read
-from services.gateway.requests.manager import RequestManager
+from sluice_server.engine.errors import ServiceError, invalid
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.metadata import Context
+from sluice_server.services.gateway.calls.answering import CallEnded, answer
+from sluice_server.services.gateway.calls.refusal import refuse, tell_refused
+from sluice_server.services.gateway.contract.errors import not_found
+from sluice_server.services.gateway.contract.status import to_status
+from sluice_server.services.gateway.generation.service import GenerationService
+from sluice_server.services.gateway.generation.stream import GenerationStream
+from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
+from sluice_server.services.gateway.oip.responses import InferResponses
+from sluice_server.services.gateway.oip.tensors import Tensor
+from sluice_server.services.gateway.oip.translate import INPUTS, OUTPUTS, VERSION, InferRequest, check_version, read
+from sluice_server.services.gateway.requests.manager import RequestManager
 
 SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 MAX_AT_ONCE = 256  # requests of one stream; the next is read when one has ended

@@ -6,8 +6,8 @@ Both forms of contents are read (raw and typed); raw ones are written, as Triton
 import dataclasses
 import struct
 
-from engine.errors import invalid
-from services.gateway.oip.contract import open_inference_pb2 as oip
+from sluice_server.engine.errors import invalid
+from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
 
 _LENGTH = struct.Struct("<I")  # before each element of raw BYTES
 

@@ -7,11 +7,11 @@ from typing import Any, cast
 import msgspec
 from sluice.v1 import types_pb2
 
-from engine.errors import invalid, unsupported
-from engine.parameters import CHOICE
-from services.gateway.contract.errors import not_found
-from services.gateway.oip.contract import open_inference_pb2 as oip
-from services.gateway.oip.tensors import Tensor, read_inputs
+from sluice_server.engine.errors import invalid, unsupported
+from sluice_server.engine.parameters import CHOICE
+from sluice_server.services.gateway.contract.errors import not_found
+from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
+from sluice_server.services.gateway.oip.tensors import Tensor, read_inputs
 
 VERSION = "1"  # of a model, which has revisions here
 MAX_TOKENS = 16  # vLLM's, where sampling_parameters names none

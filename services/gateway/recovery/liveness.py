@@ -5,8 +5,8 @@ were running ourselves, so that our own pause does not look like a death of othe
 import collections
 from typing import NamedTuple
 
-from services.checkpoint.revisions import agreed
-from services.messages.messages import Probe, Visit
+from sluice_server.services.checkpoint.revisions import agreed
+from sluice_server.services.messages.messages import Probe, Visit
 
 STEPS_OF_PATIENCE = 10
 

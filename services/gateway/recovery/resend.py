@@ -8,7 +8,7 @@ several were, they go one by one.
 
 from collections.abc import Callable, Iterable, Set
 
-from services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.gateway.requests.open_request import OpenRequest
 
 WINDOW = 8  # unproven requests at a time
 PATIENCE_S = 1.0  # after which one that brings nothing (a long prompt, no credit) holds up the others no longer

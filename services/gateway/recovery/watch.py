@@ -9,21 +9,21 @@ import logging
 from collections.abc import Callable
 from typing import TypeAlias
 
-from engine.errors import ServiceError, other_revision, schema_mismatch, stage_lost
-from engine.request import Limits, SamplingParams
-from services.faults import fault
-from services.gateway.access.call import CallMetadata
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.recovery.liveness import Liveness
-from services.gateway.recovery.resend import Recovery
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import OpenRequest, RequestStatus
-from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages.messages import Message, Mismatch, Probe, Role
-from services.messages.work import Generate, TokenPrompt
-from services.ring.peers import NEXT, peer_of
-from services.ring.schema_mismatches import FRESH_S
-from services.telemetry.logs import about
+from sluice_server.engine.errors import ServiceError, other_revision, schema_mismatch, stage_lost
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.faults import fault
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.recovery.liveness import Liveness
+from sluice_server.services.gateway.recovery.resend import Recovery
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
+from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
+from sluice_server.services.messages.messages import Message, Mismatch, Probe, Role
+from sluice_server.services.messages.work import Generate, TokenPrompt
+from sluice_server.services.ring.peers import NEXT, peer_of
+from sluice_server.services.ring.schema_mismatches import FRESH_S
+from sluice_server.services.telemetry.logs import about
 
 logger = logging.getLogger(__name__)
 

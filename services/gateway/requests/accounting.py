@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from engine.scheduler.draft_stats import DraftStats
-from engine.scheduler.histogram import Histogram
-from services.gateway.requests.output_state import OutputState
-from services.messages.details import Admitted
-from services.messages.messages import Text
-from services.telemetry.observed import RequestUsage
+from sluice_server.engine.scheduler.draft_stats import DraftStats
+from sluice_server.engine.scheduler.histogram import Histogram
+from sluice_server.services.gateway.requests.output_state import OutputState
+from sluice_server.services.messages.details import Admitted
+from sluice_server.services.messages.messages import Text
+from sluice_server.services.telemetry.observed import RequestUsage
 
 
 class Accounting:

@@ -6,11 +6,11 @@ clock and no loop; readers are woken by a callback.
 
 from collections.abc import Callable
 
-from engine.errors import ServiceError
-from services.gateway.requests.deltas import MAX_DELTA_BYTES, has_content, taken_of
-from services.gateway.requests.history import History, num_bytes
-from services.gateway.requests.progress import SlotLimits, WriteProgress
-from services.messages.messages import Text
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.requests.deltas import MAX_DELTA_BYTES, has_content, taken_of
+from sluice_server.services.gateway.requests.history import History, num_bytes
+from sluice_server.services.gateway.requests.progress import SlotLimits, WriteProgress
+from sluice_server.services.messages.messages import Text
 
 
 def _nothing() -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from services.gateway.requests.history import num_bytes
-from services.messages.messages import Text
+from sluice_server.services.gateway.requests.history import num_bytes
+from sluice_server.services.messages.messages import Text
 
 # Of what `num_bytes` counts: characters may take four bytes and tokens have candidates, and a client that was told
 # nothing else receives messages of 4 MiB at most.

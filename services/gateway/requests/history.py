@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Sequence
 
-from engine.errors import Code, ServiceError, invalid
-from services.messages.messages import Text
+from sluice_server.engine.errors import Code, ServiceError, invalid
+from sluice_server.services.messages.messages import Text
 
 TOKEN_BYTES = 64  # what a token record weighs at most, without its log probabilities
 

@@ -9,20 +9,20 @@ from typing import Protocol
 
 import msgspec
 
-from engine.errors import ServiceError, cancelled, invalid, stage_lost
-from engine.request import FinishReason
-from engine.scheduler.histogram import Histogram
-from services.gateway.access.admission import RequestLimiter
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.quota import Quotas
-from services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.history import History
-from services.gateway.requests.open_request import OpenRequest, RequestStatus
-from services.gateway.requests.progress import SlotLimits
-from services.gateway.requests.registry import OpenRequests
-from services.gateway.settings import GatewaySettings
-from services.messages.messages import (
+from sluice_server.engine.errors import ServiceError, cancelled, invalid, stage_lost
+from sluice_server.engine.request import FinishReason
+from sluice_server.engine.scheduler.histogram import Histogram
+from sluice_server.services.gateway.access.admission import RequestLimiter
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.quota import Quotas
+from sluice_server.services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.history import History
+from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
+from sluice_server.services.gateway.requests.progress import SlotLimits
+from sluice_server.services.gateway.requests.registry import OpenRequests
+from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.messages.messages import (
     Cancel,
     Change,
     Envelope,
@@ -36,7 +36,7 @@ from services.messages.messages import (
     Text,
     Update,
 )
-from services.telemetry.observed import Observer, StartedRequest
+from sluice_server.services.telemetry.observed import Observer, StartedRequest
 
 MAX_FUTILE_ATTEMPTS = 10
 GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)

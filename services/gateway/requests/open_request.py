@@ -6,22 +6,22 @@ Messages of the ring go in by `handle`; its parts own what follows of them: `del
 
 import enum
 
-from engine.errors import Code, ServiceError
-from engine.request import FinishReason
-from engine.scheduler.histogram import Histogram
-from services.gateway.contract.errors import from_failed
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.accounting import Accounting
-from services.gateway.requests.credit import GrantedCredit
-from services.gateway.requests.delivery import Delivery
-from services.gateway.requests.deltas import has_content
-from services.gateway.requests.output_state import OutputState
-from services.gateway.requests.progress import SlotLimits
-from services.gateway.requests.replay import Replay
-from services.messages.details import Detokenized, Scored, Tokenized
-from services.messages.messages import Cancel, Envelope, Failed, Preempted, Result, Resume, Text
-from services.messages.work import Generate, Work, pack_ids, unpack_ids
-from services.telemetry.observed import RequestTrace, RequestUsage, Unobserved
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.request import FinishReason
+from sluice_server.engine.scheduler.histogram import Histogram
+from sluice_server.services.gateway.contract.errors import from_failed
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.accounting import Accounting
+from sluice_server.services.gateway.requests.credit import GrantedCredit
+from sluice_server.services.gateway.requests.delivery import Delivery
+from sluice_server.services.gateway.requests.deltas import has_content
+from sluice_server.services.gateway.requests.output_state import OutputState
+from sluice_server.services.gateway.requests.progress import SlotLimits
+from sluice_server.services.gateway.requests.replay import Replay
+from sluice_server.services.messages.details import Detokenized, Scored, Tokenized
+from sluice_server.services.messages.messages import Cancel, Envelope, Failed, Preempted, Result, Resume, Text
+from sluice_server.services.messages.work import Generate, Work, pack_ids, unpack_ids
+from sluice_server.services.telemetry.observed import RequestTrace, RequestUsage, Unobserved
 
 Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
 _OUR_FAULT = (Code.INTERNAL, Code.UNAVAILABLE)

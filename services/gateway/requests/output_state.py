@@ -3,7 +3,7 @@
 import dataclasses
 from array import array
 
-from services.messages.messages import Text
+from sluice_server.services.messages.messages import Text
 
 
 @dataclasses.dataclass(slots=True)

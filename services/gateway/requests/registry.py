@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Iterator
 
-from services.gateway.requests.open_request import OpenRequest, RequestStatus
+from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
 
 
 class OpenRequests:

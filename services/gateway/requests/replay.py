@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.gateway.requests.output_state import OutputState
-from services.messages.messages import Append, Cancel, Change, CloseInput, Envelope, Grant, Update
-from services.messages.work import Generate, TextPrompt, TokenPrompt, Work
+from sluice_server.services.gateway.requests.output_state import OutputState
+from sluice_server.services.messages.messages import Append, Cancel, Change, CloseInput, Envelope, Grant, Update
+from sluice_server.services.messages.work import Generate, TextPrompt, TokenPrompt, Work
 
 
 class Replay:

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from engine.errors import DeviceLost, OutOfDeviceMemory
-from engine.executor.step_retry import StepRetry
-from engine.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprob, VerifiedDrafts, num_accepted
+from sluice_server.engine.errors import DeviceLost, OutOfDeviceMemory
+from sluice_server.engine.executor.step_retry import StepRetry
+from sluice_server.engine.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprob, VerifiedDrafts, num_accepted
 
 PLAN = StepPlan(1, [0, 1, 2], [1, 5, 2], [9, 0, 3], list(range(8)), [True, True, False], [], [])
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.disk import check_directory, names_on_disk
-from engine.kv_cache.identity import CacheIdentity
-from engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.disk import check_directory, names_on_disk
+from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
 
 NAME, OTHER = bytes(range(32)), bytes(32)
 

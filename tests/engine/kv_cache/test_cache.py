@@ -5,11 +5,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.kv_cache.cache import BlockTable, KVCache, Window
-from engine.kv_cache.identity import UNNAMED
-from engine.kv_cache.pool import BlockPool, EvictionClass
-from engine.kv_cache.prefix import name_block, root
-from engine.kv_cache.tiers import MoveKind, Tiers
+from sluice_server.engine.kv_cache.cache import BlockTable, KVCache, Window
+from sluice_server.engine.kv_cache.identity import UNNAMED
+from sluice_server.engine.kv_cache.pool import BlockPool, EvictionClass
+from sluice_server.engine.kv_cache.prefix import name_block, root
+from sluice_server.engine.kv_cache.tiers import MoveKind, Tiers
 
 SIZE = 4
 

@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.kv_cache.cache import BlockTable, KVCache, Window
-from engine.kv_cache.identity import UNNAMED
-from engine.kv_cache.pool import EvictionClass
-from engine.kv_cache.prefix import root
-from engine.kv_cache.tiers import Move, MoveKind, Tiers
+from sluice_server.engine.kv_cache.cache import BlockTable, KVCache, Window
+from sluice_server.engine.kv_cache.identity import UNNAMED
+from sluice_server.engine.kv_cache.pool import EvictionClass
+from sluice_server.engine.kv_cache.prefix import root
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
 
 SIZE = 4
 Content = tuple[bytes, tuple[int, ...]]  # root, and all tokens up to a block's end

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.models.rules import RULES
+from sluice_server.engine.models.rules import RULES
 
 Values = dict[str, Any]
 PLAIN: Values = {

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import sliding_window
-from engine.errors import Code, ServiceError
-from engine.models.config import read_config
-from engine.models.model import load_model, plan_model
-from engine.models.registry import style_of
+from sluice_server.engine.build import sliding_window
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.model import load_model, plan_model
+from sluice_server.engine.models.registry import style_of
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 GEMMA_2B = {

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ServiceError
-from engine.models.config import ModelConfig, read_config, read_head_config
-from engine.models.model import load_model
-from engine.models.registry import read_served
-from engine.models.rules import RULES
-from engine.parameters import FROM_MODEL
-from engine.request import SamplingParams
-from kernels.layout.metadata import AttentionMetadata
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.config import ModelConfig, read_config, read_head_config
+from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.models.rules import RULES
+from sluice_server.engine.parameters import FROM_MODEL
+from sluice_server.engine.request import SamplingParams
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.engine.models.hostile import FIELDS, GENERATION, HEAD, TRUTHFUL, Values, lies, truthful, write
 from tests.oracle.checkpoints import Shape, make_checkpoint
 

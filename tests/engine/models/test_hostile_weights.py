@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.build import build_engine
-from engine.errors import ServiceError
-from engine.models import weights
-from engine.models.config import read_config
-from engine.models.eagle import load_head
-from engine.models.limits import check_tables, limits_of
-from engine.models.model import load_model
-from engine.models.weights import is_finite
-from kernels import ops
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models import weights
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.eagle import load_head
+from sluice_server.engine.models.limits import check_tables, limits_of
+from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.weights import is_finite
+from sluice_server.kernels import ops
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle import published
 from tests.oracle.checkpoints import Shape, make_checkpoint

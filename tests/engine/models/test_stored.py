@@ -15,23 +15,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.errors import ServiceError
-from engine.models.config import read_config, read_head_config
-from engine.models.layers import decoder as layers
-from engine.models.limits import limits_of
-from engine.models.model import Model, load_model, plan_model
-from engine.models.stored_form import StoredForm
-from engine.models.weights import Checkpoint
-from engine.request import EngineRequest, SamplingParams
-from kernels.cpu import builds
-from kernels.formats import weight_formats as kinds
-from kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu
-from kernels.formats.linear import PackedLinear
-from kernels.formats.packed_weights import Packed, dequantise
-from kernels.formats.quantised import IntegerLinear, NativeIntegerLinear
-from kernels.layout.metadata import AttentionMetadata
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.config import read_config, read_head_config
+from sluice_server.engine.models.layers import decoder as layers
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.model import Model, load_model, plan_model
+from sluice_server.engine.models.stored_form import StoredForm
+from sluice_server.engine.models.weights import Checkpoint
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import weight_formats as kinds
+from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu
+from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.formats.packed_weights import Packed, dequantise
+from sluice_server.kernels.formats.quantised import IntegerLinear, NativeIntegerLinear
+from sluice_server.kernels.layout.metadata import AttentionMetadata
 from tests.oracle import published
 from tests.oracle.checkpoints import make_checkpoint, reference
 from tests.oracle.published import AWQ, FBGEMM, GPTQ, SHAPE, Published, compressed, publish

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.errors import Code, ServiceError
-from engine.models.config import read_config
-from engine.models.model import load_model
-from engine.models.weights import Checkpoint
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.model import load_model
+from sluice_server.engine.models.weights import Checkpoint
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 WEIGHTS = "model.safetensors"

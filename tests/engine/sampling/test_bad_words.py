@@ -2,7 +2,7 @@
 
 import random
 
-from engine.sampling.bad_words import BadWords
+from sluice_server.engine.sampling.bad_words import BadWords
 
 
 def test_what_would_complete_a_word_is_barred() -> None:

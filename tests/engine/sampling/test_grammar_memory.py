@@ -6,12 +6,12 @@ import random
 import psutil
 import pytest
 
-from engine.plan import Placement
-from engine.request import SamplingParams
-from engine.sampling.grammars import MAX_KEPT_BYTES, NUM_KEPT, Grammar, Grammars
-from engine.sampling.matchers import SlotMatchers
-from engine.worker.host.allocator import give_back
-from services.checkpoint.grammar_ids import load_tokenizer
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.sampling.grammars import MAX_KEPT_BYTES, NUM_KEPT, Grammar, Grammars
+from sluice_server.engine.sampling.matchers import SlotMatchers
+from sluice_server.engine.worker.host.allocator import give_back
+from sluice_server.services.checkpoint.grammar_ids import load_tokenizer
 from tests.oracle.tokenizers import byte_level_bpe
 
 VOCAB, EOS = 420, 1

@@ -6,14 +6,14 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from engine.errors import Code, ServiceError
-from engine.plan import Placement
-from engine.request import SamplingParams
-from engine.sampling import grammars as grammars_module
-from engine.sampling.grammars import Grammars
-from engine.sampling.matchers import SlotMatchers
-from engine.sampling.rows import GrammarMasks
-from services.checkpoint.grammar_ids import load_tokenizer
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.sampling import grammars as grammars_module
+from sluice_server.engine.sampling.grammars import Grammars
+from sluice_server.engine.sampling.matchers import SlotMatchers
+from sluice_server.engine.sampling.rows import GrammarMasks
+from sluice_server.services.checkpoint.grammar_ids import load_tokenizer
 from tests.oracle.tokenizers import byte_level_bpe, unigram
 
 VOCAB, EOS = 420, 1  # wider than the tokenizer

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.request import SamplingParams
-from engine.sampling.rows import LogprobRows, SamplingParamRows, SamplingRows, join
-from engine.sampling.sampler import Sampler
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.sampling.rows import LogprobRows, SamplingParamRows, SamplingRows, join
+from sluice_server.engine.sampling.sampler import Sampler
 
 GREEDY = SamplingParams(temperature=0.0)
 

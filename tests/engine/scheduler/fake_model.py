@@ -8,9 +8,17 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from engine.kv_cache.tiers import Move, MoveKind
-from engine.plan import IN_FLIGHT, DraftRequest, DraftTree, StepPlan, StepResult, TokenLogprob, VerifiedDrafts
-from engine.request import SamplingParams
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.plan import (
+    IN_FLIGHT,
+    DraftRequest,
+    DraftTree,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    VerifiedDrafts,
+)
+from sluice_server.engine.request import SamplingParams
 
 VOCAB = 50
 

@@ -7,9 +7,9 @@ tenant. Knows nothing of slots, blocks or steps.
 import dataclasses
 import hashlib
 
-from engine.request import EngineRequest, FinishReason
-from engine.scheduler.beam import BeamSearch
-from engine.scheduler.events import Sampled
+from sluice_server.engine.request import EngineRequest, FinishReason
+from sluice_server.engine.scheduler.beam import BeamSearch
+from sluice_server.engine.scheduler.events import Sampled
 from tests.engine.scheduler.fake_model import candidates_after, chain_of, extend, logprob_after, token_after
 
 EOS = 7

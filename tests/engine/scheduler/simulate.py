@@ -18,16 +18,16 @@ import random
 from collections import deque
 from typing import Any
 
-from engine.errors import Code, ServiceError
-from engine.kv_cache.cache import KVCache, Window
-from engine.kv_cache.tiers import Tiers
-from engine.plan import StepPlan, StepResult
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.costs import PreemptionCosts
-from engine.scheduler.policies import POLICIES
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import Sequence, SequenceStatus
-from engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.kv_cache.cache import KVCache, Window
+from sluice_server.engine.kv_cache.tiers import Tiers
+from sluice_server.engine.plan import StepPlan, StepResult
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler.costs import PreemptionCosts
+from sluice_server.engine.scheduler.policies import POLICIES
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.sequence import Sequence, SequenceStatus
+from sluice_server.engine.scheduler.settings import SchedulerSettings
 from tests.engine.scheduler.fake_model import VOCAB, FakeProposer, FakeRunner, extend, sample
 from tests.engine.scheduler.ledger import EOS, Ledger, Open
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from engine.kv_cache.cache import KVCache
-from engine.plan import IN_FLIGHT, StepPlan, StepResult
-from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import IN_FLIGHT, StepPlan, StepResult
+from sluice_server.engine.request import EngineRequest, FinishReason, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import SchedulerSettings
 
 EOS = 9
 

@@ -1,7 +1,7 @@
 """Beam search without an engine: who goes on, who completes, when it ends. Equality is in test_engine_search."""
 
-from engine.plan import TokenLogprob
-from engine.scheduler.beam import BeamSearch
+from sluice_server.engine.plan import TokenLogprob
+from sluice_server.engine.scheduler.beam import BeamSearch
 
 END = frozenset({0})
 

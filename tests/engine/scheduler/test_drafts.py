@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine.errors import ServiceError
-from engine.kv_cache.cache import KVCache
-from engine.plan import DraftTree, StepPlan, StepResult, TokenLogprob, VerifiedDrafts, num_accepted
-from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
-from engine.scheduler.draft_stats import DraftStats
-from engine.scheduler.events import Sampled
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import SchedulerSettings
-from engine.speculation.controller import AcceptanceRecord, SpeculationController
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import DraftTree, StepPlan, StepResult, TokenLogprob, VerifiedDrafts, num_accepted
+from sluice_server.engine.request import EngineRequest, FinishReason, Limits, SamplingParams
+from sluice_server.engine.scheduler.draft_stats import DraftStats
+from sluice_server.engine.scheduler.events import Sampled
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.speculation.controller import AcceptanceRecord, SpeculationController
 
 LIMITS = Limits(context_length=64, vocab_size=50)
 EOS = 7

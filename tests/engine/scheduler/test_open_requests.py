@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.errors import Code, ServiceError
-from engine.kv_cache.cache import KVCache
-from engine.plan import StepResult
-from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
-from engine.scheduler.events import Sampled
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import SequenceStatus
-from engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import StepResult
+from sluice_server.engine.request import EngineRequest, FinishReason, Limits, SamplingParams
+from sluice_server.engine.scheduler.events import Sampled
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.sequence import SequenceStatus
+from sluice_server.engine.scheduler.settings import SchedulerSettings
 
 LIMITS = Limits(context_length=64, vocab_size=50)
 ID, OTHER = "1" * 32, "2" * 32

@@ -2,17 +2,17 @@
 
 import pytest
 
-from engine.errors import Code, ServiceError
-from engine.kv_cache.cache import KVCache
-from engine.plan import StepResult
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.lengths import OutputLengths
-from engine.scheduler.policies import POLICIES, make_policy
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import SchedulerSettings
-from engine.scheduler.step_rates import StepRates
-from engine.scheduler.validation import RequestValidator
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import StepResult
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.lengths import OutputLengths
+from sluice_server.engine.scheduler.policies import POLICIES, make_policy
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.step_rates import StepRates
+from sluice_server.engine.scheduler.validation import RequestValidator
 
 LIMITS = Limits(context_length=256, vocab_size=50)
 DOOR = RequestValidator(KVCache(256, 4, prefix_caching=True), LIMITS, (7,), 8)

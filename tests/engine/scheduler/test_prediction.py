@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from engine.scheduler.lengths import MAX_TENANTS, WINDOW, OutputLengths
-from engine.scheduler.running_stats import peak
-from engine.scheduler.step_rates import StepRates
+from sluice_server.engine.scheduler.lengths import MAX_TENANTS, WINDOW, OutputLengths
+from sluice_server.engine.scheduler.running_stats import peak
+from sluice_server.engine.scheduler.step_rates import StepRates
 
 
 def brute_peak(loads: list[tuple[int, int]]) -> int:

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import cast
 
-from engine.scheduler.prefill_shares import PrefillRoundRobin
-from engine.scheduler.sequence import Sequence
+from sluice_server.engine.scheduler.prefill_shares import PrefillRoundRobin
+from sluice_server.engine.scheduler.sequence import Sequence
 
 
 @dataclasses.dataclass

@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.errors import Code, ServiceError
-from engine.kv_cache.cache import KVCache
-from engine.plan import StepResult
-from engine.request import EngineRequest, FinishReason, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import StepResult
+from sluice_server.engine.request import EngineRequest, FinishReason, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
 
 LIMITS = Limits(context_length=64, vocab_size=50)
 

@@ -6,30 +6,30 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ServiceError
-from engine.kv_cache import cache as cache_module
-from engine.kv_cache import prefix
-from engine.kv_cache.cache import BlockTable, KVCache
-from engine.kv_cache.pool import BlockPool
-from engine.kv_cache.prefix import PrefixIndex
-from engine.kv_cache.tiers import Move, MoveKind, Tiers
-from engine.plan import StepPlan, VerifiedDrafts, num_accepted
-from engine.request import FinishReason
-from engine.scheduler import drafts as drafts_module
-from engine.scheduler import victims
-from engine.scheduler.admission import AdmissionControl
-from engine.scheduler.async_planner import AsyncPlanner
-from engine.scheduler.drafts import DraftScheduler
-from engine.scheduler.events import Sampled
-from engine.scheduler.group import SequenceGroup
-from engine.scheduler.in_flight import InFlightSteps
-from engine.scheduler.outputs import Outputs
-from engine.scheduler.planner import Planner
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import Sequence as Row
-from engine.scheduler.sequence import SequenceStatus
-from engine.scheduler.state import SchedulerState
-from engine.scheduler.waiting import WaitingQueue
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.kv_cache import cache as cache_module
+from sluice_server.engine.kv_cache import prefix
+from sluice_server.engine.kv_cache.cache import BlockTable, KVCache
+from sluice_server.engine.kv_cache.pool import BlockPool
+from sluice_server.engine.kv_cache.prefix import PrefixIndex
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
+from sluice_server.engine.plan import StepPlan, VerifiedDrafts, num_accepted
+from sluice_server.engine.request import FinishReason
+from sluice_server.engine.scheduler import drafts as drafts_module
+from sluice_server.engine.scheduler import victims
+from sluice_server.engine.scheduler.admission import AdmissionControl
+from sluice_server.engine.scheduler.async_planner import AsyncPlanner
+from sluice_server.engine.scheduler.drafts import DraftScheduler
+from sluice_server.engine.scheduler.events import Sampled
+from sluice_server.engine.scheduler.group import SequenceGroup
+from sluice_server.engine.scheduler.in_flight import InFlightSteps
+from sluice_server.engine.scheduler.outputs import Outputs
+from sluice_server.engine.scheduler.planner import Planner
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.sequence import Sequence as Row
+from sluice_server.engine.scheduler.sequence import SequenceStatus
+from sluice_server.engine.scheduler.state import SchedulerState
+from sluice_server.engine.scheduler.waiting import WaitingQueue
 from tests.engine.scheduler.simulate import Simulation
 
 EVENTS = 3000  # of each seed, within which a bug must show

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.kv_cache.tiers import TierStats
+from sluice_server.engine.kv_cache.tiers import TierStats
 from tests.engine.scheduler.simulate import Simulation
 
 HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ def test_the_simulator_drives_the_very_classes_that_the_engine_imports(name: str
     ours = {
         alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("engine.")
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sluice_server.engine.")
         for alias in node.names
     }
     assert ours, "it imports the engine"

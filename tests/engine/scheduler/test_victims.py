@@ -2,14 +2,14 @@
 
 import pytest
 
-from engine.kv_cache.cache import KVCache
-from engine.plan import StepResult
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler import victims
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.sequence import Sequence
-from engine.scheduler.settings import SchedulerSettings
-from engine.scheduler.validation import RequestValidator
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.plan import StepResult
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler import victims
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.sequence import Sequence
+from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.scheduler.validation import RequestValidator
 
 LIMITS = Limits(context_length=64, vocab_size=50)
 DOOR = RequestValidator(KVCache(256, 4, prefix_caching=True), LIMITS, (7,), 8)

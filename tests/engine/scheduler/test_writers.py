@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine import scheduler
+from sluice_server.engine import scheduler
 
 ROOM = Path(scheduler.__file__).parent
 MUTATORS = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popleft", "remove", "sort", "update"}

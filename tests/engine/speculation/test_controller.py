@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from engine.speculation.controller import SpeculationController
-from engine.speculation.draft_shapes import FLOORS
+from sluice_server.engine.speculation.controller import SpeculationController
+from sluice_server.engine.speculation.draft_shapes import FLOORS
 from tests.engine.speculation.world import MOST, World, affine, choices, free, model
 
 WORLDS = {

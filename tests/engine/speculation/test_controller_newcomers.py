@@ -1,6 +1,6 @@
 """The controller and sequences that a proposer has not read yet, probes, newcomers: in simulated time, too."""
 
-from engine.speculation.controller import AcceptanceRecord, SpeculationController
+from sluice_server.engine.speculation.controller import AcceptanceRecord, SpeculationController
 from tests.engine.speculation.world import MOST, World, affine, choices, free, model
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.speculation.controller import AcceptanceRecord, SpeculationController
-from engine.speculation.draft_shapes import FLOORS
+from sluice_server.engine.speculation.controller import AcceptanceRecord, SpeculationController
+from sluice_server.engine.speculation.draft_shapes import FLOORS
 
 MOST, WIDTH = 12, 3
 

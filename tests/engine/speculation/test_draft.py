@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import ServiceError
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.tiers import Move, MoveKind
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.plan import DraftTree
-from engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.plan import DraftTree
+from sluice_server.engine.request import EngineRequest, SamplingParams
 from tests.engine.speculation.test_verification import GREEDY, SAMPLED, Outputs, run
 from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, named, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint

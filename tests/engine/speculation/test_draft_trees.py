@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.speculation import trees
+from sluice_server.engine.speculation import trees
 
 # 0 ── 1 ── 2      3 ── 4 and 5 are second guesses; 6 stands behind 5
 PARENTS = (-1, 0, 1, -1, 3, 0, 5)

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kv_cache.block_store import BlockStore
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.speculation import trees
-from engine.worker import runner as runner_module
-from engine.worker import sample_positions as spots_module
-from engine.worker.runner import Runner
-from kernels.cpu import builds
-from kernels.layout.trees import Tree, tree_of
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.speculation import trees
+from sluice_server.engine.worker import runner as runner_module
+from sluice_server.engine.worker import sample_positions as spots_module
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.layout.trees import Tree, tree_of
 from tests.engine.speculation.test_verification import SAMPLED, Outputs, Prophet, run
 from tests.engine.test_engine_oracle import ROOMY, SHAPES, TIGHT, make_engine, some_prompts
 from tests.oracle.checkpoints import make_checkpoint
@@ -180,4 +180,4 @@ def test_where_nothing_else_may_be_said_nothing_branches(checkpoint: Path, caplo
     assert run(engine, PROMPTS, **params) == run(make_engine(checkpoint, ROOMY), PROMPTS, **params)
     stats = engine.scheduler.draft_stats
     assert stats.num_accepted == stats.num_drafted > 0
-    assert not [record for record in caplog.records if record.name.startswith("engine.speculation")]
+    assert not [record for record in caplog.records if record.name.startswith("sluice_server.engine.speculation")]

@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from demo.head import BEHIND, Head, features_of
-from demo.model import Llama
-from demo.model import Shape as DemoShape
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import ServiceError
-from engine.models.config import read_config, read_head_config
-from engine.models.limits import limits_of
-from engine.plan import DraftRequest, DraftTree
-from engine.speculation.proposer import Draft, Proposer
+from sluice_server.demo.head import BEHIND, Head, features_of
+from sluice_server.demo.model import Llama
+from sluice_server.demo.model import Shape as DemoShape
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.config import read_config, read_head_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.plan import DraftRequest, DraftTree
+from sluice_server.engine.speculation.proposer import Draft, Proposer
 from tests.engine.speculation.test_verification import SAMPLED, run
 from tests.engine.test_engine_oracle import ROOMY, TIGHT, make_engine, named, some_prompts
 from tests.oracle.checkpoints import Shape, make_checkpoint
@@ -129,7 +129,7 @@ def test_it_changes_no_token(
         for _ in range(2):
             assert run(engine, prompts, **params) == want
         assert (engine.scheduler.draft_stats.num_drafted > 0) == ("allowed_token_ids" not in params)
-    assert not [record for record in caplog.records if record.name.startswith("engine.speculation")]
+    assert not [record for record in caplog.records if record.name.startswith("sluice_server.engine.speculation")]
 
 
 @pytest.mark.parametrize(

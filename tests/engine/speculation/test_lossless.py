@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.plan import TokenLogprob
-from engine.request import EngineRequest, FinishReason, SamplingParams
-from kernels.contract import is_batch_invariant
-from services.checkpoint.grammar_ids import grammars_of
-from services.messages.work import Constraint, ConstraintForm
-from services.tokenizer.grammar_forms import grammar_of
-from services.tokenizer.grammar_frames import GrammarJob
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.plan import TokenLogprob
+from sluice_server.engine.request import EngineRequest, FinishReason, SamplingParams
+from sluice_server.kernels.contract import is_batch_invariant
+from sluice_server.services.checkpoint.grammar_ids import grammars_of
+from sluice_server.services.messages.work import Constraint, ConstraintForm
+from sluice_server.services.tokenizer.grammar_forms import grammar_of
+from sluice_server.services.tokenizer.grammar_frames import GrammarJob
 from tests.engine.speculation.test_verification import Prophet
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle.checkpoints import Shape, make_checkpoint

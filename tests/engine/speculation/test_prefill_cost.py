@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.speculation.prefill_cost import PrefillCost
+from sluice_server.engine.speculation.prefill_cost import PrefillCost
 
 
 def test_nothing_is_charged_before_anything_is_known() -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.plan import DraftRequest, ProposerMemory
-from engine.request import SamplingParams
-from engine.speculation import ngram
-from engine.speculation.ngram import NgramProposer
+from sluice_server.engine.plan import DraftRequest, ProposerMemory
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.speculation import ngram
+from sluice_server.engine.speculation.ngram import NgramProposer
 
 
 def ask(tokens: list[int], num: int = 4, memory: ProposerMemory | None = None) -> DraftRequest:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.plan import DraftRequest, DraftTree, ProposerMemory
-from engine.request import SamplingParams
-from engine.speculation.proposer import Draft, proposals
+from sluice_server.engine.plan import DraftRequest, DraftTree, ProposerMemory
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.speculation.proposer import Draft, proposals
 
 
 @dataclasses.dataclass

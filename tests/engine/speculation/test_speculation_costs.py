@@ -1,6 +1,6 @@
 """What was measured of steps, and what is read from it."""
 
-from engine.speculation.costs import CostTable, coarse
+from sluice_server.engine.speculation.costs import CostTable, coarse
 
 
 def test_costs_are_read_between_what_was_measured() -> None:

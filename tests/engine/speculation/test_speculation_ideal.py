@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.speculation_ideal import Costs, Watch, acceptance, bound, costs
-from engine.engine import StepEvents, StepSplit
-from engine.scheduler.draft_stats import DraftStats
-from engine.scheduler.events import Sampled
+from sluice_server.engine.engine import StepEvents, StepSplit
+from sluice_server.engine.scheduler.draft_stats import DraftStats
+from sluice_server.engine.scheduler.events import Sampled
 
 ACCEPTED = [0.8, 0.6]
 

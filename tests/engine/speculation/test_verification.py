@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.plan import DraftRequest, DraftTree
-from engine.request import EngineRequest, SamplingParams
-from engine.speculation.proposer import Draft
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.plan import DraftRequest, DraftTree
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.speculation.proposer import Draft
 from tests.engine.test_engine_oracle import ALL_KNOBS, NAMES, ROOMY, SHAPES, TIGHT, make_engine, some_prompts, tight
 from tests.oracle.checkpoints import greedy, make_checkpoint, reference
 

@@ -5,7 +5,7 @@ import functools
 import random
 from collections.abc import Callable
 
-from engine.speculation.controller import AcceptanceRecord, SpeculationController
+from sluice_server.engine.speculation.controller import AcceptanceRecord, SpeculationController
 
 MOST = 8
 Cost = Callable[[int, int], float]  # rows, tokens → seconds

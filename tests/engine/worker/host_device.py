@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
-from kernels.reference import adjust, elementwise, inputs, moe, sampling, scores, speculation
-from kernels.reference import definitions as twins
+from sluice_server.kernels.layout.ragged import AttentionOptions, Ragged, SharedPrefixRows
+from sluice_server.kernels.reference import adjust, elementwise, inputs, moe, sampling, scores, speculation
+from sluice_server.kernels.reference import definitions as twins
 
 
 class HostDevice:

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import OutOfDeviceMemory
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.cache import KVCache
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.models.model import Model, load_model
-from engine.plan import StepPlan
-from engine.request import EngineRequest, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import settings_of
-from engine.speculation.ngram import NgramProposer
-from engine.worker.overlapped import InFlightDrafts, LaunchedStep, OverlappedRunner, overlap
-from engine.worker.runner import CompletedStep, Runner
-from engine.worker.slots.state import Slots
-from kernels import gpu
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import OutOfDeviceMemory
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.plan import StepPlan
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import settings_of
+from sluice_server.engine.speculation.ngram import NgramProposer
+from sluice_server.engine.worker.overlapped import InFlightDrafts, LaunchedStep, OverlappedRunner, overlap
+from sluice_server.engine.worker.runner import CompletedStep, Runner
+from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.kernels import gpu
 from tests.engine.test_engine_oracle import GEMMA2, some_prompts
 from tests.engine.worker.host_device import HostDevice, twin_family
 from tests.oracle.checkpoints import Shape, greedy, make_checkpoint, reference

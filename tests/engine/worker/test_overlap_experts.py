@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.models.layers.experts import StackedExperts
-from engine.worker.overlapped import OverlappedRunner
-from kernels import gpu
-from kernels.formats import weight_formats as kinds
+from sluice_server.engine.models.layers.experts import StackedExperts
+from sluice_server.engine.worker.overlapped import OverlappedRunner
+from sluice_server.kernels import gpu
+from sluice_server.kernels.formats import weight_formats as kinds
 from tests.engine.worker.host_device import HostDevice, twin_family
 from tests.engine.worker.test_overlap_engine import MIXED, PLAIN, load, make, run
 from tests.oracle.checkpoints import Shape, make_checkpoint

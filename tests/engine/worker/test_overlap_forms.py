@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import build_engine, check_trees
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.errors import ServiceError
-from engine.kv_cache.block_store import BlockStore
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.request import EngineRequest, SamplingParams
-from engine.worker.graphs import GraphKey, Graphs, RowShape, forms_of
-from engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, result_of
-from engine.worker.prefixes import SharedPrefixes
-from engine.worker.runner import Runner
-from engine.worker.slots.state import Slots
-from engine.worker.steps import UniformRows, UniformSteps
-from kernels import gpu
-from kernels.reference import speculation
+from sluice_server.engine.build import build_engine, check_trees
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape, forms_of
+from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, result_of
+from sluice_server.engine.worker.prefixes import SharedPrefixes
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.steps import UniformRows, UniformSteps
+from sluice_server.kernels import gpu
+from sluice_server.kernels.reference import speculation
 from tests.engine.speculation.test_verification import Outputs, Prophet, run
 from tests.engine.test_engine_oracle import SHAPES, some_prompts
 from tests.engine.worker.host_device import HostDevice, twin_family

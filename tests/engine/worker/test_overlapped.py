@@ -8,24 +8,30 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import recorded_drafts
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.cache import KVCache
-from engine.kv_cache.tiers import Move, MoveKind
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.models.model import load_model
-from engine.plan import IN_FLIGHT, DraftRequest, Placement, StepPlan
-from engine.request import EngineRequest, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import settings_of
-from engine.worker.graphs import GraphKey, Graphs, RowShape, sizes
-from engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, result_of, wants_only_sampling
-from engine.worker.runner import Runner
-from engine.worker.slots.state import Slots
-from kernels import gpu, ops
+from sluice_server.engine.build import recorded_drafts
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.model import load_model
+from sluice_server.engine.plan import IN_FLIGHT, DraftRequest, Placement, StepPlan
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import settings_of
+from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape, sizes
+from sluice_server.engine.worker.overlapped import (
+    InFlightDrafts,
+    OverlappedRunner,
+    overlap,
+    result_of,
+    wants_only_sampling,
+)
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.kernels import gpu, ops
 from tests.engine.worker.host_device import HostDevice, twin_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 

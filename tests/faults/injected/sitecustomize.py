@@ -47,7 +47,7 @@ def out_of_memory(module: Any, most: int) -> None:  # noqa: ANN401
 def device_lost(module: Any, marker: str) -> None:  # noqa: ANN401
     """The device is lost once, in the twentieth step after the first one for more than one token; `marker` is a file
     that says so."""
-    from engine.errors import DeviceLost
+    from sluice_server.engine.errors import DeviceLost
 
     steps = 0
 
@@ -115,14 +115,14 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-RUNNER = "engine.worker.runner"
+RUNNER = "sluice_server.engine.worker.runner"
 KNOWN: dict[str, tuple[str, Callable[[Any, Any], None]]] = {
-    "poison": ("engine.scheduler.scheduler", poison),
+    "poison": ("sluice_server.engine.scheduler.scheduler", poison),
     "row_error": (RUNNER, row_error),
     "out_of_memory": (RUNNER, out_of_memory),
     "device_lost": (RUNNER, device_lost),
-    "leak": ("services.gateway.requests.manager", leak),
-    "schema": ("services.messages.messages", schema),
+    "leak": ("sluice_server.services.gateway.requests.manager", leak),
+    "schema": ("sluice_server.services.messages.messages", schema),
     "bug": (str(WANTED.get("bug", "")).partition(":")[0], bug),
     "slow": (str(WANTED.get("slow", "")).partition(":")[0], slow),
 }

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-import kernels.cpu
-from kernels.cpu import builds
+import sluice_server.kernels.cpu
+from sluice_server.kernels.cpu import builds
 
 REFUSED = "the operating system does not let this process use AMX"
 
 
 def built() -> list[str]:
     """Instruction sets of which there is a module, in the order of `builds.KNOWN`."""
-    rooms = [Path(room) for room in kernels.cpu.__path__]
+    rooms = [Path(room) for room in sluice_server.kernels.cpu.__path__]
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
     return [name for name in builds.KNOWN if any((room / (name + end)).exists() for room in rooms for end in suffixes)]
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import ops
-from kernels.cpu import builds, native
-from kernels.formats import weight_formats as kinds
-from kernels.layout.metadata import AttentionMetadata
-from kernels.reference import definitions as twins
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds, native
+from sluice_server.kernels.formats import weight_formats as kinds
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.reference import definitions as twins
 
 pytestmark = pytest.mark.long  # compiles for half a minute each
 

@@ -5,9 +5,9 @@ import mmap
 import pytest
 import torch
 
-from kernels import ops
-from kernels.cpu import memory
-from kernels.formats.linear import NativeLinear, PackedLinear, gather
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import memory
+from sluice_server.kernels.formats.linear import NativeLinear, PackedLinear, gather
 
 
 @pytest.mark.parametrize("num", [0, 100, memory.HUGE, 2 * memory.HUGE + 12])

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import ops
-from kernels.cpu import builds
-from kernels.cpu import sampling as native_sampling
-from kernels.reference.philox import gumbel, uniforms
-from kernels.reference.sampling import Rows, sample
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.cpu import sampling as native_sampling
+from sluice_server.kernels.reference.philox import gumbel, uniforms
+from sluice_server.kernels.reference.sampling import Rows, sample
 from tests.kernels.reference.test_sampling import ALL, Params, mixed_rows, random_logits, rows_of
 
 TIE = 1e-5

@@ -6,8 +6,8 @@
 import pytest
 
 from benchmarks.cpu.quality import FORMATS, compare, held_out
-from kernels.cpu import builds
-from kernels.formats import weight_formats as kinds
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import weight_formats as kinds
 
 # Our own kernels widen weights where there are no products of bfloat16. All others, and torch, round activations too.
 ROUNDS_ACTIVATIONS = builds.multiplies("avx512_bf16") or kinds.serves_onednn() or not builds.is_available()

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import ops
-from kernels.cpu import builds
-from kernels.formats import quantised
-from kernels.formats.quantised import IntegerLinear, NativeIntegerLinear, QuantisedWeight, round_weight
-from kernels.layout import slots
-from kernels.layout.metadata import AttentionMetadata
-from kernels.reference import definitions as twins
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import quantised
+from sluice_server.kernels.formats.quantised import IntegerLinear, NativeIntegerLinear, QuantisedWeight, round_weight
+from sluice_server.kernels.layout import slots
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.reference import definitions as twins
 
 CPU = torch.device("cpu")
 SHAPES = [(2, 5), (96, 48), (130, 1030), (64, 704)]

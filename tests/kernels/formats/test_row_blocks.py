@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.formats.row_blocks import LEAST, SIZES, RowBlocks
+from sluice_server.kernels.formats.row_blocks import LEAST, SIZES, RowBlocks
 from tests.kernels.test_ops import threads_of
 
 INPUTS, FEATURES = 40, 24

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.tiers import Move, MoveKind
-from kernels import ops
-from kernels.layout.layout import blocks_of, new_layers, slots_of
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.tiers import Move, MoveKind
+from sluice_server.kernels import ops
+from sluice_server.kernels.layout.layout import blocks_of, new_layers, slots_of
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

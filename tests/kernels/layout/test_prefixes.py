@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernels.layout.prefixes import MOST_GROUPS, PrefixGroups, shared_prefixes
+from sluice_server.kernels.layout.prefixes import MOST_GROUPS, PrefixGroups, shared_prefixes
 
 BLOCK = 4
 

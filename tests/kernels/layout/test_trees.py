@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import ops
-from kernels.cpu import builds
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.ragged import MAX_TREE, AttentionOptions
-from kernels.layout.slots import slot_width
-from kernels.layout.trees import Tree, masks_of
-from kernels.reference import definitions as twins
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.ragged import MAX_TREE, AttentionOptions
+from sluice_server.kernels.layout.slots import slot_width
+from sluice_server.kernels.layout.trees import Tree, masks_of
+from sluice_server.kernels.reference import definitions as twins
 
 CPU = torch.device("cpu")
 DIM, BLOCK, HEADS, KV_HEADS = 64, 5, 4, 2

@@ -7,10 +7,17 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from kernels import ops
-from kernels.cpu import builds
-from kernels.cpu import sampling as native_sampling
-from kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask, adjust_
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.cpu import sampling as native_sampling
+from sluice_server.kernels.reference.adjust import (
+    BannedTokens,
+    LogitAdjustments,
+    LogitBiases,
+    Penalties,
+    TokenMask,
+    adjust_,
+)
 from tests.kernels.reference.test_sampling import rows_of
 
 VOCAB = 40

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from kernels.cpu import builds
-from kernels.reference.automaton import SuffixAutomaton
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.reference.automaton import SuffixAutomaton
 
 BUILT = [module for module in map(builds.load, builds.runnable()) if module is not None]
 KINDS: dict[str, type[SuffixAutomaton]] = {"python": SuffixAutomaton}

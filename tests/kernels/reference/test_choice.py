@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import ops
-from kernels.cpu import builds
-from kernels.cpu import sampling as native_sampling
-from kernels.reference import sampling
-from kernels.reference.adjust import NO_CHANGES, BannedTokens, LogitAdjustments, adjust_
-from kernels.reference.choice import ChosenTokens, ScoredRows
-from kernels.reference.sampling import Rows
-from kernels.reference.scores import ScoreRequest, room, score
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.cpu import sampling as native_sampling
+from sluice_server.kernels.reference import sampling
+from sluice_server.kernels.reference.adjust import NO_CHANGES, BannedTokens, LogitAdjustments, adjust_
+from sluice_server.kernels.reference.choice import ChosenTokens, ScoredRows
+from sluice_server.kernels.reference.sampling import Rows
+from sluice_server.kernels.reference.scores import ScoreRequest, room, score
 from tests.kernels.reference.test_adjust import random_changes
 from tests.kernels.reference.test_sampling import mixed_rows, random_logits
 

@@ -5,8 +5,16 @@ import math
 import pytest
 import torch
 
-from kernels.reference import philox as under_test
-from kernels.reference.philox import GUMBEL_MAX, GUMBEL_MIN, PhiloxWords, gumbel, philox, row_uniforms, uniforms
+from sluice_server.kernels.reference import philox as under_test
+from sluice_server.kernels.reference.philox import (
+    GUMBEL_MAX,
+    GUMBEL_MIN,
+    PhiloxWords,
+    gumbel,
+    philox,
+    row_uniforms,
+    uniforms,
+)
 
 # kat_vectors of Random123: philox4x32 with 10 rounds
 PUBLISHED = [

@@ -14,8 +14,8 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from kernels.reference import sampling as under_test
-from kernels.reference.sampling import Rows, from_candidates, from_whole_row, greedy, sample
+from sluice_server.kernels.reference import sampling as under_test
+from sluice_server.kernels.reference.sampling import Rows, from_candidates, from_whole_row, greedy, sample
 
 DRAWS = 20_000
 # temperature, top_k, top_p, min_p, typical_p

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import ops
-from kernels.cpu import builds
-from kernels.cpu import sampling as native_sampling
-from kernels.reference.scores import ScoreRequest
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.cpu import sampling as native_sampling
+from sluice_server.kernels.reference.scores import ScoreRequest
 
 
 @pytest.fixture(params=["twin", "v3", "v4", "v4_vnni"], autouse=True)

@@ -16,18 +16,18 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from benchmarks.gpu_rig import QWEN_06B, RandomWeights
-from engine.engine import Engine
-from engine.kv_cache.block_store import BlockStore
-from engine.kv_cache.cache import KVCache
-from engine.models.model import Model
-from engine.request import EngineRequest, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.worker.overlapped import InFlightDrafts, overlap
-from engine.worker.runner import Runner
-from engine.worker.slots.state import Slots
-from engine.worker.startup.memory import ladder, whole_step
-from kernels import gpu, ops
-from kernels.formats import weight_formats as kinds
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.models.model import Model
+from sluice_server.engine.request import EngineRequest, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.worker.overlapped import InFlightDrafts, overlap
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.startup.memory import ladder, whole_step
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.formats import weight_formats as kinds
 from tests.engine.worker.host_device import HostDevice
 
 CPU, CUDA, LENGTH = torch.device("cpu"), torch.device("cuda"), 512

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import gpu, ops
-from kernels.reference import adjust as twin
-from kernels.reference import scores as score_twin
-from kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
-from kernels.reference.scores import ScoreRequest
-from kernels.triton import adjust, scores
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.reference import adjust as twin
+from sluice_server.kernels.reference import scores as score_twin
+from sluice_server.kernels.reference.adjust import BannedTokens, LogitAdjustments, LogitBiases, Penalties, TokenMask
+from sluice_server.kernels.reference.scores import ScoreRequest
+from sluice_server.kernels.triton import adjust, scores
 from tests.kernels.triton.harness import Guarded
 
 VOCABS = [40, 111, 4099]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged, SharedPrefixRows
-from kernels.layout.trees import Tree
-from kernels.reference import definitions as twins
-from kernels.triton import attention, configs
-from kernels.triton.attention import GpuTraits, paged_attention
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.ragged import MAX_TREE, AttentionOptions, Ragged, SharedPrefixRows
+from sluice_server.kernels.layout.trees import Tree
+from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.triton import attention, configs
+from sluice_server.kernels.triton.attention import GpuTraits, paged_attention
 from tests.kernels.triton.harness import Pages, assert_close, in_one_order, poisoned
 
 GPU = GpuTraits("", 90, 8)

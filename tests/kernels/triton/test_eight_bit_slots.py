@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import gpu, ops
-from kernels.layout.layout import new_layers, write
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, decode, encode, parts, slot_width
-from kernels.reference import attention, elementwise
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.layout.layout import new_layers, write
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, decode, encode, parts, slot_width
+from sluice_server.kernels.reference import attention, elementwise
 
 BLOCKS, SIZE, HEADS, KEYS, DIM = 6, 4, 4, 2, 64
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import gpu, ops
-from kernels.formats import linear
-from kernels.reference import blocks, elementwise, inputs
-from kernels.reference import definitions as twins
-from kernels.triton import activation, embedding, norm
-from kernels.triton import copy_blocks as block_kernel
-from kernels.triton import inputs as input_kernels
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.formats import linear
+from sluice_server.kernels.reference import blocks, elementwise, inputs
+from sluice_server.kernels.reference import definitions as twins
+from sluice_server.kernels.triton import activation, embedding, norm
+from sluice_server.kernels.triton import copy_blocks as block_kernel
+from sluice_server.kernels.triton import inputs as input_kernels
 from tests.kernels.triton.harness import GUARD, Guarded, assert_close, caught, is_poison, poisoned
 
 DTYPES = [torch.float32, torch.float16]

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import BuiltEngine, build_engine
-from engine.config import EngineConfig
-from engine.errors import Code, ServiceError
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.request import EngineRequest, SamplingParams
-from engine.worker.runner import Runner
-from engine.worker.startup.formats import Formats
-from kernels import gpu, ops
-from kernels.formats import weight_formats as kinds
-from kernels.layout.slots import GPU_ALIGN
+from sluice_server.engine.build import BuiltEngine, build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.startup.formats import Formats
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.formats import weight_formats as kinds
+from sluice_server.kernels.layout.slots import GPU_ALIGN
 from tests.oracle.checkpoints import Shape, make_checkpoint, reference
 
 CONFIG = EngineConfig(
@@ -142,4 +142,4 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, formats: Formats) -> None:
     }
     monkeypatch.setattr(kinds, "KINDS", table)
     monkeypatch.setattr(gpu, "takes", lambda _: True)
-    monkeypatch.setattr("engine.build.choose_formats", lambda *_: formats)
+    monkeypatch.setattr("sluice_server.engine.build.choose_formats", lambda *_: formats)

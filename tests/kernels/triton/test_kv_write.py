@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.triton.kv_write import rotate_and_write
+from sluice_server.kernels.triton.kv_write import rotate_and_write
 from tests.kernels.triton.harness import Guarded, assert_close, is_poison, poisoned
 
 TOKENS, QUERIES, KEYS, BLOCKS = 5, 5, 2, 4

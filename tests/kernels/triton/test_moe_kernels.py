@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import gpu, ops
-from kernels.formats import packed_weights
-from kernels.reference import moe
-from kernels.reference.moe import ExpertStack
-from kernels.triton import activation
-from kernels.triton import moe as kernels
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.formats import packed_weights
+from sluice_server.kernels.reference import moe
+from sluice_server.kernels.reference.moe import ExpertStack
+from sluice_server.kernels.triton import activation
+from sluice_server.kernels.triton import moe as kernels
 from tests.kernels.triton.harness import assert_close, caught
 
 DTYPES = [torch.float32, torch.float16]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.formats import packed_weights as twin
-from kernels.formats.packed_weights import AWQ_ORDER, Int4Weight, Int8Weight
-from kernels.triton import gemm, linear4, linear8, linear16
-from kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
+from sluice_server.kernels.formats import packed_weights as twin
+from sluice_server.kernels.formats.packed_weights import AWQ_ORDER, Int4Weight, Int8Weight
+from sluice_server.kernels.triton import gemm, linear4, linear8, linear16
+from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, SMALL
 from tests.kernels.triton.harness import assert_close, caught, in_one_order, poisoned
 
 DTYPES = [torch.float32, torch.float16]

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kernels.formats import weight_formats as kinds
-from kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu, round_groups
-from kernels.formats.linear import GpuLinear
-from kernels.formats.packed_weights import dequantise, quantise_rows
-from kernels.reference.elementwise import rms_norm, silu_mul
+from sluice_server.kernels.formats import weight_formats as kinds
+from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu, round_groups
+from sluice_server.kernels.formats.linear import GpuLinear
+from sluice_server.kernels.formats.packed_weights import dequantise, quantise_rows
+from sluice_server.kernels.reference.elementwise import rms_norm, silu_mul
 
 
 def meant(weight: torch.Tensor, bits: int) -> torch.Tensor:

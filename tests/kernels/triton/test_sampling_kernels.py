@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import gpu, ops
-from kernels.reference import philox
-from kernels.reference import sampling as twin
-from kernels.reference.sampling import Rows
-from kernels.triton import sampling
-from kernels.triton.noise import gumbel, uniform_words
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.reference import philox
+from sluice_server.kernels.reference import sampling as twin
+from sluice_server.kernels.reference.sampling import Rows
+from sluice_server.kernels.triton import sampling
+from sluice_server.kernels.triton.noise import gumbel, uniform_words
 from tests.kernels.cpu.test_native_sampling import TIE, score
 from tests.kernels.reference.test_sampling import ALL, Params, mixed_rows, random_logits, rows_of
 from tests.kernels.triton.harness import Guarded

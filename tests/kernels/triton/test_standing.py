@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.speculation.trees import walk
-from kernels.layout.trees import numbers_of, tree_of
-from kernels.reference import speculation
-from kernels.triton import speculation as on_gpu
+from sluice_server.engine.speculation.trees import walk
+from sluice_server.kernels.layout.trees import numbers_of, tree_of
+from sluice_server.kernels.reference import speculation
+from sluice_server.kernels.triton import speculation as on_gpu
 
 Rows = list[tuple[list[int], tuple[int, ...], list[int]]]  # drafts, parents, what was sampled behind each token
 

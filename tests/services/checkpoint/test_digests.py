@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ServiceError
-from services.checkpoint import digests
-from services.checkpoint.digests import FileKey, Remembered, digest_of
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.checkpoint import digests
+from sluice_server.services.checkpoint.digests import FileKey, Remembered, digest_of
 
 LARGE = digests.SMALL_BYTES + digests.READ_BYTES // 2
 

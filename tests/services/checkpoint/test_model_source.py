@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ServiceError
-from services.checkpoint.digests import Remembered
-from services.checkpoint.model_source import CheckpointFiles, ModelSource, commit_of, resolve_model
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.checkpoint.digests import Remembered
+from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource, commit_of, resolve_model
 
 FILES = {
     "config.json": b"{}",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.checkpoint.revisions import agreed, fits, whole
-from services.messages.messages import Role, Visit
+from sluice_server.services.checkpoint.revisions import agreed, fits, whole
+from sluice_server.services.messages.messages import Role, Visit
 
 T, E, D = Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER
 

@@ -5,11 +5,11 @@ import sluice
 import typer
 from typer.testing import CliRunner
 
-from engine.parameters import CHOICE
-from services.cli.choice import takes_choice
-from services.cli.dialogue import HELP, KNOBS
-from services.cli.environment import names_of
-from services.cli.main import app as sluice_app
+from sluice_server.engine.parameters import CHOICE
+from sluice_server.services.cli.choice import takes_choice
+from sluice_server.services.cli.dialogue import HELP, KNOBS
+from sluice_server.services.cli.environment import names_of
+from sluice_server.services.cli.main import app as sluice_app
 
 
 def given(*options: str, **environment: str) -> list[tuple[Mapping[str, int | float], bool]]:

@@ -4,7 +4,7 @@ import json
 
 from sluice.v1 import types_pb2
 
-from services.cli.client import usage_of
+from sluice_server.services.cli.client import usage_of
 
 
 def test_usage_is_plain_numbers_and_lists_of_them_by_position() -> None:

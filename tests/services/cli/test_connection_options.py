@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import sluice
 
-from engine.errors import ServiceError
-from services.cli.client import client
-from services.cli.connection_options import ConnectionOptions
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.cli.client import client
+from sluice_server.services.cli.connection_options import ConnectionOptions
 
 
 def test_a_key_is_never_sent_to_others_in_plaintext() -> None:

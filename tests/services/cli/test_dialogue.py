@@ -1,6 +1,6 @@
 import pytest
 
-from services.cli.dialogue import Dialogue
+from sluice_server.services.cli.dialogue import Dialogue
 
 
 def asked(*lines: str) -> Dialogue:

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from engine.config import EngineConfig
-from services.cli.environment import CHECKED, complaints, names_of
-from services.cli.main import app
-from services.config import ServiceConfig, to_environment
+from sluice_server.engine.config import EngineConfig
+from sluice_server.services.cli.environment import CHECKED, complaints, names_of
+from sluice_server.services.cli.main import app
+from sluice_server.services.config import ServiceConfig, to_environment
 from tests.deploy.test_deploy import OWN
 
 
@@ -42,7 +42,7 @@ def test_what_kubernetes_tells_of_a_service_is_no_setting() -> None:
 
 
 def test_every_command_tells() -> None:
-    command = [sys.executable, "-m", "services.cli.main", "version"]
+    command = [sys.executable, "-m", "sluice_server", "version"]
     environment = {**os.environ, "SLUICE_MODLE": "x"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert ran.stderr == "warning: SLUICE_MODLE is no setting and is ignored; did you mean SLUICE_MODEL?\n"

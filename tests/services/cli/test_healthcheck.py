@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.cli.main import app
-from services.process.heartbeat import Heartbeat, path_of
+from sluice_server.services.cli.main import app
+from sluice_server.services.process.heartbeat import Heartbeat, path_of
 
 
 def probe(directory: Path, *options: str) -> tuple[int, str]:

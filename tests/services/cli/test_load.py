@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.cli.load import RequestSample, arrival_times, report, summary
+from sluice_server.services.cli.load import RequestSample, arrival_times, report, summary
 
 
 def test_percentiles_are_nearest_rank() -> None:

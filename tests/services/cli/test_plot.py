@@ -2,7 +2,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from services.cli.plot import HEIGHT, Panel, svg, ticks
+from sluice_server.services.cli.plot import HEIGHT, Panel, svg, ticks
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from engine.errors import ServiceError
-from services.cli.token import token
-from services.gateway.access.identity import Identity, Scope, read_access
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.cli.token import token
+from sluice_server.services.gateway.access.identity import Identity, Scope, read_access
 
-NEW = (sys.executable, "-m", "services.cli.main", "token", "new", "--tenant")
+NEW = (sys.executable, "-m", "sluice_server", "token", "new", "--tenant")
 FULL = """[tenants.acme]
 
 [[certificates]]

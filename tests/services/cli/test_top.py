@@ -3,13 +3,13 @@
 from rich.console import Console, Group
 from sluice.v1 import control_pb2
 
-from engine.request import SamplingParams
-from services.cli.top import BAR, bar, view
-from services.gateway.calls.load import MAX_TENANTS, tenants_of
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.open_request import OpenRequest
-from services.messages.messages import Envelope
-from services.messages.work import Generate, TextPrompt
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.cli.top import BAR, bar, view
+from sluice_server.services.gateway.calls.load import MAX_TENANTS, tenants_of
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.work import Generate, TextPrompt
 
 
 def shown(group: Group) -> str:

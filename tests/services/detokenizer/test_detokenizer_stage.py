@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.request import FinishReason
-from services.detokenizer.stage import DetokenizerStage
-from services.messages.details import Admitted
-from services.messages.messages import Cancel, Envelope, Grant, Message, Text, Tokens
-from services.messages.work import Stops
-from services.tokenizer.encoding import TextEncoder
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.detokenizer.stage import DetokenizerStage
+from sluice_server.services.messages.details import Admitted
+from sluice_server.services.messages.messages import Cancel, Envelope, Grant, Message, Text, Tokens
+from sluice_server.services.messages.work import Stops
+from sluice_server.services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import byte_level_bpe
 
 ENVELOPE = Envelope("a", "g")

@@ -5,7 +5,15 @@ from collections.abc import Callable
 
 import pytest
 
-from services.detokenizer.flush_timer import AT_ONCE, DELTAS_PER_S, MAX_INTERVAL_S, MAX_PARTS, PART, Alarm, FlushTimer
+from sluice_server.services.detokenizer.flush_timer import (
+    AT_ONCE,
+    DELTAS_PER_S,
+    MAX_INTERVAL_S,
+    MAX_PARTS,
+    PART,
+    Alarm,
+    FlushTimer,
+)
 
 
 class Timers:

@@ -1,10 +1,10 @@
 """Several messages as one: nothing lost, the ends in their places."""
 
-from engine.request import FinishReason
-from services.detokenizer.joined import joined
-from services.messages.details import Admitted, Timings, TokenRecord
-from services.messages.messages import Envelope, Text
-from services.messages.work import Stops, ToolCall
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.detokenizer.joined import joined
+from sluice_server.services.messages.details import Admitted, Timings, TokenRecord
+from sluice_server.services.messages.messages import Envelope, Text
+from sluice_server.services.messages.work import Stops, ToolCall
 
 ENVELOPE = Envelope("r", "g")
 

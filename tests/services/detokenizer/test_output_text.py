@@ -5,9 +5,9 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from services.detokenizer.stream import OutputText
-from services.tokenizer.chat import ChatTemplate, TemplateSource
-from services.tokenizer.encoding import TextEncoder
+from sluice_server.services.detokenizer.stream import OutputText
+from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource
+from sluice_server.services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import FAMILIES
 
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}

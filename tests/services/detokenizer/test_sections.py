@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from services.detokenizer.calls import MAX_DEPTH
-from services.detokenizer.sections import SectionSplitter, Split
-from services.messages.work import Sections
+from sluice_server.services.detokenizer.calls import MAX_DEPTH
+from sluice_server.services.detokenizer.sections import SectionSplitter, Split
+from sluice_server.services.messages.work import Sections
 
 HERMES = Sections(has_reasoning=True, tools="hermes")
 LLAMA = Sections(tools="llama3")

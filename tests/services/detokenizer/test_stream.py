@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from services.detokenizer.stops import StopMatcher
-from services.detokenizer.stream import OutputText
-from services.tokenizer.encoding import TextEncoder
+from sluice_server.services.detokenizer.stops import StopMatcher
+from sluice_server.services.detokenizer.stream import OutputText
+from sluice_server.services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import FAMILIES
 
 NUM = 2000

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import openai
 
-from services.edge.app import build
-from services.edge.connections import Bounds
-from services.edge.server import server_of
-from services.gateway.settings import GatewaySettings
+from sluice_server.services.edge.app import build
+from sluice_server.services.edge.connections import Bounds
+from sluice_server.services.edge.server import server_of
+from sluice_server.services.gateway.settings import GatewaySettings
 from tests.services.gateway.fake_ring import SETTINGS, Rig, running
 
 BOUNDS = Bounds(most=100, most_of_address=100)

@@ -6,9 +6,9 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.access.identity import digest_of
-from services.messages.messages import Submit
-from services.messages.work import ChatPrompt, Generate, TextPrompt, TokenPrompt
+from sluice_server.services.gateway.access.identity import digest_of
+from sluice_server.services.messages.messages import Submit
+from sluice_server.services.messages.work import ChatPrompt, Generate, TextPrompt, TokenPrompt
 from tests.services.edge.edge_rig import EdgeRig, edge
 from tests.services.gateway.fake_ring import generation, public, settings, text_of
 

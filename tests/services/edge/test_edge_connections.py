@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from services.edge.connections import Bounds, Connections, group_of
+from sluice_server.services.edge.connections import Bounds, Connections, group_of
 from tests.services.edge.edge_rig import BOUNDS, EdgeRig, edge
 
 

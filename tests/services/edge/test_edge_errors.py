@@ -1,9 +1,9 @@
 import grpc
 import pytest
 
-from engine.errors import ServiceError, invalid, queue_full, unsupported
-from services.edge.errors import UNREACHABLE, from_rpc
-from services.gateway.contract.status import to_status
+from sluice_server.engine.errors import ServiceError, invalid, queue_full, unsupported
+from sluice_server.services.edge.errors import UNREACHABLE, from_rpc
+from sluice_server.services.gateway.contract.status import to_status
 
 NONE = grpc.aio.Metadata()
 

@@ -6,10 +6,10 @@ from typing import Any
 import openai
 import pytest
 
-from engine.request import FinishReason
-from services.messages.details import Admitted, TokenRecord
-from services.messages.messages import Submit, Text
-from services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.messages.details import Admitted, TokenRecord
+from sluice_server.services.messages.messages import Submit, Text
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
 from tests.services.edge.edge_rig import EdgeRig, edge
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}}

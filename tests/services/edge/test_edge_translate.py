@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from sluice.v1 import types_pb2
 
-from services.edge.errors import EdgeError
-from services.edge.translate import chat_spec, completion_specs
-from services.edge.wire import ChatRequest, CompletionRequest, decode
+from sluice_server.services.edge.errors import EdgeError
+from sluice_server.services.edge.translate import chat_spec, completion_specs
+from sluice_server.services.edge.wire import ChatRequest, CompletionRequest, decode
 
 FIELDS = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name
 MESSAGES = [{"role": "user", "content": "a"}]

@@ -2,12 +2,12 @@
 
 import msgspec
 
-from engine.engine import Engine
-from engine.kv_cache.cache import KVCache
-from engine.request import FinishReason, Limits, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from services.engine.stage import EngineStage, RingMembership
-from services.messages.messages import (
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.request import FinishReason, Limits, SamplingParams
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.messages.messages import (
     Append,
     Cancel,
     CloseInput,
@@ -20,7 +20,7 @@ from services.messages.messages import (
     Tokens,
     Update,
 )
-from services.messages.work import Scheduling, Stops, TokenPrompt, pack_ids
+from sluice_server.services.messages.work import Scheduling, Stops, TokenPrompt, pack_ids
 from tests.services.test_stage_attempts import Nines, unrecorded
 
 LIMITS = Limits(context_length=100, vocab_size=400)

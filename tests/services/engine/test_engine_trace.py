@@ -1,18 +1,18 @@
 """Phases of a request in the engine, told from its trail: by hand, and through a stage that preempts and fails."""
 
-from engine.engine import Engine
-from engine.kv_cache.cache import KVCache
-from engine.request import Limits, SamplingParams
-from engine.scheduler.events import RequestTimes
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.settings import SchedulerSettings
-from engine.timeline import MAX_MARKS, EventKind, RequestTimeline, TimelineEvent
-from services.engine.stage import EngineStage, RingMembership
-from services.engine.trace import STEP_INTERVAL_S, RequestEnd, by_position, phases_of
-from services.messages.messages import Cancel, Envelope, Message, Preempted, Prompt
-from services.messages.work import Scheduling, Stops, pack_ids
-from services.telemetry import names
-from services.telemetry.phases import Phase, PhaseEvent
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.cache import KVCache
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.engine.scheduler.events import RequestTimes
+from sluice_server.engine.scheduler.scheduler import Scheduler
+from sluice_server.engine.scheduler.settings import SchedulerSettings
+from sluice_server.engine.timeline import MAX_MARKS, EventKind, RequestTimeline, TimelineEvent
+from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.engine.trace import STEP_INTERVAL_S, RequestEnd, by_position, phases_of
+from sluice_server.services.messages.messages import Cancel, Envelope, Message, Preempted, Prompt
+from sluice_server.services.messages.work import Scheduling, Stops, pack_ids
+from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.phases import Phase, PhaseEvent
 from tests.services.test_stage_attempts import Nines
 
 PARENT = f"00-{'1' * 32}-{'2' * 16}-01"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine.errors import invalid
-from engine.request import SamplingParams
-from engine.sampling.grammars import Grammar, Grammars
-from services.engine.grammar_gate import GrammarGate
-from services.messages.messages import Cancel, Envelope, Failed, Message, Prompt
-from services.messages.work import Scheduling, Stops, pack_ids
+from sluice_server.engine.errors import invalid
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.sampling.grammars import Grammar, Grammars
+from sluice_server.services.engine.grammar_gate import GrammarGate
+from sluice_server.services.messages.messages import Cancel, Envelope, Failed, Message, Prompt
+from sluice_server.services.messages.work import Scheduling, Stops, pack_ids
 
 
 class Stage:

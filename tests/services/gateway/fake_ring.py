@@ -10,14 +10,14 @@ import grpc
 import msgspec
 from sluice.v1 import control_pb2_grpc, inference_pb2, inference_pb2_grpc, types_pb2
 
-from engine.request import FinishReason, Limits
-from services.gateway.gateway import Gateway
-from services.gateway.recovery.watch import ReadModel
-from services.gateway.settings import GatewaySettings, ModelInfo
-from services.messages.details import Admitted, Timings, TokenRecord
-from services.messages.messages import Cancel, Grant, Message, Preempted, Probe, Role, Submit, Text, Visit
-from services.messages.work import Generate, Stops
-from services.telemetry.observed import Observer
+from sluice_server.engine.request import FinishReason, Limits
+from sluice_server.services.gateway.gateway import Gateway
+from sluice_server.services.gateway.recovery.watch import ReadModel
+from sluice_server.services.gateway.settings import GatewaySettings, ModelInfo
+from sluice_server.services.messages.details import Admitted, Timings, TokenRecord
+from sluice_server.services.messages.messages import Cancel, Grant, Message, Preempted, Probe, Role, Submit, Text, Visit
+from sluice_server.services.messages.work import Generate, Stops
+from sluice_server.services.telemetry.observed import Observer
 
 MODEL = ModelInfo(id="toy", revision="r1", context_length=1000, eos_ids=(2,), architecture="Toy")
 SETTINGS = GatewaySettings(

@@ -6,7 +6,7 @@ import grpc
 from google.rpc import error_details_pb2
 from sluice.v1 import inference_pb2, types_pb2
 
-from services.messages.messages import Message, Submit
+from sluice_server.services.messages.messages import Message, Submit
 from tests.services.gateway.fake_ring import Rig, spec
 
 

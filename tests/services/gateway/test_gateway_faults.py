@@ -9,17 +9,17 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2
 
-from engine.errors import Code, stage_lost
-from services.gateway.calls.control import Control
-from services.gateway.calls.converse import Converse
-from services.gateway.calls.guard import SCOPES
-from services.gateway.calls.inference import Inference
-from services.gateway.oip.service import OpenInference
-from services.gateway.requests.manager import RequestManager
-from services.messages.details import TokenRecord
-from services.messages.messages import Envelope, Failed, Message, Role, Text, failed
-from services.ring.loop import RingLoop
-from services.telemetry.logs import FIELDS
+from sluice_server.engine.errors import Code, stage_lost
+from sluice_server.services.gateway.calls.control import Control
+from sluice_server.services.gateway.calls.converse import Converse
+from sluice_server.services.gateway.calls.guard import SCOPES
+from sluice_server.services.gateway.calls.inference import Inference
+from sluice_server.services.gateway.oip.service import OpenInference
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.messages.details import TokenRecord
+from sluice_server.services.messages.messages import Envelope, Failed, Message, Role, Text, failed
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.telemetry.logs import FIELDS
 from tests.services.gateway.fake_ring import Rig, running, stream_request, unary_request
 from tests.services.ring.one_stage import passed_on
 

@@ -14,19 +14,19 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code
-from services.gateway.gateway import Gateway
-from services.gateway.generation.converse import ConverseSession
-from services.gateway.generation.detached import DetachedSession
-from services.gateway.generation.event_sequence import EventSequence
-from services.gateway.generation.session import GenerationSession
-from services.gateway.generation.stream import GenerationStream, RequestReader
-from services.gateway.requests.accounting import Accounting
-from services.gateway.requests.delivery import Delivery
-from services.gateway.requests.history import History
-from services.gateway.requests.open_request import OpenRequest
-from services.gateway.requests.replay import Replay
-from services.messages.messages import Failed
+from sluice_server.engine.errors import Code
+from sluice_server.services.gateway.gateway import Gateway
+from sluice_server.services.gateway.generation.converse import ConverseSession
+from sluice_server.services.gateway.generation.detached import DetachedSession
+from sluice_server.services.gateway.generation.event_sequence import EventSequence
+from sluice_server.services.gateway.generation.session import GenerationSession
+from sluice_server.services.gateway.generation.stream import GenerationStream, RequestReader
+from sluice_server.services.gateway.requests.accounting import Accounting
+from sluice_server.services.gateway.requests.delivery import Delivery
+from sluice_server.services.gateway.requests.history import History
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.gateway.requests.replay import Replay
+from sluice_server.services.messages.messages import Failed
 from tests.services.gateway.fake_ring import (
     Rig,
     generation,

@@ -3,10 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-from engine.models.registry import read_served
-from engine.request import Limits, SamplingParams
-from services.checkpoint.model_source import resolve_model
-from services.gateway.model import model_info
+from sluice_server.engine.models.registry import read_served
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.checkpoint.model_source import resolve_model
+from sluice_server.services.gateway.model import model_info
 
 
 def test_defaults_are_those_of_the_checkpoint() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from services.gateway.process import OTHER_FILES, end_at_once, most_connections
+from sluice_server.services.gateway.process import OTHER_FILES, end_at_once, most_connections
 from tests.services.gateway.fake_ring import running, stream_request, text_of
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from services.offline.interrupts import held
+from sluice_server.services.offline.interrupts import held
 
 
 def test_it_is_heard_at_the_end() -> None:

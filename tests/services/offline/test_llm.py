@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.engine import Engine, StepEvents
-from engine.errors import ServiceError, engine_fault
-from services.offline import LLM, PromptError, SamplingParams
-from services.offline.pipeline import Pipeline
+from sluice_server.engine.engine import Engine, StepEvents
+from sluice_server.engine.errors import ServiceError, engine_fault
+from sluice_server.services.offline import LLM, PromptError, SamplingParams
+from sluice_server.services.offline.pipeline import Pipeline
 
 PROMPTS = ["def mean(values):", "import os", "class Stack:", "# reads a file\n"]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

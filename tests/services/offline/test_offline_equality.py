@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from services.offline import LLM, CompletionOutput, RequestOutput
+from sluice_server.services.offline import LLM, CompletionOutput, RequestOutput
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.system.service import Service, serve

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import ServiceError
-from services.config import ServiceConfig
-from services.offline.options import OF_QUEUE, fields, settings_of
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.offline.options import OF_QUEUE, fields, settings_of
 
 
 def test_every_option_of_the_engine_is_one_here() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.offline import LLM
-from services.offline.options import fields
-from services.offline.params import PATHS
+from sluice_server.services.offline import LLM
+from sluice_server.services.offline.options import fields
+from sluice_server.services.offline.params import PATHS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "offline.md").read_text()
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from sluice.v1 import types_pb2
 
-from engine.errors import ServiceError
-from services.gateway.contract.fields import BUILT
-from services.offline.params import PATHS, SamplingParams, fill, params_of
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.contract.fields import BUILT
+from sluice_server.services.offline.params import PATHS, SamplingParams, fill, params_of
 
 PROMPT = ("model", "revision", "text", "token_ids", "chat")
 # Of streams and connections, which there are none of; and what results tell in any case.

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.process import heartbeat
-from services.process.heartbeat import Heartbeat, HeartbeatRecord, path_of, read
+from sluice_server.services.process import heartbeat
+from sluice_server.services.process.heartbeat import Heartbeat, HeartbeatRecord, path_of, read
 
 
 def test_a_sign_is_read_back_with_its_patience(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from engine.errors import ServiceError
-from services.process import listening
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.process import listening
 
 
 @pytest.mark.parametrize(

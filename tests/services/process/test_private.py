@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from services.config import bad_setting
-from services.process import exit_reason, heartbeat, private
-from services.process.heartbeat import Heartbeat
+from sluice_server.services.config import bad_setting
+from sluice_server.services.process import exit_reason, heartbeat, private
+from sluice_server.services.process.heartbeat import Heartbeat
 
 
 def plant(kind: str, path: Path, victim: Path) -> None:

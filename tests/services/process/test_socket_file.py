@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ServiceError
-from services.process.socket_file import SocketFile
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.process.socket_file import SocketFile
 
 
 def listen(path: Path) -> socket.socket:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from services.config import bad_setting
-from services.process.watched import WatchedFile
+from sluice_server.services.config import bad_setting
+from sluice_server.services.process.watched import WatchedFile
 
 
 def test_a_change_is_read_and_a_bad_one_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

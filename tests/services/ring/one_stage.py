@@ -6,9 +6,9 @@ from pathlib import Path
 
 import zmq
 
-from services.messages.messages import Message, Probe, Role
-from services.ring.loop import RingLoop, Stage
-from services.ring.sockets import Inbox, Outbox, Peer
+from sluice_server.services.messages.messages import Message, Probe, Role
+from sluice_server.services.ring.loop import RingLoop, Stage
+from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
 
 NEXT = "next"
 LIMIT = 3 << 20

@@ -10,8 +10,8 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.messages.details import Tokenized
-from services.messages.messages import (
+from sluice_server.services.messages.details import Tokenized
+from sluice_server.services.messages.messages import (
     Blob,
     BlobChunk,
     Cancel,
@@ -27,10 +27,10 @@ from services.messages.messages import (
     Result,
     Tokens,
 )
-from services.ring import backlog
-from services.ring.backlog import Backlog, Refusal
-from services.ring.frames import read_header
-from services.ring.sockets import FRAME_BYTES, Outbox, Peer
+from sluice_server.services.ring import backlog
+from sluice_server.services.ring.backlog import Backlog, Refusal
+from sluice_server.services.ring.frames import read_header
+from sluice_server.services.ring.sockets import FRAME_BYTES, Outbox, Peer
 
 LIMIT = 3 << 20
 DECODER = msgspec.msgpack.Decoder(tuple[Message | Blob | BlobChunk, ...])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.messages.messages import SCHEMA_VERSION, Cancel, Envelope, Message
-from services.ring.frames import MAGIC, FrameWriter, Header, MalformedFrame, read_header
+from sluice_server.services.messages.messages import SCHEMA_VERSION, Cancel, Envelope, Message
+from sluice_server.services.ring.frames import MAGIC, FrameWriter, Header, MalformedFrame, read_header
 
 ENVELOPE = Envelope("0a", "g")
 

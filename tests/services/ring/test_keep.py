@@ -1,7 +1,7 @@
 """A Keep goes behind its request to every stage, and not back to the gateway that sent it."""
 
-from services.messages.messages import Cancel, Envelope, KeepTrace, Role
-from services.ring.peers import NextHop
+from sluice_server.services.messages.messages import Cancel, Envelope, KeepTrace, Role
+from sluice_server.services.ring.peers import NextHop
 
 ENVELOPE = Envelope("0000000a" + "0" * 24, "gateway-0")
 PEERS = ("p-0", "p-1", "p-2")

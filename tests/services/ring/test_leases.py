@@ -1,7 +1,7 @@
 """Whether anybody still waits for a request."""
 
-from services.messages.messages import Envelope
-from services.ring.leases import Leases
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.ring.leases import Leases
 
 
 def envelope(epoch: int) -> Envelope:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 import zmq
 
-from engine.request import SamplingParams
-from services.messages.details import Tokenized
-from services.messages.messages import (
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.messages.details import Tokenized
+from sluice_server.services.messages.messages import (
     SCHEMA_VERSION,
     Cancel,
     Envelope,
@@ -24,11 +24,11 @@ from services.messages.messages import (
     Text,
     Tokens,
 )
-from services.messages.work import Generate, Scheduling, Stops, TextPrompt
-from services.ring.backlog import Backlog
-from services.ring.frames import FrameWriter, Header
-from services.ring.loop import RingLoop
-from services.ring.schema_mismatches import AGAIN_S, FRESH_S, MAX_KNOWN, SchemaMismatches
+from sluice_server.services.messages.work import Generate, Scheduling, Stops, TextPrompt
+from sluice_server.services.ring.backlog import Backlog
+from sluice_server.services.ring.frames import FrameWriter, Header
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.ring.schema_mismatches import AGAIN_S, FRESH_S, MAX_KNOWN, SchemaMismatches
 from tests.services.ring.one_stage import LIMIT, NEXT, passed_on
 
 A, B = (Envelope(f"{one:032x}", NEXT) for one in (1, 2))
@@ -107,7 +107,7 @@ async def test_a_message_that_is_too_large_ends_its_request(tmp_path: Path, capl
     came = await passed_on(Role.TOKENIZER, make, [large], tmp_path, lambda came: bool(came))
     assert [type(one) for one in came] == [Cancel, Failed] and isinstance(came[1], Failed)
     assert came[1].message.startswith("the tokenizer made a message of this request that is larger")
-    assert [one.name for one in caplog.records].count("services.faults") == 1
+    assert [one.name for one in caplog.records].count("sluice_server.services.faults") == 1
 
 
 async def test_a_stranger_is_told_of_once_in_the_log_and_forward(

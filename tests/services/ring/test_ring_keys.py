@@ -9,10 +9,10 @@ import zmq
 import zmq.auth
 from zmq.utils.monitor import recv_monitor_message
 
-from engine.errors import ServiceError
-from services.messages.messages import Cancel, Envelope, Message
-from services.ring.keys import load_keys, make_keys
-from services.ring.sockets import Inbox, Outbox, Peer
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.messages.messages import Cancel, Envelope, Message
+from sluice_server.services.ring.keys import load_keys, make_keys
+from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
 
 LIMIT = 1 << 20
 

@@ -6,12 +6,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.request import SamplingParams
-from services.messages.details import Admitted
-from services.messages.messages import Append, Cancel, Envelope, Failed, Message, Probe, Prompt, Role, Submit, Tokens
-from services.messages.work import Generate, Scheduling, Stops, TextOptions, TextPrompt
-from services.ring.loop import RingLoop
-from services.ring.peers import NEXT
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.messages.details import Admitted
+from sluice_server.services.messages.messages import (
+    Append,
+    Cancel,
+    Envelope,
+    Failed,
+    Message,
+    Probe,
+    Prompt,
+    Role,
+    Submit,
+    Tokens,
+)
+from sluice_server.services.messages.work import Generate, Scheduling, Stops, TextOptions, TextPrompt
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.ring.peers import NEXT
 
 ENVELOPE = Envelope("0000000500000000000000000000000a", "g")
 

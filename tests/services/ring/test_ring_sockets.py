@@ -13,9 +13,9 @@ import msgspec
 import pytest
 import zmq
 
-from engine.request import SamplingParams
-from services.messages.details import Tokenized
-from services.messages.messages import (
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.messages.details import Tokenized
+from sluice_server.services.messages.messages import (
     Blob,
     BlobChunk,
     Cancel,
@@ -32,12 +32,12 @@ from services.messages.messages import (
     Text,
     Tokens,
 )
-from services.messages.work import Generate, TextPrompt, pack_ids, unpack_ids
-from services.ring.blobs import put
-from services.ring.frames import FrameWriter
-from services.ring.loop import RingLoop
-from services.ring.peers import NextHop
-from services.ring.sockets import AHEAD_NS, FRAME_BYTES, Inbox, Outbox, Peer
+from sluice_server.services.messages.work import Generate, TextPrompt, pack_ids, unpack_ids
+from sluice_server.services.ring.blobs import put
+from sluice_server.services.ring.frames import FrameWriter
+from sluice_server.services.ring.loop import RingLoop
+from sluice_server.services.ring.peers import NextHop
+from sluice_server.services.ring.sockets import AHEAD_NS, FRAME_BYTES, Inbox, Outbox, Peer
 
 ENVELOPE = Envelope("0000000500000000000000000000000a", "gateway-1")
 LIMIT = 3 << 20

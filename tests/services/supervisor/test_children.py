@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.messages.messages import Role
-from services.process import exit_reason, heartbeat
-from services.supervisor.children import Child, Running
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.process import exit_reason, heartbeat
+from sluice_server.services.supervisor.children import Child, Running
 
 
 def running(directory: Path, script: str) -> Running:

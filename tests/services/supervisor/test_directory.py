@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ServiceError
-from services.supervisor.directory import LOCK, RUN_DIRECTORY_PREFIX, run_directory
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.supervisor.directory import LOCK, RUN_DIRECTORY_PREFIX, run_directory
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_a_directory_that_is_a_link_is_left_alone(base: Path) -> None:
 
 def test_a_lock_that_is_a_fifo_holds_nothing_up(base: Path) -> None:
     os.mkfifo(made(base, "x") / LOCK)
-    code = "from services.supervisor.directory import run_directory\nwith run_directory(): pass"
+    code = "from sluice_server.services.supervisor.directory import run_directory\nwith run_directory(): pass"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, env={**os.environ, "TMPDIR": str(base)}, timeout=20, check=False).returncode == 0
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.messages.messages import Role
-from services.supervisor.children import Child
-from services.supervisor.directory import RunDirectory
-from services.supervisor.restarts import Restarts
-from services.supervisor.supervisor import Supervisor
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.supervisor.children import Child
+from sluice_server.services.supervisor.directory import RunDirectory
+from sluice_server.services.supervisor.restarts import Restarts
+from sluice_server.services.supervisor.supervisor import Supervisor
 
 # Inner processes do at each start what their plan has next. The gateway says that it is ready whenever all of them are
 # up, and then sends the signal that its own plan has next to the supervisor, or kills the process that it names.

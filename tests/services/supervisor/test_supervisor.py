@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import ServiceError
-from services.config import ServiceConfig
-from services.messages.messages import Role
-from services.supervisor import serve
-from services.supervisor.children import Child
-from services.supervisor.directory import RunDirectory
-from services.supervisor.plan import free_address, plan_children
-from services.supervisor.restarts import Restarts
-from services.supervisor.supervisor import Supervisor
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.config import ServiceConfig
+from sluice_server.services.messages.messages import Role
+from sluice_server.services.supervisor import serve
+from sluice_server.services.supervisor.children import Child
+from sluice_server.services.supervisor.directory import RunDirectory
+from sluice_server.services.supervisor.plan import free_address, plan_children
+from sluice_server.services.supervisor.restarts import Restarts
+from sluice_server.services.supervisor.supervisor import Supervisor
 
 GATEWAY = """
 import os, signal

@@ -9,11 +9,11 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2
 
-from services import faults
-from services.gateway.access.call import CallMetadata
-from services.gateway.calls import converse as converse_calls
-from services.gateway.generation.converse import ConverseSession
-from services.telemetry import logs
+from sluice_server.services import faults
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.calls import converse as converse_calls
+from sluice_server.services.gateway.generation.converse import ConverseSession
+from sluice_server.services.telemetry import logs
 from tests.services.gateway.fake_ring import running, spec
 
 SERVICES = Path(logs.__file__).parents[1]

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.request import SamplingParams
-from services.messages.messages import Envelope
-from services.messages.work import Detokenize, Generate, TextPrompt, Tokenize, TokenPrompt, Work, pack_ids
-from services.telemetry import logs
-from services.telemetry.metrics import Metrics
-from services.telemetry.observed import RequestUsage, StartedRequest
-from services.telemetry.observer import GatewayObserver
-from services.telemetry.request_log import RequestLog
-from services.telemetry.tracing import Tracer
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.work import Detokenize, Generate, TextPrompt, Tokenize, TokenPrompt, Work, pack_ids
+from sluice_server.services.telemetry import logs
+from sluice_server.services.telemetry.metrics import Metrics
+from sluice_server.services.telemetry.observed import RequestUsage, StartedRequest
+from sluice_server.services.telemetry.observer import GatewayObserver
+from sluice_server.services.telemetry.request_log import RequestLog
+from sluice_server.services.telemetry.tracing import Tracer
 
 TRACE = "ab" * 16
 ENVELOPE = Envelope("r1", "g", tenant="acme", model="m", traceparent=f"00-{TRACE}-{'cd' * 8}-01")

@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.errors import ServiceError
-from engine.scheduler.histogram import Histogram
-from services.telemetry import catalogue, prometheus
-from services.telemetry.catalogue import MetricKind
-from services.telemetry.collector import Collector
-from services.telemetry.metrics import OTHER, Labelled, Metrics, MetricSample
-from services.telemetry.push import pushing
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.scheduler.histogram import Histogram
+from sluice_server.services.telemetry import catalogue, prometheus
+from sluice_server.services.telemetry.catalogue import MetricKind
+from sluice_server.services.telemetry.collector import Collector
+from sluice_server.services.telemetry.metrics import OTHER, Labelled, Metrics, MetricSample
+from sluice_server.services.telemetry.push import pushing
 
 
 def filled() -> Metrics:

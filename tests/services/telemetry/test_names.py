@@ -6,7 +6,7 @@ from pathlib import Path
 from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes, rpc_attributes
 from opentelemetry.semconv.schemas import Schemas
 
-from services.telemetry import names
+from sluice_server.services.telemetry import names
 
 CONVENTIONS = (gen_ai_attributes, rpc_attributes, error_attributes)
 

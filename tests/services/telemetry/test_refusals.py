@@ -8,16 +8,16 @@ import grpc
 import pytest
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
-from engine.errors import Code, ServiceError
-from services.gateway.access.identity import digest_of
-from services.gateway.oip.contract import open_inference_pb2 as oip
-from services.messages.messages import Envelope
-from services.telemetry import catalogue, names
-from services.telemetry.collector import Collector
-from services.telemetry.metrics import Metrics
-from services.telemetry.observed import RefusedRequest
-from services.telemetry.observer import MAX_WAITING, GatewayObserver
-from services.telemetry.tracing import Tracer, TraceSampling
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.gateway.access.identity import digest_of
+from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.telemetry import catalogue, names
+from sluice_server.services.telemetry.collector import Collector
+from sluice_server.services.telemetry.metrics import Metrics
+from sluice_server.services.telemetry.observed import RefusedRequest
+from sluice_server.services.telemetry.observer import MAX_WAITING, GatewayObserver
+from sluice_server.services.telemetry.tracing import Tracer, TraceSampling
 from tests.services.gateway.fake_ring import Rig, running, settings, spec, stream_request, unary_request
 
 TRACE, SPAN = "ab" * 16, "cd" * 8

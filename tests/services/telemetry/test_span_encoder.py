@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.telemetry import names
-from services.telemetry.phases import Attribute, Phase, PhaseEvent
-from services.telemetry.span_encoder import SpanEncoder
-from services.telemetry.spans import Ended, Parent, SpanPlacement, inside, read, under
+from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.phases import Attribute, Phase, PhaseEvent
+from sluice_server.services.telemetry.span_encoder import SpanEncoder
+from sluice_server.services.telemetry.spans import Ended, Parent, SpanPlacement, inside, read, under
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
 HEADER, STATE = f"00-{TRACE}-{SPAN}-01", "vendor=a,other=b"

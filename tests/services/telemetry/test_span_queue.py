@@ -5,10 +5,10 @@ from threading import Event, Semaphore
 
 import pytest
 
-from services.telemetry.phases import Phase
-from services.telemetry.queue import MAX_BATCH, QUEUE_SIZE, SpanQueue
-from services.telemetry.spans import Ended, Parent
-from services.telemetry.tracing import Tracer
+from sluice_server.services.telemetry.phases import Phase
+from sluice_server.services.telemetry.queue import MAX_BATCH, QUEUE_SIZE, SpanQueue
+from sluice_server.services.telemetry.spans import Ended, Parent
+from sluice_server.services.telemetry.tracing import Tracer
 
 PHASE = Phase("queue", 1.0, 2.5)
 SPAN = Ended(PHASE, Parent(""))
@@ -105,7 +105,7 @@ def test_what_comes_too_late_fails_untried(stuck: tuple[Collector, Event], monke
     queue = SpanQueue(collector, delay_s=NEVER)
     put(queue, MAX_BATCH)
     assert collector.came.acquire(timeout=60)
-    monkeypatch.setattr("services.telemetry.queue.LAST_S", 0.0)
+    monkeypatch.setattr("sluice_server.services.telemetry.queue.LAST_S", 0.0)
     queue.shutdown()  # does not wait for the batch that is on its way
     is_free.set()
     queue._thread.join(60)

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.errors import ServiceError
-from engine.request import SamplingParams
-from services.messages.messages import Envelope
-from services.messages.work import Generate, TextPrompt
-from services.telemetry import names
-from services.telemetry.collector import Collector
-from services.telemetry.held import HeldSpans
-from services.telemetry.metrics import Metrics
-from services.telemetry.observed import RequestUsage, StartedRequest
-from services.telemetry.observer import GatewayObserver
-from services.telemetry.phases import Phase, PhaseEvent
-from services.telemetry.spans import Parent
-from services.telemetry.tracing import Tracer, TraceSampling
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.work import Generate, TextPrompt
+from sluice_server.services.telemetry import names
+from sluice_server.services.telemetry.collector import Collector
+from sluice_server.services.telemetry.held import HeldSpans
+from sluice_server.services.telemetry.metrics import Metrics
+from sluice_server.services.telemetry.observed import RequestUsage, StartedRequest
+from sluice_server.services.telemetry.observer import GatewayObserver
+from sluice_server.services.telemetry.phases import Phase, PhaseEvent
+from sluice_server.services.telemetry.spans import Parent
+from sluice_server.services.telemetry.tracing import Tracer, TraceSampling
 
 TRACE, SPAN = "ab" * 16, "cd" * 8
 YES, NO = Parent(f"00-{TRACE}-{SPAN}-01", ""), Parent(f"00-{TRACE}-{SPAN}-00", "")

@@ -1,7 +1,7 @@
 """Spans as a tree."""
 
-from services.telemetry.collector import ReceivedSpan
-from services.telemetry.tree import tree_lines
+from sluice_server.services.telemetry.collector import ReceivedSpan
+from sluice_server.services.telemetry.tree import tree_lines
 
 
 def span(name: str, span_id: str, parent: str, start_ms: int, end_ms: int) -> ReceivedSpan:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from services.telemetry import catalogue
-from services.telemetry.catalogue import Metric, MetricKind
+from sluice_server.services.telemetry import catalogue
+from sluice_server.services.telemetry.catalogue import Metric, MetricKind
 
 ROOT = Path(__file__).parents[3]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.tokenizer.constraints import Constraints
+from sluice_server.services.tokenizer.constraints import Constraints
 
 
 def idle_constraints() -> Constraints:

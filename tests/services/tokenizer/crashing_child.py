@@ -1,7 +1,7 @@
 """A child process with a bug: every job raises what no job should."""
 
-from services.tokenizer.child_pipe import Ready, begin, receive, send, serve
-from services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
+from sluice_server.services.tokenizer.child_pipe import Ready, begin, receive, send, serve
+from sluice_server.services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
 
 
 def _answer(job: RenderJob) -> Rendered:

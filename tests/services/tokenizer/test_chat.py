@@ -11,10 +11,10 @@ import jinja2
 import pytest
 import transformers
 
-from engine.errors import ServiceError
-from services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
-from services.tokenizer.chat import ChatTemplate, TemplateSource, read_template
-from services.tokenizer.loading import check_template
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
+from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource, read_template
+from sluice_server.services.tokenizer.loading import check_template
 from tests.oracle.templates import TEMPLATES
 from tests.oracle.tokenizers import byte_level_bpe
 
@@ -155,7 +155,7 @@ def test_the_template_file_wins_and_of_named_ones_the_default(tmp_path: Path) ->
 
 
 def test_the_detokenizer_needs_no_template_language() -> None:
-    code = "import sys, services.detokenizer.process; sys.exit('jinja2' in sys.modules)"
+    code = "import sys, sluice_server.services.detokenizer.process; sys.exit('jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -11,14 +11,14 @@ import psutil
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.errors import Code, ServiceError
-from engine.sampling.grammars import compile_grammar
-from services.checkpoint.grammar_ids import load_tokenizer
-from services.messages.work import Constraint, ConstraintForm
-from services.tokenizer import constraints as constraints_module
-from services.tokenizer.child_pool import CpuTimeLimit
-from services.tokenizer.constraints import Constraints
-from services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.sampling.grammars import compile_grammar
+from sluice_server.services.checkpoint.grammar_ids import load_tokenizer
+from sluice_server.services.messages.work import Constraint, ConstraintForm
+from sluice_server.services.tokenizer import constraints as constraints_module
+from sluice_server.services.tokenizer.child_pool import CpuTimeLimit
+from sluice_server.services.tokenizer.constraints import Constraints
+from sluice_server.services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
 from tests.oracle.tokenizers import byte_level_bpe, unigram
 
 VOCAB, EOS = 420, 1

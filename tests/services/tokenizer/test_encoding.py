@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import Code, ServiceError
-from engine.request import Limits
-from services.messages.work import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, pack_ids
-from services.tokenizer.encoding import TextEncoder
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.request import Limits
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, pack_ids
+from sluice_server.services.tokenizer.encoding import TextEncoder
 from tests.oracle.tokenizers import FAMILIES, byte_level_bpe
 
 LIMITS = Limits(context_length=100, vocab_size=404, max_prompt_bytes=64)

@@ -4,8 +4,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from engine.errors import Code, ServiceError
-from services.tokenizer.fair_executor import SECONDS_PER_BYTE, FairExecutor
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.tokenizer.fair_executor import SECONDS_PER_BYTE, FairExecutor
 from tests.services.executors import OnDemand
 
 

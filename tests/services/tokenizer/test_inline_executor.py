@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.request import Limits, SamplingParams
-from services.messages.messages import Append, Cancel, Envelope, Failed, Message, Prompt, Submit
-from services.messages.work import Generate, TextPrompt, Tokenize, TokenPrompt, pack_ids
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.inline_executor import MAX_BYTES, InlineExecutor, is_brief
-from services.tokenizer.stage import EncodingThreads, TokenizerStage
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.messages.messages import Append, Cancel, Envelope, Failed, Message, Prompt, Submit
+from sluice_server.services.messages.work import Generate, TextPrompt, Tokenize, TokenPrompt, pack_ids
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.inline_executor import MAX_BYTES, InlineExecutor, is_brief
+from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints

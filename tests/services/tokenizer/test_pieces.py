@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from engine.errors import ServiceError
-from services.tokenizer.pieces import Pieces, byte_table
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.tokenizer.pieces import Pieces, byte_table
 from tests.oracle.tokenizers import FAMILIES
 
 REPLACE, FALLBACK, FUSE = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from engine.errors import Code, ServiceError
-from services.messages.work import ChatMessage, ChatPrompt
-from services.tokenizer import child_pool as killable
-from services.tokenizer.chat import ChatTemplate, TemplateSource
-from services.tokenizer.child_pool import CpuTimeLimit
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt
+from sluice_server.services.tokenizer import child_pool as killable
+from sluice_server.services.tokenizer.chat import ChatTemplate, TemplateSource
+from sluice_server.services.tokenizer.child_pool import CpuTimeLimit
 
 ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
 TEMPLATE = (

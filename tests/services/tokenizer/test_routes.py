@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.request import Limits, SamplingParams
-from services.messages.details import Detokenized, Tokenized
-from services.messages.messages import Append, Cancel, Envelope, Failed, Message, Prompt, Result, Submit
-from services.messages.work import (
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.messages import Append, Cancel, Envelope, Failed, Message, Prompt, Result, Submit
+from sluice_server.services.messages.work import (
     ChatMessage,
     ChatPrompt,
     Detokenize,
@@ -22,12 +22,12 @@ from services.messages.work import (
     pack_ids,
     unpack_ids,
 )
-from services.tokenizer.answers import Answers
-from services.tokenizer.child_pool import CpuTimeLimit
-from services.tokenizer.encoders import Encoders
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.routes import MIDDLE_BYTES, SHORT_BYTES, EncodingPool, size_of
-from services.tokenizer.stage import EncodingThreads, TokenizerStage
+from sluice_server.services.tokenizer.answers import Answers
+from sluice_server.services.tokenizer.child_pool import CpuTimeLimit
+from sluice_server.services.tokenizer.encoders import Encoders
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.routes import MIDDLE_BYTES, SHORT_BYTES, EncodingPool, size_of
+from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.executors import OnDemand
 from tests.services.tokenizer.constrain import idle_constraints

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ServiceError
-from services.tokenizer.loading import load_encoder
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.tokenizer.loading import load_encoder
 from tests.oracle.tokenizers import byte_level_bpe
 
 

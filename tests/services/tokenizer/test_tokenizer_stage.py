@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine.request import Limits, SamplingParams
-from services.messages.details import Tokenized
-from services.messages.messages import Cancel, Envelope, Failed, Message, Prompt, Result, Submit
-from services.messages.work import Constraint, ConstraintForm, Generate, TextPrompt, unpack_ids
-from services.tokenizer.constraints import Constraints
-from services.tokenizer.encoding import TextEncoder
-from services.tokenizer.stage import EncodingThreads, TokenizerStage
+from sluice_server.engine.request import Limits, SamplingParams
+from sluice_server.services.messages.details import Tokenized
+from sluice_server.services.messages.messages import Cancel, Envelope, Failed, Message, Prompt, Result, Submit
+from sluice_server.services.messages.work import Constraint, ConstraintForm, Generate, TextPrompt, unpack_ids
+from sluice_server.services.tokenizer.constraints import Constraints
+from sluice_server.services.tokenizer.encoding import TextEncoder
+from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 from tests.oracle.tokenizers import byte_level_bpe
 from tests.services.tokenizer.constrain import idle_constraints
 

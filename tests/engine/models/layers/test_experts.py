@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.models.layers.experts import Router, SeparateExperts, StackedExperts, pack_experts
-from engine.models.layers.mlp import DenseMlp, Mlp
-from kernels import gpu, ops
-from kernels.cpu import builds
-from kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
-from kernels.formats.linear import GpuLinear, PackedLinear
-from kernels.formats.packed_weights import quantise_rows
-from kernels.reference import moe
+from sluice_server.engine.models.layers.experts import Router, SeparateExperts, StackedExperts, pack_experts
+from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
+from sluice_server.kernels import gpu, ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats.gpu_linear import EightBitsOnGpu, Int4OnGpu, Int8OnGpu
+from sluice_server.kernels.formats.linear import GpuLinear, PackedLinear
+from sluice_server.kernels.formats.packed_weights import quantise_rows
+from sluice_server.kernels.reference import moe
 from tests.engine.worker.host_device import twin_family
 from tests.kernels.test_ops import threads_of
 
@@ -31,7 +31,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if module is None and name != "torch":
         pytest.skip(f"no {name}: not an instruction set of this machine, or installed without a C++ compiler")
     monkeypatch.setattr(builds, "MODULE", module)
-    monkeypatch.setattr("kernels.formats.weight_formats.computes_bfloat16", lambda: False)
+    monkeypatch.setattr("sluice_server.kernels.formats.weight_formats.computes_bfloat16", lambda: False)
     return name
 
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.layers import layer as one_call
-from engine.models.layers.experts import Router, pack_experts
-from engine.models.layers.layer import Layer
-from engine.models.layers.mlp import DenseMlp
-from kernels import ops
-from kernels.cpu import builds
-from kernels.formats.linear import PackedLinear
-from kernels.layout.metadata import AttentionMetadata
-from kernels.layout.slots import slot_width
-from kernels.layout.trees import Tree
+from sluice_server.engine.models.layers import layer as one_call
+from sluice_server.engine.models.layers.experts import Router, pack_experts
+from sluice_server.engine.models.layers.layer import Layer
+from sluice_server.engine.models.layers.mlp import DenseMlp
+from sluice_server.kernels import ops
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats.linear import PackedLinear
+from sluice_server.kernels.layout.metadata import AttentionMetadata
+from sluice_server.kernels.layout.slots import slot_width
+from sluice_server.kernels.layout.trees import Tree
 
 CPU = torch.device("cpu")
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 80, 112, 4, 2, 32, 4
@@ -33,7 +33,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if module is None:
         pytest.skip(f"no {request.param}: not an instruction set of this machine, or installed without a C++ compiler")
     monkeypatch.setattr(builds, "MODULE", module)
-    monkeypatch.setattr("kernels.formats.weight_formats.computes_bfloat16", lambda: False)
+    monkeypatch.setattr("sluice_server.kernels.formats.weight_formats.computes_bfloat16", lambda: False)
 
 
 def make(form: str, *, bias: bool = False, norms: bool = False, window: int | None = None) -> Layer:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.worker.host.allocator import allocator, give_back
+from sluice_server.engine.worker.host.allocator import allocator, give_back
 
 LINE = "7f21a000-7f22a000 r-xp 00000000 08:01 12345                      {}\n"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.worker.host.cores import Cores, find_cores
+from sluice_server.engine.worker.host.cores import Cores, find_cores
 
 ALL = len(os.sched_getaffinity(0))
 

@@ -4,7 +4,16 @@ import itertools
 
 import pytest
 
-from engine.worker.host.threads import FIRST_S, LONGEST_S, MAX_S, REST, RUNS, STALE_S, ThreadTuner, counts_of
+from sluice_server.engine.worker.host.threads import (
+    FIRST_S,
+    LONGEST_S,
+    MAX_S,
+    REST,
+    RUNS,
+    STALE_S,
+    ThreadTuner,
+    counts_of,
+)
 
 QUIET = {8: 0.002, 4: 0.003}
 NOISY = {8: 0.005, 4: 0.003}  # others take time from some of the threads

@@ -2,11 +2,11 @@
 
 import random
 
-from engine.plan import Placement
-from engine.request import SamplingParams
-from engine.sampling.history import TokenHistories
-from engine.sampling.rows import PenaltyRows
-from engine.worker.slots.adjustments import SlotAdjustments
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.sampling.history import TokenHistories
+from sluice_server.engine.sampling.rows import PenaltyRows
+from sluice_server.engine.worker.slots.adjustments import SlotAdjustments
 
 PENALISED = SamplingParams(presence_penalty=0.5, repetition_penalty=1.5)
 BIASED = SamplingParams(logit_bias=((3, 1.0), (4, -1.0)), allowed_token_ids=(3, 4))

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.parameter_kinds import LEAST
-from engine.plan import Placement
-from engine.request import SamplingParams
-from engine.sampling.fixed import FixedRows
-from engine.sampling.grammars import Grammars
-from engine.sampling.matchers import SlotMatchers
-from engine.worker.slots.rows import SlotRows
-from engine.worker.slots.state import DeviceState, Slots
-from kernels.reference.sampling import Rows
+from sluice_server.engine.parameter_kinds import LEAST
+from sluice_server.engine.plan import Placement
+from sluice_server.engine.request import SamplingParams
+from sluice_server.engine.sampling.fixed import FixedRows
+from sluice_server.engine.sampling.grammars import Grammars
+from sluice_server.engine.sampling.matchers import SlotMatchers
+from sluice_server.engine.worker.slots.rows import SlotRows
+from sluice_server.engine.worker.slots.state import DeviceState, Slots
+from sluice_server.kernels.reference.sampling import Rows
 from tests.engine.worker.host_device import HostDevice
 
 CPU = torch.device("cpu")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.errors import ServiceError
-from engine.models.config import ModelConfig, read_config
-from engine.models.stored_form import StoredForm
-from engine.worker.startup.device_support import check_gpu, check_shape
-from engine.worker.startup.formats import Formats
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.models.config import ModelConfig, read_config
+from sluice_server.engine.models.stored_form import StoredForm
+from sluice_server.engine.worker.startup.device_support import check_gpu, check_shape
+from sluice_server.engine.worker.startup.formats import Formats
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 FP8 = torch.float8_e4m3fn

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import ServiceError
-from engine.worker.startup.formats import choose_formats, name_of
-from kernels.cpu import builds
-from kernels.formats import private_operators as private
-from kernels.formats import weight_formats as kinds
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.worker.startup.formats import choose_formats, name_of
+from sluice_server.kernels.cpu import builds
+from sluice_server.kernels.formats import private_operators as private
+from sluice_server.kernels.formats import weight_formats as kinds
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -64,7 +64,7 @@ def test_rounding_weights_does_not_change_the_cache(
     monkeypatch: pytest.MonkeyPatch, able: bool, cache: torch.dtype
 ) -> None:
     """It is that of the same machine without: what is between rounded weights on a CPU is another thing."""
-    monkeypatch.setattr("engine.worker.startup.formats.computes_bfloat16", lambda: able)
+    monkeypatch.setattr("sluice_server.engine.worker.startup.formats.computes_bfloat16", lambda: able)
     formats = choose_formats(asked({"quantization": "int8"}), CPU)
     assert (formats.dtype, formats.cache) == (torch.float32, cache)
     assert choose_formats(asked({}), CPU).cache is cache
@@ -85,7 +85,7 @@ def test_a_cache_in_fp8_is_e4m3() -> None:
 
 def test_what_is_slower_than_it_could_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a machine with own kernels but neither VNNI nor bfloat16, and of one without any."""
-    monkeypatch.setattr("engine.worker.startup.formats.computes_bfloat16", lambda: False)
+    monkeypatch.setattr("sluice_server.engine.worker.startup.formats.computes_bfloat16", lambda: False)
     monkeypatch.setattr(builds, "is_available", lambda: True)
     machine(monkeypatch, "v4")
 
@@ -146,7 +146,7 @@ def test_a_torch_without_the_private_operator_is_told_of(
             return lost
         raise lost
 
-    monkeypatch.setattr("engine.worker.startup.formats.computes_bfloat16", lambda: True)
+    monkeypatch.setattr("sluice_server.engine.worker.startup.formats.computes_bfloat16", lambda: True)
     monkeypatch.setattr(builds, "is_available", lambda: has_own)
     monkeypatch.setattr(builds, "instruction_set", lambda: "v4_vnni" if has_own else "none")
     assert "packed bfloat16 linear" not in " ".join(choose_formats(asked({"dtype": "bfloat16"}), CPU).notes)

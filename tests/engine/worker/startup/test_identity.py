@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.kv_cache.identity import CacheIdentity
-from engine.kv_cache.prefix import root
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.request import EngineRequest, SamplingParams
-from engine.worker.startup.identity import Digests
+from sluice_server.engine.build import build_engine
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.kv_cache.identity import CacheIdentity
+from sluice_server.engine.kv_cache.prefix import root
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.engine.worker.startup.identity import Digests
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
 SHAPE = Shape(hidden=64, intermediate=96)

@@ -9,23 +9,23 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine import build
-from engine.config import EngineConfig
-from engine.errors import DeviceLost, ServiceError
-from engine.kv_cache.block_store import BlockStore
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.models.model import Model, load_model
-from engine.request import Limits
-from engine.worker.graphs import GraphKey, Graphs, RowShape
-from engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, recorded_bytes
-from engine.worker.runner import Runner
-from engine.worker.slots.state import Slots
-from engine.worker.startup import memory
-from engine.worker.startup.formats import Formats
-from engine.worker.startup.memory import at_start, room
-from engine.worker.steps import RecordedStep, UniformSteps
-from kernels import gpu
+from sluice_server.engine import build
+from sluice_server.engine.config import EngineConfig
+from sluice_server.engine.errors import DeviceLost, ServiceError
+from sluice_server.engine.kv_cache.block_store import BlockStore
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.models.model import Model, load_model
+from sluice_server.engine.request import Limits
+from sluice_server.engine.worker.graphs import GraphKey, Graphs, RowShape
+from sluice_server.engine.worker.overlapped import InFlightDrafts, OverlappedRunner, overlap, recorded_bytes
+from sluice_server.engine.worker.runner import Runner
+from sluice_server.engine.worker.slots.state import Slots
+from sluice_server.engine.worker.startup import memory
+from sluice_server.engine.worker.startup.formats import Formats
+from sluice_server.engine.worker.startup.memory import at_start, room
+from sluice_server.engine.worker.steps import RecordedStep, UniformSteps
+from sluice_server.kernels import gpu
 from tests.engine.worker.host_device import HostDevice, twin_family
 from tests.oracle.checkpoints import Shape, make_checkpoint
 
@@ -149,7 +149,7 @@ def test_weights_or_a_cache_that_do_not_fit_name_their_knob(
 ) -> None:
     directory = make_checkpoint(tmp_path, Shape(kv_heads=1))
     config = read_config(directory)
-    monkeypatch.setattr(f"engine.build.{where}", full)
+    monkeypatch.setattr(f"sluice_server.engine.build.{where}", full)
     with pytest.raises(ServiceError, match=said):
         build.build_engine(CONFIG, config, directory, limits_of(CONFIG, config, 1 << 20))
 

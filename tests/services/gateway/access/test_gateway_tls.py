@@ -8,9 +8,9 @@ import grpc
 import pytest
 from sluice.v1 import control_pb2, control_pb2_grpc, inference_pb2
 
-from engine.errors import ServiceError
-from services.gateway.access.tls_files import TlsFiles, files_of
-from services.gateway.gateway import Gateway
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.access.tls_files import TlsFiles, files_of
+from sluice_server.services.gateway.gateway import Gateway
 from tests.services.certificates import Authority, Pair, written
 from tests.services.gateway.fake_ring import FakeRing, running, settings, stream_request, unary_request
 

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import Code, ServiceError
-from services.gateway.access.quota import Bucket, Quotas, TenantLimits
-from services.gateway.contract.status import to_rpc
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.gateway.access.quota import Bucket, Quotas, TenantLimits
+from sluice_server.services.gateway.contract.status import to_rpc
 
 
 def quotas(**limits: int) -> Quotas:

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from services.messages.work import pack_ids
+from sluice_server.services.messages.work import pack_ids
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.calls.test_resume import told
 from tests.services.gateway.fake_ring import MODEL, Rig, running, settings, text_of

@@ -8,9 +8,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code, stage_lost
-from services.messages.messages import Append, Cancel, CloseInput, Failed, Grant, Preempted, Update
-from services.messages.work import Generate, TextPrompt, TokenPrompt, pack_ids
+from sluice_server.engine.errors import Code, stage_lost
+from sluice_server.services.messages.messages import Append, Cancel, CloseInput, Failed, Grant, Preempted, Update
+from sluice_server.services.messages.work import Generate, TextPrompt, TokenPrompt, pack_ids
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import Rig, generation, public, running, settings, text_of
 from tests.services.gateway.talker import Talker, ids

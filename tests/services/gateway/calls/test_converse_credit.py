@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code
-from services.gateway.access.rate import Rate
-from services.gateway.generation.converse import MAX_REPLIES
-from services.messages.details import Admitted, TokenRecord
-from services.messages.messages import Envelope, Grant, Text
-from services.messages.work import Stops
+from sluice_server.engine.errors import Code
+from sluice_server.services.gateway.access.rate import Rate
+from sluice_server.services.gateway.generation.converse import MAX_REPLIES
+from sluice_server.services.messages.details import Admitted, TokenRecord
+from sluice_server.services.messages.messages import Envelope, Grant, Text
+from sluice_server.services.messages.work import Stops
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import public, running, settings, stream_request, text_of
 from tests.services.gateway.talker import Talker

@@ -9,10 +9,10 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code, ServiceError, stage_lost
-from services.messages.details import Detokenized, Tokenized
-from services.messages.messages import Failed, Result
-from services.messages.work import Tokenize, pack_ids
+from sluice_server.engine.errors import Code, ServiceError, stage_lost
+from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.messages import Failed, Result
+from sluice_server.services.messages.work import Tokenize, pack_ids
 from tests.services.gateway.fake_ring import (
     Rig,
     generation,

@@ -12,25 +12,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from sluice.v1 import control_pb2, inference_pb2
 
-from engine.errors import ServiceError, invalid
-from engine.executor.computing import Computing
-from services.gateway.access.identity import CALLER, LOCAL
-from services.gateway.access.rate import Rate
-from services.gateway.calls import server
-from services.gateway.calls.control import Control
-from services.gateway.calls.converse import Converse
-from services.gateway.calls.inference import Inference
-from services.gateway.calls.large import LargeLane
-from services.gateway.calls.peers import PeerGateways
-from services.gateway.calls.refusal import turn_away
-from services.gateway.contract.status import to_rpc
-from services.gateway.generation.detached import DetachedSessions
-from services.gateway.generation.service import GenerationService
-from services.gateway.oip.service import OpenInference
-from services.gateway.recovery.liveness import UNCHANGED, Liveness
-from services.gateway.requests.manager import MAX_FUTILE_ATTEMPTS
-from services.messages.messages import Load, Probe, Report, Role, Visit
-from services.messages.work import pack_ids
+from sluice_server.engine.errors import ServiceError, invalid
+from sluice_server.engine.executor.computing import Computing
+from sluice_server.services.gateway.access.identity import CALLER, LOCAL
+from sluice_server.services.gateway.access.rate import Rate
+from sluice_server.services.gateway.calls import server
+from sluice_server.services.gateway.calls.control import Control
+from sluice_server.services.gateway.calls.converse import Converse
+from sluice_server.services.gateway.calls.inference import Inference
+from sluice_server.services.gateway.calls.large import LargeLane
+from sluice_server.services.gateway.calls.peers import PeerGateways
+from sluice_server.services.gateway.calls.refusal import turn_away
+from sluice_server.services.gateway.contract.status import to_rpc
+from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.generation.service import GenerationService
+from sluice_server.services.gateway.oip.service import OpenInference
+from sluice_server.services.gateway.recovery.liveness import UNCHANGED, Liveness
+from sluice_server.services.gateway.requests.manager import MAX_FUTILE_ATTEMPTS
+from sluice_server.services.messages.messages import Load, Probe, Report, Role, Visit
+from sluice_server.services.messages.work import pack_ids
 from tests.services.gateway.fake_ring import (
     SETTINGS,
     Rig,

@@ -9,11 +9,11 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from sluice.v1 import control_pb2, inference_pb2, inference_pb2_grpc
 
-from engine.errors import ServiceError
-from services.gateway.access.identity import digest_of, new_key, read_access
-from services.gateway.calls import guard, server
-from services.gateway.gateway import Gateway
-from services.process.watched import WatchedFile
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.access.identity import digest_of, new_key, read_access
+from sluice_server.services.gateway.calls import guard, server
+from sluice_server.services.gateway.gateway import Gateway
+from sluice_server.services.process.watched import WatchedFile
 from tests.services.certificates import Authority, written
 from tests.services.gateway.fake_ring import FakeRing, Rig, generation, running, settings, stream_request, unary_request
 

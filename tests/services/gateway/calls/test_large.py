@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.errors import ServiceError
-from services.gateway.calls.large import MAX_REST_S, LargeLane
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.calls.large import MAX_REST_S, LargeLane
 
 
 class Clock:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from sluice.v1 import control_pb2, inference_pb2
 
-from services.gateway.calls.peers import PEER_KEY, TENANT_KEY, PeerGateways
+from sluice_server.services.gateway.calls.peers import PEER_KEY, TENANT_KEY, PeerGateways
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.calls.test_resume import detached, resume, told, until_detached
 from tests.services.gateway.fake_ring import Rig, generation, public, running, settings, stream_request, text_of

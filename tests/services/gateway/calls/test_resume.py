@@ -7,8 +7,8 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code
-from services.messages.messages import Grant, Submit
+from sluice_server.engine.errors import Code
+from sluice_server.services.messages.messages import Grant, Submit
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import (
     Rig,

@@ -3,9 +3,9 @@ import asyncio
 import grpc
 import pytest
 
-from services.gateway.connections import acceptor
-from services.gateway.connections.acceptor import MISSING
-from services.gateway.connections.floods import FloodGuard
+from sluice_server.services.gateway.connections import acceptor
+from sluice_server.services.gateway.connections.acceptor import MISSING
+from sluice_server.services.gateway.connections.floods import FloodGuard
 from tests.services.gateway.fake_ring import generation, running, stream_request, unary_request
 
 

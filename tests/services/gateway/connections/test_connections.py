@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from services.gateway.connections import connections
-from services.gateway.connections.crowds import Peer
-from services.gateway.connections.screen import Held
+from sluice_server.services.gateway.connections import connections
+from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.screen import Held
 from tests.services.gateway.raw_http2 import END_HEADERS, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame
 
 BEGIN = PREFACE + frame(SETTINGS, 0, 0)

@@ -2,7 +2,7 @@ import asyncio
 
 import grpc
 
-from services.gateway.connections.counting import BUSY_BYTES, Counter
+from sluice_server.services.gateway.connections.counting import BUSY_BYTES, Counter
 from tests.services.gateway.fake_ring import running
 from tests.services.gateway.raw_http2 import PING, PREFACE, SETTINGS, frame
 

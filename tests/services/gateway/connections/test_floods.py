@@ -10,12 +10,12 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2_grpc
 
-from services.gateway.connections import connections
-from services.gateway.connections.crowds import Peer
-from services.gateway.connections.floods import ALARM, HOLD_S, LIST_EVERY_S, FloodGuard, floods
-from services.gateway.connections.resets import ConnectionCalls, Counts
-from services.gateway.connections.screen import Held
-from services.telemetry.observed import Unobserved
+from sluice_server.services.gateway.connections import connections
+from sluice_server.services.gateway.connections.crowds import Peer
+from sluice_server.services.gateway.connections.floods import ALARM, HOLD_S, LIST_EVERY_S, FloodGuard, floods
+from sluice_server.services.gateway.connections.resets import ConnectionCalls, Counts
+from sluice_server.services.gateway.connections.screen import Held
+from sluice_server.services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import generation, running, settings, stream_request, unary_request
 from tests.services.gateway.raw_http2 import PREFACE, RST_STREAM, SETTINGS, frame, headers
 

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from services.gateway.connections import memory
+from sluice_server.services.gateway.connections import memory
 
 COUNT = """
 import ctypes, sys, tempfile, threading
-from services.gateway.connections.memory import share_one_heap
+from sluice_server.services.gateway.connections.memory import share_one_heap
 
 if sys.argv[1] == "shared":
     share_one_heap()

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2_grpc
 
-from services.gateway.connections.listener import PortListener
-from services.telemetry.observed import Unobserved
+from sluice_server.services.gateway.connections.listener import PortListener
+from sluice_server.services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import SETTINGS, generation, running, stream_request, unary_request
 from tests.services.gateway.raw_http2 import PREFACE, frame, headers, message, send
 from tests.services.gateway.raw_http2 import SETTINGS as HTTP2_SETTINGS

@@ -1,4 +1,10 @@
-from services.gateway.connections.resets import PROBATION_BURST, PROBATION_S, ConnectionCalls, Counts, ResetLimiter
+from sluice_server.services.gateway.connections.resets import (
+    PROBATION_BURST,
+    PROBATION_S,
+    ConnectionCalls,
+    Counts,
+    ResetLimiter,
+)
 
 BURST, PER_S = 1000, 100.0
 

@@ -1,6 +1,14 @@
 import pytest
 
-from services.gateway.connections.screen import BURST, MOST_LOOKS, MOST_RESETS, PER_SECOND, Held, Screen, held
+from sluice_server.services.gateway.connections.screen import (
+    BURST,
+    MOST_LOOKS,
+    MOST_RESETS,
+    PER_SECOND,
+    Held,
+    Screen,
+    held,
+)
 from tests.services.gateway.raw_http2 import PREFACE, RST_STREAM, SETTINGS, frame, headers
 
 BAD, GOOD = "10.0.0.1", "10.0.0.2"

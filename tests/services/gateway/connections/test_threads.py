@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from services.gateway.connections.threads import yielding_threads
+from sluice_server.services.gateway.connections.threads import yielding_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sluice.v1 import types_pb2
 
-from services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, MAX_TOOLS
+from sluice_server.services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, MAX_TOOLS
 from tests.services.gateway.fake_ring import settings
 
 Fields = dict[str, Any]

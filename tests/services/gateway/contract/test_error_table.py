@@ -6,13 +6,13 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from sluice.v1 import types_pb2
 
-from engine import errors
-from engine.errors import ServiceError
-from services.gateway.access import identity
-from services.gateway.access.quota import Quotas, TenantLimits
-from services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
-from services.gateway.contract.status import to_rpc
-from services.gateway.requests.history import History
+from sluice_server.engine import errors
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.access import identity
+from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
+from sluice_server.services.gateway.contract.errors import draining, duplicate, loading, not_found, slow_consumer
+from sluice_server.services.gateway.contract.status import to_rpc
+from sluice_server.services.gateway.requests.history import History
 from tests.services.gateway.fake_ring import public, running, stream_request, text_of
 from tests.services.gateway.requests.test_history import texts
 

@@ -10,14 +10,14 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from sluice.v1 import types_pb2
 
-from engine.engine import Engine
-from engine.errors import Code, ServiceError
-from engine.models.config import read_config
-from engine.models.limits import limits_of
-from engine.request import EngineRequest, SamplingParams
-from services.gateway.contract.translate import generation
-from services.gateway.settings import GatewaySettings
-from services.messages.work import Generate
+from sluice_server.engine.engine import Engine
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.models.config import read_config
+from sluice_server.engine.models.limits import limits_of
+from sluice_server.engine.request import EngineRequest, SamplingParams
+from sluice_server.services.gateway.contract.translate import generation
+from sluice_server.services.gateway.settings import GatewaySettings
+from sluice_server.services.messages.work import Generate
 from tests.engine.test_engine_oracle import ROOMY, make_engine
 from tests.oracle.checkpoints import Shape, make_checkpoint
 from tests.services.gateway.fake_ring import settings

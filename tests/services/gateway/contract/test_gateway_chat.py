@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from sluice.v1 import types_pb2
 
-from engine.errors import Code, ServiceError
-from engine.request import FinishReason
-from services.gateway.contract import translate
-from services.gateway.contract.chat import MAX_VARIABLES_BYTES
-from services.messages.details import Admitted, TokenRecord
-from services.messages.messages import Text
-from services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.contract.chat import MAX_VARIABLES_BYTES
+from sluice_server.services.messages.details import Admitted, TokenRecord
+from sluice_server.services.messages.messages import Text
+from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Generate, Stops, Tool, ToolCall
 from tests.services.gateway.fake_ring import SETTINGS, running, stream_request, unary_request
 
 ASK = {"role": types_pb2.ROLE_USER, "parts": [{"text": "hi"}]}

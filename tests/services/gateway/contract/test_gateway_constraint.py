@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from sluice.v1 import types_pb2
 
-from engine.errors import Code, ServiceError
-from services.gateway.contract import translate
-from services.messages.work import Constraint, ConstraintForm, Generate
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.messages.work import Constraint, ConstraintForm, Generate
 from tests.services.gateway.fake_ring import SETTINGS, spec
 
 SCHEMA = '{"type": "integer"}'

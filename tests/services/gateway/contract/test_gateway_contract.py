@@ -8,11 +8,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
-from engine.errors import Code, ServiceError
-from services.gateway.calls.control import FEATURES
-from services.gateway.contract import translate
-from services.gateway.contract.fields import BUILT, FEATURE_FIELDS, NOT_BUILT, refuse_unbuilt
-from services.messages.work import ChatPrompt, Generate, TokenPrompt
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.services.gateway.calls.control import FEATURES
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.contract.fields import BUILT, FEATURE_FIELDS, NOT_BUILT, refuse_unbuilt
+from sluice_server.services.messages.work import ChatPrompt, Generate, TokenPrompt
 from tests.services.gateway.fake_ring import MODEL, SETTINGS, settings, spec
 
 CASES = {

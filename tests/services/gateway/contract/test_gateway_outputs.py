@@ -4,10 +4,10 @@ import grpc
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.request import FinishReason
-from services.messages.details import Admitted, Tokenized, TokenRecord
-from services.messages.messages import Cancel, Result, Submit, Text
-from services.messages.work import Stops, pack_ids
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.messages.details import Admitted, Tokenized, TokenRecord
+from sluice_server.services.messages.messages import Cancel, Result, Submit, Text
+from sluice_server.services.messages.work import Stops, pack_ids
 from tests.services.gateway.fake_ring import Rig, running, stream_request, unary_request
 
 TWO = types_pb2.SamplingParams(n=2)

@@ -3,12 +3,12 @@ import dataclasses
 import pytest
 from sluice.v1 import control_pb2, types_pb2
 
-from engine.parameter_kinds import Biases, Ids, Number
-from engine.parameters import CHOICE, FROM_MODEL, PARAMETERS
-from engine.request import SamplingParams
-from services.gateway.contract import translate
-from services.gateway.contract.parameters import taken, told_output, told_sampling, told_stop
-from services.messages.work import Generate
+from sluice_server.engine.parameter_kinds import Biases, Ids, Number
+from sluice_server.engine.parameters import CHOICE, FROM_MODEL, PARAMETERS
+from sluice_server.engine.request import SamplingParams
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.contract.parameters import taken, told_output, told_sampling, told_stop
+from sluice_server.services.messages.work import Generate
 from tests.services.gateway.fake_ring import MODEL, SETTINGS, running, settings, spec
 
 SAID = SamplingParams(temperature=0.5, top_k=7, top_p=0.75, min_p=0.25, typical_p=0.875, repetition_penalty=1.5)

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from sluice.v1 import control_pb2, types_pb2
 
-from engine.errors import Code, ServiceError
-from engine.request import Limits
-from services.gateway.calls.control import features
-from services.gateway.contract import translate
-from services.gateway.contract.knobs import max_draft_tokens
-from services.messages.messages import Submit, Text
-from services.messages.work import Generate
+from sluice_server.engine.errors import Code, ServiceError
+from sluice_server.engine.request import Limits
+from sluice_server.services.gateway.calls.control import features
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.contract.knobs import max_draft_tokens
+from sluice_server.services.messages.messages import Submit, Text
+from sluice_server.services.messages.work import Generate
 from tests.services.gateway.fake_ring import SETTINGS, generation, running, stream_request, unary_request
 
 PLAIN = Limits(context_length=100, vocab_size=100)

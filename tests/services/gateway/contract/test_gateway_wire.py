@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import ServiceError
-from services.gateway.contract import translate, wire
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.contract import translate, wire
 from tests.services.gateway.fake_ring import generation, running, settings, stream_request
 from tests.services.gateway.talker import Talker
 

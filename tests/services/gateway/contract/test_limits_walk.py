@@ -13,10 +13,10 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
-from services.gateway.contract.fields import NOT_BUILT
-from services.messages.details import Detokenized, Tokenized
-from services.messages.messages import Result, Submit
-from services.messages.work import Detokenize, Tokenize
+from sluice_server.services.gateway.contract.fields import NOT_BUILT
+from sluice_server.services.messages.details import Detokenized, Tokenized
+from sluice_server.services.messages.messages import Result, Submit
+from sluice_server.services.messages.work import Detokenize, Tokenize
 from tests.services.gateway.contract.limits_table import (
     CANCEL,
     CONTROL,

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from sluice.v1 import types_pb2
 
-from engine.errors import ServiceError
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.quota import Quotas, TenantLimits
-from services.gateway.contract import translate
-from services.gateway.generation.detached import DetachedSessions
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import OpenRequest, RequestStatus
-from services.telemetry.observed import Unobserved
+from sluice_server.engine.errors import ServiceError
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
+from sluice_server.services.gateway.contract import translate
+from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
+from sluice_server.services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import SETTINGS, spec
 
 DETACH = types_pb2.SchedulingOptions(

@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine.request import FinishReason, SamplingParams
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.generation.event_sequence import EventOptions, EventSequence, completed_event
-from services.gateway.generation.events import DeltaEvent
-from services.gateway.requests.history import History
-from services.gateway.requests.open_request import OpenRequest
-from services.messages.details import Admitted, TokenRecord
-from services.messages.messages import Envelope, Text
-from services.messages.work import Generate, Stops, TextPrompt
+from sluice_server.engine.request import FinishReason, SamplingParams
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.generation.event_sequence import EventOptions, EventSequence, completed_event
+from sluice_server.services.gateway.generation.events import DeltaEvent
+from sluice_server.services.gateway.requests.history import History
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.messages.details import Admitted, TokenRecord
+from sluice_server.services.messages.messages import Envelope, Text
+from sluice_server.services.messages.work import Generate, Stops, TextPrompt
 
 ENVELOPE = Envelope("r", "g")
 LAST = FinishReason.LENGTH

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from engine.errors import ServiceError, cancelled, stage_lost
-from services.gateway.generation.interruption import Interruption
+from sluice_server.engine.errors import ServiceError, cancelled, stage_lost
+from sluice_server.services.gateway.generation.interruption import Interruption
 
 
 async def waiting(interruption: Interruption, begun: asyncio.Event) -> None:

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 import pytest
 from sluice.v1 import inference_pb2, types_pb2
 
-from engine.errors import Code, ServiceError, stage_lost
-from services.gateway.access.call import CallMetadata
-from services.gateway.access.identity import Identity
-from services.gateway.access.quota import Quotas, TenantLimits
-from services.gateway.contract.errors import slow_consumer
-from services.gateway.generation.detached import DetachedSessions
-from services.gateway.generation.events import DeltaEvent, FailedEvent, FinishedEvent, StreamEvent
-from services.gateway.generation.service import GenerationService
-from services.gateway.generation.stream import GenerationStream
-from services.gateway.requests.manager import RequestManager
-from services.gateway.requests.open_request import RequestStatus
-from services.messages.details import Tokenized
-from services.messages.messages import Cancel, Grant, Message, Result, Submit
-from services.messages.work import pack_ids
-from services.telemetry.observed import Unobserved
+from sluice_server.engine.errors import Code, ServiceError, stage_lost
+from sluice_server.services.gateway.access.call import CallMetadata
+from sluice_server.services.gateway.access.identity import Identity
+from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
+from sluice_server.services.gateway.contract.errors import slow_consumer
+from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.generation.events import DeltaEvent, FailedEvent, FinishedEvent, StreamEvent
+from sluice_server.services.gateway.generation.service import GenerationService
+from sluice_server.services.gateway.generation.stream import GenerationStream
+from sluice_server.services.gateway.requests.manager import RequestManager
+from sluice_server.services.gateway.requests.open_request import RequestStatus
+from sluice_server.services.messages.details import Tokenized
+from sluice_server.services.messages.messages import Cancel, Grant, Message, Result, Submit
+from sluice_server.services.messages.work import pack_ids
+from sluice_server.services.telemetry.observed import Unobserved
 from tests.services.gateway.fake_ring import SETTINGS, generation, spec, text_of
 
 OTHER = Identity("other", frozenset())

@@ -8,16 +8,16 @@ from typing import Any
 import grpc
 import pytest
 
-from engine.errors import ServiceError
-from engine.parameters import CHOICE
-from services.gateway.access.identity import digest_of
-from services.gateway.calls import guard
-from services.gateway.generation.detached import DetachedSessions
-from services.gateway.generation.service import GenerationService
-from services.gateway.oip import translate
-from services.gateway.oip.contract import open_inference_pb2 as oip
-from services.gateway.oip.service import SERVICE, OpenInference
-from services.messages.work import Generate
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.parameters import CHOICE
+from sluice_server.services.gateway.access.identity import digest_of
+from sluice_server.services.gateway.calls import guard
+from sluice_server.services.gateway.generation.detached import DetachedSessions
+from sluice_server.services.gateway.generation.service import GenerationService
+from sluice_server.services.gateway.oip import translate
+from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
+from sluice_server.services.gateway.oip.service import SERVICE, OpenInference
+from sluice_server.services.messages.work import Generate
 from tests.services.gateway.fake_ring import Rig, generation, running, settings, text_of
 
 CLIENT = Path(__file__).with_name("triton_client.py")

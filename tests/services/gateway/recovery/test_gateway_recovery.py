@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from engine.errors import cancelled
-from engine.request import FinishReason, SamplingParams
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.recovery.resend import PATIENCE_S, STRICT_PATIENCE_S, WINDOW, Recovery
-from services.gateway.requests.open_request import OpenRequest
-from services.messages.details import TokenRecord
-from services.messages.messages import Envelope, Text
-from services.messages.work import Generate, TextPrompt, pack_ids
+from sluice_server.engine.errors import cancelled
+from sluice_server.engine.request import FinishReason, SamplingParams
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.recovery.resend import PATIENCE_S, STRICT_PATIENCE_S, WINDOW, Recovery
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.messages.details import TokenRecord
+from sluice_server.services.messages.messages import Envelope, Text
+from sluice_server.services.messages.work import Generate, TextPrompt, pack_ids
 
 ALL = frozenset({"t", "e", "d"})
 

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 from sluice.v1 import control_pb2
 
-from services.gateway.settings import ModelInfo
-from services.messages.messages import Probe, Role, Submit
+from sluice_server.services.gateway.settings import ModelInfo
+from sluice_server.services.messages.messages import Probe, Role, Submit
 from tests.services.gateway.calls.test_gateway_inference import failure
 from tests.services.gateway.fake_ring import (
     MODEL,

@@ -1,12 +1,12 @@
 """What a request has used: the first token, gaps, drafts, and all of it at any time."""
 
-from engine.request import FinishReason
-from engine.scheduler.histogram import Histogram, HistogramSnapshot
-from services.gateway.requests.accounting import Accounting
-from services.gateway.requests.output_state import OutputState
-from services.messages.details import Admitted, Timings, TokenRecord
-from services.messages.messages import Envelope, Text
-from services.messages.work import Stops
+from sluice_server.engine.request import FinishReason
+from sluice_server.engine.scheduler.histogram import Histogram, HistogramSnapshot
+from sluice_server.services.gateway.requests.accounting import Accounting
+from sluice_server.services.gateway.requests.output_state import OutputState
+from sluice_server.services.messages.details import Admitted, Timings, TokenRecord
+from sluice_server.services.messages.messages import Envelope, Text
+from sluice_server.services.messages.work import Stops
 
 ADMITTED = Admitted(num_prompt=3, num_cached=1, max_tokens=8, stops=Stops())
 

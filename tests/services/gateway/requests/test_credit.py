@@ -1,6 +1,6 @@
 """How many tokens a request may have."""
 
-from services.gateway.requests.credit import GrantedCredit
+from sluice_server.services.gateway.requests.credit import GrantedCredit
 
 
 def test_credit_is_spent_when_as_many_tokens_came_as_are_allowed() -> None:

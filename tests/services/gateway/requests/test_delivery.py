@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from engine.errors import ServiceError, cancelled
-from services.gateway.requests.delivery import Delivery
-from services.gateway.requests.deltas import MAX_DELTA_BYTES
-from services.gateway.requests.history import History, num_bytes
-from services.gateway.requests.progress import SlotLimits, WriteProgress
-from services.messages.details import TokenRecord
-from services.messages.messages import Envelope, Text
+from sluice_server.engine.errors import ServiceError, cancelled
+from sluice_server.services.gateway.requests.delivery import Delivery
+from sluice_server.services.gateway.requests.deltas import MAX_DELTA_BYTES
+from sluice_server.services.gateway.requests.history import History, num_bytes
+from sluice_server.services.gateway.requests.progress import SlotLimits, WriteProgress
+from sluice_server.services.messages.details import TokenRecord
+from sluice_server.services.messages.messages import Envelope, Text
 
 SLOT = SlotLimits(stall_timeout_s=1.0, max_deltas=3, max_bytes=1000)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.errors import ServiceError
-from engine.request import FinishReason
-from services.gateway.requests.history import History
-from services.messages.details import TokenRecord
-from services.messages.messages import Envelope, Text
+from sluice_server.engine.errors import ServiceError
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.gateway.requests.history import History
+from sluice_server.services.messages.details import TokenRecord
+from sluice_server.services.messages.messages import Envelope, Text
 
 
 def texts(word: str, *, last: bool = False) -> list[Text]:

@@ -4,13 +4,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import Code, stage_lost
-from engine.request import FinishReason
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.open_request import OpenRequest, RequestStatus
-from services.messages.details import TokenRecord
-from services.messages.messages import Envelope, Failed, Text
-from services.messages.work import Detokenize
+from sluice_server.engine.errors import Code, stage_lost
+from sluice_server.engine.request import FinishReason
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
+from sluice_server.services.messages.details import TokenRecord
+from sluice_server.services.messages.messages import Envelope, Failed, Text
+from sluice_server.services.messages.work import Detokenize
 
 ENVELOPE = Envelope(request_id="r", origin="g")
 

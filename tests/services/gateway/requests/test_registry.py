@@ -1,11 +1,11 @@
 """All open requests, and how others ended."""
 
-from engine.errors import stage_lost
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.open_request import OpenRequest, RequestStatus
-from services.gateway.requests.registry import OpenRequests
-from services.messages.messages import Envelope
-from services.messages.work import Detokenize
+from sluice_server.engine.errors import stage_lost
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.open_request import OpenRequest, RequestStatus
+from sluice_server.services.gateway.requests.registry import OpenRequests
+from sluice_server.services.messages.messages import Envelope
+from sluice_server.services.messages.work import Detokenize
 
 
 def opened(name: str) -> OpenRequest:

@@ -1,12 +1,12 @@
 """What a request asks for by the time it is sent again."""
 
-from engine.request import FinishReason, SamplingParams
-from services.gateway.contract.translate import TranslatedRequest
-from services.gateway.requests.open_request import OpenRequest
-from services.gateway.requests.replay import Replay
-from services.messages.details import TokenRecord
-from services.messages.messages import Append, Cancel, CloseInput, Envelope, Grant, Text, Update
-from services.messages.work import Generate, Scheduling, TextPrompt, Tokenize, TokenPrompt
+from sluice_server.engine.request import FinishReason, SamplingParams
+from sluice_server.services.gateway.contract.translate import TranslatedRequest
+from sluice_server.services.gateway.requests.open_request import OpenRequest
+from sluice_server.services.gateway.requests.replay import Replay
+from sluice_server.services.messages.details import TokenRecord
+from sluice_server.services.messages.messages import Append, Cancel, CloseInput, Envelope, Grant, Text, Update
+from sluice_server.services.messages.work import Generate, Scheduling, TextPrompt, Tokenize, TokenPrompt
 
 ENVELOPE = Envelope("r", "g")
 
