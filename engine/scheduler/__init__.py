@@ -13,24 +13,24 @@ group, sequence, events, settings, pace   values and state
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# Which files write which fields of the values that all of them read: those of Sequence, Group and Drafting. Every other
-# object's fields, Floor's too, are written in its own file alone. A test holds the code to it.
+# Which files write which fields of the values that all files read: those of Sequence, SequenceGroup and Drafting. The
+# fields of every other object, SchedulerState too, are written in its own file alone. A test compares table and code.
 WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         # Where a sequence is, and what it holds
-        "state": ("floor",),
-        "slot": ("floor",),
-        "table": ("floor",),
-        "spare_slots": ("floor",),
-        "num_places": ("floor",),
-        "num_once_computed": ("floor",),
-        "num_preemptions": ("floor", "outputs"),  # a beam takes over its parent's
-        "sequences": ("door", "floor", "outputs"),  # made, ended, replaced by the beams that go on
-        "unforked": ("door", "floor"),
-        "room": ("ahead", "drafts", "floor", "planner"),  # whoever has the cache grow the table
-        "num_blocks_told": ("ahead", "floor", "planner"),
+        "state": ("state",),
+        "slot": ("state",),
+        "table": ("state",),
+        "spare_slots": ("state",),
+        "num_places": ("state",),
+        "num_once_computed": ("state",),
+        "num_preemptions": ("state", "outputs"),  # a beam takes over its parent's
+        "sequences": ("validation", "state", "outputs"),  # made, ended, replaced by the beams that go on
+        "unforked": ("validation", "state"),
+        "room": ("async_planner", "drafts", "state", "planner"),  # whoever has the cache grow the table
+        "num_blocks_told": ("async_planner", "state", "planner"),
         # How far it is
-        "num_computed": ("drafts", "flights", "floor"),
+        "num_computed": ("drafts", "in_flight", "state"),
         "last_step": ("planner",),
         "tokens": ("drafts", "outputs", "scheduler"),  # verified, sampled, appended by the client
         "index": ("outputs",),
@@ -39,8 +39,8 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "prompt_scores": ("outputs",),
         # Who goes first, and who did not fit
         "measure": ("scheduler", "waiting"),
-        "refused_free": ("admission", "floor"),
-        "retry_step": ("admission", "floor"),
+        "refused_free": ("admission", "state"),
+        "retry_step": ("admission", "state"),
         "num_overtaken": ("admission",),
         "num_cached": ("admission",),
         "first_scheduled_s": ("admission",),
@@ -51,16 +51,16 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "max_tokens": ("scheduler",),
         "priority": ("scheduler",),
         "prompt": ("scheduler",),
-        "credit": ("drafts", "floor", "planner", "scheduler"),  # given back, spent, granted
+        "credit": ("drafts", "state", "planner", "scheduler"),  # given back, spent, granted
         "held_since_s": ("planner",),
         # Searches
-        "candidates": ("floor", "outputs"),
+        "candidates": ("state", "outputs"),
         "completed": ("outputs",),
         "logprobs": ("outputs",),
         "score": ("outputs",),
         # Drafts
-        "ids": ("drafts", "floor"),
-        "parents": ("drafts", "floor"),
-        "num_seen": ("drafts", "floor"),
+        "ids": ("drafts", "state"),
+        "parents": ("drafts", "state"),
+        "num_seen": ("drafts", "state"),
     }
 )
