@@ -33,7 +33,7 @@ class StepRetry:
         self.ran_out = False
         self._launcher = launcher
         self._before = before
-        self._has_failed = False  # its rows are computed one by one
+        self._has_failed = False  # the whole launch failed: its rows are computed one by one
         self._result: StepResult | None = None
         self._pending = self._attempt(lambda: launcher.launch(plan))
 

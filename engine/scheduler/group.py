@@ -49,7 +49,7 @@ class SequenceGroup:
     spare_slots: list[int] = dataclasses.field(default_factory=list)  # taken for sequences yet to be forked
     held_since_s: float = 0.0
     completed: list[CompletedBeam] = dataclasses.field(default_factory=list)
-    prompt_scores: list[TokenLogprob] | None = None  # of its tokens from the second on, until reported; None: not requested
+    prompt_scores: list[TokenLogprob] | None = None  # of its second token on, until reported; None: not requested
     num_cached: int = -1  # prompt tokens found in the prefix cache when first scheduled; -1: not yet
     num_sampled: int = 0  # by outputs that have ended
     num_preemptions: int = 0  # of all outputs

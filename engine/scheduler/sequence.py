@@ -91,6 +91,6 @@ class Sequence:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no token to compute until its client acts (grants credit or sends input). Meant for running
+        """Whether it has no token to compute until its client grants credit or sends input. Called for running
         sequences."""
         return self.group.is_held and self.num_missing <= 0

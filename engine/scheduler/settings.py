@@ -23,7 +23,7 @@ class SchedulerSettings:
         watermark: share of the cache's blocks that predictions leave free at admission; below 0, more is admitted than
             is predicted to fit.
         max_overtakes: later requests that may be admitted before one that did not fit.
-        max_preemptions: after so many, a sequence is preempted only as a last resort.
+        max_preemptions: after so many, a sequence with work is preempted only as a last resort.
         max_long_prefills: prompts longer than a step's budget that are computed at the same time.
         pause_hold_s: seconds that a paused request keeps its blocks when no other request needs them.
         max_draft_tokens: drafts per sequence and step at most; 0 is no speculation.
