@@ -220,7 +220,7 @@ def sliding_window(model: ModelConfig, max_chunk: int) -> Window | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device of that name; auto takes CUDA where there is one. Raises ServiceError if CUDA is not there."""
+    """Returns the device of that name; auto prefers CUDA. Raises ServiceError if CUDA is requested and not usable."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

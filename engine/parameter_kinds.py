@@ -187,8 +187,7 @@ class Biases:
         return f"sampling.{self.name}"
 
     def check(self, params: SamplingParams, limits: Limits) -> None:
-        """Raises `ServiceError` for too many entries, or for an id or a value that is out of range, or a duplicate id.
-        """
+        """Raises `ServiceError` for too many entries, an id or a value out of range, or a duplicate id."""
         pairs = self.of(params)
         if not pairs:
             return
@@ -214,7 +213,7 @@ def in_range(field: str, value: float, low: float, high: float) -> None:
 
 
 def check_num(field: str, num: int, most: int) -> None:
-    """Raises `ServiceError` for more than `most` entries. It omits the count, which is unknown for a truncated request.
+    """Raises `ServiceError` for more than `most` entries. The error omits the count, unknown for a truncated request.
     """
     if num > most:
         raise invalid(field, f"has more than the {most} entries that are allowed", limit=most)

@@ -73,8 +73,7 @@ class StepPlan:
         return len(self.token_ids)
 
     def row(self, i: int) -> "StepPlan":
-        """Returns the plan of row `i` alone, its slot already placed: used to find the one request that breaks a step.
-        """
+        """Returns the plan of row `i` alone, its slot already placed: used to find the request that breaks a step."""
         first = sum(self.query_lens[:i])
         return StepPlan(
             step=self.step,

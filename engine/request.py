@@ -9,7 +9,7 @@ import math
 
 from sluice_server.engine.timeline import RequestTimeline
 
-MAX_PROMPT_BYTES = 1 << 20  # by default
+MAX_PROMPT_BYTES = 1 << 20  # default of `Limits`
 MAX_DRAFT_TOKENS = 64  # per sequence and step
 MAX_DRAFT_WIDTH = 8  # drafts that may follow the same token
 
@@ -21,7 +21,7 @@ class FinishReason(enum.StrEnum):
     EOS = "eos"
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
-    CANCELLED = "cancelled"  # this output was cancelled, others of its request went on
+    CANCELLED = "cancelled"  # this output was cancelled; others of its request continued
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ MAX_WAITING = 64  # writes that wait for the disk at most; further blocks are dr
 class _CopyJob:
     move: Move
     wait: Callable[[], None]  # waits for earlier copies that may still use its slot
-    data: bytes = b""  # of a WRITE
+    data: bytes = b""  # the bytes of a WRITE
 
 
 class BlockStore:

@@ -17,7 +17,7 @@ from sluice_server.engine.timeline import EventKind
 
 LOOK_AHEAD = 8  # refusals per step at most: bounds the time that a full cache costs
 PEAK_STEPS = 3  # steps until a sequence with too high a peak is tried again: running ones come nearer to their ends
-RETRY_STEPS = 16  # all are tried again every so many steps, even if no more blocks are free
+RETRY_STEPS = 16  # every so many steps all are tried again, even if no more blocks are free
 
 
 class AdmissionControl:
@@ -186,7 +186,7 @@ class AdmissionControl:
         if slots > 0 or blocks > 0:
             return False
         for victim in leaving:
-            if victim.state is SequenceStatus.RUNNING:  # a sibling's eviction may have taken it along
+            if victim.state is SequenceStatus.RUNNING:  # the eviction of a sibling may have preempted it too
                 state.evict(victim)
         self._running_stats = self._count()
         return self._has_blocks(sequence, found)

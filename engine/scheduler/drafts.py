@@ -232,8 +232,7 @@ def _is_due(sequence: Sequence) -> bool:
 
 
 def _news(sequence: Sequence) -> int:
-    """Returns the tokens that the proposer must read before it drafts; 0 up to `MAX_NEWS`, as those cost nothing extra.
-    """
+    """Returns the tokens that the proposer must read before it drafts; 0 up to `MAX_NEWS`, which cost nothing extra."""
     assert sequence.drafting is not None
     news = len(sequence.tokens) - sequence.drafting.num_seen
     return news if news > MAX_NEWS else 0

@@ -22,7 +22,7 @@ class CompletedBeam:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish: FinishReason
-    index: int = 0  # index of the output; of equal scores the lower index ranks first, not the earlier end
+    index: int = 0  # of the output; equal scores rank by it, not by which ended first
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class SequenceGroup:
     prompt: list[int]
     params: SamplingParams  # as the runner gets them: with the candidates that a search needs
     asked_tokens: int  # requested max_tokens, 0 for all that the context leaves; may be updated
-    max_tokens: int  # effective
+    max_tokens: int  # effective limit
     priority: int  # may be updated
     deadline_s: float  # may be updated
     banned_ids: tuple[int, ...]  # ids that end an output, banned before min_tokens
@@ -46,14 +46,14 @@ class SequenceGroup:
     measure: float = 0.0  # sort key from the policy
     sequences: list[Sequence] = dataclasses.field(default_factory=list)  # outputs that have not ended
     unforked: list[Sequence] = dataclasses.field(default_factory=list)  # those of them that wait to be forked
-    spare_slots: list[int] = dataclasses.field(default_factory=list)  # taken for sequences yet to be forked
+    spare_slots: list[int] = dataclasses.field(default_factory=list)  # reserved for sequences yet to be forked
     held_since_s: float = 0.0
     completed: list[CompletedBeam] = dataclasses.field(default_factory=list)
     prompt_scores: list[TokenLogprob] | None = None  # of its second token on, until reported; None: not requested
     num_cached: int = -1  # prompt tokens found in the prefix cache when first scheduled; -1: not yet
-    num_sampled: int = 0  # by outputs that have ended
-    num_preemptions: int = 0  # of all outputs
-    drafts: DraftStats = dataclasses.field(default_factory=DraftStats)  # for all outputs
+    num_sampled: int = 0  # tokens of outputs that have ended
+    num_preemptions: int = 0  # preemptions of all outputs
+    drafts: DraftStats = dataclasses.field(default_factory=DraftStats)  # drafts of all outputs
     num_overtaken: int = 0  # admissions of later requests since it first did not fit
     first_scheduled_s: float = -1.0
     first_token_s: float = -1.0
@@ -76,7 +76,7 @@ class SequenceGroup:
         return 1 + len(self.unforked)
 
     def num_ready(self, sequence: Sequence) -> int:
-        """Returns the number of tokens of the sequence that may be computed now. After the last one a token is sampled.
+        """Returns the number of tokens of the sequence that may be computed now; a token is sampled after the last one.
         """
         if self.unforked:
             return len(self.prompt) - 1

@@ -154,7 +154,7 @@ class Outputs:
         self._state.end(sequence)
 
     def _hide(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Collects the tokens of a best-of output, which are emitted at the end of the request if it is among the best.
+        """Collects the tokens of a best-of output. They are emitted at the end of the request if it is among the best.
         """
         assert logprobs, "a search was sampled without log probabilities"
         group = sequence.group
@@ -198,7 +198,7 @@ class Outputs:
         for step in steps:
             parent = beams[step.parent]
             beam = parent
-            if step.parent not in parents:  # its first step is taken
+            if step.parent not in parents:  # the parent has taken its first extension
                 beam = Sequence(group, 0, parent.tokens[:-1], BlockTable(root=parent.table.root))
                 beam.logprobs = parent.logprobs[:-1]
                 beam.num_preemptions = parent.num_preemptions

@@ -30,7 +30,7 @@ class Planner:
     ) -> None:
         self.step = 0
         self.num_last_resorts = 0
-        self.rows: list[Sequence] = []  # of the last plan
+        self.rows: list[Sequence] = []  # rows of the last plan
         self.held: dict[str, SequenceGroup] = {}  # requests that may not sample now
         self._state = state
         self._admission = admission
@@ -39,7 +39,7 @@ class Planner:
         self.budget = budget
         self._prefill_shares = PrefillRoundRobin()
         self._lens: list[int] = []
-        self._num_drafts: dict[Sequence, int] = {}  # of these rows
+        self._num_drafts: dict[Sequence, int] = {}  # drafts of these rows
         self._now = 0.0
         self._is_short = False  # a sequence had to skip the last step for want of blocks
 

@@ -100,9 +100,9 @@ class FairShare:
     def __init__(self, weights: Mapping[str, float], lengths: OutputLengths) -> None:
         self._weights = weights
         self._lengths = lengths
-        self._given: dict[str, float] = {}  # of tenants with open requests
+        self._given: dict[str, float] = {}  # counters of tenants with open requests
         self._num_open: dict[str, int] = {}
-        self._charged: dict[str, float] = {}  # by request id
+        self._charged: dict[str, float] = {}  # tokens charged, by request id
 
     def measure(self, group: SequenceGroup) -> float:
         """Returns the tenant's counter."""

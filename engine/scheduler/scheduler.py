@@ -194,8 +194,7 @@ class Scheduler:
         self._wake(group, now)
 
     def close_input(self, request_id: str, now: float) -> None:
-        """Closes the input, so that sampling may start. Raises ServiceError when the request is not open; idempotent.
-        """
+        """Closes the input, so that sampling may start. Idempotent. Raises ServiceError if the request is not open."""
         group = self._group(request_id)
         group.is_open = False
         self._wake(group, now)

@@ -23,8 +23,7 @@ from sluice_server.engine.timeline import EventKind
 
 
 class SchedulerState:
-    """The queue, slots and block tables of one engine. All collaborators read its fields; only this module writes them.
-    """
+    """The queue, slots and block tables of one engine. Its fields are read by all collaborators, written only here."""
 
     def __init__(
         self, cache: KVCache, waiting: WaitingQueue, num_slots: int, costs: PreemptionCosts | None = None
@@ -40,7 +39,7 @@ class SchedulerState:
         self.preempted: list[str] = []  # ids of requests preempted while they had work, not reported yet
         self.num_swaps = 0  # preempted sequences whose blocks are worth moving
         self.num_recomputed = 0  # tokens computed once more, because a preemption had dropped them
-        self.now_s = 0.0  # of the step being planned
+        self.now_s = 0.0  # engine clock of the step being planned
         self.has_changed = True  # a sequence ended or arrived: one that did not fit may fit now
 
     def begin(self, now: float) -> None:
@@ -85,7 +84,7 @@ class SchedulerState:
         """Starts `child` from what its parent has computed, in one of the group's spare slots."""
         child.slot = parent.group.spare_slots.pop()
         child.table = self.cache.fork(parent.table, parent.num_computed)
-        parent.room = parent.num_computed  # the tail is shared now: the next write asks the cache
+        parent.room = parent.num_computed  # the partial last block is shared now: the next write needs `grow`
         self._start(child, parent.num_computed)
 
     def fork_all(self, group: SequenceGroup) -> None:
@@ -147,8 +146,7 @@ class SchedulerState:
             sequence.num_blocks_told = min(sequence.num_blocks_told, trimmed)
 
     def shrink(self, sequence: Sequence, num_tokens: int) -> None:
-        """Frees the blocks behind the first `num_tokens` tokens: they held drafts that were rejected or not verified.
-        """
+        """Frees the blocks behind the first `num_tokens` tokens: they held drafts that were rejected or unverified."""
         self.cache.shrink(sequence.table, num_tokens)
         sequence.num_blocks_told = min(sequence.num_blocks_told, len(sequence.table.blocks))
         sequence.room = min(sequence.room, len(sequence.table.blocks) * self.cache.block_size)

@@ -58,7 +58,7 @@ class RequestValidator:
             else None,
         )
         self.check_size(group, len(group.prompt), group.max_tokens)
-        # A beam search starts from one hypothesis and forks as it goes on.
+        # A beam search starts from one hypothesis and forks later.
         received = request.resume_ids or ((),) * (1 if params.beam_width else params.num_sequences)
         for index, ids in enumerate(received):
             if ids is not None:
@@ -86,8 +86,8 @@ class RequestValidator:
     def check_size(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> None:
         """Raises ServiceError if the group, grown to so many tokens, fits neither context nor cache."""
         check_prompt(num_prompt, dataclasses.replace(group.request.params, max_tokens=max_tokens), self.limits)
-        # The last token is sampled but never computed, hence -1. Full blocks of the prompt are shared; behind a sliding
-        # window nothing is.
+        # The last token is sampled but never computed, hence -1. Sequences share the full blocks of the prompt, but no
+        # blocks of a sliding window.
         num_tokens, num_sequences = num_prompt + max_tokens - 1, group.request.params.num_sequences
         shared = (num_prompt - 1) // self.cache.block_size
         needed = min(

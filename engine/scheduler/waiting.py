@@ -16,7 +16,7 @@ class WaitingQueue:
     """Sequences that wait to be admitted."""
 
     def __init__(self, policy: Policy, max_requests: int, max_tokens: int) -> None:
-        self.num_tokens = 0  # of their prompts
+        self.num_tokens = 0  # tokens of the waiting prompts
         self._policy = policy
         self._max_requests = max_requests
         self._max_tokens = max_tokens
