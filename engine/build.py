@@ -87,9 +87,11 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     digests: Callable[[], Digests] = Digests,
     grammars: Grammars | None = None,
 ) -> BuiltEngine:
-    """Loads the checkpoint, and that of a drafter if there is one, and builds an engine with them. `digests` is called
-    once the weights are loaded and names their contents; a disk tier needs it. Without `grammars` every constraint is
-    refused. Raises ServiceError naming what is wrong and what to do."""
+    """Loads the checkpoint, and that of a drafter if there is one, and builds an engine with them.
+
+    `digests` is called once the weights are loaded and names their contents; a disk tier needs it. Without `grammars`
+    every constraint is refused. Raises ServiceError naming what is wrong and what to do.
+    """
     device, formats, notes = chosen(config, model_config, limits)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device)
     size = sum(one.token_bytes(formats.cache) for one in (model, drafter) if one is not None)
@@ -135,8 +137,8 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
 def chosen(
     config: EngineConfig, model_config: ModelConfig, limits: Limits
 ) -> tuple[torch.device, Formats, tuple[str, ...]]:
-    """Returns device, number formats and notes for the operator. Raises ServiceError for what cannot be served so,
-    before any weight is read."""
+    """Returns device, number formats and notes for the operator, before any weight is read. Raises ServiceError for
+    what this server cannot compute."""
     device = choose_device(config.device)
     check_trees(config, model_config, device)
     formats = choose_formats(config, device)
@@ -231,9 +233,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def cache_blocks(config: EngineConfig, size: int, limits: Limits, room_bytes: int | None) -> int:
-    """Returns the number of cache blocks, of `size` bytes per token: for the tokens configured, else for all sequences
-    at full length as far as memory allows. `room_bytes`: a GPU's memory for the cache, None without one. Raises
-    ServiceError INVALID_SETTING for less than one block, or more than the memory that exists."""
+    """Returns the number of cache blocks, of `size` bytes per token. It covers the tokens configured, else all
+    sequences at full length as far as memory allows. `room_bytes`: a GPU's memory for the cache, None without one.
+    Raises ServiceError INVALID_SETTING for less than one block, or more than the memory that exists."""
     room = (int(_memory("SC_AVPHYS_PAGES") * CPU_CACHE_SHARE) if room_bytes is None else room_bytes) // size
     most = (_memory("SC_PHYS_PAGES") if room_bytes is None else room_bytes) // size
     tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, room)

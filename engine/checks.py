@@ -70,8 +70,10 @@ def _check_beam(params: SamplingParams) -> None:
 
 
 def check_prompt(num_tokens: int, params: SamplingParams, limits: Limits) -> None:
-    """Raises `ServiceError` if a prompt of `num_tokens` is empty, has too many log probabilities to report, or leaves
-    no room for the tokens to generate."""
+    """Raises `ServiceError` if a prompt of `num_tokens` is empty or too long for the tokens to generate.
+
+    Also if its log probabilities are requested and there would be more than `limits.max_prompt_candidates`.
+    """
     if num_tokens == 0:
         raise invalid("prompt", "has no tokens; send at least one")
     num_candidates, most = num_tokens * (params.prompt_logprobs + 1), limits.max_prompt_candidates

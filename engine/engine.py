@@ -95,8 +95,8 @@ class Engine:
         self.scheduler.add(request)
 
     def cancel(self, request_id: str, output_index: int | None = None) -> bool:
-        """Ends a request without an event and frees what it holds, or ends one output of it. Returns False if it is not
-        open."""
+        """Ends a request without an event and frees what it holds, or ends one output. Returns False if it is not open.
+        """
         if output_index is not None:
             return self.scheduler.cancel_output(request_id, output_index, self._clock())
         return self.scheduler.cancel(request_id)
@@ -123,8 +123,7 @@ class Engine:
         priority: int | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Changes an open request; None leaves a value unchanged. Raises ServiceError when it is not open or out of
-        range."""
+        """Changes an open request; None leaves a value unchanged. Raises ServiceError: not open, or out of range."""
         self.scheduler.update(request_id, max_tokens, priority, deadline_s)
 
     def idle(self) -> bool:
@@ -180,8 +179,7 @@ class Engine:
         self.split.compute_s += self._clock() - start
 
     def _collect(self, most: int, events: StepEvents) -> None:
-        """Applies the oldest steps until `most` are in flight, or all of them if the newest has already been waited
-        for."""
+        """Applies the oldest steps until `most` are in flight, or all if the newest has already been waited for."""
         while self._flights and (len(self._flights) > most or self._flights[-1].is_done):
             start = self._clock()
             attempt = self._flights.popleft()

@@ -166,8 +166,7 @@ def stage_lost(role: str) -> ServiceError:
 
 
 def backlog_full(role: str, actual: int, limit: int) -> ServiceError:
-    """Returns the error for a full backlog: the next process accepts no messages, and those that wait have reached the
-    limit."""
+    """Returns the error for a full backlog: the next process accepts no messages, and too many wait for it."""
     return ServiceError(
         Code.UNAVAILABLE,
         "BACKLOG_FULL",
@@ -191,8 +190,7 @@ def schema_mismatch(reader: str, reads: int, sender: str, sends: int) -> Service
 
 
 def other_revision(asked: str, served: str) -> ServiceError:
-    """Returns the error for a process replaced by one with another model revision. Outputs of two revisions are never
-    joined."""
+    """Returns the error for a process replaced by one of another model revision, as outputs of two are never joined."""
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "REVISION_CHANGED",

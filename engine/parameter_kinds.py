@@ -20,8 +20,7 @@ def same(value: float) -> float:
 
 
 def above_zero(value: float) -> float:
-    """Raises a value above 0 to `LEAST` at least, so that it stays above 0 in float32, where the parameter's meaning
-    changes."""
+    """Raises a value above 0 to at least `LEAST`: in float32 it must stay above 0, where the meaning changes."""
     return max(value, LEAST) if value > 0.0 else value
 
 
@@ -213,8 +212,7 @@ def in_range(field: str, value: float, low: float, high: float) -> None:
 
 
 def check_num(field: str, num: int, most: int) -> None:
-    """Raises `ServiceError` for more than `most` entries. The error omits the count, unknown for a truncated request.
-    """
+    """Raises `ServiceError` for more than `most` entries, without their number: a truncated request hides it."""
     if num > most:
         raise invalid(field, f"has more than the {most} entries that are allowed", limit=most)
 

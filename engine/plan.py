@@ -89,8 +89,8 @@ class StepPlan:
         )
 
     def known(self, sampled: Mapping[int, int]) -> "StepPlan":
-        """Returns the plan with IN_FLIGHT tokens replaced by what `sampled` has for their slots, or by 0 if that
-        failed."""
+        """Returns the plan with IN_FLIGHT tokens replaced by those `sampled` has for their slots; 0 where that failed.
+        """
         if IN_FLIGHT not in self.token_ids:
             return self
         ids, at = list(self.token_ids), 0
@@ -154,8 +154,9 @@ class PromptLogprobs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VerifiedDrafts:
-    """The tokens sampled by a row with k drafts: 1 + k at most, each as if all drafts before it were right. Of a tree,
-    only those behind the drafts that are kept.
+    """The tokens sampled by a row with k drafts: 1 + k at most, each as if all drafts before it were right.
+
+    Of a draft tree, only the tokens behind the drafts that are kept.
 
     Attributes:
         logprobs: as many as tokens, or none if they were not requested.

@@ -40,8 +40,7 @@ class RequestTimeline:
         self.num_dropped = 0
 
     def note(self, mark: TimelineEvent) -> None:
-        """Adds an event. ADMITTED and FIRST_TOKEN are kept beyond `MAX_MARKS`, as they separate the phases of a
-        request."""
+        """Adds an event. ADMITTED and FIRST_TOKEN are kept beyond `MAX_MARKS`: they separate a request's phases."""
         if len(self.marks) < MAX_MARKS or mark.kind in (EventKind.ADMITTED, EventKind.FIRST_TOKEN):
             self.marks.append(mark)
         else:

@@ -25,8 +25,7 @@ class Launcher(Protocol):
     """Computes plans asynchronously: `launch` returns before the device is done."""
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Starts computing the plan's rows, whose slots are in place. Raises OutOfDeviceMemory, DeviceLost, or any
-        other error."""
+        """Starts computing the plan's rows, whose slots are in place. Raises OutOfDeviceMemory, DeviceLost, others."""
 
 
 class StepRunner(Launcher, Protocol):

@@ -87,8 +87,7 @@ class BlockStore:
                     self._jobs.put(_CopyJob(move, self._fence()))
 
     def move_slots(self, sources: Tensor, targets: Tensor) -> None:
-        """Copies tokens to other places in the cache; all are read before one is written. See
-        `kernels.ops.move_slots_`."""
+        """Copies tokens to other places in the cache; reads all before it writes. See `kernels.ops.move_slots_`."""
         ops.move_slots_(self._slots, sources, targets)
 
     def moved(self) -> list[tuple[Move, bool]]:
@@ -156,8 +155,7 @@ class BlockStore:
 
 
 def layout_of(cache: list[Tensor], identity: CacheIdentity) -> bytes:
-    """Returns what must be equal for a block's bytes to mean the same: identity, number format, shape of a block,
-    layers."""
+    """Returns what must be equal for a block's bytes to mean the same: identity, number format, shape, layers."""
     shapes = repr([(str(layer.dtype), tuple(layer.shape[1:])) for layer in cache])
     return framed((identity.encoded(), shapes.encode()))
 

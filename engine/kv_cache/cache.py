@@ -45,8 +45,7 @@ class CacheStats:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """The sliding window of a model whose layers all have one: `size` tokens, computed in chunks of `max_chunk` at
-    most."""
+    """The sliding window of a model whose layers all have one: `size` tokens, computed in chunks up to `max_chunk`."""
 
     size: int
     max_chunk: int
@@ -100,8 +99,8 @@ class KVCache:
         return found
 
     def is_awaited(self, table: BlockTable, tokens: Sequence[int]) -> bool:
-        """Whether the next blocks of the prefix are being read from disk; starts reading them, `MAX_READS` + 1 times
-        per table at most."""
+        """Whether the next blocks of the prefix are being read from disk; starts reading them. A table starts
+        `MAX_READS` + 1 times at most."""
         if self.tiers is None or not self.prefix_caching or table.is_private or table.num_reads > MAX_READS:
             return False
         num_host, has_begun = 0, False
@@ -162,7 +161,7 @@ class KVCache:
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """Returns a table that shares the blocks of the first `num_tokens`, all computed; allocates none. `grow` copies
-        a partial last block for whichever table writes to it first."""
+        a partial last block for the table that writes to it first."""
         blocks = table.blocks[: self.blocks_for(num_tokens)]
         child = BlockTable(table.root, table.is_private, blocks, list(table.names), num_trimmed=table.num_trimmed)
         child.num_named = min(table.num_named, num_tokens // self.block_size)
@@ -243,8 +242,7 @@ class KVCache:
             assert self.pool.refs(block) == count, f"block {block}: {self.pool.refs(block)} references, {count} holders"
 
     def _allocate(self) -> int:
-        """Returns a block to write to. Its former contents lose their name on the device and may be saved to host
-        memory."""
+        """Returns a block to write to. Its old contents lose their name on the device and may be saved to the host."""
         block = self.pool.allocate()
         name = self.index.forget(block)
         if name is not None:
@@ -285,8 +283,7 @@ class KVCache:
         return max(0, num_computed - self._window.size + 1) // self.block_size
 
     def _name(self, table: BlockTable, tokens: Sequence[int], i: int) -> bytes:
-        """Returns the name of the i-th block; hashed once and kept on the table, as the tokens of a sequence never
-        change."""
+        """Returns the name of the i-th block; hashed once, kept on the table. A sequence's tokens never change."""
         size = self.block_size
         while len(table.names) <= i:
             at = len(table.names)

@@ -70,8 +70,8 @@ class Tiers:
         return len(self._disk)
 
     def save(self, name: bytes, block: int) -> list[Move]:
-        """Returns the moves that save `block`, named `name`, before it is overwritten on the device; none if it is not
-        needed or no slot is free."""
+        """Returns the moves that save `block`, named `name`, before it is overwritten on the device. Empty if the name
+        is there or being read, or no slot is free."""
         if name in self._host:
             self._host.move_to_end(name)
             return []
@@ -107,7 +107,7 @@ class Tiers:
         return name in self._reading
 
     def read(self, name: bytes) -> list[Move] | None:
-        """Returns the moves that read a name from disk into host memory; None if it is not on disk, is being read, or
+        """Returns the moves that read a name from disk into host memory. None if it is not on disk, is being read, or
         no slot is free."""
         if name not in self._disk or name in self._reading:
             return None

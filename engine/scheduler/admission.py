@@ -37,8 +37,8 @@ class AdmissionControl:
         return bool(self._state.waiting) and (self._state.has_changed or step % RETRY_STEPS == 0)
 
     def admit(self, now: float, step: int, budget: int, prefills: list[Sequence]) -> None:
-        """Places waiting sequences while slots, blocks and budget last. `prefills` holds the running prompts; admitted
-        sequences are appended to it."""
+        """Places waiting sequences while slots, blocks and budget last. Appends them to `prefills`, the running
+        prompts."""
         state = self._state
         if not self.is_due(step):
             return
@@ -110,8 +110,7 @@ class AdmissionControl:
         return not self._is_hopeless(sequence) and self._state.cache.is_awaited(sequence.table, _known(sequence))
 
     def _is_hopeless(self, sequence: Sequence) -> bool:
-        """Whether the last refusal still holds: no more blocks are free than then, or too high a peak was predicted
-        just now."""
+        """Whether the last refusal still holds: no more blocks are free, or its peak was too high just now."""
         if self._forgets:
             return False
         return self._state.cache.pool.num_free <= sequence.refused_free or self._step < sequence.retry_step
@@ -143,8 +142,7 @@ class AdmissionControl:
         return True
 
     def _fits(self, sequence: Sequence, found: list[int]) -> bool:
-        """Whether slots, blocks and the predicted peak allow it. Alone, a sequence always fits, as validation
-        guarantees."""
+        """Whether slots, blocks and the predicted peak allow it. Alone, a validated sequence always fits."""
         if not self._has_blocks(sequence, found):
             return False
         if not self._running_stats.num_active:
@@ -194,7 +192,7 @@ class AdmissionControl:
 
 def _known(sequence: Sequence) -> list[int]:
     """Returns the tokens whose prefix may be taken from the cache. While siblings wait to be forked, only the prompt
-    counts: what the first sequence has beyond it is not theirs."""
+    counts: further tokens of the first sequence are not theirs."""
     group = sequence.group
     tokens = group.prompt if group.unforked else sequence.tokens
     return tokens if group.num_findable >= len(tokens) else tokens[: group.num_findable]

@@ -40,8 +40,7 @@ class AsyncPlanner:
         return self._planner.decode_ahead(rows, now)
 
     def _rows(self) -> list[tuple[Sequence, int]]:
-        """Returns each sequence with the position of the token that it computes; empty if any sequence needs more than
-        a decode."""
+        """Returns each sequence with the position that it computes; empty if any sequence needs more than a decode."""
         under_way, rests = self._in_flight.under_way(), self._drafts.num_resting > 0
         rows: list[tuple[Sequence, int]] = []
         spent: Counter[SequenceGroup] = Counter()

@@ -47,8 +47,8 @@ class DraftScheduler:
         return bool(self.offered or self._grown)
 
     def rests(self) -> bool:
-        """Whether drafting pays for no sequence in the next step, whichever run. In that case hardly any other host
-        code of drafting runs: after a pass over all weights the processor caches are cold, so every call is slow."""
+        """Whether drafting pays for no sequence in the next step, whichever run. Hardly any other drafting code runs
+        then: after a pass over all weights the processor caches are cold, and every call is slow."""
         if self._controller is None:
             return False
         num_ahead = REST_STEPS - self.num_resting if self._is_resting else 0  # steps that were planned without drafts
@@ -62,9 +62,9 @@ class DraftScheduler:
         self.num_resting -= 1
 
     def asks(self, budget: int, *, grow: bool) -> list[DraftRequest]:
-        """Returns requests for drafts, for sequences one token behind, while prompts leave room in a step of `budget`
-        tokens. `grow`: allocates blocks for all drafts but the last, as far as other sequences do not need them in the
-        next step."""
+        """Returns draft requests for sequences one token behind. None if prompts fill a step of `budget` tokens.
+        `grow`: allocates blocks for all drafts but the last, as far as other sequences do not need them in the next
+        step."""
         self._asked = []
         missing = [one.num_missing for one in self._state.running if one.num_missing > 0]
         room = budget - sum(missing)
@@ -133,8 +133,8 @@ class DraftScheduler:
         return nums
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
-        """Reports a step to the controller: the time of a pure decode step (of one in `HEED_EVERY` while drafting
-        rests), else the number of rows that ended their prompt."""
+        """Reports a computed step to the controller. Of a pure decode step it reports the time (of one in `HEED_EVERY`
+        while drafting rests), else the number of rows that ended their prompt."""
         num_rows = len(plan.slots)
         if self._controller is None:
             return
@@ -198,8 +198,8 @@ class DraftScheduler:
         return cache.pool.num_free - wanted
 
     def _grow_ahead(self, sequence: Sequence, num: int, spare: int) -> tuple[int, int]:
-        """Allocates blocks for `num` drafts but the last before they are made, from `spare` blocks, or for as many as
-        fit. Returns the number of drafts, and the blocks taken beside the sequence's own next one."""
+        """Allocates blocks for `num` drafts but the last before they are made, from `spare` blocks. Returns the number
+        of drafts that fit, and the blocks taken beside the sequence's own next one."""
         cache, num_tokens = self._state.cache, len(sequence.tokens)
         own = cache.blocks_for(num_tokens)
         more = cache.blocks_for(num_tokens + num - 1) - own

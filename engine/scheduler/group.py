@@ -76,16 +76,14 @@ class SequenceGroup:
         return 1 + len(self.unforked)
 
     def num_ready(self, sequence: Sequence) -> int:
-        """Returns the number of tokens of the sequence that may be computed now; a token is sampled after the last one.
-        """
+        """Returns the tokens of the sequence that may be computed now; a token is sampled after the last one."""
         if self.unforked:
             return len(self.prompt) - 1
         return len(sequence.tokens) - self.is_held
 
     @property
     def num_findable(self) -> int:
-        """Leading tokens that may come from the prefix cache. Tokens to be scored may not: the cache holds no log
-        probabilities."""
+        """Leading tokens that may come from the prefix cache: none that are still to be scored."""
         scores = self.prompt_scores
         if scores is None or len(scores) >= len(self.prompt) - 1:
             return len(self.prompt) + self.max_tokens

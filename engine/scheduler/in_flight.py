@@ -95,8 +95,7 @@ class InFlightSteps:
         return events, failures
 
     def _break(self, group: SequenceGroup, error: ServiceError | None) -> Failure:
-        """Fails the request and removes its blocks from the prefix index, as their values may be the cause of the
-        failure."""
+        """Fails the request and removes its blocks from the prefix index, as their values may be the cause."""
         for sequence in group.sequences:
             self._state.cache.disown(sequence.table)
         return self._outputs.fail(group, error or engine_fault())

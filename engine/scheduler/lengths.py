@@ -49,8 +49,7 @@ class OutputLengths:
         return float(max_tokens) if history is None else min(history.mean, max_tokens)
 
     def likely_end(self, tenant: str, produced: int, max_tokens: int) -> int:
-        """Returns a length that an output of `produced` tokens will hardly exceed: a quantile of the tenant's longer
-        ones."""
+        """Returns a length that an output of `produced` tokens will hardly exceed: a quantile of longer ones."""
         history = self._tenants.get(tenant)
         if history is None:
             return max_tokens

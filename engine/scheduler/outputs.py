@@ -154,8 +154,7 @@ class Outputs:
         self._state.end(sequence)
 
     def _hide(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Collects the tokens of a best-of output. They are emitted at the end of the request if it is among the best.
-        """
+        """Collects the tokens of a best-of output; they are emitted at the request's end if it is among the best."""
         assert logprobs, "a search was sampled without log probabilities"
         group = sequence.group
         sequence.logprobs += logprobs

@@ -67,13 +67,12 @@ class Planner:
         return self._write() if self.rows else None
 
     def has_more_to_do(self, now: float) -> bool:
-        """Whether the next step must decide more than which sequences decode: admission is due, or a pause has lasted
-        too long."""
+        """Whether the next step does more than decode: admission is due, or a pause has lasted too long."""
         return self._admission.is_due(self.step + 1) or next(self._held_too_long(now), None) is not None
 
     def decode_ahead(self, rows: list[tuple[Sequence, int]], now: float) -> StepPlan:
-        """Returns a step in which each sequence of `rows` decodes the token at the given position, which may not be
-        sampled yet. The sequences must have block capacity for that position."""
+        """Returns a step in which each sequence of `rows` decodes the token at the given position. That token may not
+        be sampled yet. The sequences must have block capacity for the position."""
         self.step += 1
         self.rows, self._now = [one for one, _ in rows], now
         ids: list[int] = []
@@ -141,8 +140,7 @@ class Planner:
             self._put_short_first()
 
     def _take(self, sequence: Sequence, num: int) -> bool:
-        """Adds the sequence to the step with `num` tokens; may preempt others for blocks. Returns False if it must skip
-        the step."""
+        """Adds the sequence to the step with `num` tokens; may preempt others. Returns False if blocks are short."""
         cache = self._state.cache
         while not cache.grow(sequence.table, sequence.num_computed + num):
             victim = victims.idle(self._state.running, self.step) or victims.behind(

@@ -143,8 +143,10 @@ class FairShare:
 
 
 def _priority(settings: SchedulerSettings, lengths: OutputLengths, context_length: int) -> Policy:
-    """Priority with ageing: one level is worth `ageing_s` of waiting, so no request starves, and the order of two
-    requests never changes. A target for the first token orders requests within a level."""
+    """Priority with ageing: one level is worth `ageing_s` of waiting, so no request starves.
+
+    The order of two requests never changes. A target for the first token orders requests within a level.
+    """
 
     def measure(group: SequenceGroup) -> float:
         target = min(group.request.ttft_target_s, settings.ageing_s)

@@ -20,8 +20,7 @@ class PrefillRoundRobin:
         self._was_express = False
 
     def share(self, sequences: list[Sequence], budget: int) -> list[Share]:
-        """Returns (sequence, tokens) within `budget`. `sequences` are in the order of the policy; each misses at least
-        one token."""
+        """Returns (sequence, tokens) within `budget`. `sequences`: in the policy's order, all with missing tokens."""
         long = [one for one in sequences if one.num_missing > budget]
         self._was_express = bool(long) and len(long) < len(sequences) and not self._was_express
         if not long:

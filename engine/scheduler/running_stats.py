@@ -41,10 +41,10 @@ class RunningStats:
             self._loads += self._loads_of(sequence, 0)
 
     def peak_with(self, sequence: Sequence, found: list[int]) -> int:
-        """Returns the blocks held at the predicted common peak of all running sequences and `sequence`. `found`: its
-        blocks in the prefix cache.
+        """Returns the blocks held at the predicted common peak of all running sequences and `sequence`.
 
-        Each sequence counts half a block more, for rounding. Blocks shared now are assumed to stay shared.
+        `found`: its blocks in the prefix cache. Each sequence counts half a block more, for rounding. Blocks shared now
+        are assumed to stay shared.
         """
         pool, size = self._cache.pool, self._cache.block_size
         if self._loads is None:
@@ -65,10 +65,10 @@ class RunningStats:
 
 
 def peak(loads: Iterable[Load]) -> int:
-    """Returns the most tokens that running outputs will hold together at any time: max over i of (c_1 + … + c_i + i ·
-    r_i), longest remaining first. Source: Past-Future scheduler (ASPLOS '25), as in LightLLM.
+    """Returns the most tokens that running outputs will hold together at any time.
 
-    Just before output i ends, outputs 1 … i are alive and each has grown by r_i.
+    That is max over i of (c_1 + … + c_i + i · r_i), longest remaining first: just before output i ends, outputs 1 … i
+    are alive and each has grown by r_i. Source: Past-Future scheduler (ASPLOS '25), as in LightLLM.
     """
     held = most = 0
     for i, (remaining, now) in enumerate(sorted(loads, reverse=True), 1):

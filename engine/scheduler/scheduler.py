@@ -122,8 +122,7 @@ class Scheduler:
         return bool(state.waiting or self._due or self._ended) or any(one.num_missing > 0 for one in state.running)
 
     def add(self, request: EngineRequest) -> None:
-        """Queues a request. Raises ServiceError: bad parameters, duplicate id, full queue, late deadline, or it never
-        fits."""
+        """Queues a request. Raises ServiceError: bad parameters, duplicate id, queue full, deadline, or never fits."""
         if request.request_id in self._state.groups:
             raise ServiceError(Code.INTERNAL, "DUPLICATE_ID", "this request id is already open in the engine")
         group = self._validator.open(request, self._num_added)
@@ -146,8 +145,7 @@ class Scheduler:
         self._planner.lower_budget(num_tokens)
 
     def cancel(self, request_id: str) -> bool:
-        """Removes a request and its undelivered events, and frees what it holds at once. Returns False if it is not
-        open."""
+        """Removes a request and its undelivered events, and frees what it holds at once. False if it is not open."""
         untold = [event for event in self._ended if event.request_id == request_id]
         self._ended = [event for event in self._ended if event.request_id != request_id]
         group = self._state.groups.get(request_id)
@@ -226,8 +224,8 @@ class Scheduler:
         self._due.append(group)
 
     def expire(self, now: float) -> tuple[list[Sampled], list[Failure]]:
-        """Ends what ends without a step: requests past their deadline; outputs cancelled, or complete by a lowered
-        limit or when resumed."""
+        """Ends what ends without a step, and returns its events. That is: requests past their deadline; outputs
+        cancelled, or complete by a lowered limit or when resumed."""
         events, self._ended = self._ended, []
         due, self._due = self._due, []
         for group in due:
@@ -249,8 +247,7 @@ class Scheduler:
         return self._drafts.asks(self._planner.budget, grow=grow)
 
     def offer(self, asks: Ids[DraftRequest], proposals: Ids[Ids[int] | DraftTree], seconds: float) -> None:
-        """Takes the drafts for `asks`, in the same order, each no longer than asked for. `seconds`: the time drafting
-        took."""
+        """Takes the drafts for `asks`, in their order, none longer than asked for. `seconds`: time spent drafting."""
         self._drafts.offer(asks, proposals, seconds)
 
     def plan(self, now: float) -> StepPlan | None:
@@ -259,8 +256,7 @@ class Scheduler:
         return self._begin(self._planner.plan(now), now)
 
     def plan_ahead(self, now: float) -> StepPlan | None:
-        """Returns the next step if it does not depend on what the steps in flight sample; None if it has to wait for
-        them."""
+        """Returns the next step; None if it depends on what the steps in flight sample."""
         return self._begin(self._async_planner.plan(now), now)
 
     def take_preempted(self) -> list[str]:
@@ -268,8 +264,7 @@ class Scheduler:
         return self._state.take_preempted()
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
-        """Advances the rows of `plan` by `result` and returns events and failures. Rows that were cancelled meanwhile
-        are skipped."""
+        """Advances the rows of `plan`; returns events and failures. Rows that were cancelled meanwhile are skipped."""
         return self._in_flight.land(plan, result, now)
 
     def check(self) -> None:

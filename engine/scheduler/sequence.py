@@ -91,6 +91,5 @@ class Sequence:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no token to compute until its client grants credit or sends input. Called for running
-        sequences."""
+        """Whether it has no token to compute until its client grants credit or sends input; for running sequences."""
         return self.group.is_held and self.num_missing <= 0

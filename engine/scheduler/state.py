@@ -68,8 +68,7 @@ class SchedulerState:
         self._await(group.sequences[0])
 
     def place(self, sequence: Sequence, found: list[int]) -> None:
-        """Gives a waiting sequence its slot and the cached blocks `found`, and reserves slots for sequences to be
-        forked."""
+        """Gives a waiting sequence a slot and the cached blocks `found`, and reserves slots for its forks."""
         group = sequence.group
         self.waiting.remove(sequence)
         taken = [self.free_slots.pop() for _ in range(group.num_slots(sequence))]
@@ -138,8 +137,7 @@ class SchedulerState:
             self.wake(group)
 
     def fill(self, sequence: Sequence) -> None:
-        """Names the blocks that became full by the tokens computed, and frees those that have left the attention
-        window."""
+        """Names the blocks that became full, and frees those that have left the attention window."""
         self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
         trimmed = self.cache.trim(sequence.table, sequence.num_computed)
         if trimmed is not None:
@@ -153,8 +151,7 @@ class SchedulerState:
 
     @contextlib.contextmanager
     def requeued(self, group: SequenceGroup) -> Iterator[None]:
-        """Wraps a change of a group's prompt or order: requeues its waiting sequences, and places its running rows
-        again."""
+        """Wraps a change of a group's prompt or order: requeues waiting sequences, and renews running rows."""
         queued = [sequence for sequence in group.sequences if sequence.state is SequenceStatus.WAITING]
         for sequence in queued:
             self.waiting.remove(sequence)

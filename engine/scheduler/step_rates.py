@@ -40,11 +40,9 @@ class StepRates:
 
     @property
     def token_s(self) -> float:
-        """Seconds that one more token in a step takes: the slope of seconds over tokens; 0 while all steps have equal
-        size."""
+        """Seconds that one more token in a step takes: the slope of seconds over tokens; 0 for steps of equal size."""
         return max(0.0, self._covariance / self._variance) if self._variance > 0 else 0.0
 
     def time_for(self, num_prompt: int, num_steps: float) -> float:
-        """Returns the seconds for `num_prompt` tokens of prefill and then `num_steps` steps at recent rates; 0 before
-        any step."""
+        """Returns the seconds for `num_prompt` tokens of prefill and `num_steps` steps; 0 before the first step."""
         return num_prompt * self.token_s + num_steps * self.mean_step_s

@@ -77,8 +77,7 @@ class RequestValidator:
         return group
 
     def _drafting(self, request: EngineRequest) -> Drafting | None:
-        """Returns the draft state of an output; None without drafts, and for beams, whose tokens are chosen and not
-        sampled."""
+        """Returns the draft state of an output; None without drafts, or for beams: their tokens are not sampled."""
         asked = request.max_draft_tokens
         limit = self.max_draft_tokens if asked is None else min(asked, self.max_draft_tokens)
         return Drafting(limit) if limit > 0 and not request.params.beam_width else None
