@@ -89,7 +89,7 @@ class StepPlan:
         )
 
     def known(self, sampled: Mapping[int, int]) -> "StepPlan":
-        """Returns the plan with IN_FLIGHT tokens replaced by those `sampled` has for their slots; 0 where that failed.
+        """Returns the plan with IN_FLIGHT tokens replaced by what `sampled` has for their slots, or 0 after a failure.
         """
         if IN_FLIGHT not in self.token_ids:
             return self
