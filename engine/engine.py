@@ -95,7 +95,7 @@ class Engine:
         self.scheduler.add(request)
 
     def cancel(self, request_id: str, output_index: int | None = None) -> bool:
-        """Ends a request, or one output of it, without an event, and frees what it holds. False if it is not open."""
+        """Ends a request without an event, or one output with an event. Returns False if it is not open."""
         if output_index is not None:
             return self.scheduler.cancel_output(request_id, output_index, self._clock())
         return self.scheduler.cancel(request_id)

@@ -89,8 +89,7 @@ class StepPlan:
         )
 
     def known(self, sampled: Mapping[int, int]) -> "StepPlan":
-        """Returns the plan with IN_FLIGHT tokens replaced by what `sampled` has for their slots, or 0 after a failure.
-        """
+        """Returns the plan with IN_FLIGHT tokens replaced by the tokens `sampled` by slot; 0 after a failure."""
         if IN_FLIGHT not in self.token_ids:
             return self
         ids, at = list(self.token_ids), 0
