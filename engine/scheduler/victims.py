@@ -3,8 +3,8 @@
 A paused sequence goes first, as it loses no time while it waits. Then, of those behind the beneficiary in the order of
 service: the lowest priority, then the fewest computed tokens (least work lost), then the youngest. A sequence that was
 preempted `max_preemptions` times is spared; the beneficiary waits for a block instead. If that leaves a step without a
-single row, `last_resort` preempts all others for the oldest sequence. Its order is arrival, which no policy changes. So
-one request always ends, at any pool size that fits every single request.
+single row, `last_resort` preempts others for the oldest sequence until it fits. Its order is arrival, which no policy
+changes. So one request always ends, at any pool size that fits every single request.
 """
 
 from collections.abc import Iterable
