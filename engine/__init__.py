@@ -1,1 +1,1 @@
-"""Decides and computes: requests in, sampled tokens out. Knows no socket, no protobuf, no text, no span."""
+"""The engine: schedules and computes. Requests in, sampled tokens out; no sockets, protobuf, text or tracing spans."""

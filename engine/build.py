@@ -1,6 +1,6 @@
-"""Makes an engine from settings and a checkpoint directory: device, number formats, weights, cache size.
+"""Builds an engine from settings and a checkpoint directory: device, number formats, weights, cache size.
 
-What is computed here (dtype, block count) is returned in `BuiltEngine`, never written back into the settings.
+Computed values (dtype, block count) are returned in `BuiltEngine`; the settings are never changed.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ from sluice_server.kernels import ops
 from sluice_server.kernels.cpu import builds
 from sluice_server.kernels.layout.ragged import MAX_TREE
 
-CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; pages are taken only as they are used
+CPU_CACHE_SHARE = 0.25  # of the memory that is free at start; the OS assigns pages only on use
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class BuiltEngine:
     """An engine and what was decided while building it.
 
     Attributes:
-        computing: what it computes with.
-        num_blocks: of its cache.
-        grammars: those that outputs follow; for whoever compiles them ahead.
-        tuner: measures how many threads pay while the engine is idle; None on CUDA.
+        computing: a description of device, formats and kernels.
+        num_blocks: blocks of its cache.
+        grammars: the grammars that outputs follow, so that the caller can compile them ahead.
+        tuner: measures how many threads pay off while the engine is idle; None on CUDA.
         store: the cache's memory.
     """
 
@@ -73,7 +73,7 @@ class BuiltEngine:
     store: BlockStore
 
     def close(self) -> None:
-        """End what outlives its last reference. The engine takes nothing any more."""
+        """Ends the thread of the cache's store. The engine must not be used afterwards."""
         self.store.close()
 
 
@@ -87,11 +87,10 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
     digests: Callable[[], Digests] = Digests,
     grammars: Grammars | None = None,
 ) -> BuiltEngine:
-    """Load the checkpoint, and that of a draft where one drafts, and put an engine around it. `digests`, asked once the
-    weights are loaded, gives the names of their contents, without which nothing can be kept on disk. Without `grammars`
-    none is followed.
+    """Loads the checkpoint, and that of a drafter if there is one, and builds an engine with them.
 
-    Raises ServiceError naming what is wrong and what to do.
+    `digests` is called once the weights are loaded and names their contents; a disk tier needs it. Without `grammars`
+    every constraint is refused. Raises ServiceError naming what is wrong and what to do.
     """
     device, formats, notes = chosen(config, model_config, limits)
     model, drafter = loaded(config, model_config, directory, limits, draft, formats, device)
@@ -108,7 +107,7 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
         check_trial(draft, drafter, beside, config.block_size)
     tuner = None
     if device.type == "cpu":
-        own = model.new_cache(1, config.block_size, formats.cache)  # as the other one is in use while this is measured
+        own = model.new_cache(1, config.block_size, formats.cache)  # the engine's cache is in use meanwhile
         tuner = tune_threads(config, one_token(model, own, config.block_size))
     costs = measure_costs(model, store, config.block_size) if tiers is not None else None
     window = sliding_window(model_config, config.max_num_batched_tokens)
@@ -138,8 +137,8 @@ def build_engine(  # noqa: PLR0913 # all that an engine is made of
 def chosen(
     config: EngineConfig, model_config: ModelConfig, limits: Limits
 ) -> tuple[torch.device, Formats, tuple[str, ...]]:
-    """Where and in which formats a model is computed, and what an operator should know of that. Raises ServiceError for
-    what cannot be served so, before any weight is read."""
+    """Returns device, number formats and notes for the operator, before any weight is read. Raises ServiceError for
+    what this server cannot compute."""
     device = choose_device(config.device)
     check_trees(config, model_config, device)
     formats = choose_formats(config, device)
@@ -158,7 +157,7 @@ def loaded(  # noqa: PLR0913 # all that is loaded
     formats: Formats,
     device: torch.device,
 ) -> tuple[Model, Drafter | None]:
-    """The model, and what drafts for it if anything does."""
+    """Loads the model, and the drafter if there is one."""
     if device.type == "cpu":
         set_threads(config)
     pack = functools.partial(ops.pack_linear, weights=formats.weights)
@@ -174,7 +173,7 @@ def loaded(  # noqa: PLR0913 # all that is loaded
 def computing_of(
     device: torch.device, formats: Formats, model: Model, tuner: ThreadTuner | None, notes: Sequence[str] = ()
 ) -> Computing:
-    """What was decided, in words."""
+    """Describes what was decided, for logs and clients."""
     on_cpu = device.type == "cpu"
     return Computing(
         device=str(device),
@@ -193,7 +192,7 @@ def computing_of(
 
 
 def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Tensor]) -> Proposer | None:
-    """Who drafts, if anybody does."""
+    """Returns the proposer of drafts; None without speculation."""
     if drafter is not None:
         return DraftProposer(drafter, cache, config.block_size, config.max_num_batched_tokens)
     return NgramProposer() if config.speculation == "ngram" else None
@@ -202,7 +201,7 @@ def make_proposer(config: EngineConfig, drafter: Drafter | None, cache: list[Ten
 def make_store(
     config: EngineConfig, cache: list[Tensor], beside: Sequence[Tensor], identity: CacheIdentity
 ) -> tuple[BlockStore, Tiers | None]:
-    """The cache's memory, with that of a draft beside it, and the books of the tiers below it if there are any."""
+    """Returns the cache's memory, with that of a drafter (`beside`), and the bookkeeping of the lower tiers, if any."""
     assert identity.weights or not config.disk_cache_dir, "blocks on disk are named by the content of the weights"
     bare = BlockStore(cache, beside=beside)
     if not config.host_cache_bytes:
@@ -217,13 +216,13 @@ def make_store(
 
 
 def sliding_window(model: ModelConfig, max_chunk: int) -> Window | None:
-    """The window after which cache blocks are given back; None if any layer sees everything."""
+    """Returns the window after which cache blocks are freed; None if any layer has full attention."""
     sizes = [size for size in model.windows if size is not None]
     return Window(max(sizes), max_chunk) if len(sizes) == len(model.windows) else None
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; auto takes CUDA where there is one. Raises ServiceError if CUDA is asked for in vain."""
+    """Returns the device of that name; auto prefers CUDA. Raises ServiceError if CUDA is requested and not usable."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -234,11 +233,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def cache_blocks(config: EngineConfig, size: int, limits: Limits, room_bytes: int | None) -> int:
-    """Blocks of the cache, which keeps `size` bytes of a token: as many tokens as asked for, else all sequences at
-    full length as far as memory goes; `room_bytes` is what a GPU has for it, None without one.
-
-    Raises ServiceError INVALID_SETTING for less than a block, and for more than there is memory at all.
-    """
+    """Returns the number of cache blocks, of `size` bytes per token. It covers the tokens configured, else all
+    sequences at full length as far as memory allows. `room_bytes`: a GPU's memory for the cache, None without one.
+    Raises ServiceError INVALID_SETTING for less than one block, or more than the memory that exists."""
     room = (int(_memory("SC_AVPHYS_PAGES") * CPU_CACHE_SHARE) if room_bytes is None else room_bytes) // size
     most = (_memory("SC_PHYS_PAGES") if room_bytes is None else room_bytes) // size
     tokens = config.kv_cache_tokens or min(config.max_num_seqs * limits.context_length, room)
@@ -250,7 +247,7 @@ def cache_blocks(config: EngineConfig, size: int, limits: Limits, room_bytes: in
 
 
 def cache_room(config: EngineConfig, model: Model, formats: Formats, limits: Limits) -> int | None:
-    """Bytes that a GPU has for the cache; None without one."""
+    """Returns the bytes that a GPU has for the cache; None without a GPU."""
     if model.device.type != "cuda":
         return None
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens
@@ -263,7 +260,7 @@ def cache_room(config: EngineConfig, model: Model, formats: Formats, limits: Lim
 
 
 def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockStore, limits: Limits) -> StepRunner:
-    """The runner itself, or, on a GPU, with recorded steps before it."""
+    """Returns the runner itself, or, on a GPU, one that replays recorded steps where it can."""
     if model.device.type != "cuda":
         return plain
     what = f"recorded steps of {config.max_num_seqs} rows beside the cache; lower it"
@@ -272,14 +269,14 @@ def runner_for(config: EngineConfig, plain: Runner, model: Model, store: BlockSt
 
 
 def recorded_for(config: EngineConfig, limits: Limits) -> tuple[Slots, InFlightDrafts]:
-    """What steps are recorded for."""
+    """Returns the slots and drafts for which steps are recorded."""
     slots = Slots(config.max_num_seqs, limits.context_length, config.block_size)
     return slots, InFlightDrafts(recorded_drafts(config), config.max_draft_width > 1)
 
 
 def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:
-    """Drafts a row at most of which there are recorded steps: with an adaptive length powers of two up to the most, so
-    that no step computes more than twice its tokens."""
+    """Returns the numbers of drafts per row for which steps are recorded. With an adaptive length these are powers of
+    two and the maximum, so that no step computes more than twice its tokens."""
     if config.speculation == "none":
         return ()
     most = config.max_draft_tokens
@@ -287,7 +284,7 @@ def recorded_drafts(config: EngineConfig) -> tuple[int, ...]:
 
 
 def check_trees(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
-    """Raises ServiceError where drafts are to branch that the kernels of a GPU cannot verify."""
+    """Raises ServiceError if drafts are to branch and the GPU kernels cannot verify that."""
     least = min((size for size in model.windows if size is not None), default=MAX_TREE)
     if device.type != "cpu" and config.max_draft_width > 1 and least < MAX_TREE:
         text = f"{config.max_draft_width} on {device} with a sliding window of {least} tokens: use 1"
@@ -295,7 +292,7 @@ def check_trees(config: EngineConfig, model: ModelConfig, device: torch.device) 
 
 
 def _memory(pages: str) -> int:
-    """Bytes of this machine's memory: SC_PHYS_PAGES of all, SC_AVPHYS_PAGES of what is free."""
+    """Returns bytes of this machine's memory: all for SC_PHYS_PAGES, what is free for SC_AVPHYS_PAGES."""
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 

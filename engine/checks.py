@@ -1,6 +1,7 @@
-"""Whether something may be asked of the engine: the one place that says so, by field, value and limit.
+"""Checks of what a request may ask of the engine. Errors name field, value and limit.
 
-The same functions run at the gateway, the tokenizer and again at engine admission: the engine trusts nobody. Pure.
+The gateway, the tokenizer and engine admission all run these functions; the engine does not rely on earlier checks.
+Pure.
 """
 
 from sluice_server.engine.errors import context_exceeded, invalid, unsupported
@@ -12,7 +13,7 @@ from sluice_server.engine.request import MAX_DRAFT_TOKENS, Limits, SamplingParam
 
 
 def check_params(params: SamplingParams, limits: Limits) -> None:
-    """Raise `ServiceError` INVALID_ARGUMENT naming the first field out of range, its value and its limit."""
+    """Raises `ServiceError` INVALID_ARGUMENT naming the first field out of range, its value and its limit."""
     for parameter in PARAMETERS:
         parameter.check(params, limits)
     _check_bad_words(params, limits)
@@ -28,7 +29,7 @@ def check_params(params: SamplingParams, limits: Limits) -> None:
 
 
 def check_constrained(params: SamplingParams) -> None:
-    """Raise `ServiceError` for what does not go with a constraint."""
+    """Raises `ServiceError` for parameters that cannot be combined with a constraint."""
     if params.beam_width:
         raise unsupported("constraint", "constraint is not supported together with sampling.beam: leave one out")
     if params.ignore_eos:
@@ -38,7 +39,7 @@ def check_constrained(params: SamplingParams) -> None:
 
 
 def _check_logprobs(params: SamplingParams) -> None:
-    """What goes together of what is reported of tokens."""
+    """Checks the combination of log-probability parameters."""
     if params.logprob_token_ids and params.logprobs < 0:
         raise invalid("logprob_token_ids", "are reported with `logprobs`: set it, to 0 if nothing else is wanted")
     if params.logprob_token_ids and params.beam_width:
@@ -46,7 +47,7 @@ def _check_logprobs(params: SamplingParams) -> None:
 
 
 def _check_bad_words(params: SamplingParams, limits: Limits) -> None:
-    """A word is written in two ways at most, with a space before it and without."""
+    """Checks the bad words: each is tokenized in two ways at most, with a space before it and without."""
     most = 2 * limits.max_bad_words
     if len(params.bad_words) > most:
         raise invalid("bad_words", f"{len(params.bad_words)} sequences of ids; at most {most}", limit=most)
@@ -57,7 +58,7 @@ def _check_bad_words(params: SamplingParams, limits: Limits) -> None:
 
 
 def _check_beam(params: SamplingParams) -> None:
-    """What goes with a beam search."""
+    """Checks the combination of a beam search with other parameters."""
     if not params.beam_width:
         return
     if params.n > params.beam_width:
@@ -69,7 +70,10 @@ def _check_beam(params: SamplingParams) -> None:
 
 
 def check_prompt(num_tokens: int, params: SamplingParams, limits: Limits) -> None:
-    """Raise `ServiceError` when a prompt of `num_tokens` is empty or leaves no room for what is to be generated."""
+    """Raises `ServiceError` if a prompt of `num_tokens` is empty or too long for the tokens to generate.
+
+    Also if its log probabilities are requested and there would be more than `limits.max_prompt_candidates`.
+    """
     if num_tokens == 0:
         raise invalid("prompt", "has no tokens; send at least one")
     num_candidates, most = num_tokens * (params.prompt_logprobs + 1), limits.max_prompt_candidates
@@ -89,20 +93,20 @@ def check_prompt(num_tokens: int, params: SamplingParams, limits: Limits) -> Non
 
 
 def check_priority(priority: int, limits: Limits) -> None:
-    """Raise `ServiceError` when the priority is outside ±`limits.max_priority`."""
+    """Raises `ServiceError` if the priority is outside ±`limits.max_priority`."""
     in_range("priority", priority, -limits.max_priority, limits.max_priority)
 
 
 def check_draft_tokens(num: int) -> None:
-    """Raise `ServiceError` when no step drafts so many tokens; 0 is none."""
+    """Raises `ServiceError` if `num` is outside 0 … `MAX_DRAFT_TOKENS`; 0 is no drafts."""
     in_range("speculation.max_tokens", num, 0, MAX_DRAFT_TOKENS)
 
 
 def check_credit(credit: int, limits: Limits, field: str = "credit") -> None:
-    """Raise `ServiceError` when so much credit may not be had at once."""
+    """Raises `ServiceError` if `credit` is negative or above `limits.max_credit`."""
     in_range(field, credit, 0, limits.max_credit)
 
 
 def effective_max_tokens(num_prompt: int, params: SamplingParams, limits: Limits) -> int:
-    """Tokens this request may generate: its own bound, or all that the context leaves."""
+    """Returns the tokens that a request may generate: its own limit, or all that the context leaves."""
     return params.max_tokens or limits.context_length - num_prompt

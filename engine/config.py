@@ -1,5 +1,5 @@
-"""The engine's settings: frozen, read once, never written to. Computed quantities (block count, dtype) are returned by
-whoever computed them and passed on. Stdlib only."""
+"""The engine's settings: frozen, read once, never written to. Computed values (block count, dtype) are returned by the
+functions that compute them. Stdlib only."""
 
 import dataclasses
 from typing import TypeVar
@@ -10,14 +10,14 @@ CACHE_DTYPES = ("float32", "bfloat16", "int8", "fp8")
 
 
 def option(default: _T, text: str) -> _T:
-    """A dataclass field whose help text the command line shows."""
-    # typed as the value, as dataclasses.field itself is
+    """Returns a dataclass field with a help text for the command line."""
+    # typed as the value, like dataclasses.field itself
     return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the engine needs to know beyond the checkpoint itself."""
+    """The settings of an engine, beside the checkpoint itself."""
 
     device: str = option("auto", "auto, cpu or cuda; auto takes CUDA where there is one")
     dtype: str = option("auto", "auto, float32 or bfloat16; auto takes bfloat16 where the device computes in it")
@@ -67,4 +67,4 @@ class EngineConfig:
     )
 
 
-DEFAULTS = EngineConfig()  # the one source of them: what else has a default of the same meaning takes it from here
+DEFAULTS = EngineConfig()  # other defaults of the same meaning are taken from here

@@ -1,9 +1,8 @@
-"""`add`, `cancel`, `step`: the only file that sees both scheduler and runner.
+"""The engine: `add`, `cancel`, `step`. The only module that uses both scheduler and runner.
 
-Steps are launched, and collected when as many are in flight as the runner computes behind the host's back: none on CPU.
-
-Takes requests, gives events: `Sampled` tokens and failures, each request ending in exactly one of a `Sampled` with a
-finish or a failure (a cancelled one ends silently: who cancelled it knows). Knows no socket, no text, no span.
+Steps are launched first and collected later. As many stay in flight as the runner computes asynchronously: none on a
+CPU. Requests in, events out: `Sampled` tokens and failures. Each request ends in exactly one of a `Sampled` with a
+finish or a failure; a cancelled request ends without an event. Independent of sockets, text and spans.
 """
 
 import dataclasses
@@ -25,15 +24,15 @@ from sluice_server.engine.speculation.proposer import Proposer, proposals
 
 
 class Tuner(Protocol):
-    """What is measured while there is no work."""
+    """Measures something while the engine is idle."""
 
     def idle(self) -> bool:
-        """Measure a step if it is time to; whether another one belongs to it."""
+        """Measures a step if it is time to; returns whether another one belongs to the measurement."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepEvents:
-    """What one step brought: tokens, requests that ended without success, and those that lost their place."""
+    """The events of one step: sampled tokens, requests that failed, and ids of requests that were preempted."""
 
     sampled: list[Sampled]
     failed: list[tuple[str, ServiceError]]
@@ -42,7 +41,7 @@ class StepEvents:
 
 @dataclasses.dataclass(slots=True)
 class StepSplit:
-    """Seconds of all steps so far, by what they went to."""
+    """Seconds of all steps so far, by part."""
 
     draft_s: float = 0.0
     plan_s: float = 0.0
@@ -50,7 +49,7 @@ class StepSplit:
     apply_s: float = 0.0
 
     def parts(self) -> list[tuple[str, float]]:
-        """Each part's name and seconds."""
+        """Returns each part's name and seconds."""
         return [
             ("draft", self.draft_s),
             ("plan", self.plan_s),
@@ -60,7 +59,7 @@ class StepSplit:
 
 
 class Engine:
-    """One model, one scheduler, one runner; and who drafts, if anybody does."""
+    """One model, one scheduler and one runner, with a proposer of drafts if there is one."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class Engine:
         identity: CacheIdentity = UNNAMED,
         tuner: Tuner | None = None,
     ) -> None:
-        """`identity`: of the cache's blocks, for the salt of requests."""
+        """`identity`: the identity of the cache's blocks, used for the salt of requests."""
         self.identity = identity
         self.scheduler = scheduler
         self.runner = runner
@@ -83,37 +82,37 @@ class Engine:
 
     @property
     def stats(self) -> StepRates:
-        """Running figures of the steps."""
+        """Step rates of the scheduler."""
         return self.scheduler.pace
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: a paused request is no work, but its deadline still needs steps."""
+        """Whether a step would do anything. A paused request does not count, but its deadline still needs steps."""
         return bool(self._flights) or self.scheduler.has_work
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises ServiceError when it may not or can never run."""
+        """Queues a request. Raises ServiceError if it is invalid, cannot be queued, or can never fit."""
         self.scheduler.add(request)
 
     def cancel(self, request_id: str, output_index: int | None = None) -> bool:
-        """End a request silently and free what it holds, or end one output of it. False if it is not open."""
+        """Ends a request without an event, or one output with an event. Returns False if it is not open."""
         if output_index is not None:
             return self.scheduler.cancel_output(request_id, output_index, self._clock())
         return self.scheduler.cancel(request_id)
 
     def grant(self, request_id: str, num_tokens: int) -> None:
-        """Allow `num_tokens` more to be sampled, over all outputs. Raises ServiceError: not open, or out of range."""
+        """Adds `num_tokens` of credit, shared by all outputs. Raises ServiceError: not open, or out of range."""
         self.scheduler.grant(request_id, num_tokens, self._clock())
 
     def append(self, request_id: str, ids: Sequence[int]) -> None:
-        """More prompt for a request whose input is open.
+        """Appends to the prompt of a request whose input is open.
 
-        Raises ServiceError when it is not open, its input is closed, or the whole no longer fits; it stays as it was.
+        Raises ServiceError if it is not open, its input is closed, or the whole no longer fits; it is then unchanged.
         """
         self.scheduler.append(request_id, ids, self._clock())
 
     def close_input(self, request_id: str) -> None:
-        """No more prompt comes: sampling may start. Raises ServiceError when the request is not open."""
+        """Closes a request's input, so that sampling may start. Raises ServiceError when the request is not open."""
         self.scheduler.close_input(request_id, self._clock())
 
     def update(
@@ -123,15 +122,15 @@ class Engine:
         priority: int | None = None,
         deadline_s: float | None = None,
     ) -> None:
-        """Change an open request; what is None stays. Raises ServiceError when it is not open or out of range."""
+        """Changes an open request; None leaves a value unchanged. Raises ServiceError: not open, or out of range."""
         self.scheduler.update(request_id, max_tokens, priority, deadline_s)
 
     def idle(self) -> bool:
-        """Make use of a time without requests, a little; False when there is nothing to do."""
+        """Does a little background work while there are no requests; returns False when nothing is left to do."""
         return self.runner.idle() or (self._tuner is not None and self._tuner.idle())
 
     def step(self) -> StepEvents:
-        """Launch one step for whoever is due; the events are those of the steps that were collected."""
+        """Launches one step and returns the events of the steps that were collected."""
         start = self._clock()
         for move, is_good in self.runner.moved():
             self.scheduler.cache.moved(move, is_good)
@@ -157,7 +156,7 @@ class Engine:
         self._move()
         if asks:
             drafts = proposals(proposer, asks, self.scheduler.limits.vocab_size)
-            self.scheduler.offer(asks, drafts, self._clock() - start)  # who chose whom to ask is a cost of drafts too
+            self.scheduler.offer(asks, drafts, self._clock() - start)  # choosing the sequences is a cost of drafts too
         self.split.draft_s += self._clock() - start
 
     def _plan(self) -> StepPlan | None:
@@ -179,7 +178,7 @@ class Engine:
         self.split.compute_s += self._clock() - start
 
     def _collect(self, most: int, events: StepEvents) -> None:
-        """Apply the oldest steps until `most` are in flight; all of them, if the last one had to be waited for."""
+        """Applies the oldest steps until `most` are in flight, or all if the newest has already been waited for."""
         while self._flights and (len(self._flights) > most or self._flights[-1].is_done):
             start = self._clock()
             attempt = self._flights.popleft()

@@ -1,14 +1,14 @@
-"""Errors that have an author: they asked for something wrong, or we are full, or we broke.
+"""Service errors: a request was invalid, the server is full, or the server failed.
 
-Raised anywhere from the door to the engine, carried round the ring as plain fields, and mapped to a gRPC status once,
-at the gateway. The numbers of `Code` are gRPC's own, so no table is needed and no gRPC import either.
+Raised in any stage from the gateway's admission to the engine, carried round the ring as plain fields, and mapped to a
+gRPC status once, at the gateway. The numbers of `Code` are gRPC's own, so that no table and no gRPC import are needed.
 """
 
 import enum
 
 
 class Code(enum.IntEnum):
-    """The gRPC status codes that we answer with."""
+    """The gRPC status codes that the server returns."""
 
     CANCELLED = 1
     INVALID_ARGUMENT = 3
@@ -27,15 +27,15 @@ class Code(enum.IntEnum):
 
 
 class ServiceError(Exception):
-    """A request that ends without a result. A program reads `code` and `reason`, a person reads the message.
+    """The error of a request that ends without a result. Programs read `code` and `reason`, people read the message.
 
     Attributes:
         code: the gRPC status code.
         reason: UPPER_SNAKE reason for `google.rpc.ErrorInfo`.
-        message: what, with which value, against which limit, and what to do.
+        message: what is wrong, with which value, against which limit, and what to do.
         details: further facts as strings (`limit`, `actual`, `feature`), never an exception's own text.
         field: the request field at fault, or "".
-        retry_after_s: seconds after which trying again makes sense; 0 when it does not.
+        retry_after_s: seconds after which a retry may succeed; 0 when it cannot.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class ServiceError(Exception):
 
 
 def invalid(field: str, message: str, **details: object) -> ServiceError:
-    """A malformed or out-of-range parameter; `message` names the value and the limit."""
+    """Returns the error for a malformed or out-of-range parameter; `message` names the value and the limit."""
     text = {key: str(value) for key, value in details.items()}
     return ServiceError(Code.INVALID_ARGUMENT, "INVALID_PARAMETER", f"{field}: {message}", field=field, details=text)
 
 
 def context_exceeded(actual: int, limit: int, message: str) -> ServiceError:
-    """Prompt plus what is to be generated does not fit the model's context."""
+    """Returns the error for a prompt and output that together exceed the model's context."""
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "CONTEXT_LENGTH_EXCEEDED",
@@ -75,13 +75,13 @@ def context_exceeded(actual: int, limit: int, message: str) -> ServiceError:
 
 
 def unsupported(feature: str, message: str = "") -> ServiceError:
-    """A feature of the contract that this server does not have. Never accepted and ignored."""
+    """Returns the error for a feature of the API that this server does not have. Such a feature is never ignored."""
     text = message or f"{feature} is not supported by this server"
     return ServiceError(Code.UNIMPLEMENTED, "FEATURE_UNSUPPORTED", text, field=feature, details={"feature": feature})
 
 
 def never_fits(actual: int, limit: int) -> ServiceError:
-    """The request needs more cache blocks than exist, however long it waits."""
+    """Returns the error for a request that needs more cache blocks than exist, however long it waits."""
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "KV_CAPACITY",
@@ -92,7 +92,7 @@ def never_fits(actual: int, limit: int) -> ServiceError:
 
 
 def queue_full(depth: int, limit: int, retry_after_s: float = 1.0) -> ServiceError:
-    """No room now; worth trying again after `retry_after_s`."""
+    """Returns the error for a full queue; a retry may succeed after `retry_after_s`."""
     return ServiceError(
         Code.RESOURCE_EXHAUSTED,
         "QUEUE_FULL",
@@ -103,7 +103,7 @@ def queue_full(depth: int, limit: int, retry_after_s: float = 1.0) -> ServiceErr
 
 
 def deadline_unattainable(seconds: float, left: float) -> ServiceError:
-    """At the rate measured, the request would end after its deadline."""
+    """Returns the error for a request that would end after its deadline at the measured rate."""
     return ServiceError(
         Code.RESOURCE_EXHAUSTED,
         "DEADLINE_UNATTAINABLE",
@@ -115,12 +115,12 @@ def deadline_unattainable(seconds: float, left: float) -> ServiceError:
 
 
 def not_open(request_id: str) -> ServiceError:
-    """A frame for a request that is unknown or has ended."""
+    """Returns the error for a message to a request that is unknown or has ended."""
     return ServiceError(Code.NOT_FOUND, "NOT_OPEN", f"the request {request_id} is not open here; it may have ended")
 
 
 def constraint_lost() -> ServiceError:
-    """An output cannot follow its constraint any further."""
+    """Returns the error for an output that cannot follow its constraint any further."""
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "CONSTRAINT_TOO_COMPLEX",
@@ -130,7 +130,7 @@ def constraint_lost() -> ServiceError:
 
 
 def nothing_left() -> ServiceError:
-    """What a request allows and what it bars leave no token to be sampled."""
+    """Returns the error for a request whose allowed and banned tokens leave none to sample."""
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "NO_TOKEN_LEFT",
@@ -140,22 +140,22 @@ def nothing_left() -> ServiceError:
 
 
 def deadline_exceeded() -> ServiceError:
-    """The client's deadline passed."""
+    """Returns the error for a client's deadline that has passed."""
     return ServiceError(Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", "the request's deadline passed before it finished")
 
 
 def cancelled() -> ServiceError:
-    """The client went away or asked for the end."""
+    """Returns the error for a client that disconnected or cancelled."""
     return ServiceError(Code.CANCELLED, "CLIENT_CANCELLED", "the generation was cancelled")
 
 
 def engine_fault(message: str = "the engine failed while computing this request") -> ServiceError:
-    """Our own fault; the text is fixed so that nothing internal leaks."""
+    """Returns the error for a fault of the engine. Its text is fixed, so that nothing internal leaks."""
     return ServiceError(Code.INTERNAL, "ENGINE_FAULT", message)
 
 
 def stage_lost(role: str) -> ServiceError:
-    """A process of the ring is gone or does not answer."""
+    """Returns the error for a process of the ring that has ended or does not respond."""
     return ServiceError(
         Code.UNAVAILABLE,
         "STAGE_LOST",
@@ -166,7 +166,7 @@ def stage_lost(role: str) -> ServiceError:
 
 
 def backlog_full(role: str, actual: int, limit: int) -> ServiceError:
-    """The next process takes nothing, and what waits for it has reached its bound."""
+    """Returns the error for a full backlog: the next process accepts no messages, and too many wait for it."""
     return ServiceError(
         Code.UNAVAILABLE,
         "BACKLOG_FULL",
@@ -178,7 +178,7 @@ def backlog_full(role: str, actual: int, limit: int) -> ServiceError:
 
 
 def schema_mismatch(reader: str, reads: int, sender: str, sends: int) -> ServiceError:
-    """Two processes of the ring are of releases whose messages differ."""
+    """Returns the error for two processes of the ring whose releases have different messages."""
     return ServiceError(
         Code.UNAVAILABLE,
         "SCHEMA_MISMATCH",
@@ -190,7 +190,7 @@ def schema_mismatch(reader: str, reads: int, sender: str, sends: int) -> Service
 
 
 def other_revision(asked: str, served: str) -> ServiceError:
-    """A process was replaced by one that serves another model revision: what was begun is never spliced."""
+    """Returns the error for a process replaced by one of another model revision, as outputs of two are never joined."""
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "REVISION_CHANGED",
@@ -200,8 +200,8 @@ def other_revision(asked: str, served: str) -> ServiceError:
 
 
 class OutOfDeviceMemory(Exception):
-    """A step needs more memory than the device has left: a smaller one may not."""
+    """A step needs more memory than the device has left; a smaller step may fit."""
 
 
 class DeviceLost(Exception):
-    """The device answers no more: the process cannot go on, and is to be started again."""
+    """The device no longer responds: the process cannot continue and must be restarted."""

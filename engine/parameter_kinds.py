@@ -1,4 +1,4 @@
-"""What kinds of sampling parameters there are, and what each kind may be: a number in a range, a switch, a set of ids.
+"""The kinds of sampling parameters and their checks: a number in a range, a flag, a list of ids, biases by id.
 
 Errors name field, value and limit. Stdlib only. `engine.parameters` has the parameters themselves.
 """
@@ -12,7 +12,7 @@ from sluice_server.engine.request import Limits, SamplingParams
 
 Bound: TypeAlias = "float | Callable[[SamplingParams, Limits], float]"
 Dtype: TypeAlias = Literal["float32", "int64"]
-LEAST = 2.0**-126  # above 0 that float32 has with all its digits, and that no mode takes for 0
+LEAST = 2.0**-126  # smallest normal float32: has full precision and is never flushed to 0
 
 
 def same(value: float) -> float:
@@ -20,22 +20,22 @@ def same(value: float) -> float:
 
 
 def above_zero(value: float) -> float:
-    """A number as float32 has it whose meaning changes at 0: what is above 0, if only in float64, stays above it."""
+    """Raises a value above 0 to at least `LEAST`: in float32 it must stay above 0, where the meaning changes."""
     return max(value, LEAST) if value > 0.0 else value
 
 
 def signed(value: float) -> float:
-    """A 64-bit key in two's complement."""
+    """Returns a 64-bit key in two's complement."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Column:
-    """A number as it is kept for each slot.
+    """A number that is kept for each slot.
 
     Attributes:
-        neutral: of a slot that nobody has.
-        of: the value that a slot keeps.
+        neutral: the value of a free slot.
+        of: returns the value that a slot keeps.
     """
 
     name: str
@@ -49,18 +49,18 @@ class Number:
     """A number in a range.
 
     Attributes:
-        name: of the field of `SamplingParams`.
-        of: its value.
-        meaning: a sentence for people.
+        name: the field of `SamplingParams`.
+        of: returns its value.
+        meaning: a sentence for the documentation.
         low, high: the range, both included unless `is_above`.
-        path: of its field in a generation's spec, without which it is `sampling.` and its name.
-        is_above: the range is without `low`.
+        path: its field in a generation's spec; by default `sampling.` and its name.
+        is_above: the range excludes `low`.
         off: the value that stands for absence; never out of range.
-        absent: what happens where nobody says anything, if it is not the neutral value.
-        said: what errors call it, if not by its name.
-        from_model: a model's generation_config.json may say what it is where a request does not.
-        dtype: of its column, if slots have one.
-        kept: its value as the column has it.
+        absent: what happens when it is not set, if that is not the neutral value.
+        said: its name in errors, if not `name`.
+        from_model: a model's generation_config.json may set its default.
+        dtype: dtype of its column, if slots have one.
+        kept: converts its value to that of the column.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Number:
 
     @property
     def neutral(self) -> float:
-        """What it is where nobody says anything."""
+        """Its value when it is not set."""
         return self.of(SamplingParams())
 
     @property
@@ -101,7 +101,7 @@ class Number:
         return low(params, limits) if callable(low) else low, high(params, limits) if callable(high) else high
 
     def check(self, params: SamplingParams, limits: Limits) -> None:
-        """Raise `ServiceError` for a value that is out of range."""
+        """Raises `ServiceError` for a value that is out of range."""
         value = self.of(params)
         if value == self.off:
             return
@@ -112,13 +112,13 @@ class Number:
             raise invalid(self.said or self.name, f"{value} is not in ({low:g}, {high:g}]")
 
     def taken(self, value: float) -> float:
-        """The value of a field of a request."""
+        """Converts the value of a request field."""
         return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Flag:
-    """Yes or no. For the attributes see `Number`."""
+    """A yes-or-no parameter. For the attributes see `Number`."""
 
     name: str
     of: Callable[[SamplingParams], bool]
@@ -130,20 +130,20 @@ class Flag:
         return self.path
 
     def check(self, params: SamplingParams, limits: Limits) -> None:
-        """Either is fine."""
+        """Does nothing: both values are valid."""
 
     def taken(self, value: bool) -> bool:
-        """The value of a field of a request."""
+        """Converts the value of a request field."""
         return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ids:
-    """Token ids. For other attributes see `Number`.
+    """A list of token ids. For other attributes see `Number`.
 
     Attributes:
-        most: how many there may be.
-        is_set: none may come twice.
+        most: returns the maximum number of ids.
+        is_set: no id may occur twice.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Ids:
         return self.path or f"sampling.{self.name}"
 
     def check(self, params: SamplingParams, limits: Limits) -> None:
-        """Raise `ServiceError` for too many, and then for one that is not as it must be."""
+        """Raises `ServiceError` for too many ids, or for one that is out of range or duplicate."""
         ids = self.of(params)
         if not ids:
             return
@@ -168,7 +168,7 @@ class Ids:
             check_distinct(self.name, ids)
 
     def taken(self, value: Iterable[int]) -> tuple[int, ...]:
-        """The value of a field of a request."""
+        """Converts the value of a request field."""
         return tuple(value)
 
 
@@ -186,7 +186,7 @@ class Biases:
         return f"sampling.{self.name}"
 
     def check(self, params: SamplingParams, limits: Limits) -> None:
-        """Raise `ServiceError` for too many, and then for one that is not as it must be."""
+        """Raises `ServiceError` for too many entries, an id or a value out of range, or a duplicate id."""
         pairs = self.of(params)
         if not pairs:
             return
@@ -198,7 +198,7 @@ class Biases:
             in_range(f"{self.name}[{token}]", value, -limits.max_logit_bias, limits.max_logit_bias)
 
     def taken(self, value: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
-        """The value of a field of a request."""
+        """Converts the value of a request field, sorted by id."""
         return tuple(sorted(value.items()))
 
 
@@ -206,25 +206,25 @@ Parameter: TypeAlias = Number | Flag | Ids | Biases
 
 
 def in_range(field: str, value: float, low: float, high: float) -> None:
-    """Raise `ServiceError` for a value that is not in [low, high]."""
+    """Raises `ServiceError` for a value that is not in [low, high]."""
     if not low <= value <= high:  # written so that NaN fails
         raise invalid(field, f"{value} is not in [{low}, {high}]", limit=high if value > high else low)
 
 
 def check_num(field: str, num: int, most: int) -> None:
-    """Raise `ServiceError` for more than so many entries; how many is not known of a request that was cut short."""
+    """Raises `ServiceError` for more than `most` entries, without their number: a truncated request hides it."""
     if num > most:
         raise invalid(field, f"has more than the {most} entries that are allowed", limit=most)
 
 
 def check_ids(field: str, ids: Sequence[int], limits: Limits) -> None:
-    """Raise `ServiceError` naming the first id outside the width of the logits (not the tokenizer's size)."""
+    """Raises `ServiceError` naming the first id outside the width of the logits (not the tokenizer's size)."""
     if ids and not (min(ids) >= 0 and max(ids) < limits.vocab_size):
         at, value = next((i, t) for i, t in enumerate(ids) if not 0 <= t < limits.vocab_size)
         raise invalid(f"{field}[{at}]", f"{value} is not in [0, {limits.vocab_size})", limit=limits.vocab_size)
 
 
 def check_distinct(field: str, ids: Sequence[int]) -> None:
-    """Raise `ServiceError` for an id that comes again."""
+    """Raises `ServiceError` for an id that occurs twice."""
     if len(set(ids)) < len(ids):
         raise invalid(field, "names an id twice")

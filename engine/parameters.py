@@ -1,10 +1,9 @@
-"""The sampling parameters: one row for each, from which follows what else is made of them.
+"""The table of sampling parameters: one row each, from which everything else about them is derived.
 
-That is: what they may be (`engine.checks`), what a model may say of them (`engine.models`), how a request's fields
-become them (the gateway, its adapters and the command line), what a slot keeps of them (`COLUMNS`), and their
-documentation.
-What a parameter is where nobody says anything stands in `SamplingParams`. What the tokenizer makes of texts has no row:
-`grammar` and `bad_words`. Stdlib only.
+Derived are: their checks (`engine.checks`), defaults from a model (`engine.models`), the conversion of request fields
+(the gateway, its adapters and the command line), the columns of a slot (`COLUMNS`), and their documentation. Other
+defaults are those of `SamplingParams`. `grammar` and `bad_words`, which the tokenizer makes from texts, have no row.
+Stdlib only.
 """
 
 from sluice_server.engine.parameter_kinds import Biases, Flag, Ids, Number, Parameter, above_zero, signed
@@ -111,7 +110,7 @@ CHOICE: tuple[Number, ...] = (
     ),
 )
 
-# What is told of tokens besides their text.
+# What is reported of tokens besides their text.
 REPORTS: tuple[Number, ...] = (
     Number(
         "logprobs",

@@ -1,7 +1,7 @@
-"""What one step will do, as flat lists: the scheduler's decision and all that a runner is told.
+"""The plan of one step as flat lists: the scheduler's decision and the complete input of a runner.
 
-A row is one scheduled sequence; rows with one token to compute come before longer ones. A row may end in drafted
-tokens, which the step verifies: what is sampled before and behind each of them says which are kept. Stdlib only.
+A row is one scheduled sequence; rows with one token to compute come before longer ones. A row may end in drafts, which
+the step verifies: the tokens sampled before and behind each of them show which are kept. Stdlib only.
 """
 
 import dataclasses
@@ -11,19 +11,20 @@ from typing import NamedTuple
 from sluice_server.engine.errors import ServiceError
 from sluice_server.engine.request import SamplingParams
 
-IN_FLIGHT = -1  # stands for a token that a step in flight samples: only the device knows it
+IN_FLIGHT = -1  # placeholder for a token that a step in flight samples: its value is only on the device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """A sequence takes a slot: the runner resets everything it keeps for that slot.
+    """Gives a slot to a sequence: the runner resets everything it keeps for that slot.
 
     Attributes:
         slot: the permanent row of the runner's state.
-        barred_ids: ids that may not be sampled before position `min_position` (min_tokens).
+        params: the sequence's sampling parameters.
+        banned_ids: ids that may not be sampled before position `min_position` (min_tokens).
         min_position: first position whose token may be one of `banned_ids`.
-        output_index: of the output within its request: part of the key of its noise.
-        tokens: prompt and output so far, where what is sampled depends on them; else empty.
+        output_index: index of the output within its request; part of the key of its noise.
+        tokens: prompt and output so far, where sampling depends on them; else empty.
         num_prompt: how many of `tokens` are the prompt's.
     """
 
@@ -38,20 +39,21 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step.
+    """The plan of one step.
 
     Attributes:
-        step: counts from 1.
+        step: number of the step, from 1.
         slots: per row, the sequence's slot.
         query_lens: per row, tokens to compute, ≥ 1.
         starts: per row, position of the first of them = tokens already in the cache.
-        token_ids: the tokens to compute of all rows, one row after the other; IN_FLIGHT for what the row's slot samples
-            in a step that nobody has collected yet.
+        token_ids: the tokens to compute of all rows, one row after the other; IN_FLIGHT for a token that the row's slot
+            samples in a step that is not collected yet.
         samples: per row, whether its last token is the newest that exists, so that one is sampled after it.
-        placements: slots newly taken since the last plan, applied first.
+        placements: slots newly assigned since the last plan, applied first.
         new_blocks: (slot, index in its block table, block ids) added since the last plan.
-        drafts: rows whose last tokens are drafted, and how many: a token is sampled before the first and behind each.
-        parents: of rows whose drafts are a tree and no chain; see `engine.speculation.trees`.
+        drafts: number of drafts by row, for rows that end in drafts: a token is sampled before the first and behind
+            each.
+        parents: of rows whose drafts are a tree and not a chain; see `engine.speculation.trees`.
     """
 
     step: int
@@ -67,11 +69,11 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens computed in this step."""
+        """Number of tokens computed in this step."""
         return len(self.token_ids)
 
     def row(self, i: int) -> "StepPlan":
-        """The plan of row `i` alone, its slot already placed: used to find the one request that breaks a step."""
+        """Returns the plan of row `i` alone, its slot already placed: used to find the request that breaks a step."""
         first = sum(self.query_lens[:i])
         return StepPlan(
             step=self.step,
@@ -87,7 +89,7 @@ class StepPlan:
         )
 
     def known(self, sampled: Mapping[int, int]) -> "StepPlan":
-        """The plan with what is in flight filled in from what slots have sampled; nothing of use where that failed."""
+        """Returns the plan with IN_FLIGHT tokens replaced by the tokens `sampled` by slot; 0 after a failure."""
         if IN_FLIGHT not in self.token_ids:
             return self
         ids, at = list(self.token_ids), 0
@@ -98,12 +100,12 @@ class StepPlan:
         return dataclasses.replace(self, token_ids=ids)
 
     def without_drafts(self) -> "StepPlan":
-        """Of a plan of one row: its certain tokens only."""
+        """Returns a plan of one row without its drafts."""
         num = self.num_tokens - self.drafts[0]
         return dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], drafts={}, parents={})
 
     def halves(self) -> "tuple[StepPlan, StepPlan]":
-        """Of a plan of one row without drafts: its first tokens, behind which nothing is sampled, and the rest."""
+        """Splits a plan of one row without drafts: its first tokens, after which nothing is sampled, and the rest."""
         num = self.num_tokens // 2
         first = dataclasses.replace(self, query_lens=[num], token_ids=self.token_ids[:num], samples=[False])
         rest = dataclasses.replace(
@@ -115,19 +117,21 @@ class StepPlan:
         return first, rest
 
     def drafted(self, i: int, end: int) -> list[int]:
-        """The drafted tokens of row `i`, whose tokens end before index `end` of `token_ids`."""
+        """Returns the drafts of row `i`, whose tokens end before index `end` of `token_ids`."""
         return self.token_ids[end - self.drafts.get(i, 0) : end]
 
 
 class TokenLogprob(NamedTuple):
-    """Natural-log probability of one sampled token under the raw logits, and its best rivals.
+    """Natural-log probability of one sampled token under the raw logits, with the most likely alternatives.
 
-    A named tuple, as many are made in a step: a third of a frozen dataclass's time.
+    A named tuple, since many are created in a step: it takes a third of a frozen dataclass's time.
 
     Attributes:
+        logprob: log probability of the token.
         rank: 1 for the most likely token.
-        top_ids: the most likely ids, best first, as many as were asked for.
-        asked_ids: further ids that were asked for, with their log probabilities and ranks.
+        top_ids: the most likely ids, best first, as many as requested.
+        top_logprobs: their log probabilities.
+        asked_ids: further requested ids, with their log probabilities and ranks.
     """
 
     logprob: float
@@ -149,11 +153,12 @@ class PromptLogprobs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VerifiedDrafts:
-    """What a row with k drafts sampled: 1 + k tokens at most, each as if all drafts before it were right. Of a tree
-    only those behind the drafts that stand.
+    """The tokens sampled by a row with k drafts: 1 + k at most, each as if all drafts before it were right.
+
+    Of a draft tree, only the tokens behind the drafts that are kept.
 
     Attributes:
-        logprobs: as many as tokens, or none if they were not asked for.
+        logprobs: as many as tokens, or none if they were not requested.
     """
 
     token_ids: tuple[int, ...]
@@ -162,15 +167,15 @@ class VerifiedDrafts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step made of its rows.
+    """The results of a step, by row.
 
     Attributes:
         token_ids: per row, the sampled token (the first one of a row with drafts), or -1 for a row that samples none.
         failed: rows whose logits held no usable number (NaN, infinity) or whose computation raised.
-        logprobs: of the rows that asked for them and have no drafts.
-        runs: of the rows with drafts.
-        errors: of the failed rows that know what their request did to fail.
-        prompts: what rows tell of their prompts, where that is asked for.
+        logprobs: of rows without drafts that requested them.
+        runs: tokens of the rows with drafts.
+        errors: errors of failed rows, where the cause is known.
+        prompts: log probabilities of prompt tokens, for rows that requested them.
     """
 
     token_ids: list[int]
@@ -182,11 +187,11 @@ class StepResult:
 
 
 class ProposerMemory:
-    """Where a proposer keeps what it knows of one sequence; gone with the sequence.
+    """A proposer's state for one sequence; dropped with the sequence.
 
     Attributes:
-        num_read: tokens of it that the proposer has read when it was last asked.
-        num_unread: those that it had no time to read: no draft comes before.
+        num_read: tokens of the sequence that the proposer read for its last answer.
+        num_unread: tokens that it had no time to read; it returns no drafts until they are read.
     """
 
     __slots__ = ("num_read", "num_unread", "state")
@@ -198,15 +203,15 @@ class ProposerMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A sequence that the next step could verify drafts for.
+    """A sequence for which the next step could verify drafts.
 
     Attributes:
-        tokens: prompt and output so far, in place: to be read at once, never kept or changed.
-        blocks: its block table, likewise, with room for all drafts but the last where that was asked for.
-        names: of its leading blocks (see `cache.prefix`), as far as they are known, likewise.
-        place: another number whenever the table was begun anew.
-        is_trimmed: leading blocks were given back, as they left the window.
-        num: drafts at most one behind the other, ≥ 1.
+        tokens: prompt and output so far, not copied: read during the call, never keep or change.
+        blocks: its block table, likewise; with capacity for all drafts but the last if that was requested.
+        names: names of its leading blocks (see `cache.prefix`), as far as they are known, likewise.
+        place: changes whenever the table was started again.
+        is_trimmed: leading blocks were freed, as they left the attention window.
+        num: length of a chain of drafts at most, ≥ 1.
         width: drafts at most that follow the same token; 1 is a chain.
     """
 
@@ -224,13 +229,13 @@ class DraftRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Drafts that branch, the ones least worth it last: a step may have no room for them."""
+    """Drafts that branch, the least valuable last: a step may have no capacity for them."""
 
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]  # see `engine.speculation.trees`
 
 
 def num_accepted(drafts: Sequence[int], sampled: Sequence[int]) -> int:
-    """Drafts that are kept: the longest prefix equal to what was sampled in its place."""
+    """Returns the number of drafts that are kept: the longest prefix equal to the tokens sampled in its place."""
     num = min(len(drafts), len(sampled) - 1)
     return next((i for i in range(num) if drafts[i] != sampled[i]), num)

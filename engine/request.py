@@ -1,6 +1,6 @@
-"""What is asked of the engine, and within which limits, as frozen values. `engine.checks` says whether it may be asked.
+"""Requests to the engine and their limits, as frozen values. `engine.checks` validates them.
 
-Stdlib only; knows nothing of tensors, sockets or text.
+Stdlib only: no tensors, sockets or text.
 """
 
 import dataclasses
@@ -9,29 +9,29 @@ import math
 
 from sluice_server.engine.timeline import RequestTimeline
 
-MAX_PROMPT_BYTES = 1 << 20  # by default
-MAX_DRAFT_TOKENS = 64  # of one sequence in one step
-MAX_DRAFT_WIDTH = 8  # of these, that may follow the same token
+MAX_PROMPT_BYTES = 1 << 20  # default of `Limits`
+MAX_DRAFT_TOKENS = 64  # per sequence and step
+MAX_DRAFT_WIDTH = 8  # drafts that may follow the same token
 
 
 class FinishReason(enum.StrEnum):
-    """Why an output ended well. Anything else is a `ServiceError`."""
+    """The reason why an output ended without an error. Anything else is a `ServiceError`."""
 
     LENGTH = "length"
     EOS = "eos"
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
-    CANCELLED = "cancelled"  # this output was cancelled, others of its request went on
+    CANCELLED = "cancelled"  # this output was cancelled; others of its request continued
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """What a model and this server allow. One table, known to every stage.
+    """The limits of a model and this server. All stages use this table.
 
     Attributes:
         context_length: tokens of prompt plus output that the model and the server's setting allow.
         vocab_size: width of the logits; every token id is below it.
-        max_draft_tokens: drafted for one sequence in one step; 0 where nothing is drafted.
+        max_draft_tokens: drafts per sequence and step; 0 without speculation.
     """
 
     context_length: int
@@ -48,7 +48,7 @@ class Limits:
     max_credit: int = 1 << 20
     max_temperature: float = 100.0
     max_penalty: float = 2.0
-    min_repetition_penalty: float = 1e-30  # logits of 3e8 divided by it are float32 still
+    min_repetition_penalty: float = 1e-30  # a logit of 3e8 divided by it is still finite in float32
     max_repetition_penalty: float = 100.0
     max_logit_biases: int = 1024
     max_logit_bias: float = 100.0
@@ -59,18 +59,18 @@ class Limits:
     max_bad_words: int = 64
     max_bad_word_bytes: int = 128
     max_logprob_token_ids: int = 32
-    max_prompt_candidates: int = 1 << 20  # log probabilities of prompt tokens that one request may ask for, in all
+    max_prompt_candidates: int = 1 << 20  # log probabilities of prompt tokens per request, in all
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Effective sampling parameters: every default is filled in by the gateway before this is made.
+    """Effective sampling parameters, with every default filled in by the gateway.
 
-    `engine.parameters` says what each means and what it may be; a value here is what it is where nobody says anything.
+    `engine.parameters` has the meaning and range of each; a default here is the value of a parameter that is not set.
 
     Attributes:
-        bad_words: sequences of ids of which none may be sampled whole; made by the tokenizer.
-        grammar: what the output must look like, in llguidance's form; made by the tokenizer. Empty: anything.
+        bad_words: sequences of ids that may not be sampled as a whole; made by the tokenizer.
+        grammar: constraint of the output in llguidance's form; made by the tokenizer. Empty for none.
     """
 
     max_tokens: int = 0
@@ -102,17 +102,17 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether sampling depends on the tokens that exist."""
+        """Whether sampling depends on the existing tokens."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
     @property
     def has_bars(self) -> bool:
-        """Whether anything may not be sampled."""
+        """Whether any tokens are banned."""
         return bool(self.bad_token_ids or self.bad_words)
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether what is sampled depends on more than the logits and its own position."""
+        """Whether sampling depends on more than the logits and the position."""
         return self.has_penalties or bool(self.grammar or self.bad_words) or self.prompt_logprobs >= 0
 
     @property
@@ -122,30 +122,31 @@ class SamplingParams:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that run at once for it."""
+        """Number of sequences that run at the same time."""
         return max(self.n, self.best_of, self.beam_width)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One request as the engine takes it.
+    """One request as the engine receives it.
 
     Attributes:
         request_id: 128 random bits in hex, made by the gateway.
         prompt_ids: the prompt's token ids, at least one.
+        params: the effective sampling parameters.
         priority: higher is sooner.
         arrival_s: engine clock at arrival.
-        deadline_s: engine clock after which nobody waits for it; infinity when there is none.
-        cache_salt: keeps apart the prefixes of tenants, adapters and cache identities: part of the first block's hash.
-        bypasses_cache: neither uses what others computed nor leaves anything behind.
-        tenant: who pays; fair share and length prediction go by it.
-        ttft_target_s: seconds to the first token that the client hopes for; infinity when it does not say.
+        deadline_s: engine clock after which the request fails; infinity for none.
+        cache_salt: separates the prefixes of tenants, adapters and cache identities: part of the first block's hash.
+        bypasses_cache: neither uses cached prefixes nor adds any.
+        tenant: the tenant for fair share and length prediction.
+        ttft_target_s: desired seconds to the first token; infinity when not set.
         credit: tokens that may be sampled, over all outputs, before the first grant; None is without limit.
         is_open: more prompt may be appended: its prefill runs, sampling starts when the input is closed.
-        resume_ids: per output, the tokens that were already received: it goes on behind them and emits none again;
-            None for an output that has ended. Empty: every output starts from nothing.
-        max_draft_tokens: tokens drafted per step at most, 0 for none; None is as the server decides.
-        trail: where the scheduler notes what happens to it; None when nobody traces it.
+        resume_ids: per output, the tokens that the client already received: the output continues behind them and does
+            not emit them again; None for an output that has ended. Empty: every output starts from nothing.
+        max_draft_tokens: drafts per step at most, 0 for none; None leaves it to the server.
+        timeline: receives the request's events from the scheduler; None when it is not traced.
     """
 
     request_id: str

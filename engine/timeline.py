@@ -1,7 +1,8 @@
-"""What happened to one request inside the engine, as plain numbers: who traces it makes events of them.
+"""Records what happened to one request inside the engine, as plain numbers. The tracing service makes span events of
+them.
 
-A trail is handed in with a request that somebody traces, and noted into by the scheduler. Bounded: what comes after
-`MAX_MARKS` is counted only. Knows no span; the clock is an argument.
+A timeline comes with a request that is traced, and the scheduler adds to it. Bounded: events after `MAX_MARKS` are only
+counted. Stdlib only; the clock is an argument.
 """
 
 import enum
@@ -11,17 +12,17 @@ MAX_MARKS = 128
 
 
 class EventKind(enum.StrEnum):
-    """What was noted."""
+    """The kinds of timeline events."""
 
-    ADMITTED = "admitted"  # first scheduled; tokens found in the prefix cache
-    CHUNK = "chunk"  # a piece of prompt was computed; its tokens
+    ADMITTED = "admitted"  # first scheduled; num_tokens: found in the prefix cache
+    CHUNK = "chunk"  # a part of the prompt was computed; num_tokens: its tokens
     FIRST_TOKEN = "first_token"
-    PREEMPTED = "preempted"  # lost its slot and blocks; tokens that were computed
-    RESUMED = "resumed"  # has them again; tokens that need not be computed once more
+    PREEMPTED = "preempted"  # lost its slot and blocks; num_tokens: those computed by then
+    RESUMED = "resumed"  # got a slot again; num_tokens: those that need not be computed again
 
 
 class TimelineEvent(NamedTuple):
-    """Something that happened."""
+    """One event of a request."""
 
     kind: EventKind
     at_s: float  # engine clock
@@ -30,7 +31,7 @@ class TimelineEvent(NamedTuple):
 
 
 class RequestTimeline:
-    """One request's marks in the order of time."""
+    """The events of one request in order of time."""
 
     __slots__ = ("marks", "num_dropped")
 
@@ -39,12 +40,12 @@ class RequestTimeline:
         self.num_dropped = 0
 
     def note(self, mark: TimelineEvent) -> None:
-        """Remember it. What a request does once is kept in any case: phases are told apart by it."""
+        """Adds an event. ADMITTED and FIRST_TOKEN are kept beyond `MAX_MARKS`: they separate a request's phases."""
         if len(self.marks) < MAX_MARKS or mark.kind in (EventKind.ADMITTED, EventKind.FIRST_TOKEN):
             self.marks.append(mark)
         else:
             self.num_dropped += 1
 
     def time_of(self, kind: EventKind) -> float | None:
-        """When it happened first; None if it has not."""
+        """Returns the time of the first event of that kind; None if there is none."""
         return next((mark.at_s for mark in self.marks if mark.kind is kind), None)

@@ -1,1 +1,1 @@
-"""Carries plans out: what the engine asks of a runner, and what becomes of a plan whose computation fails."""
+"""Runs plans: the interface of a runner, and the retry of a plan whose computation fails."""

@@ -1,8 +1,8 @@
-"""Carries a plan out, whatever happens: whole; when that fails row by row and without drafts, so that only the guilty
-request fails; and when the device has no memory for a row, in pieces.
+"""Runs a plan and retries it after a failure: first whole, then row by row without drafts, so that only the faulty
+request fails; and when the device has no memory for a row, in parts.
 
-Computing a row twice is harmless: it writes the same values to the same places, and sampling keeps no state. Of two
-attempts in flight the second rests on the first: when that fails, both are computed again, one after the other.
+Computing a row twice is safe: it writes the same values to the same places, and sampling is stateless. Of two attempts
+in flight the second depends on the first: when the first fails, both are computed again, one after the other.
 """
 
 import dataclasses
@@ -21,29 +21,32 @@ logger = logging.getLogger(__name__)
 
 
 class StepRetry:
-    """One plan on one device, launched at once: raises DeviceLost and nothing else. `ran_out`: the device had no memory
-    for the whole."""
+    """One plan on one device, launched at construction. Raises only DeviceLost.
+
+    Attributes:
+        ran_out: the device had no memory for the whole plan.
+    """
 
     def __init__(self, launcher: Launcher, plan: StepPlan, before: "StepRetry | None" = None) -> None:
-        """`before`: in flight still, and what the plan's unknown tokens are sampled by."""
+        """`before`: the step in flight that samples the plan's unknown tokens."""
         self.plan = plan
         self.ran_out = False
         self._launcher = launcher
         self._before = before
-        self._has_failed = False  # nothing of it stands
+        self._has_failed = False  # the whole launch failed: its rows are computed one by one
         self._result: StepResult | None = None
         self._pending = self._attempt(lambda: launcher.launch(plan))
 
     @property
     def is_done(self) -> bool:
-        """Whether `result` would not wait for the device."""
+        """Whether `result` would return without waiting for the device."""
         return self._pending is None or self._pending.is_done
 
     def result(self) -> StepResult:
-        """The step's result, that of the one before it being known. Raises DeviceLost and nothing else."""
+        """Returns the step's result, once the result of the step before is known. Raises only DeviceLost."""
         if self._result is None:
             before, self._before = self._before, None
-            if before is not None and before._has_failed:  # it went on from nothing
+            if before is not None and before._has_failed:  # it was computed from invalid tokens
                 self._pending = None
             pending = self._pending
             found = None if pending is None else self._attempt(pending.collect)
@@ -64,7 +67,7 @@ class StepRetry:
         return None
 
     def _each(self, before: "StepRetry | None") -> StepResult:
-        """Row by row."""
+        """Computes the plan row by row."""
         self._has_failed = True
         plan = self.plan
         if before is not None:
@@ -72,7 +75,7 @@ class StepRetry:
         return merge([self._row(plan.row(i)) for i in range(len(plan.slots))])
 
     def _row(self, plan: StepPlan) -> StepResult:
-        if plan.drafts:  # they may be what is too much
+        if plan.drafts:  # drafts may be what exceeds memory
             result = self._row(plan.without_drafts())
             logprobs = (result.logprobs[0],) if result.logprobs else ()
             return dataclasses.replace(result, logprobs={}, runs={0: VerifiedDrafts((result.token_ids[0],), logprobs)})
@@ -91,15 +94,15 @@ class StepRetry:
 
 
 def failed_row(cause: Exception) -> StepResult:
-    """The result of a row that failed alone, with what to write of it: who has the request's name writes it."""
-    traceback.clear_frames(cause.__traceback__)  # their locals are tensors
+    """Returns the result of a row that failed alone. The caller, which has the request's name, logs the cause."""
+    traceback.clear_frames(cause.__traceback__)  # the frames' locals hold tensors
     error = engine_fault()
     error.__cause__ = cause
     return StepResult([-1], frozenset({0}), errors={0: error})
 
 
 def behind(before: StepResult, rest: StepResult) -> StepResult:
-    """The result of a row from those of its halves: what the first told of its prompt is not lost."""
+    """Returns the result of a row from those of its halves, with the prompt log probabilities of both."""
     if not before.prompts:
         return rest
     told, more = before.prompts[0], rest.prompts.get(0)
@@ -108,7 +111,7 @@ def behind(before: StepResult, rest: StepResult) -> StepResult:
 
 
 def merge(results: list[StepResult]) -> StepResult:
-    """One result of results that hold one row each."""
+    """Merges results of one row each into one result."""
     return StepResult(
         token_ids=[result.token_ids[0] for result in results],
         failed=frozenset(i for i, result in enumerate(results) if result.failed),

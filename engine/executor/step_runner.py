@@ -1,6 +1,6 @@
-"""What an engine asks of whatever computes its plans: launch and collect, transfers of blocks, placements.
+"""The interface of a runner, which computes an engine's plans: launch and collect, block transfers, placements.
 
-`engine.worker` has the runners of this process; see `engine.build`.
+`engine.worker` has the runners of this process; `engine.build` chooses one.
 """
 
 from collections.abc import Callable
@@ -18,39 +18,39 @@ class Pending(Protocol):
         """Whether the step, and all before it, have been waited for already."""
 
     def collect(self) -> StepResult:
-        """Wait for the device and return the sampled tokens."""
+        """Waits for the device and returns the sampled tokens."""
 
 
 class Launcher(Protocol):
-    """What computes. Launch returns before the device is done."""
+    """Computes plans asynchronously: `launch` returns before the device is done."""
 
     def launch(self, plan: StepPlan) -> Pending:
-        """Start computing the plan's rows, whose slots are in place. Raises OutOfDeviceMemory, DeviceLost, anything."""
+        """Starts computing the plan's rows, whose slots are in place. Raises OutOfDeviceMemory, DeviceLost, others."""
 
 
 class StepRunner(Launcher, Protocol):
-    """What the engine needs of a runner."""
+    """All that the engine needs of a runner."""
 
     @property
     def depth(self) -> int:
-        """Steps that may be in flight while the next one is planned."""
+        """Number of steps that may be in flight while the next one is planned."""
 
     @property
     def progress(self) -> int:
-        """Layers computed since start."""
+        """Number of layers computed since start."""
 
     def watch(self, on_layer: Callable[[], None]) -> None:
-        """Have `on_layer` called after each layer computed."""
+        """Registers `on_layer`, called after each computed layer."""
 
     def move(self, moves: list[Move]) -> None:
-        """Carry out transfers between cache blocks and tiers in their order; those with the disk go on meanwhile."""
+        """Carries out transfers between cache blocks and tiers in order; those with the disk run in the background."""
 
     def moved(self) -> list[tuple[Move, bool]]:
-        """Transfers with the disk that have ended since the last call, and whether well."""
+        """Returns the transfers with the disk that have ended since the last call, each with whether it succeeded."""
 
     def place(self, plan: StepPlan) -> None:
-        """Apply the plan's placements and block-table additions."""
+        """Applies the plan's placements and block-table additions."""
 
     def idle(self) -> bool:
-        """Prepare for steps to come, a little; False when there is nothing left to prepare. Only while there is no
-        work: it may take long."""
+        """Prepares a little for later steps; returns False when nothing is left to prepare. Called only while there is
+        no work, as it may take long."""

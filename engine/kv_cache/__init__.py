@@ -1,2 +1,1 @@
-"""Who owns which cache block, in ids only: pool, prefix index, block tables, tiers; and where the bytes of blocks
-lie."""
+"""The KV cache: block ownership by id (pool, prefix index, block tables, tiers), and storage of the blocks' bytes."""

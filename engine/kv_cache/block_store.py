@@ -1,11 +1,11 @@
-"""The bytes of cache blocks, and where `Move`s take them: device blocks, host slots, files.
+"""Stores the bytes of cache blocks and carries out `Move`s between device blocks, host slots and files.
 
-A block's bytes are its part of every layer, one layer after the other. Host slots are tensors like the cache's own, and
-on a device pinned: copies go in its own order of work, ahead of the step that overwrites their blocks, and nobody waits
-for them but who reads or fills a slot from here. In this machine's own memory a copy has ended when it returns. Files
-are written and read by one thread, in order, so that a read finds what was written before it. A file carries a checksum
-over the identity of what computed it, its layout and its bytes: what is damaged, or of another identity or layout, is
-reported as lost, never used. Knows no names' meaning.
+A block's bytes are its part of every layer, one layer after the other. Host slots are tensors like the cache's own. On
+a GPU they are pinned, and copies run in the order of the device's stream, ahead of the step that overwrites their
+blocks; only reading or filling a slot from here waits for them. On a CPU a copy has ended when it returns. One thread
+writes and reads files, in order, so that a read finds what was written before it. A file carries a checksum over the
+identity of what computed it, its layout and its bytes: a file that is damaged, or of another identity or layout, is
+reported as lost and never used. Block names are opaque here.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ from sluice_server.kernels.layout.layout import blocks_of, slots_of
 logger = logging.getLogger(__name__)
 
 DIGEST_BYTES = 32
-MAX_WAITING = 64  # writes that wait for the disk; beyond, blocks are dropped rather than anybody held up
+MAX_WAITING = 64  # writes that wait for the disk at most; further blocks are dropped, so that steps never wait
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _CopyJob:
     move: Move
-    wait: Callable[[], None]  # for copies of before that may still use its slot
-    data: bytes = b""  # of a WRITE
+    wait: Callable[[], None]  # waits for earlier copies that may still use its slot
+    data: bytes = b""  # the bytes of a WRITE
 
 
 class BlockStore:
-    """Device blocks `cache` (a tensor [blocks, …] a layer), `num_host` slots in host memory, files in `directory`.
+    """Device blocks `cache` (a tensor [blocks, …] per layer), `num_host` slots in host memory, files in `directory`.
 
-    `beside`: layers of another model over the same blocks, which are moved along. `identity`: of what computes them.
+    `beside`: layers of another model over the same blocks, which are moved together. `identity`: of what computes them.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BlockStore:
         self._directory = directory
         self._layout = layout_of(self._all, identity)
         self._ended: deque[tuple[Move, bool]] = deque()
-        self._jobs: queue.Queue[_CopyJob | None] = queue.Queue()  # None: the last
+        self._jobs: queue.Queue[_CopyJob | None] = queue.Queue()  # None ends the thread
         self._fence = fence_of(cache[0].device)
         self._thread: threading.Thread | None = None
         if directory is not None:
@@ -69,7 +69,7 @@ class BlockStore:
             self._thread.start()
 
     def move(self, moves: list[Move]) -> None:
-        """Carry out moves in order."""
+        """Carries out moves in order; those with the disk run in the background."""
         for move in moves:
             match move.kind:
                 case MoveKind.COPY:
@@ -87,18 +87,18 @@ class BlockStore:
                     self._jobs.put(_CopyJob(move, self._fence()))
 
     def move_slots(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy tokens to other places in the cache, all read before one is written; see `kernels.ops.move_slots_`."""
+        """Copies tokens to other places in the cache; reads all before it writes. See `kernels.ops.move_slots_`."""
         ops.move_slots_(self._slots, sources, targets)
 
     def moved(self) -> list[tuple[Move, bool]]:
-        """Reads and writes that have ended since the last call."""
+        """Returns the reads and writes that have ended since the last call, each with whether it succeeded."""
         ended = []
         while self._ended:
             ended.append(self._ended.popleft())
         return ended
 
     def close(self) -> None:
-        """End the thread, when it has written what waits. Nothing may be moved any more."""
+        """Ends the thread after all pending writes. `move` must not be called afterwards."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -132,7 +132,7 @@ class BlockStore:
         return True
 
     def _read(self, path: Path, slot: int) -> bool:
-        """Fill a host slot from a file; False if the file is not what was written."""
+        """Fills a host slot from a file. Returns False if the file is not what was written."""
         found = path.read_bytes()
         data = found[DIGEST_BYTES:]
         if len(data) != self.block_bytes or found[:DIGEST_BYTES] != self._checksum(data):
@@ -155,8 +155,7 @@ class BlockStore:
 
 
 def layout_of(cache: list[Tensor], identity: CacheIdentity) -> bytes:
-    """What must agree for a block's bytes to mean the same: what computed them, number format, shape of a block,
-    layers."""
+    """Returns what must be equal for a block's bytes to mean the same: identity, number format, shape, layers."""
     shapes = repr([(str(layer.dtype), tuple(layer.shape[1:])) for layer in cache])
     return framed((identity.encoded(), shapes.encode()))
 
@@ -172,7 +171,7 @@ def _copy(sources: list[Tensor], source: int, targets: list[Tensor], target: int
 
 
 def fence_of(device: torch.device) -> Callable[[], Callable[[], None]]:
-    """What gives, when called, a wait for all copies begun until then."""
+    """Returns a function that, when called, returns a wait for all copies begun until then."""
     if device.type != "cuda":
         return lambda: _nothing
 
@@ -185,4 +184,4 @@ def fence_of(device: torch.device) -> Callable[[], Callable[[], None]]:
 
 
 def _nothing() -> None:
-    """Copies in this machine's memory have ended when they return."""
+    """Does nothing: on a CPU copies have ended when they return."""

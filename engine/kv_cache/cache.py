@@ -1,9 +1,9 @@
 """The KV cache's bookkeeping: block tables that grow, share full prefix blocks and are released.
 
-Takes token ids and counts, gives block ids and the moves that make their contents true. A write never meets a shared
-block: only full blocks are named and shared, and a sequence writes behind its full blocks; the partial tail that a
-fork shares is copied on write. Blocks that are overwritten may go on to lower tiers and come back. Knows nothing of
-tensors, requests' parameters or scheduling.
+Takes token ids and counts, returns block ids and the moves that fill them. A write never reaches a shared block: only
+full blocks are named and shared, and a sequence writes behind its full blocks; the partial last block that a fork
+shares is copied on write. Overwritten blocks may go to lower tiers and come back. Pure: no tensors, no sampling
+parameters, no scheduling.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ from sluice_server.engine.kv_cache.tiers import Move, MoveKind, Tiers
 
 @dataclasses.dataclass(slots=True)
 class BlockTable:
-    """Blocks of one sequence, in position order, and the names of its full ones as far as they were computed.
+    """The blocks of one sequence, in position order, and the names of its full blocks as far as they were computed.
 
     Attributes:
-        root: start of the names' chain (see `prefix.root`).
-        is_private: neither finds blocks of others nor leaves any behind.
+        root: start of the chain of names (see `prefix.root`).
+        is_private: shares no blocks with others through the prefix index.
     """
 
     root: bytes
     is_private: bool = False
     blocks: list[int] = dataclasses.field(default_factory=list)
     names: list[bytes] = dataclasses.field(default_factory=list)
-    num_named: int = 0  # leading blocks that were offered to the index
-    shared_tail: int = -1  # index of the partial block that a fork shares until somebody writes to it
-    num_trimmed: int = 0  # leading blocks that left the attention window and were given back
+    num_named: int = 0  # leading blocks that were added to the index, or found in it
+    shared_tail: int = -1  # index of the partial block that a fork shares until one of the two writes to it
+    num_trimmed: int = 0  # leading blocks that left the attention window and were freed
     is_counted: bool = False  # its hits are in the statistics
     num_reads: int = 0  # times that it waited for blocks from disk
 
@@ -45,17 +45,17 @@ class CacheStats:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """A model all of whose layers see a sliding window of `size` tokens, computed `max_chunk` tokens a step at most."""
+    """The sliding window of a model whose layers all have one: `size` tokens, computed in chunks up to `max_chunk`."""
 
     size: int
     max_chunk: int
 
 
-MAX_READS = 2  # what was evicted again before it could be used is computed after so many
+MAX_READS = 2  # after so many, blocks evicted again before use are computed
 
 
 class KVCache:
-    """Hands out blocks of `block_size` tokens from one pool."""
+    """Allocates blocks of `block_size` tokens from one pool."""
 
     def __init__(
         self,
@@ -76,18 +76,18 @@ class KVCache:
         self._moves: list[Move] = []
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens take."""
+        """Returns the blocks that `num_tokens` tokens take."""
         return -(-num_tokens // self.block_size)
 
     def most_blocks(self, num_tokens: int) -> int:
-        """Blocks that a sequence holds at most while it grows to `num_tokens`."""
+        """Returns the most blocks that a sequence holds while it grows to `num_tokens`."""
         if self._window is None:
             return self.blocks_for(num_tokens)
         return min(self.blocks_for(num_tokens), self.blocks_for(self._window.size + self._window.max_chunk) + 1)
 
     def match(self, table: BlockTable, tokens: Sequence[int]) -> list[int]:
-        """Blocks of the longest cached prefix of `tokens`, leaving at least one token to compute. Takes nothing, but
-        brings blocks back from host memory, as far as there are free ones."""
+        """Returns the blocks of the longest cached prefix of `tokens`, leaving at least one token to compute. Takes no
+        reference, but restores blocks from host memory, as far as device blocks are free."""
         if not self.prefix_caching or table.is_private:
             return []
         found: list[int] = []
@@ -99,8 +99,8 @@ class KVCache:
         return found
 
     def is_awaited(self, table: BlockTable, tokens: Sequence[int]) -> bool:
-        """Whether the next blocks of the prefix are on their way from disk; begins to read them. A table waits a few
-        times at most."""
+        """Whether the next blocks of the prefix are being read from disk; starts reading them. A table starts
+        `MAX_READS` + 1 times at most."""
         if self.tiers is None or not self.prefix_caching or table.is_private or table.num_reads > MAX_READS:
             return False
         num_host, has_begun = 0, False
@@ -122,8 +122,8 @@ class KVCache:
         return has_begun
 
     def adopt(self, table: BlockTable, blocks: list[int], num_tokens: int) -> None:
-        """Start an empty table with shared `blocks`, as `match` found them for `num_tokens`. Hits are counted the first
-        time that a table begins, not when it comes back from a preemption."""
+        """Starts an empty table with the shared `blocks` that `match` found for `num_tokens`. Counts hits only the
+        first time that a table starts, not after a preemption."""
         assert not table.blocks, "a table adopts a prefix only when it is empty"
         passed = self._num_passed(len(blocks) * self.block_size)
         table.blocks.extend([self.pool.null] * passed + blocks[passed:])
@@ -144,7 +144,7 @@ class KVCache:
         return most - shared + spare <= self.pool.num_free
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Give the table room for `num_tokens`, all or nothing. False when the pool cannot."""
+        """Gives the table blocks for `num_tokens`, all or nothing. Returns False when too few are free."""
         missing = self.blocks_for(num_tokens) - len(table.blocks)
         tail = table.shared_tail
         copies = tail >= 0 and self.pool.refs(table.blocks[tail]) > 1
@@ -160,8 +160,8 @@ class KVCache:
         return True
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
-        """A table that shares the blocks of the first `num_tokens`, all computed; needs no block. Whoever of the two
-        writes to a partial last one first is given a copy by `grow`."""
+        """Returns a table that shares the blocks of the first `num_tokens`, all computed; allocates none. `grow` copies
+        a partial last block for the table that writes to it first."""
         blocks = table.blocks[: self.blocks_for(num_tokens)]
         child = BlockTable(table.root, table.is_private, blocks, list(table.names), num_trimmed=table.num_trimmed)
         child.num_named = min(table.num_named, num_tokens // self.block_size)
@@ -172,17 +172,17 @@ class KVCache:
         return child
 
     def take_moves(self) -> list[Move]:
-        """What is to be moved, in order, before anything is computed; each is told once."""
+        """Returns the pending moves, in order, and clears them. They must run before the next step."""
         moves, self._moves = self._moves, []
         return moves
 
     def moved(self, move: Move, is_good: bool) -> None:
-        """A transfer with the disk has ended."""
+        """Records that a transfer with the disk has ended."""
         assert self.tiers is not None
         self.tiers.ended(move, is_good)
 
     def commit(self, table: BlockTable, tokens: Sequence[int], num_computed: int) -> None:
-        """Name the blocks that `num_computed` tokens have filled, so that others find them."""
+        """Names the blocks that `num_computed` tokens have filled, so that other sequences can share them."""
         if not self.prefix_caching or table.is_private:
             return
         for i in range(table.num_named, num_computed // self.block_size):
@@ -190,8 +190,8 @@ class KVCache:
             table.num_named = i + 1
 
     def trim(self, table: BlockTable, num_computed: int) -> int | None:
-        """Give back the blocks that no token from position `num_computed` on will see; the index of the first of them,
-        None if there were none."""
+        """Frees the blocks that no token from position `num_computed` on will read. Returns the index of the first of
+        them, or None if there were none."""
         first, end = table.num_trimmed, self._num_passed(num_computed)
         if end <= first:
             return None
@@ -203,19 +203,19 @@ class KVCache:
         return first
 
     def shrink(self, table: BlockTable, num_tokens: int) -> None:
-        """Give back the blocks behind the first `num_tokens`: none of them is named or shared."""
+        """Frees the blocks behind the first `num_tokens` tokens: none of them is named or shared."""
         while len(table.blocks) > self.blocks_for(num_tokens):
             self.pool.release(table.blocks.pop(), EvictionClass.NOT)
 
     def disown(self, table: BlockTable) -> None:
-        """Take the table's blocks out of the index: nobody may find values that a failed request computed."""
+        """Removes the table's blocks from the prefix index, so that values of a failed request are never reused."""
         for block in table.blocks:
             self.index.forget(block)
 
     def release(
         self, table: BlockTable, keep: EvictionClass = EvictionClass.NORMAL, *, is_worthless: bool = False
     ) -> None:
-        """Give everything back; the end of a prefix is reclaimed before its start. Idempotent.
+        """Frees all blocks of the table; the end of a prefix is reclaimed before its start. Idempotent.
 
         `is_worthless`: computing these tokens again is cheaper than moving them to a lower tier and back.
         """
@@ -228,7 +228,7 @@ class KVCache:
         table.shared_tail = -1
 
     def check(self, tables: Sequence[BlockTable]) -> None:
-        """Assert I3: the tables given are all that hold blocks, and each reference has its holder."""
+        """Asserts invariant I3: the given tables are all that hold blocks, and each reference has its holder."""
         self.pool.check()
         self.index.check()
         if self.tiers is not None:
@@ -242,7 +242,7 @@ class KVCache:
             assert self.pool.refs(block) == count, f"block {block}: {self.pool.refs(block)} references, {count} holders"
 
     def _allocate(self) -> int:
-        """A block to write to; what it held is found no more on the device."""
+        """Returns a block to write to. Its old contents lose their name on the device and may be saved to the host."""
         block = self.pool.allocate()
         name = self.index.forget(block)
         if name is not None:
@@ -255,8 +255,8 @@ class KVCache:
         self.pool.release(block, keep if block != self.pool.null and self.index.has(block) else EvictionClass.NOT)
 
     def _restore(self, tiers: Tiers, table: BlockTable, tokens: Sequence[int], found: list[int]) -> list[int]:
-        """Free device blocks filled, by the moves to come, with what follows `found` in host memory."""
-        # What was found must not be what is overwritten: held meanwhile, and most recently used afterwards.
+        """Returns device blocks into which pending moves restore the blocks that follow `found` from host memory."""
+        # Hold the blocks found, so that `_allocate` does not reuse them; released later, they are most recently used.
         for block in found:
             self.pool.share(block)
         restored: list[int] = []
@@ -265,7 +265,7 @@ class KVCache:
             if not self.pool.num_free or self.index.find(name) is not None or not tiers.touch(name):
                 break
             block = self._allocate()
-            if not tiers.touch(name):  # making room for it in host memory has cost its own place
+            if not tiers.touch(name):  # saving the overwritten block has evicted it
                 self.pool.release(block, EvictionClass.NOT)
                 break
             self._moves.append(tiers.restore(name, block))
@@ -277,13 +277,13 @@ class KVCache:
         return restored
 
     def _num_passed(self, num_computed: int) -> int:
-        """Leading full blocks that no token from position `num_computed` on sees."""
+        """Returns the number of leading full blocks that no token from position `num_computed` on reads."""
         if self._window is None:
             return 0
         return max(0, num_computed - self._window.size + 1) // self.block_size
 
     def _name(self, table: BlockTable, tokens: Sequence[int], i: int) -> bytes:
-        """Name of the i-th block; hashed once, kept on the table (the tokens of a sequence never change)."""
+        """Returns the name of the i-th block; hashed once, kept on the table. A sequence's tokens never change."""
         size = self.block_size
         while len(table.names) <= i:
             at = len(table.names)

@@ -1,4 +1,4 @@
-"""The directory of the cache's disk tier: whether it can be used and what lies there. Stdlib only; reads no block."""
+"""Manages the directory of the cache's disk tier: checks that it is usable and lists its blocks. Stdlib only."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ UNFINISHED = ".part"
 
 
 def check_directory(directory: Path) -> None:
-    """Raise OSError unless files can be made in `directory`, which is made if it is not there."""
+    """Creates `directory` if needed. Raises OSError unless files can be created in it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     probe = directory / f"probe-{os.getpid()}{UNFINISHED}"
     create(probe, b"")
@@ -16,13 +16,13 @@ def check_directory(directory: Path) -> None:
 
 
 def create(path: Path, data: bytes) -> None:
-    """Write a file that is not there yet. Raises OSError for one that is, or a link: it may lead anywhere."""
+    """Writes a new file. Raises OSError if the path exists, also as a link, since that may lead anywhere."""
     with path.open("xb") as file:
         file.write(data)
 
 
 def names_on_disk(directory: Path) -> tuple[bytes, ...]:
-    """Names of the blocks that an earlier process left, oldest first; its unfinished files are removed."""
+    """Returns the names of the blocks that an earlier process left, oldest first; removes its unfinished files."""
     for part in directory.glob(f"*{UNFINISHED}"):
         part.unlink(missing_ok=True)
     files = sorted(directory.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)

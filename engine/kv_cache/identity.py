@@ -1,6 +1,7 @@
-"""What the bits of a cache block depend on, beside its tokens: blocks of two identities are never taken for each other.
+"""The identity of a cache: all that the bits of a block depend on beside its tokens. Blocks of two identities never
+mix.
 
-One value, made once where an engine is built. Pure data: knows no file, no tensor and no request.
+A frozen value, made once when an engine is built. Pure data: no file, no tensor, no request.
 """
 
 import dataclasses
@@ -9,15 +10,15 @@ from collections.abc import Iterable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheIdentity:
-    """Every field counts, also those that are added.
+    """What computes the blocks. Every field counts, including fields added later.
 
     Attributes:
         weights: names the content of the checkpoint; empty where blocks do not outlive their engine.
-        draft: the kind of speculation and the content of what drafts, whose blocks lie beside; empty without one.
+        draft: the kind of speculation and the content of the drafter, whose blocks lie beside; empty without one.
         weights_format: how weights are rounded, or the method that the checkpoint was quantised with.
-        dtype: that is computed in.
-        cache_dtype: of keys and values.
-        kernels: what computes, by contract and build.
+        dtype: number format of the computation.
+        cache_dtype: number format of keys and values.
+        kernels: the kernels that compute, by contract and build.
     """
 
     weights: bytes = b""
@@ -28,13 +29,13 @@ class CacheIdentity:
     kernels: str = ""
 
     def encoded(self) -> bytes:
-        """The same bytes for equal identities only."""
+        """Returns bytes that are equal only for equal identities."""
         return framed(one.encode() if isinstance(one, str) else one for one in dataclasses.astuple(self))
 
 
-UNNAMED = CacheIdentity()  # of blocks that are kept in one process
+UNNAMED = CacheIdentity()  # for blocks that stay within one process
 
 
 def framed(fields: Iterable[bytes]) -> bytes:
-    """The fields, each behind its length: no two sequences give the same bytes."""
+    """Returns the fields joined, each after its length, so that no two lists of fields give the same bytes."""
     return b"".join(len(field).to_bytes(8, "little") + field for field in fields)

@@ -3,10 +3,10 @@
     0 ──────────── num_blocks
     │ held: refs > 0 │ free: refs == 0, in one list for each `EvictionClass`, from least to most recently released │
 
-A free block may still be named by the prefix index (reclaimable): sharing it again takes it out of the middle of its
-list, which is why the lists are doubly linked. Blocks least worth keeping are handed out first. Behind the last block
-lies the null block, which is never free and never written: it stands for what nobody will read again. Knows block ids;
-nothing of tokens, hashes or requests.
+A free block may still be named by the prefix index (reclaimable). Sharing it again takes it out of the middle of its
+list, hence the double links. Blocks least worth keeping are allocated first. Behind the last block lies the null block,
+which is never free and never written: it replaces blocks that no step reads any more. Pure: block ids only, no tokens,
+hashes or requests.
 """
 
 import enum
@@ -14,15 +14,15 @@ from array import array
 
 
 class EvictionClass(enum.IntEnum):
-    """How much a free block is worth keeping: who asks for a block gets the least worthy, oldest first."""
+    """How much a free block is worth keeping: `allocate` takes the lowest class first, and the oldest block of it."""
 
-    NOT = 0  # nobody can find it: it has no name
+    NOT = 0  # has no name, so it cannot be shared again
     NORMAL = 1
-    LONG = 2  # what a client of high priority left
+    LONG = 2  # left by a request of high priority
 
 
 class BlockPool:
-    """Owns the ids 0 … num_blocks-1. `free + held = total` at all times; `check()` says so."""
+    """Owns the ids 0 … num_blocks-1. Invariant: `free + held = total`; `check()` asserts it."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
@@ -39,20 +39,20 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        """Blocks with at least one holder."""
+        """Number of blocks with at least one holder."""
         return self.num_blocks - self.num_free
 
     @property
     def null(self) -> int:
-        """The block that stands in a table for one that was given back."""
+        """The null block, which replaces freed blocks in a table."""
         return self.num_blocks
 
     def refs(self, block: int) -> int:
-        """How many tables hold `block`."""
+        """Returns the number of tables that hold `block`."""
         return self._refs[block]
 
     def allocate(self) -> int:
-        """Take the least worthy free block, with one reference. The caller has checked `num_free`."""
+        """Takes the free block least worth keeping, with one reference. The caller has checked `num_free`."""
         assert self.num_free > 0, "allocate from an empty pool"
         sentinel = self.num_blocks
         while self._next[sentinel] == sentinel:
@@ -63,13 +63,13 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more holder; a free block is taken back from its list."""
+        """Adds a holder; a free block is taken out of its list."""
         if self._refs[block] == 0:
             self._unlink(block)
         self._refs[block] += 1
 
     def release(self, block: int, keep: EvictionClass = EvictionClass.NORMAL) -> None:
-        """One holder less; the last one sends the block to the tail of the free list for `keep`."""
+        """Removes a holder; without holders the block goes to the tail of the free list for `keep`."""
         refs = self._refs[block] - 1
         assert refs >= 0, f"block {block} released twice"
         self._refs[block] = refs
@@ -77,7 +77,7 @@ class BlockPool:
             self._append(block, self.num_blocks + keep)
 
     def check(self) -> None:
-        """Assert I3 in full: O(num_blocks), for tests and simulation."""
+        """Asserts invariant I3 in full: O(num_blocks), for tests and simulation."""
         seen: set[int] = set()
         for sentinel in range(self.num_blocks, self.num_blocks + len(EvictionClass)):
             block = self._next[sentinel]

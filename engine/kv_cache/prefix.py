@@ -1,9 +1,9 @@
-"""The prefix index: which block holds the keys and values of which token prefix.
+"""The prefix index: maps token prefixes, by block name, to the blocks that hold their keys and values.
 
-A block's name is SHA-256 over (name of the block before it, its tokens); the first block's parent is `root()`, which
-frames everything else the values depend on and everything that keeps tenants apart. Equal names mean equal content,
-so a hit needs no token comparison. Only full blocks are named. Design: vLLM's hash chain; see also CVE-2025-46570 for
-why the salt is derived from the authenticated identity and never sent by a client.
+A block's name is SHA-256 over (name of the block before it, its tokens). The first block's parent is `root()`, which
+frames everything else the values depend on and everything that keeps tenants apart. Equal names mean equal content, so
+a hit needs no token comparison. Only full blocks are named. Design: vLLM's hash chain. See CVE-2025-46570 for why the
+salt is derived from the authenticated identity and never sent by a client.
 """
 
 import hashlib
@@ -14,17 +14,17 @@ from sluice_server.engine.kv_cache.identity import CacheIdentity, framed
 
 
 def root(identity: CacheIdentity, *fields: bytes) -> bytes:
-    """The chain's start for (adapter, tenant, …) on what computes the blocks."""
+    """Returns the start of the chain of names for `identity` and further fields (adapter, tenant, …)."""
     return hashlib.sha256(b"sluice.prefix.v2" + framed((identity.encoded(), *fields))).digest()
 
 
 def name_block(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Name of a full block: 32 bytes. The parent has a fixed size, so the concatenation is unambiguous."""
+    """Returns the name of a full block: 32 bytes. The parent has a fixed size, so the concatenation is unambiguous."""
     return hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
 
 
 class PrefixIndex:
-    """Both directions of name ↔ block. A block has one name at most, a name one block at most."""
+    """Maps name ↔ block in both directions. A block has one name at most, and a name one block at most."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -34,17 +34,17 @@ class PrefixIndex:
         return len(self._block_of)
 
     def find(self, name: bytes) -> int | None:
-        """The block of that name, held or reclaimable."""
+        """Returns the block of that name, held or reclaimable; None if there is none."""
         return self._block_of.get(name)
 
     def add(self, name: bytes, block: int) -> None:
-        """Name a full block; if another block already has the name, this one stays unnamed (its owner keeps it)."""
+        """Names a full block. If another block already has the name, this one stays unnamed (its owner keeps it)."""
         if name not in self._block_of:
             self._block_of[name] = block
             self._name_of[block] = name
 
     def forget(self, block: int) -> bytes | None:
-        """The block is about to be overwritten; the name that it had."""
+        """Removes a block's name, before the block is overwritten, and returns it; None if it had none."""
         name = self._name_of.pop(block, None)
         if name is not None:
             del self._block_of[name]
@@ -55,7 +55,7 @@ class PrefixIndex:
         return block in self._name_of
 
     def check(self) -> None:
-        """Assert that both directions agree."""
+        """Asserts that both directions agree."""
         assert len(self._block_of) == len(self._name_of)
         for name, block in self._block_of.items():
             assert self._name_of[block] == name

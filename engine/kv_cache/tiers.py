@@ -1,12 +1,12 @@
-"""What becomes of blocks that leave the device: host memory first, then disk; and how they come back. Names only.
+"""The tiers below the device: decides which blocks move to host memory and then to disk, and how they come back.
 
     device ──save──▶ host slots ──write──▶ disk
        ▲                │  ▲                 │
        └────restore─────┘  └──────read───────┘
 
-Decides and keeps the books; bytes are moved by a runner that carries out `Move`s in the order in which they were
-decided, and tells how reads and writes ended. A name whose bytes may be lost is simply not found: its tokens are
-computed again. Least recently used goes first, in every tier. Knows nothing of tensors, files or requests.
+Bookkeeping by name only. A runner carries out the `Move`s in the order in which they were decided, and reports how
+reads and writes ended. A name whose bytes may be lost is not found, and its tokens are computed again. Every tier
+evicts the least recently used block. Pure: no tensors, files or requests.
 """
 
 import dataclasses
@@ -15,19 +15,19 @@ from collections import OrderedDict
 
 
 class MoveKind(enum.Enum):
-    """What a move does with its two ends."""
+    """The source and target of a move."""
 
     COPY = enum.auto()  # device block → device block
     SAVE = enum.auto()  # device block → host slot
     RESTORE = enum.auto()  # host slot → device block
     WRITE = enum.auto()  # host slot → disk, in the background; the slot may be reused at once
     READ = enum.auto()  # disk → host slot, in the background; the slot is not touched until it ends
-    REMOVE = enum.auto()  # off the disk
+    REMOVE = enum.auto()  # deletes from disk
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
-    """One transfer. `source` and `target` are block or slot numbers; `name` is that of what lies on disk."""
+    """One transfer. `source` and `target` are block or slot numbers; `name` is the name of the block on disk."""
 
     kind: MoveKind
     source: int = -1
@@ -37,20 +37,20 @@ class Move:
 
 @dataclasses.dataclass(slots=True)
 class TierStats:
-    """Blocks since start."""
+    """Counts of blocks since start."""
 
     num_saved: int = 0
     num_restored: int = 0
     num_written: int = 0
     num_read: int = 0
-    num_failed: int = 0  # reads and writes that went wrong: the tokens are computed again
+    num_failed: int = 0  # failed reads and writes: the tokens are computed again
 
 
 class Tiers:
-    """Host slots and disk files of one cache. Either may have no room at all."""
+    """Host slots and disk files of one cache. The capacity of either may be 0."""
 
     def __init__(self, num_host: int, num_disk: int, on_disk: tuple[bytes, ...] = ()) -> None:
-        """`on_disk`: names that an earlier process left there, oldest first."""
+        """`on_disk`: names of the blocks that an earlier process left on disk, oldest first."""
         self.stats = TierStats()
         self._num_host = num_host
         self._num_disk = num_disk
@@ -61,16 +61,17 @@ class Tiers:
 
     @property
     def num_host(self) -> int:
-        """Blocks in host memory."""
+        """Number of blocks in host memory."""
         return len(self._host)
 
     @property
     def num_disk(self) -> int:
-        """Blocks on disk."""
+        """Number of blocks on disk."""
         return len(self._disk)
 
     def save(self, name: bytes, block: int) -> list[Move]:
-        """`block`, which has that name, is about to be overwritten on the device."""
+        """Returns the moves that save `block`, named `name`, before it is overwritten on the device. Empty if the name
+        is there or being read, or no slot is free."""
         if name in self._host:
             self._host.move_to_end(name)
             return []
@@ -85,28 +86,29 @@ class Tiers:
 
     @property
     def num_slots(self) -> int:
-        """Blocks that host memory has room for."""
+        """Number of blocks that host memory can hold."""
         return self._num_host
 
     def touch(self, name: bytes) -> bool:
-        """Whether the name lies in host memory; it is the most recently used one now."""
+        """Whether the name is in host memory; marks it as most recently used."""
         if name not in self._host:
             return False
         self._host.move_to_end(name)
         return True
 
     def restore(self, name: bytes, block: int) -> Move:
-        """Bring what `touch` found back to a device block; it stays in host memory too."""
+        """Returns the move that copies a block found by `touch` to a device block; it stays in host memory too."""
         self._host.move_to_end(name)
         self.stats.num_restored += 1
         return Move(MoveKind.RESTORE, self._host[name], block)
 
     def is_reading(self, name: bytes) -> bool:
-        """Whether the name is on its way from disk."""
+        """Whether the name is being read from disk."""
         return name in self._reading
 
     def read(self, name: bytes) -> list[Move] | None:
-        """Begin to bring a name from disk to host memory. None if it is not there or there is no slot for it."""
+        """Returns the moves that read a name from disk into host memory. None if it is not on disk, is being read, or
+        no slot is free."""
         if name not in self._disk or name in self._reading:
             return None
         self._disk.move_to_end(name)
@@ -117,7 +119,7 @@ class Tiers:
         return [*moves, Move(MoveKind.READ, target=slot, name=name)]
 
     def ended(self, move: Move, is_good: bool) -> None:
-        """A READ or WRITE has ended; what went wrong is forgotten."""
+        """Records the end of a READ or WRITE; after a failure the name is removed."""
         name = move.name
         if not is_good:
             self._disk.pop(name, None)
@@ -133,13 +135,13 @@ class Tiers:
             self._free.append(slot)
 
     def check(self) -> None:
-        """Assert that every slot is in exactly one place and no budget is exceeded."""
+        """Asserts that every slot is in exactly one place and no budget is exceeded."""
         slots = sorted([*self._host.values(), *self._reading.values(), *self._free])
         assert slots == list(range(self._num_host)), "a host slot is used twice or lost"
         assert len(self._disk) <= self._num_disk, "more on disk than the budget allows"
 
     def _take_slot(self) -> tuple[list[Move], int | None]:
-        """A host slot, and the moves that empty it first. None when all are being read into."""
+        """Returns a host slot, and the moves that empty it first; the slot is None when all are being read into."""
         if self._free:
             return [], self._free.pop()
         if not self._host:

@@ -1,57 +1,60 @@
-"""Decides which tokens run next. Pure Python: the clock is passed in, no tensor is seen.
+"""Decides which tokens run next. Pure Python: no tensors; the clock is passed in.
 
-scheduler   the way in: add, cancel, grant, append, update, plan and apply
-door        what may come in            waiting     the queue, and its bounds
-policies    who goes first              admission   who is given slots now (census, lengths: what it goes by)
-planner     who computes in this step   turns       how prompts share it      victims   who gives way
-ahead       who computes in a step that is planned before the last one is applied      flights   steps in flight
-floor       who is where: the one place that changes a sequence's state
-outputs     what sampled tokens make of it               beam   who goes on in a search
-group, sequence, events, settings, pace   values and state
+scheduler        the interface: add, cancel, grant, append, update, plan and apply
+validation       checks requests               waiting          the queue and its bounds
+policies         the order of service          admission        gives slots to waiting sequences
+running_stats    counts for admission          lengths          predicts output lengths
+planner          plans one step                prefill_shares   shares a step among prompts
+victims          chooses what is preempted     async_planner    plans a step before the last one is applied
+in_flight        planned steps, not yet applied
+state            queue, slots and blocks: the only module that changes a sequence's state
+outputs          applies sampled tokens        beam             beam search
+drafts           schedules drafted tokens      draft_stats      counts them
+group, sequence, events, settings, costs, step_rates, histogram   values and state
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# Which files write which fields of the values that all files read: those of Sequence, SequenceGroup and Drafting. The
-# fields of every other object, SchedulerState too, are written in its own file alone. A test compares table and code.
+# Which modules write which fields of the shared records Sequence, SequenceGroup and Drafting. The fields of every other
+# object, SchedulerState included, are written in its own module only. A test verifies this table.
 WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        # Where a sequence is, and what it holds
-        "state": ("state",),
-        "slot": ("state",),
-        "table": ("state",),
-        "spare_slots": ("state",),
-        "num_places": ("state",),
-        "num_once_computed": ("state",),
-        "num_preemptions": ("state", "outputs"),  # a beam takes over its parent's
-        "sequences": ("validation", "state", "outputs"),  # made, ended, replaced by the beams that go on
-        "unforked": ("validation", "state"),
-        "room": ("async_planner", "drafts", "state", "planner"),  # whoever has the cache grow the table
-        "num_blocks_told": ("async_planner", "state", "planner"),
-        # How far it is
-        "num_computed": ("drafts", "in_flight", "state"),
+        # State and resources of a sequence
+        "state": ("floor",),
+        "slot": ("floor",),
+        "table": ("floor",),
+        "spare_slots": ("floor",),
+        "num_places": ("floor",),
+        "num_once_computed": ("floor",),
+        "num_preemptions": ("floor", "outputs"),  # a beam inherits its parent's
+        "sequences": ("door", "floor", "outputs"),  # created, ended, replaced by the live beams
+        "unforked": ("door", "floor"),
+        "room": ("ahead", "drafts", "floor", "planner"),  # each module that lets the cache grow the table
+        "num_blocks_told": ("ahead", "floor", "planner"),
+        # Progress
+        "num_computed": ("drafts", "flights", "floor"),
         "last_step": ("planner",),
         "tokens": ("drafts", "outputs", "scheduler"),  # verified, sampled, appended by the client
         "index": ("outputs",),
         "has_spoken": ("outputs",),
         "num_sampled": ("outputs",),
         "prompt_scores": ("outputs",),
-        # Who goes first, and who did not fit
+        # Order of service and refusals
         "measure": ("scheduler", "waiting"),
         "refused_free": ("admission", "state"),
         "retry_step": ("admission", "state"),
         "num_overtaken": ("admission",),
         "num_cached": ("admission",),
         "first_scheduled_s": ("admission",),
-        # What the client changes while its request is open, and what it is charged
+        # Changed by the client while the request is open, and the credit it spends
         "asked_tokens": ("scheduler",),
         "deadline_s": ("scheduler",),
         "is_open": ("scheduler",),
         "max_tokens": ("scheduler",),
         "priority": ("scheduler",),
         "prompt": ("scheduler",),
-        "credit": ("drafts", "state", "planner", "scheduler"),  # given back, spent, granted
+        "credit": ("drafts", "floor", "planner", "scheduler"),  # returned, spent, granted
         "held_since_s": ("planner",),
         # Searches
         "candidates": ("state", "outputs"),

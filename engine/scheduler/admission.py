@@ -1,8 +1,8 @@
-"""Which waiting sequences are given slots now.
+"""Admits waiting sequences: decides which ones get slots in this step.
 
-In the order of the policy; who does not fit is passed over for those behind who do, but not for ever. Who fits is
-predicted: the blocks that all running outputs will hold at their common peak must stay below the watermark. A wrong
-prediction costs a preemption, never an answer. Knows no budget beyond the room for prompts that it is told.
+Sequences are tried in the order of the policy. One that does not fit is passed over for later ones that do, a limited
+number of times. Fit is predicted: the blocks that all running outputs will hold at their common peak must stay below
+the watermark. A wrong prediction costs a preemption, never a result. The prompt budget of the step is an argument.
 """
 
 from sluice_server.engine.scheduler import victims
@@ -15,13 +15,13 @@ from sluice_server.engine.scheduler.settings import SchedulerSettings
 from sluice_server.engine.scheduler.state import SchedulerState
 from sluice_server.engine.timeline import EventKind
 
-LOOK_AHEAD = 8  # sequences that are tried in vain in one step: bounds the time that a full cache costs
-PEAK_STEPS = 3  # who would bring too high a peak is tried again after so many: those that run come nearer to their ends
-RETRY_STEPS = 16  # who did not fit is tried again after so many steps even if no more is free than then
+LOOK_AHEAD = 8  # refusals per step at most: bounds the time that a full cache costs
+PEAK_STEPS = 3  # steps until a sequence with too high a peak is tried again: running ones come nearer to their ends
+RETRY_STEPS = 16  # every so many steps all are tried again, even if no more blocks are free
 
 
 class AdmissionControl:
-    """Lets sequences in."""
+    """Gives waiting sequences slots and blocks."""
 
     def __init__(
         self, state: SchedulerState, policy: Policy, lengths: OutputLengths, settings: SchedulerSettings
@@ -33,12 +33,12 @@ class AdmissionControl:
         self._begin(0)
 
     def is_due(self, step: int) -> bool:
-        """Whether somebody waits who is to be looked at in that step."""
+        """Whether admission should try waiting sequences in that step."""
         return bool(self._state.waiting) and (self._state.has_changed or step % RETRY_STEPS == 0)
 
     def admit(self, now: float, step: int, budget: int, prefills: list[Sequence]) -> None:
-        """Place waiting sequences while slots, blocks and room last. `prefills` are the running ones; who comes in is
-        added to them."""
+        """Places waiting sequences while slots, blocks and budget last. Appends them to `prefills`, the running
+        prompts."""
         state = self._state
         if not self.is_due(step):
             return
@@ -49,11 +49,11 @@ class AdmissionControl:
         passed: list[SequenceGroup] = []
         for sequence in state.waiting.in_order():
             if room <= 0 or self._is_over():
-                state.looked(has_more=bool(state.free_slots))  # else the next to end says so
+                state.looked(has_more=bool(state.free_slots))  # without free slots, the next sequence that ends sets it
                 return
             is_long = sequence.group.num_ready(sequence) > budget
             if (is_long and long >= self._settings.max_long_prefills) or self._awaits_disk(sequence):
-                state.looked(has_more=True)  # it waits for a turn, or for the disk, not for blocks
+                state.looked(has_more=True)  # it waits for long prompts or for the disk, not for blocks
                 continue
             if self._try(sequence, now, step):
                 long += sequence.num_missing > budget
@@ -68,21 +68,21 @@ class AdmissionControl:
                     return
 
     def _overtake(self, passed: list[SequenceGroup]) -> bool:
-        """Count it for those who were passed over; whether that is enough for one of them."""
+        """Counts one overtaking for each group passed over; returns whether one of them has reached the limit."""
         for group in passed:
             group.num_overtaken += 1
         return any(group.num_overtaken >= self._settings.max_overtakes for group in passed)
 
     def _begin(self, step: int) -> None:
-        """Nobody has been tried in this step yet."""
+        """Resets what is counted per step."""
         self._running_stats = self._count()
         self._step = step
         self._num_refused = 0
-        self._tried_priority = -(1 << 30)  # that found nobody to displace in this step
+        self._tried_priority = -(1 << 30)  # highest priority that found no victims in this step
         self._forgets = step % RETRY_STEPS == 0 or not self._running_stats.num_active
 
     def _try(self, sequence: Sequence, now: float, step: int) -> bool:
-        """Let the sequence in if it is worth a try, and fits."""
+        """Places the sequence if it fits, unless an earlier refusal still holds. Returns whether it was placed."""
         if self._is_hopeless(sequence):
             return False
         if self._let_in(sequence, now, step):
@@ -92,14 +92,14 @@ class AdmissionControl:
         return False
 
     def _remember(self, sequence: Sequence) -> None:
-        """Slots are free, so it was blocks that the sequence was refused for."""
+        """Records the cause of a refusal, slots being free: too few blocks, or too high a predicted peak."""
         if self._has_blocks(sequence, []):
             sequence.retry_step = self._step + PEAK_STEPS
         else:
             sequence.refused_free = self._state.cache.pool.num_free
 
     def _is_over(self) -> bool:
-        """Enough were tried, or no slot is left and nobody could be made to leave one."""
+        """Whether enough sequences were tried, or no slot is free and none can be freed."""
         full = not (self._state.free_slots or self._policy.preempts or self._running_stats.has_idle)
         return full or self._num_refused >= LOOK_AHEAD
 
@@ -110,13 +110,13 @@ class AdmissionControl:
         return not self._is_hopeless(sequence) and self._state.cache.is_awaited(sequence.table, _known(sequence))
 
     def _is_hopeless(self, sequence: Sequence) -> bool:
-        """It was refused for want of blocks when no less was free, or just now for the peak that it would bring."""
+        """Whether the last refusal still holds: no more blocks are free, or its peak was too high just now."""
         if self._forgets:
             return False
         return self._state.cache.pool.num_free <= sequence.refused_free or self._step < sequence.retry_step
 
     def _let_in(self, sequence: Sequence, now: float, step: int) -> bool:
-        """Place the sequence if there is, or can be made, room for it."""
+        """Places the sequence if it fits, or if preempting others makes it fit."""
         state, group, running_stats = self._state, sequence.group, self._running_stats
         displaces = self._policy.preempts and group.priority > max(running_stats.lowest_priority, self._tried_priority)
         if len(state.free_slots) < group.num_slots(sequence) and not (displaces or running_stats.has_idle):
@@ -142,7 +142,7 @@ class AdmissionControl:
         return True
 
     def _fits(self, sequence: Sequence, found: list[int]) -> bool:
-        """Whether slots, blocks and the predicted peak allow it. Alone, it always fits: the door saw to that."""
+        """Whether slots, blocks and the predicted peak allow it. Alone, a validated sequence always fits."""
         if not self._has_blocks(sequence, found):
             return False
         if not self._running_stats.num_active:
@@ -151,7 +151,7 @@ class AdmissionControl:
         return self._running_stats.peak_with(sequence, found) <= limit
 
     def _has_blocks(self, sequence: Sequence, found: list[int]) -> bool:
-        """Slots for all of its group, blocks for all of its tokens, and one for the next token of everybody."""
+        """Whether there are slots for its group, blocks for its tokens, and one block more for each active sequence."""
         state, group = self._state, sequence.group
         num_slots = group.num_slots(sequence)
         if num_slots > len(state.free_slots):
@@ -160,7 +160,7 @@ class AdmissionControl:
         return state.cache.can_take(found, max(group.num_ready(sequence), 1), spare)
 
     def _evict_idle(self, sequence: Sequence, found: list[int], step: int) -> bool:
-        """Take from the paused until it fits."""
+        """Preempts paused sequences until the sequence fits; returns whether it does."""
         while (victim := victims.idle(self._state.running, step)) is not None:
             self._state.evict(victim)
             self._running_stats = self._count()
@@ -169,7 +169,7 @@ class AdmissionControl:
         return False
 
     def _displace(self, sequence: Sequence, found: list[int], step: int) -> bool:
-        """Preempt sequences of lower priority, but only if that is enough."""
+        """Preempts sequences of lower priority, but only if that makes enough room."""
         state, group = self._state, sequence.group
         slots = group.num_slots(sequence) - len(state.free_slots)
         blocks = state.cache.blocks_for(group.num_ready(sequence)) + group.num_slots(sequence) - len(found)
@@ -184,15 +184,15 @@ class AdmissionControl:
         if slots > 0 or blocks > 0:
             return False
         for victim in leaving:
-            if victim.state is SequenceStatus.RUNNING:  # a sibling's eviction may have taken it along
+            if victim.state is SequenceStatus.RUNNING:  # the eviction of a sibling may have preempted it too
                 state.evict(victim)
         self._running_stats = self._count()
         return self._has_blocks(sequence, found)
 
 
 def _known(sequence: Sequence) -> list[int]:
-    """Tokens whose prefix may be found. A leader computes the prompt alone: what it has beyond that is not to be found
-    for its siblings."""
+    """Returns the tokens whose prefix may be taken from the cache. While siblings wait to be forked, only the prompt
+    counts: further tokens of the first sequence are not theirs."""
     group = sequence.group
     tokens = group.prompt if group.unforked else sequence.tokens
     return tokens if group.num_findable >= len(tokens) else tokens[: group.num_findable]

@@ -1,8 +1,8 @@
-"""A step planned while the one before it is computed: everybody decodes, and is one token further than is known.
+"""Plans a decode step while the step before it is still being computed, one token ahead of the known ones.
 
-Only that case. Whatever else there is to do (prompts, newcomers, pauses that last too long, want of blocks, rows whose
-next token depends on the last one) waits until nothing is in flight, and is planned as if nothing ever were. Who ends
-meanwhile has computed one row too many, which is passed over.
+Only pure decoding is planned ahead. Everything else (prompts, admissions, pauses that last too long, lack of blocks,
+rows whose next token depends on the last one on the host) waits until no step is in flight, and is planned by
+`Planner`. A sequence that ends meanwhile has computed one row too many; its result is skipped.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ NOTHING = 0, 0
 
 
 class AsyncPlanner:
-    """Plans what needs no look at what is in flight."""
+    """Plans steps that do not depend on the results in flight."""
 
     def __init__(
         self, state: SchedulerState, planner: Planner, drafts: DraftScheduler, in_flight: InFlightSteps
@@ -30,7 +30,7 @@ class AsyncPlanner:
         self._in_flight = in_flight
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step; None when that has to wait until nothing is in flight, or there is nothing to do."""
+        """Returns the next step; None when it must wait until no step is in flight, or there is nothing to do."""
         if self._state.placements or self._planner.has_more_to_do(now):
             return None
         rows = self._rows()
@@ -40,7 +40,7 @@ class AsyncPlanner:
         return self._planner.decode_ahead(rows, now)
 
     def _rows(self) -> list[tuple[Sequence, int]]:
-        """Sequences and the position of the token that each is to compute; none if anybody needs more than that."""
+        """Returns each sequence with the position that it computes; empty if any sequence needs more than a decode."""
         under_way, rests = self._in_flight.under_way(), self._drafts.num_resting > 0
         rows: list[tuple[Sequence, int]] = []
         spent: Counter[SequenceGroup] = Counter()
@@ -55,13 +55,13 @@ class AsyncPlanner:
                 return []
             if group.credit is not None:
                 spent[group] += 1
-                if spent[group] > group.credit:  # siblings take the rest
+                if spent[group] > group.credit:  # its siblings use up the credit
                     continue
             rows.append((one, position))
         return rows
 
     def _make_room(self, rows: list[tuple[Sequence, int]]) -> bool:
-        """A block more for those that need one; False, and nothing is taken, where there are too few."""
+        """Gives one more block to each row that needs one. Returns False, and takes none, when too few are free."""
         cache = self._state.cache
         full = [(one, position) for one, position in rows if position >= one.room]
         if len(full) > cache.pool.num_free:

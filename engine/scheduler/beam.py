@@ -1,6 +1,6 @@
-"""Beam search: from the candidates of all beams, who goes on and which hypotheses are complete.
+"""Beam search: ranks the candidates of all beams, selects those that continue, and collects complete hypotheses.
 
-Log probabilities in, parents and tokens out; knows no sequence, no block and no slot. The rules are those of
+Pure: log probabilities in, parents and tokens out; independent of sequences, blocks and slots. The rules are those of
 `transformers`' generate, so that equal logits give equal hypotheses: scores are sums of raw log probabilities, divided
 by length ** length_penalty once complete; only candidates among the best `width` may complete; without early stopping
 the search ends when no beam, at its present length, beats the worst of `width` complete hypotheses.
@@ -15,12 +15,13 @@ from sluice_server.engine.plan import TokenLogprob
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BeamExtension:
-    """One beam goes on, or completes, with one token.
+    """One beam extended by one token; it stays live or completes a hypothesis.
 
     Attributes:
         parent: index of the beam.
+        token: the token appended.
         score: sum of the log probabilities of the hypothesis' tokens.
-        logprob: of the token, with as many rivals as there were candidates.
+        logprob: log probability of the token, with all candidates of its beam.
     """
 
     parent: int
@@ -31,11 +32,11 @@ class BeamExtension:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BeamStep:
-    """What a step of the search decided.
+    """The decisions of one step of the search.
 
     Attributes:
         live: beams of the next step, best first; empty when the search is over.
-        complete: hypotheses that are complete with this step, and their final scores.
+        complete: hypotheses that are complete with this step, each with its final score.
     """
 
     live: tuple[BeamExtension, ...]
@@ -43,7 +44,7 @@ class BeamStep:
 
 
 class BeamSearch:
-    """State of one search."""
+    """State of one beam search: the scores of its best complete hypotheses."""
 
     def __init__(self, width: int, length_penalty: float, early_stopping: bool) -> None:
         self.width = width
@@ -54,9 +55,14 @@ class BeamSearch:
     def advance(
         self, beams: Sequence[tuple[float, TokenLogprob]], length: int, end_ids: frozenset[int], at_end: bool
     ) -> BeamStep:
-        """Decide. `beams`: per beam its score and candidates, at least width + len(end_ids) where the vocabulary has
-        them; `length`: tokens of a hypothesis after this step; `at_end`: no hypothesis may grow further; ids that
-        `end_ids` names complete a hypothesis."""
+        """Selects the beams that continue and the hypotheses that are complete.
+
+        Args:
+            beams: per beam its score and candidates, at least width + len(end_ids) where the vocabulary has them.
+            length: tokens of a hypothesis after this step.
+            end_ids: ids that complete a hypothesis.
+            at_end: no hypothesis may grow further.
+        """
         ranked = _ranked(beams)
         complete: list[tuple[float, BeamExtension]] = []
         live: list[BeamExtension] = []
@@ -73,7 +79,7 @@ class BeamSearch:
         return BeamStep(tuple(live) if live and not self._is_over(live[0].score, length) else (), tuple(complete))
 
     def _keep(self, score: float) -> bool:
-        """Whether a complete hypothesis is among the best `width`."""
+        """Records a complete hypothesis; returns False if it is not among the best `width`."""
         if len(self._scores) == self.width and score <= self._scores[-1]:
             return False
         self._scores.append(score)
@@ -88,7 +94,7 @@ class BeamSearch:
 
 
 def _ranked(beams: Sequence[tuple[float, TokenLogprob]]) -> list[BeamExtension]:
-    """Every candidate, best first; equal ones in the order of beams and ids."""
+    """Returns every finite candidate, best first; equal ones in the order of beams and ids."""
     steps = [
         BeamExtension(parent, token, score + logprob, TokenLogprob(logprob, rank, found.top_ids, found.top_logprobs))
         for parent, (score, found) in enumerate(beams)

@@ -1,6 +1,6 @@
-"""What a preemption costs: moving a sequence's blocks to host memory and back, or computing its tokens again.
+"""The cost of a preemption: moving a sequence's blocks to host memory and back, or computing its tokens again.
 
-Pure arithmetic on rates that were measured at start. Knows no sequence and no block.
+Pure arithmetic on rates that were measured at start.
 """
 
 import dataclasses
@@ -8,10 +8,12 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PreemptionCosts:
-    """Attributes:
-    block_bytes: of one cache block, all layers.
-    bytes_per_s: between device and host memory.
-    tokens_per_s: computed in a prefill.
+    """Measured rates of transfers and prefill.
+
+    Attributes:
+        block_bytes: bytes of one cache block, all layers.
+        bytes_per_s: bytes per second between device and host memory.
+        tokens_per_s: tokens computed per second in a prefill.
     """
 
     block_bytes: int
@@ -19,5 +21,5 @@ class PreemptionCosts:
     tokens_per_s: float
 
     def is_swap_cheaper(self, num_blocks: int, num_tokens: int) -> bool:
-        """Whether `num_blocks` go out and come back sooner than `num_tokens` are computed."""
+        """Whether moving `num_blocks` out and back takes less time than computing `num_tokens`."""
         return 2 * num_blocks * self.block_bytes / self.bytes_per_s < num_tokens / self.tokens_per_s

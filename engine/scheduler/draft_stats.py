@@ -1,12 +1,16 @@
-"""What became of drafted tokens: counted for an engine, and for each request. Stdlib only."""
+"""Counts drafted and accepted tokens, for an engine and for each request. Stdlib only."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(slots=True)
 class DraftStats:
-    """Tokens since the start of whatever this is kept for, in all and by their place in the draft: in a tree by their
-    order, the first branch first, and of those accepted by how far they stand behind the last token."""
+    """Tokens drafted and accepted since start, in all and by position.
+
+    Attributes:
+        drafted_at: counts by position in the draft; in a tree by order, the first branch first.
+        accepted_at: counts by distance behind the last token.
+    """
 
     num_drafted: int = 0
     num_accepted: int = 0
@@ -14,7 +18,7 @@ class DraftStats:
     accepted_at: list[int] = dataclasses.field(default_factory=list)
 
     def record(self, drafted: int, accepted: int) -> None:
-        """One draft was verified."""
+        """Counts one verified draft of `drafted` tokens, of which `accepted` were kept."""
         missing = drafted - len(self.drafted_at)
         if missing > 0:
             self.drafted_at += [0] * missing

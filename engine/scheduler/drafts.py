@@ -1,8 +1,8 @@
-"""Drafted tokens: who may bring some, how many of them a step verifies, and which are kept.
+"""Schedules drafted tokens: which sequences get drafts, how many of them a step verifies, and which are kept.
 
 A draft is kept if and only if it equals the token that is sampled in its place, so drafts change time and nothing else.
-They take what everybody else leaves: they displace nobody, and what was wrong is given back in the same step. Knows no
-proposer.
+They use only the budget and blocks that other work leaves: they preempt no sequence, and the resources of rejected
+drafts are freed in the same step. Independent of the proposer.
 """
 
 from collections.abc import Sequence as Several
@@ -17,53 +17,54 @@ from sluice_server.engine.scheduler.state import SchedulerState
 from sluice_server.engine.speculation.controller import SpeculationController
 from sluice_server.engine.speculation.trees import MOST_DRAFTS, first_branch, follow, is_chain
 
-PAYBACK = 4  # tokens that a proposer may have to read, of its own model, for each that is still to come
-REST_STEPS = 4  # in which nobody is asked, once nobody is worth a draft: these may be planned ahead
-HEED_EVERY = 4  # steps of which one is measured while nobody is asked
-MAX_NEWS = 16  # tokens since a proposer was last asked about a sequence, beyond which it has to read
+PAYBACK = 4  # tokens that a proposer may have to read for each token still to be generated
+REST_STEPS = 4  # steps without drafts, once drafting pays for no sequence: these may be planned ahead
+HEED_EVERY = 4  # one in so many steps is measured while drafting rests
+MAX_NEWS = 16  # new tokens of a sequence that a proposer reads at no extra cost
 
 
 class DraftScheduler:
-    """Drafts of the step to come and of the one in flight."""
+    """Schedules drafts for the next step, and verifies those of the step in flight."""
 
     def __init__(
         self, state: SchedulerState, outputs: Outputs, controller: SpeculationController | None, max_width: int = 1
     ) -> None:
-        """Without a controller drafts are as wide, and then as long, as they may be."""
+        """`controller`: chooses width and length; without one, drafts are as wide, and then as long, as they may be."""
         self.stats = DraftStats()
-        self.offered: list[Sequence] = []  # that have drafts for the next step
+        self.offered: list[Sequence] = []  # sequences that have drafts for the next step
         self._state = state
         self._outputs = outputs
         self._controller = controller
         self._max_width = max_width
-        self.num_resting = 0  # steps to come in which nobody needs to be asked
+        self.num_resting = 0  # steps to come without drafts
         self._is_resting = False
         self._asked: list[Sequence] = []
-        self._grown: list[tuple[Sequence, int]] = []  # whose tables have room for drafts, and which tables these are
+        self._grown: list[tuple[Sequence, int]] = []  # sequences with blocks for drafts, and their `num_places` then
 
     @property
     def is_pending(self) -> bool:
-        """Whether the next plan must `take`."""
+        """Whether the next plan must call `take`."""
         return bool(self.offered or self._grown)
 
     def rests(self) -> bool:
-        """Whether nobody is worth a draft in the next step, whoever runs. All that hardly a step does then: behind a
-        model that has just been read from end to end, every call more is one that the processor has forgotten."""
+        """Whether drafting pays for no sequence in the next step, whichever run. Hardly any other drafting code runs
+        then: after a pass over all weights the processor caches are cold, and every call is slow."""
         if self._controller is None:
             return False
-        num_ahead = REST_STEPS - self.num_resting if self._is_resting else 0  # that were planned without asking
+        num_ahead = REST_STEPS - self.num_resting if self._is_resting else 0  # steps that were planned without drafts
         self._is_resting = self._controller.rests(1 + num_ahead)
         if self._is_resting:
             self.num_resting = REST_STEPS
         return self._is_resting
 
     def note_unasked(self) -> None:
-        """A step was planned without asking."""
+        """Counts a step that was planned without asking for drafts."""
         self.num_resting -= 1
 
     def asks(self, budget: int, *, grow: bool) -> list[DraftRequest]:
-        """Of sequences one token behind, while prompts leave room in a step of `budget` tokens. `grow`: with blocks for
-        all drafts but the last, as far as nobody else needs them in the next step."""
+        """Returns draft requests for sequences one token behind. None if prompts fill a step of `budget` tokens.
+        `grow`: allocates blocks for all drafts but the last, as far as other sequences do not need them in the next
+        step."""
         self._asked = []
         missing = [one.num_missing for one in self._state.running if one.num_missing > 0]
         room = budget - sum(missing)
@@ -71,7 +72,7 @@ class DraftScheduler:
         asks: list[DraftRequest] = []
         if not due:
             return asks
-        able = [one for one in due if not (grow and _is_too_late(one))]  # who would have to be read first
+        able = [one for one in due if not (grow and _is_too_late(one))]  # not worth reading first
         wishes = self._wishes(able, missing)
         self.num_resting = 0 if any(wishes) else REST_STEPS
         width = self._max_width if self._controller is None else self._controller.width
@@ -89,7 +90,7 @@ class DraftScheduler:
         return asks
 
     def offer(self, asks: Several[DraftRequest], proposals: Several[Several[int] | DraftTree], seconds: float) -> None:
-        """Answers to the last `asks`, in their order, and how long it took to find them."""
+        """Takes the proposals for the last `asks`, in their order. `seconds`: the time it took to draft them."""
         drafts = [_parts(one) for one in proposals]
         num_read = sum(map(_catch_up, self._asked))
         if self._controller is not None and asks:
@@ -106,8 +107,8 @@ class DraftScheduler:
         self._asked = []
 
     def take(self, room: int, step: int) -> dict[Sequence, int]:
-        """How many drafts each row of the step verifies: `room` tokens at most. Credit for all of them is spent, as all
-        may be kept."""
+        """Returns how many drafts each row of the step verifies, `room` tokens at most in all. Spends credit for all of
+        them, as all may be kept."""
         nums: dict[Sequence, int] = {}
         offered, self.offered = self.offered, []
         for one in offered:
@@ -132,7 +133,8 @@ class DraftScheduler:
         return nums
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long: worth knowing if it was of decoding rows alone, and now and then while all rest."""
+        """Reports a computed step to the controller. Of a pure decode step it reports the time (of one in `HEED_EVERY`
+        while drafting rests), else the number of rows that ended their prompt."""
         num_rows = len(plan.slots)
         if self._controller is None:
             return
@@ -142,7 +144,7 @@ class DraftScheduler:
             self._controller.stepped(num_rows, plan.num_tokens, seconds)
 
     def verify(self, sequence: Sequence, num: int, run: VerifiedDrafts, now: float, events: list[Sampled]) -> None:
-        """A row with `num` drafts has been computed: keep what was sampled behind those that are right."""
+        """Verifies the `num` drafts of a computed row: keeps the tokens sampled behind those that are right."""
         group, drafting = sequence.group, sequence.drafting
         assert drafting is not None and len(drafting.ids) == num, "drafts changed while they were verified"
         if drafting.parents:
@@ -156,7 +158,7 @@ class DraftScheduler:
         kept = self._outputs.num_kept(sequence, run.token_ids[: right + 1])
         group.drafts.record(num, min(kept, right))
         self.stats.record(num, min(kept, right))
-        # As behind any row: all that exists is computed but the token sampled last.
+        # As after any row: all tokens are computed but the one sampled last.
         sequence.tokens.extend(run.token_ids[:kept])
         sequence.num_computed += kept
         self._state.fill(sequence)
@@ -165,8 +167,8 @@ class DraftScheduler:
         self._state.give_back(group, num + 1 - kept)
 
     def _verify_tree(self, drafting: Drafting, run: VerifiedDrafts) -> int:
-        """How many drafts of a tree stand. Its first draft, the first behind that and so on are what a chain would be;
-        who takes the place of one of these is an alternative to it."""
+        """Returns how many drafts of a tree are kept. The controller gets its first branch as a chain: the first draft,
+        the first behind that and so on. Drafts in place of one of these are alternatives."""
         parents = drafting.parents
         path = follow(drafting.ids, parents, run.token_ids)
         if self._controller is not None:
@@ -179,7 +181,7 @@ class DraftScheduler:
         return len(path)
 
     def _wishes(self, able: Several[Sequence], missing: list[int]) -> list[int]:
-        """How many drafts each is worth in a step whose rows miss so many tokens."""
+        """Returns how many drafts pay for each of `able`, in a step whose rows miss `missing` tokens."""
         if self._controller is None:
             return [MAX_DRAFT_TOKENS] * len(able)
         records = [one.drafting.record for one in able if one.drafting is not None]
@@ -187,7 +189,7 @@ class DraftScheduler:
         return self._controller.choose(records, num_rows, unread, is_alone=num_rows == len(missing))
 
     def _num_spare(self) -> int:
-        """Blocks that are free even when everybody who runs computes all that it misses."""
+        """Returns the free blocks that are left when every running sequence computes all tokens that it misses."""
         cache = self._state.cache
         wanted = 0
         for one in self._state.running:
@@ -196,8 +198,8 @@ class DraftScheduler:
         return cache.pool.num_free - wanted
 
     def _grow_ahead(self, sequence: Sequence, num: int, spare: int) -> tuple[int, int]:
-        """Room for `num` drafts but the last before they are made, from `spare` blocks, or for as many as there is: how
-        many, and the blocks that this took beside the sequence's own next one."""
+        """Allocates blocks for `num` drafts but the last before they are made, from `spare` blocks. Returns the number
+        of drafts that fit, and the blocks taken beside the sequence's own next one."""
         cache, num_tokens = self._state.cache, len(sequence.tokens)
         own = cache.blocks_for(num_tokens)
         more = cache.blocks_for(num_tokens + num - 1) - own
@@ -209,7 +211,7 @@ class DraftScheduler:
         return num, more
 
     def _grow(self, sequence: Sequence, num: int) -> int:
-        """Room for `num` drafts behind the row's own token, or for as many as there is."""
+        """Allocates blocks for `num` drafts behind the row's own token; returns the number for which they suffice."""
         cache, first = self._state.cache, sequence.num_computed + 1
         if not cache.grow(sequence.table, first + num):
             num = min(num, len(sequence.table.blocks) * cache.block_size - first)
@@ -218,7 +220,7 @@ class DraftScheduler:
 
 
 def _num_new(plan: StepPlan) -> int:
-    """Rows that have computed a prompt to its end."""
+    """Returns the number of rows that have computed a prompt to its end."""
     rows = enumerate(zip(plan.query_lens, plan.samples, strict=True))
     return sum(samples and num > 1 and i not in plan.drafts for i, (num, samples) in rows)
 
@@ -230,19 +232,19 @@ def _is_due(sequence: Sequence) -> bool:
 
 
 def _news(sequence: Sequence) -> int:
-    """Tokens that have to be read before a draft; those of the last steps are none, whatever is drafted reads such."""
+    """Returns the tokens that the proposer must read before it drafts; 0 up to `MAX_NEWS`, which cost nothing extra."""
     assert sequence.drafting is not None
     news = len(sequence.tokens) - sequence.drafting.num_seen
     return news if news > MAX_NEWS else 0
 
 
 def _unread(sequence: Sequence) -> float:
-    """These per token still to come."""
+    """Returns the tokens to read before drafting, per token that is still to be generated."""
     return _news(sequence) / max(1, sequence.group.max_tokens - sequence.num_output)
 
 
 def _catch_up(sequence: Sequence) -> int:
-    """The proposer has answered: how many tokens it had to read for that."""
+    """Records how far the proposer has read; returns how many tokens it had to read, 0 up to `MAX_NEWS`."""
     drafting = sequence.drafting
     assert drafting is not None
     memory = drafting.memory
@@ -251,12 +253,12 @@ def _catch_up(sequence: Sequence) -> int:
 
 
 def _is_too_late(sequence: Sequence) -> bool:
-    """Whether so little is still to come that reading what there is would not pay."""
+    """Whether too few tokens are still to come for reading the sequence to pay."""
     return _unread(sequence) > PAYBACK
 
 
 def _limit(sequence: Sequence) -> int:
-    """Drafts at most that could be kept: one token is sampled in any case, and no limit may be passed."""
+    """Returns how many drafts could be kept at most: one token is sampled in any case, and no limit may be exceeded."""
     group, drafting = sequence.group, sequence.drafting
     assert drafting is not None
     limit = min(drafting.limit, group.max_tokens - sequence.num_output - 1)
@@ -266,12 +268,12 @@ def _limit(sequence: Sequence) -> int:
 
 
 def _width(sequence: Sequence, most: int, limit: int) -> int:
-    """Drafts at most that may follow the same token: a grammar follows one chain only."""
+    """Returns how many drafts may follow the same token: one under a grammar, as its matcher follows one chain only."""
     return 1 if sequence.group.params.grammar else max(1, min(most, limit))
 
 
 def _parts(draft: Several[int] | DraftTree) -> tuple[list[int], list[int]]:
-    """Its tokens, and their parents where it is a tree."""
+    """Returns the tokens of a draft, and their parents if it is a tree."""
     if isinstance(draft, DraftTree):
         return list(draft.token_ids[:MOST_DRAFTS]), list(draft.parents[:MOST_DRAFTS])
     return list(draft), []

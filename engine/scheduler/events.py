@@ -1,6 +1,6 @@
-"""What the scheduler tells of its requests: tokens that were sampled, and how an output or a request ended.
+"""Events that the scheduler emits for its requests: sampled tokens, and how an output or a request ended.
 
-Frozen values. Plain numbers for times; services make spans of them.
+Frozen values. Times are plain numbers; services make spans of them.
 """
 
 import dataclasses
@@ -15,16 +15,16 @@ Failure: TypeAlias = tuple[str, ServiceError]  # request id; the whole request e
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Plain durations in seconds of an output that ended.
+    """Durations in seconds of an output that ended, with counts of its request.
 
     Attributes:
-        queue_s: arrival of the request to first scheduled.
-        prefill_s: first scheduled to first token.
-        decode_s: first token to the last.
+        queue_s: from the arrival of the request to its first scheduling.
+        prefill_s: from the first scheduling to the first token.
+        decode_s: from the first token to the last.
         end_s: engine clock at the end.
-        num_preemptions: of all outputs of the request so far.
-        num_drafted, num_accepted: tokens of the same that were drafted for them, and those of these that were kept.
-        drafted_at, accepted_at: the same by their place in the draft.
+        num_preemptions: preemptions of all outputs of the request so far.
+        num_drafted, num_accepted: tokens drafted for all outputs of the request, and those of them that were kept.
+        drafted_at, accepted_at: the same by position in the draft.
     """
 
     queue_s: float
@@ -40,11 +40,14 @@ class RequestTimes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AdmissionReport:
-    """What the engine found when it first scheduled a request.
+    """The state of a request when the engine first scheduled it, sent with the first event of each output.
 
     Attributes:
-        prompt_scores: log probabilities of the prompt's tokens from the second on, where they are asked for; with the
-            request's first event only.
+        num_prompt: tokens of the prompt.
+        num_cached: prompt tokens found in the prefix cache.
+        max_tokens: effective limit of an output.
+        prompt_scores: log probabilities of the prompt's tokens from the second on, if requested; with the request's
+            first event only.
     """
 
     num_prompt: int
@@ -56,13 +59,13 @@ class AdmissionReport:
 class Sampled(NamedTuple):
     """Event: tokens of one output, contiguous from `first_index` (0 is its first token).
 
-    A named tuple, as one is made for every token: a third of a frozen dataclass's time.
+    A named tuple, since one is created for every token: it takes a third of a frozen dataclass's time.
 
     Attributes:
         logprobs: as many as token_ids, or none.
-        admission: on the first event of each output.
-        finish: the output ends with these tokens (there may be none: it was cancelled or cut short).
-        times: with finish.
+        admission: set on the first event of each output.
+        finish: set if the output ends with these tokens (none if it was cancelled or cut short).
+        times: set together with finish.
         is_last: the request ends with this event.
         num_drafted, num_accepted: tokens that were drafted for these, and those of them that were kept.
     """

@@ -1,6 +1,6 @@
-"""A histogram as plain numbers, cheap enough for every token: an observation is a bisection and two additions.
+"""A histogram of plain numbers, cheap enough for every token: an observation costs a bisection and two additions.
 
-Read by whoever shows it, also from another thread: `snapshot` is consistent in itself. Stdlib only.
+May be read from another thread: each `snapshot` is consistent in itself. Stdlib only.
 """
 
 from bisect import bisect_left
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 
 class HistogramSnapshot(NamedTuple):
-    """What a histogram holds at one moment."""
+    """The contents of a histogram at one moment."""
 
-    bounds: tuple[float, ...]  # upper, inclusive; one bucket more is without bound
+    bounds: tuple[float, ...]  # upper bounds, inclusive; one bucket more is unbounded
     counts: tuple[int, ...]  # of each bucket alone
     total: float  # of all values
 
     @property
     def num(self) -> int:
-        """Observations."""
+        """Number of observations."""
         return sum(self.counts)
 
 
@@ -27,16 +27,16 @@ class Histogram:
     __slots__ = ("_bounds", "_counts", "_total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` ascend."""
+        """`bounds`: upper bounds of the buckets, ascending."""
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
         self._total = 0.0
 
     def observe(self, value: float) -> None:
-        """One value more."""
+        """Counts one value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 
     def snapshot(self) -> HistogramSnapshot:
-        """What it holds now."""
+        """Returns the present contents."""
         return HistogramSnapshot(self._bounds, tuple(self._counts), self._total)

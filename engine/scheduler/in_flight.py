@@ -1,7 +1,7 @@
-"""Steps that were planned and are not applied yet, oldest first; and what a result makes of its step's rows.
+"""Holds the steps that are planned and not yet applied, oldest first, and applies their results to their rows.
 
-A row may have been ended, preempted or cancelled while its step was computed: it is passed over, and credit that was
-spent for its tokens is given back. Knows no budget and nobody who waits.
+A row may have been ended, preempted or cancelled while its step was computed. Its result is then skipped, and the
+credit that was spent for its tokens is returned. Independent of the token budget and the waiting queue.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from sluice_server.engine.timeline import EventKind
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """A plan, the sequences of its rows, how often each had been placed by then, and when it was made."""
+    """A plan with the sequences of its rows, their `num_places` at that time, and the time when it was made."""
 
     plan: StepPlan
     rows: list[Sequence]
@@ -30,7 +30,7 @@ class InFlightStep:
 
 
 class InFlightSteps:
-    """Of one scheduler."""
+    """The queue of planned steps of one scheduler."""
 
     def __init__(self, state: SchedulerState, outputs: Outputs, drafts: DraftScheduler, pace: StepRates) -> None:
         self._state = state
@@ -44,11 +44,11 @@ class InFlightSteps:
         return len(self._in_flight)
 
     def begin(self, plan: StepPlan, rows: list[Sequence], now: float) -> None:
-        """A step was planned."""
+        """Adds a step that was just planned."""
         self._in_flight.append(InFlightStep(plan, rows, [one.num_places for one in rows], now))
 
     def under_way(self) -> dict[Sequence, tuple[int, int]]:
-        """Of each sequence in flight, tokens being computed, and tokens being sampled."""
+        """Returns, per sequence in flight, the tokens being computed and the tokens being sampled."""
         found: dict[Sequence, tuple[int, int]] = {}
         for step in self._in_flight:
             plan = step.plan
@@ -59,7 +59,7 @@ class InFlightSteps:
         return found
 
     def land(self, plan: StepPlan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
-        """Advance the rows of the oldest, which is `plan`."""
+        """Applies the result of the oldest step, which must be `plan`; returns events and failures."""
         step = self._in_flight.popleft()
         assert step.plan is plan, "steps are applied in the order in which they were planned"
         # A step that was planned while another was computed began when that one ended.
@@ -95,7 +95,7 @@ class InFlightSteps:
         return events, failures
 
     def _break(self, group: SequenceGroup, error: ServiceError | None) -> Failure:
-        """Its computation went wrong: nobody may find what it computed, as that may be the cause."""
+        """Fails the request and removes its blocks from the prefix index, as their values may be the cause."""
         for sequence in group.sequences:
             self._state.cache.disown(sequence.table)
         return self._outputs.fail(group, error or engine_fault())

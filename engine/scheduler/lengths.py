@@ -1,6 +1,6 @@
-"""How long outputs will be: per tenant, from the lengths of its recent ones.
+"""Predicts output lengths, per tenant, from the lengths of its recent outputs.
 
-Takes lengths of outputs that ended, gives predictions. Knows no request and no policy; memory is bounded.
+Pure: lengths of ended outputs in, predictions out; independent of requests and policies. Memory is bounded.
 """
 
 import bisect
@@ -8,12 +8,12 @@ from collections import deque
 
 WINDOW = 256  # outputs remembered per tenant
 MAX_TENANTS = 1024
-QUANTILE = 0.6  # of the lengths still possible: many outputs together end near their middle, not all late
+QUANTILE = 0.6  # of the lengths still possible: the sum over many outputs is near the middle, not the maximum
 WEIGHT = 0.1  # of the newest length in the running average
 
 
 class _History:
-    """Recent lengths of one tenant: in order of arrival, and sorted."""
+    """Recent output lengths of one tenant: in order of arrival, and sorted."""
 
     def __init__(self) -> None:
         self.mean = 0.0
@@ -21,7 +21,7 @@ class _History:
         self.ordered: list[int] = []
 
     def add(self, length: int) -> None:
-        """Remember a length, forget the oldest beyond the window."""
+        """Adds a length and drops the oldest beyond the window."""
         self.mean += (length - self.mean) * (WEIGHT if self.recent else 1.0)
         self.recent.append(length)
         bisect.insort(self.ordered, length)
@@ -30,13 +30,13 @@ class _History:
 
 
 class OutputLengths:
-    """Predicts output lengths."""
+    """Predicts output lengths per tenant."""
 
     def __init__(self) -> None:
         self._tenants: dict[str, _History] = {}
 
     def observe(self, tenant: str, length: int) -> None:
-        """An output of the tenant ended after `length` tokens."""
+        """Records that an output of the tenant ended after `length` tokens."""
         history = self._tenants.pop(tenant, None) or _History()
         history.add(length)
         self._tenants[tenant] = history  # last in the dict: most recently used
@@ -44,17 +44,17 @@ class OutputLengths:
             del self._tenants[next(iter(self._tenants))]
 
     def expected(self, tenant: str, max_tokens: int) -> float:
-        """Tokens that an output will have on average; `max_tokens` when nothing is known."""
+        """Returns the mean output length of the tenant; `max_tokens` while it has no history."""
         history = self._tenants.get(tenant)
         return float(max_tokens) if history is None else min(history.mean, max_tokens)
 
     def likely_end(self, tenant: str, produced: int, max_tokens: int) -> int:
-        """Tokens that an output which has `produced` will hardly exceed: a quantile of the longer ones seen."""
+        """Returns a length that an output of `produced` tokens will hardly exceed: a quantile of longer ones."""
         history = self._tenants.get(tenant)
         if history is None:
             return max_tokens
         ordered = history.ordered
         first = bisect.bisect_right(ordered, produced)
         if first == len(ordered):
-            return max_tokens  # longer than any: nothing bounds it but its own limit
+            return max_tokens  # longer than all in the history: only its own limit bounds it
         return min(max_tokens, ordered[first + int((len(ordered) - 1 - first) * QUANTILE)])

@@ -1,6 +1,6 @@
-"""What sampled tokens make of their sequences: they grow, end, fork, or complete a search.
+"""Applies sampled tokens to their sequences: appends them, ends outputs, forks and completes searches.
 
-The half of the scheduler behind the runner: tokens in, events out. Knows no budget and no order of service.
+Tokens in, events out. Independent of the token budget and the order of service.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from sluice_server.engine.scheduler.state import SchedulerState
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AddedTokens:
-    """The last `num` tokens of a sequence, which a step has added, and the drafts that it has verified for them."""
+    """The last `num` tokens of a sequence, added by one step, and the drafts verified for them."""
 
     num: int
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -30,7 +30,7 @@ class AddedTokens:
 
 
 class Outputs:
-    """Advances sequences and tells what became of them."""
+    """Advances sequences by sampled tokens and makes their events."""
 
     def __init__(self, state: SchedulerState, policy: Policy, lengths: OutputLengths) -> None:
         self._state = state
@@ -40,12 +40,12 @@ class Outputs:
     def advance(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
     ) -> None:
-        """A token was sampled after the sequence: add what it brings to `events`."""
+        """Appends a sampled token to the sequence and adds its event to `events`, if it has one."""
         group = sequence.group
         if not sequence.has_spoken:
             self._advance_rarely(sequence, token, logprob, now, events)
             return
-        # What nearly all tokens are: not an output's first, and of no search, whose outputs never speak.
+        # Fast path of nearly all tokens: not an output's first, and not of a search, whose events come at its end.
         logprobs: tuple[TokenLogprob, ...] = () if logprob is None else (logprob,)
         num_output = len(sequence.tokens) - len(group.prompt)
         sequence.tokens.append(token)
@@ -55,13 +55,13 @@ class Outputs:
         events.append(Sampled(group.request_id, num_output, (token,), logprobs, None, None, None, sequence.index))
 
     def num_kept(self, sequence: Sequence, tokens: Ids[int]) -> int:
-        """Of tokens sampled one behind the other, those up to the output's end."""
+        """Returns how many of consecutively sampled `tokens` belong to the output: those up to its end."""
         group = sequence.group
         tokens = tokens[: group.max_tokens - sequence.num_output]
         return next((i for i, token in enumerate(tokens, 1) if token in group.end_ids), len(tokens))
 
     def advance_run(self, sequence: Sequence, kept: AddedTokens, now: float, events: list[Sampled]) -> None:
-        """The last tokens of the sequence were sampled at once: add what they bring to `events`."""
+        """Adds the event of the sequence's last tokens, which were sampled in one step, to `events`."""
         group = sequence.group
         group.has_token(now)
         if group.params.is_search:
@@ -77,11 +77,11 @@ class Outputs:
         events.append(event)
 
     def cut(self, sequence: Sequence, finish: FinishReason, now: float) -> Sampled:
-        """End an output without a further token."""
+        """Ends an output without a further token and returns its event."""
         return self._event(sequence, sequence.num_output, (), (), finish, now)
 
     def settle(self, group: SequenceGroup, now: float) -> list[Sampled]:
-        """End the outputs that are complete as they stand: a limit was lowered, or they were resumed at their end."""
+        """Ends the outputs that are already complete, because a limit was lowered or they were resumed at their end."""
         if group.params.is_search:
             return []
         events = []
@@ -93,12 +93,12 @@ class Outputs:
         return events
 
     def fail(self, group: SequenceGroup, error: ServiceError) -> Failure:
-        """The request ends without success."""
+        """Ends the request with an error."""
         self.forget(group)
         return group.request_id, error
 
     def forget(self, group: SequenceGroup) -> None:
-        """The request ends silently."""
+        """Ends the request without an event."""
         group.num_sampled += sum(sequence.num_output for sequence in group.sequences)
         self._policy.leave(group)
         self._state.close(group)
@@ -106,7 +106,7 @@ class Outputs:
     def _advance_rarely(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float, events: list[Sampled]
     ) -> None:
-        """An output's first token, or one of a search."""
+        """Handles the first token of an output, and every token of a search."""
         group = sequence.group
         if group.beam is None:
             sequence.tokens.append(token)
@@ -139,7 +139,7 @@ class Outputs:
         return Sampled(group.request_id, first_index, ids, logprobs, admission, finish, times, sequence.index, is_last)
 
     def _finish_of(self, sequence: Sequence, token: int) -> FinishReason | None:
-        """Why the output is complete with `token` as its last; None if it goes on."""
+        """Returns why the output is complete with `token` as its last; None if it continues."""
         group = sequence.group
         if token in group.end_ids:
             return _reason(group, token)
@@ -154,11 +154,11 @@ class Outputs:
         self._state.end(sequence)
 
     def _hide(self, sequence: Sequence, logprobs: tuple[TokenLogprob, ...]) -> None:
-        """Best of: an output that shows only if it is among the best."""
+        """Collects the tokens of a best-of output; they are emitted at the request's end if it is among the best."""
         assert logprobs, "a search was sampled without log probabilities"
         group = sequence.group
         sequence.logprobs += logprobs
-        for logprob in logprobs:  # one by one: a sum of sums would round in another way
+        for logprob in logprobs:  # one by one: a sum of sums would round differently
             sequence.score += logprob.logprob
         finish = self._finish_of(sequence, sequence.tokens[-1])
         if finish is not None:
@@ -169,7 +169,7 @@ class Outputs:
             self._end(sequence)
 
     def _advance_beams(self, group: SequenceGroup) -> None:
-        """Every beam has its candidates: choose who goes on."""
+        """Advances the search once every beam has its candidates."""
         assert group.beam is not None
         num_output = group.sequences[0].num_output
         banned = group.end_ids if num_output < group.params.min_tokens else frozenset()
@@ -187,7 +187,7 @@ class Outputs:
             self.forget(group)
 
     def _go_on(self, group: SequenceGroup, steps: tuple[BeamExtension, ...]) -> None:
-        """The steps' parents take their first step, forks of them the others; who has no step gives its slot back."""
+        """Gives each parent its first extension and forks it for the others. Beams without an extension end."""
         beams = list(group.sequences)
         parents = {step.parent for step in steps}
         for i, beam in enumerate(beams):
@@ -197,7 +197,7 @@ class Outputs:
         for step in steps:
             parent = beams[step.parent]
             beam = parent
-            if step.parent not in parents:  # its first step is taken
+            if step.parent not in parents:  # the parent has taken its first extension
                 beam = Sequence(group, 0, parent.tokens[:-1], BlockTable(root=parent.table.root))
                 beam.logprobs = parent.logprobs[:-1]
                 beam.num_preemptions = parent.num_preemptions
@@ -210,7 +210,7 @@ class Outputs:
         group.sequences = live
 
     def _answer(self, group: SequenceGroup, now: float) -> list[Sampled]:
-        """The n best outputs of a search, best first."""
+        """Returns the events of the n best outputs of a search, best first."""
         best = sorted(group.completed, key=lambda one: (-one.score, one.index))[: group.params.n]
         asked = group.request.params.logprobs >= 0
         times = _times(group, now)
@@ -233,7 +233,7 @@ class Outputs:
 
 
 def _without(candidates: TokenLogprob | None, banned: frozenset[int]) -> TokenLogprob:
-    """The candidates that may follow."""
+    """Returns the candidates without the banned ids."""
     assert candidates is not None
     if not banned:
         return candidates
@@ -250,7 +250,7 @@ def _completed(group: SequenceGroup, score: float, step: BeamExtension) -> Compl
 
 
 def _reported(group: SequenceGroup, logprob: TokenLogprob) -> TokenLogprob:
-    """With as many rivals as the client asked for."""
+    """Returns `logprob` with as many alternatives as the client requested."""
     num = max(0, group.request.params.logprobs)
     return logprob._replace(top_ids=logprob.top_ids[:num], top_logprobs=logprob.top_logprobs[:num])
 
@@ -260,14 +260,14 @@ def _reason(group: SequenceGroup, token: int) -> FinishReason:
 
 
 def _admission(group: SequenceGroup) -> AdmissionReport:
-    """For each output; the prompt's scores with the first of them."""
+    """Returns the report for one output; the prompt's scores go with the first call only."""
     scores = None if group.prompt_scores is None else tuple(group.prompt_scores)
     group.prompt_scores = None
     return AdmissionReport(len(group.prompt), max(0, group.num_cached), group.max_tokens, scores)
 
 
 def _times(group: SequenceGroup, now: float) -> RequestTimes:
-    """Durations so far; what has not happened takes no time."""
+    """Returns the durations so far; phases that were not reached take 0 s."""
     scheduled = group.first_scheduled_s if group.first_scheduled_s >= 0 else now
     first = group.first_token_s if group.first_token_s >= 0 else now
     return RequestTimes(

@@ -1,7 +1,7 @@
-"""One step's plan: who computes which tokens into which blocks.
+"""Makes the plan of one step: which sequences compute which tokens into which blocks.
 
-Sequences one token behind come first, then waiting ones are let in, then prompts share what is left of the budget.
-Why it always makes progress: see `victims`. Knows no tokens' meaning and no events.
+Sequences one token behind (decodes) come first, then waiting sequences are admitted, then prompts share the rest of the
+budget. `victims` explains why every request makes progress. Independent of token values and events.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from sluice_server.engine.scheduler.state import SchedulerState
 
 
 class Planner:
-    """Hands out the budget of a step."""
+    """Spends the token budget of a step."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Planner:
     ) -> None:
         self.step = 0
         self.num_last_resorts = 0
-        self.rows: list[Sequence] = []  # of the last plan
+        self.rows: list[Sequence] = []  # rows of the last plan
         self.held: dict[str, SequenceGroup] = {}  # requests that may not sample now
         self._state = state
         self._admission = admission
@@ -39,16 +39,16 @@ class Planner:
         self.budget = budget
         self._prefill_shares = PrefillRoundRobin()
         self._lens: list[int] = []
-        self._num_drafts: dict[Sequence, int] = {}  # of these rows
+        self._num_drafts: dict[Sequence, int] = {}  # drafts of these rows
         self._now = 0.0
-        self._is_short = False  # somebody had to sit out the last step
+        self._is_short = False  # a sequence had to skip the last step for want of blocks
 
     def lower_budget(self, num_tokens: int) -> None:
-        """Compute so many tokens a step at most from now on, one at least."""
+        """Limits the budget of all following steps to `num_tokens`; one token at least is left."""
         self.budget = max(1, min(self.budget, num_tokens))
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step; None when there is nothing to do."""
+        """Returns the next step; None when there is nothing to do."""
         self.step += 1
         self.rows, self._lens, self._num_drafts, self._now = [], [], {}, now
         self._state.begin(now)
@@ -67,12 +67,12 @@ class Planner:
         return self._write() if self.rows else None
 
     def has_more_to_do(self, now: float) -> bool:
-        """Whether there is more to decide on than who decodes."""
+        """Whether the next step does more than decode: admission is due, or a pause has lasted too long."""
         return self._admission.is_due(self.step + 1) or next(self._held_too_long(now), None) is not None
 
     def decode_ahead(self, rows: list[tuple[Sequence, int]], now: float) -> StepPlan:
-        """The next step, of sequences that compute the token at a position which may be behind all that is known, and
-        that have room for it."""
+        """Returns a step in which each sequence of `rows` decodes the token at the given position. That token may not
+        be sampled yet. The sequences must have block capacity for the position."""
         self.step += 1
         self.rows, self._now = [one for one, _ in rows], now
         ids: list[int] = []
@@ -84,13 +84,13 @@ class Planner:
         return StepPlan(self.step, slots, [1] * num, starts, ids, [True] * num, [], self._new_blocks())
 
     def hold(self, group: SequenceGroup, now: float) -> None:
-        """The group's flags say that it may not sample: note since when."""
+        """Records since when the group may not sample, by its flags."""
         group.held_since_s = now
         self.held[group.request_id] = group
         self._state.looked(has_more=True)
 
     def _behind(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Running sequences that are one token behind, and those that are further."""
+        """Returns the running sequences that are one token behind (decodes), and those that miss more (prefills)."""
         decodes, prefills = [], []
         for one in self._state.running:
             if not one.group.holds_back and len(one.tokens) - one.num_computed == 1:
@@ -98,32 +98,33 @@ class Planner:
             elif one.num_missing > 0:
                 prefills.append(one)
         if len(decodes) > self.budget:
-            decodes.sort(key=lambda one: one.last_step)  # nobody starves
+            decodes.sort(key=lambda one: one.last_step)  # least recently served first: no sequence starves
             del decodes[self.budget :]
         return decodes, prefills
 
     def _let_in(self, decodes: list[Sequence], prefills: list[Sequence]) -> None:
-        """Admit, before anything is planned: a newcomer may displace who runs. Not while running ones want blocks."""
+        """Admits waiting sequences before anything is planned, as an admission may preempt running ones. Skipped when
+        running sequences lacked blocks in the last step."""
         if not decodes and not prefills:
-            self._state.looked(has_more=True)  # nothing else would be done: look again at who did not fit
+            self._state.looked(has_more=True)  # the step would be empty: try again the sequences that did not fit
         elif self._is_short:
             return
         self._admission.admit(self._now, self.step, self.budget - len(decodes), prefills)
 
     def _decode(self, decodes: list[Sequence]) -> None:
-        """Rows for all that are one token behind."""
-        if len(decodes) > self._state.cache.pool.num_free:  # it may not be enough for all: in order
+        """Adds rows for the sequences that are one token behind."""
+        if len(decodes) > self._state.cache.pool.num_free:  # blocks may run out: serve in order
             decodes.sort(key=_key)
         for one in decodes:
             if one.num_computed < one.room and one.group.credit is None:
                 one.last_step = self.step
                 self.rows.append(one)
-            elif one.state is SequenceStatus.RUNNING and one.num_missing == 1:  # neither preempted meanwhile nor held
+            elif one.state is SequenceStatus.RUNNING and one.num_missing == 1:  # not preempted or held by now
                 self._take(one, 1)
         self._lens = [1] * len(self.rows)
 
     def _prefill(self, prefills: list[Sequence]) -> None:
-        """Rows for those that miss more, as far as the budget goes."""
+        """Adds rows for the sequences that miss more tokens, within the budget."""
         budget = self.budget - len(self.rows)
         here = [one for one in prefills if one.state is SequenceStatus.RUNNING]
         if not here or not budget:
@@ -131,7 +132,7 @@ class Planner:
         here.sort(key=_key)
         decodes = len(self.rows)
         for one, share in self._prefill_shares.share(here, budget):
-            # An earlier row may have preempted it, or spent the last credit of its request.
+            # An earlier row may have preempted this sequence, or spent the last credit of its request.
             num = min(share, one.num_missing) if one.state is SequenceStatus.RUNNING else 0
             if num > 0 and self._take(one, num):
                 self._lens.append(num)
@@ -139,7 +140,7 @@ class Planner:
             self._put_short_first()
 
     def _take(self, sequence: Sequence, num: int) -> bool:
-        """Make the sequence a row of the step, with `num` tokens; False if it has to sit this one out."""
+        """Adds the sequence to the step with `num` tokens; may preempt others. Returns False if blocks are short."""
         cache = self._state.cache
         while not cache.grow(sequence.table, sequence.num_computed + num):
             victim = victims.idle(self._state.running, self.step) or victims.behind(
@@ -163,7 +164,7 @@ class Planner:
             self._spend(group)
 
     def _draft(self) -> None:
-        """Drafts lengthen rows of one token by what the others leave of budget, credit and blocks."""
+        """Extends decode rows by drafts, as far as budget, credit and blocks are left over."""
         room = 0 if self._is_short else self.budget - sum(self._lens)
         nums = self._drafts.take(room, self.step)
         for one in nums:
@@ -174,7 +175,7 @@ class Planner:
         self._num_drafts = nums
 
     def _put_short_first(self) -> None:
-        """A runner takes rows of one token first."""
+        """Sorts rows of one token before longer ones, as a `StepPlan` requires."""
         pairs = sorted(zip(self._lens, self.rows, strict=True), key=lambda pair: pair[0] > 1)
         self._lens, self.rows = [num for num, _ in pairs], [one for _, one in pairs]
 
@@ -189,7 +190,7 @@ class Planner:
             self.hold(group, self._now)
 
     def _last_resort(self) -> None:
-        """Everybody sits out, for want of blocks: the oldest goes on at the cost of all others."""
+        """Runs the oldest sequence when no sequence could get blocks, preempting others until it fits."""
         able = [one for one in self._state.running if one.num_missing > 0]
         if not able:
             return
@@ -204,16 +205,16 @@ class Planner:
         self._lens = [num]
 
     def _give_up_holding(self) -> None:
-        """Take the blocks of requests that have paused for too long."""
+        """Preempts sequences of requests that have been paused for too long."""
         for group in list(self.held.values()):
             if not group.is_held or not group.sequences:
                 del self.held[group.request_id]
         for one in list(self._held_too_long(self._now)):
-            if one.slot >= 0:  # a sibling's eviction may have taken it along
+            if one.slot >= 0:  # the eviction of a sibling may have preempted it too
                 self._state.evict(one)
 
     def _held_too_long(self, now: float) -> Iterator[Sequence]:
-        """Sequences that have kept slot and blocks through so long a pause."""
+        """Yields the sequences that have kept slot and blocks through a pause of at least `pause_hold_s`."""
         for group in self.held.values():
             if group.is_held and now - group.held_since_s >= self._settings.pause_hold_s:
                 yield from (one for one in group.sequences if one.slot >= 0 and one.is_idle)
@@ -251,7 +252,7 @@ class Planner:
         )
 
     def _new_blocks(self) -> list[tuple[int, int, list[int]]]:
-        """What the runner does not know of the rows' tables."""
+        """Returns the parts of the rows' block tables that no plan has carried to the runner yet."""
         found: list[tuple[int, int, list[int]]] = []
         for one in self.rows:
             told, blocks = one.num_blocks_told, one.table.blocks

@@ -1,7 +1,7 @@
-"""Who goes first: a table of policies by name. A policy gives an open request a number; the smaller one goes first.
+"""Scheduling policies by name. A policy gives each open request a number; requests are served in ascending order.
 
-Equal numbers go by arrival. The numbers of a static policy stay as they are, so a preempted request keeps its place;
-a fair share moves with what the tenant was given. Knows no blocks and no steps.
+Equal numbers go by arrival. The number of a static policy is constant, so a preempted request keeps its place; that of
+fair share changes with the tenant's service. Independent of blocks and steps.
 """
 
 import math
@@ -16,34 +16,34 @@ from sluice_server.engine.scheduler.step_rates import StepRates
 
 
 class Policy(Protocol):
-    """One way to order requests.
+    """An order of requests.
 
     Attributes:
         is_static: a request's number changes only when the request itself is changed.
-        preempts: a waiting request may displace a running one of lower priority.
+        preempts: a waiting request may preempt a running one of lower priority.
     """
 
     is_static: bool
     preempts: bool
 
     def measure(self, group: SequenceGroup) -> float:
-        """The request's number."""
+        """Returns the request's number; the smaller one goes first."""
 
     def refusal(self, group: SequenceGroup, now: float, pace: StepRates) -> ServiceError | None:
-        """Why the request should not even be queued; None if it may."""
+        """Returns the error with which the request is refused before it is queued; None if it may be queued."""
 
     def enter(self, group: SequenceGroup) -> None:
-        """The request was queued."""
+        """Called when the request is queued."""
 
     def start(self, group: SequenceGroup) -> None:
-        """The request was given slots for the first time."""
+        """Called when the request gets slots for the first time."""
 
     def leave(self, group: SequenceGroup) -> None:
-        """The request has ended."""
+        """Called when the request has ended."""
 
 
 class StaticPolicy:
-    """Orders by a function of the request alone, and refuses nobody."""
+    """Orders by a function of the request alone; refuses none."""
 
     is_static = True
 
@@ -52,32 +52,32 @@ class StaticPolicy:
         self._measure = measure
 
     def measure(self, group: SequenceGroup) -> float:
-        """What the function says."""
+        """Returns the value of the function."""
         return self._measure(group)
 
     def refusal(self, group: SequenceGroup, now: float, pace: StepRates) -> ServiceError | None:
-        """None, ever."""
+        """Returns None: every request may be queued."""
         return None
 
     def enter(self, group: SequenceGroup) -> None:
-        """Nothing to note."""
+        """Does nothing."""
 
     def start(self, group: SequenceGroup) -> None:
-        """Nothing to note."""
+        """Does nothing."""
 
     def leave(self, group: SequenceGroup) -> None:
-        """Nothing to note."""
+        """Does nothing."""
 
 
 class EarliestDeadline(StaticPolicy):
-    """By the time at which the answer, or its first token, is wanted; refuses what cannot be in time."""
+    """Orders by the deadline of the answer or of its first token; refuses requests that cannot meet it."""
 
     def __init__(self, lengths: OutputLengths) -> None:
         super().__init__(lambda group: min(group.deadline_s, group.request.arrival_s + group.request.ttft_target_s))
         self._lengths = lengths
 
     def refusal(self, group: SequenceGroup, now: float, pace: StepRates) -> ServiceError | None:
-        """An estimate in the request's favour: as if nobody were ahead of it and its prompt had the whole budget."""
+        """Refuses by an optimistic estimate: no other request goes first, and the prompt gets the whole budget."""
         if math.isinf(group.deadline_s):
             return None
         steps = self._lengths.expected(group.request.tenant, group.max_tokens)
@@ -87,11 +87,11 @@ class EarliestDeadline(StaticPolicy):
 
 
 class FairShare:
-    """By what the tenant was given so far, over its weight: the virtual token counter (Sheng et al., OSDI 2024).
+    """Orders by the tenant's service so far over its weight: the virtual token counter (Sheng et al., OSDI 2024).
 
-    A request is charged what it is predicted to take when it starts, and what it took when it ends: charging only as
-    tokens come would let a tenant take every slot before its counter moves. A tenant that comes back after a pause
-    starts at the least counter of those that are here, so idleness is not saved up.
+    A request is charged its predicted tokens when it starts, corrected to the actual ones when it ends. Charging only
+    as tokens are sampled would let a tenant take every slot before its counter moves. A tenant that returns after a
+    pause starts at the lowest counter of the active tenants, so idle time gives no advantage.
     """
 
     is_static = False
@@ -100,33 +100,33 @@ class FairShare:
     def __init__(self, weights: Mapping[str, float], lengths: OutputLengths) -> None:
         self._weights = weights
         self._lengths = lengths
-        self._given: dict[str, float] = {}  # of tenants with open requests
+        self._given: dict[str, float] = {}  # counters of tenants with open requests
         self._num_open: dict[str, int] = {}
-        self._charged: dict[str, float] = {}  # by request id
+        self._charged: dict[str, float] = {}  # tokens charged, by request id
 
     def measure(self, group: SequenceGroup) -> float:
-        """The tenant's counter."""
+        """Returns the tenant's counter."""
         return self._given[group.request.tenant]
 
     def refusal(self, group: SequenceGroup, now: float, pace: StepRates) -> ServiceError | None:
-        """None, ever."""
+        """Returns None: every request may be queued."""
         return None
 
     def enter(self, group: SequenceGroup) -> None:
-        """A tenant that was away starts level with the others."""
+        """Starts a tenant without open requests at the lowest counter of the others."""
         tenant = group.request.tenant
         if tenant not in self._given:
             self._given[tenant] = min(self._given.values(), default=0.0)
         self._num_open[tenant] = self._num_open.get(tenant, 0) + 1
 
     def start(self, group: SequenceGroup) -> None:
-        """Charge the prompt, and the output as predicted."""
+        """Charges the prompt and the predicted output."""
         tenant, params = group.request.tenant, group.request.params
         output = self._lengths.expected(tenant, group.max_tokens) * params.num_sequences
         self._charge(group, len(group.prompt) + output)
 
     def leave(self, group: SequenceGroup) -> None:
-        """Correct the charge to what was computed; forget a tenant without open requests."""
+        """Corrects the charge to what was computed, and removes a tenant without open requests."""
         tenant = group.request.tenant
         if group.request_id in self._charged:
             self._charge(group, len(group.prompt) + group.num_sampled)
@@ -143,8 +143,10 @@ class FairShare:
 
 
 def _priority(settings: SchedulerSettings, lengths: OutputLengths, context_length: int) -> Policy:
-    """Priority with ageing: a level is worth `ageing_s` of waiting, so nobody starves, and the order of two requests
-    never changes. A target for the first token orders requests within a level."""
+    """Priority with ageing: one level is worth `ageing_s` of waiting, so no request starves.
+
+    The order of two requests never changes. A target for the first token orders requests within a level.
+    """
 
     def measure(group: SequenceGroup) -> float:
         target = min(group.request.ttft_target_s, settings.ageing_s)
@@ -154,7 +156,7 @@ def _priority(settings: SchedulerSettings, lengths: OutputLengths, context_lengt
 
 
 def _shortest(settings: SchedulerSettings, lengths: OutputLengths, context_length: int) -> Policy:
-    """Shortest predicted output first; what arrives `starvation_s` later overtakes nobody."""
+    """Shortest predicted output first; a request that arrives `starvation_s` later overtakes none."""
 
     def measure(group: SequenceGroup) -> float:
         tokens = lengths.expected(group.request.tenant, group.max_tokens)
@@ -173,7 +175,7 @@ POLICIES: Mapping[str, Callable[[SchedulerSettings, OutputLengths, int], Policy]
 
 
 def make_policy(settings: SchedulerSettings, lengths: OutputLengths, context_length: int) -> Policy:
-    """The policy that the settings name. Raises ServiceError with the known names."""
+    """Returns the policy that the settings name. Raises ServiceError with the known names."""
     if settings.policy not in POLICIES:
         known = ", ".join(sorted(POLICIES))
         text = f"--scheduling-policy: {settings.policy!r} is not one of {known}"

@@ -1,26 +1,26 @@
-"""How the tokens of a step are shared among prompts. Pure: sizes in, shares out.
+"""Shares the prompt tokens of a step among prompts. Pure: sizes in, shares out.
 
-Prompts that end within the step go first, so that a short one never waits for long ones. What is longer than that
-shares the rest in turns. While both are there, every other step is for the ends alone: a first token then costs one
-small step, not one filled up with somebody else's chunk; and the long ones are never starved, as the steps between
-keep half of the budget for them.
+Prompts that end within the step go first, so that a short one never waits for long ones. Longer prompts share the rest
+by round robin. While there are both, every other step serves the ending prompts only: a first token then costs one
+small step, without a chunk of another prompt. The steps between keep half of the budget for the long prompts, so they
+do not starve.
 """
 
 from sluice_server.engine.scheduler.sequence import Sequence
 
-QUANTUM = 32  # tokens of a long prompt's turn at least: below, a step's fixed cost is most of it
+QUANTUM = 32  # tokens of a long prompt per step at least: below, the fixed cost of a step dominates
 
 Share = tuple[Sequence, int]
 
 
 class PrefillRoundRobin:
-    """Remembers whose turn it was."""
+    """Alternates between steps for ending prompts only and steps for all."""
 
     def __init__(self) -> None:
         self._was_express = False
 
     def share(self, sequences: list[Sequence], budget: int) -> list[Share]:
-        """(sequence, tokens) within `budget`; `sequences`, in the order of the policy, each miss some."""
+        """Returns (sequence, tokens) within `budget`. `sequences`: in the policy's order, all with missing tokens."""
         long = [one for one in sequences if one.num_missing > budget]
         self._was_express = bool(long) and len(long) < len(sequences) and not self._was_express
         if not long:
@@ -33,7 +33,7 @@ class PrefillRoundRobin:
 
 
 def _ends(sequences: list[Sequence], budget: int) -> list[Share]:
-    """Whole, one after the other; the first that does not fit gets what is left."""
+    """Returns whole prompts in order; the first that does not fit gets the rest."""
     shares: list[Share] = []
     for sequence in sequences:
         num = min(sequence.num_missing, budget)
@@ -45,7 +45,7 @@ def _ends(sequences: list[Sequence], budget: int) -> list[Share]:
 
 
 def _by_turns(sequences: list[Sequence], budget: int) -> list[Share]:
-    """Equal parts, but no less than a quantum; who was served longest ago goes first."""
+    """Returns equal parts of at least a quantum each; the prompt served longest ago goes first."""
     shares: list[Share] = []
     turn = sorted(sequences, key=lambda sequence: sequence.last_step)
     for i, sequence in enumerate(turn):

@@ -1,6 +1,6 @@
-"""What the running sequences are, hold and will want: counted once per step for all candidates of admission.
+"""Running statistics: counts over the running sequences, made once per step for all candidates of admission.
 
-Knows no order and takes no decision.
+Counts and predicts only; `admission` decides.
 """
 
 from collections.abc import Iterable
@@ -14,13 +14,13 @@ Load = tuple[int, int]  # (tokens still to come, tokens held now)
 
 
 class RunningStats:
-    """Counts over `running`, kept right by `add` while sequences come in."""
+    """Counts over `running`, updated by `add` as sequences are admitted."""
 
     def __init__(self, running: Several[Sequence], cache: KVCache, lengths: OutputLengths) -> None:
         self._cache = cache
         self._lengths = lengths
         self._running: list[Sequence] = []
-        self._loads: list[Load] | None = None  # made when it is first asked for
+        self._loads: list[Load] | None = None  # computed on first use
         self._num_blocks = 0  # of all tables: shared ones count more than once
         self.num_active = 0  # running, and not paused
         self.has_idle = False
@@ -29,7 +29,7 @@ class RunningStats:
             self.add(one)
 
     def add(self, sequence: Sequence) -> None:
-        """One more runs; with those that will be forked from it."""
+        """Counts one more running sequence, with those that will be forked from it."""
         if sequence.is_idle:
             self.has_idle = True
         else:
@@ -41,9 +41,10 @@ class RunningStats:
             self._loads += self._loads_of(sequence, 0)
 
     def peak_with(self, sequence: Sequence, found: list[int]) -> int:
-        """Blocks at the common peak of all that run and the sequence, which finds blocks `found` in the prefix cache.
+        """Returns the blocks held at the predicted common peak of all running sequences and `sequence`.
 
-        Half a block each is lost to rounding; what is shared now is taken to stay so.
+        `found`: its blocks in the prefix cache. Each sequence counts half a block more, for rounding. Blocks shared now
+        are assumed to stay shared.
         """
         pool, size = self._cache.pool, self._cache.block_size
         if self._loads is None:
@@ -53,7 +54,7 @@ class RunningStats:
         return -(-tokens // size) - max(0, self._num_blocks - pool.num_held)
 
     def _loads_of(self, sequence: Sequence, shared: int) -> list[Load]:
-        """Tokens still to come and tokens to hold, of the sequence and of those to be forked from it."""
+        """Returns (tokens still to come, tokens to hold) of the sequence and of each one to be forked from it."""
         group, half = sequence.group, self._cache.block_size // 2
         end = self._lengths.likely_end(group.request.tenant, sequence.num_output, group.max_tokens)
         loads = [(max(1, end - sequence.num_output), max(0, len(sequence.tokens) - shared) + half)]
@@ -64,10 +65,10 @@ class RunningStats:
 
 
 def peak(loads: Iterable[Load]) -> int:
-    """The predicted peak, how many tokens running outputs will hold together at the worst moment to come: max over i of
-    (c_1 + … + c_i + i · r_i), longest remaining first. Source: Past-Future scheduler (ASPLOS '25), as in LightLLM.
+    """Returns the most tokens that running outputs will hold together at any time.
 
-    Just before output i ends, outputs 1 … i are alive and each has grown by r_i.
+    That is max over i of (c_1 + … + c_i + i · r_i), longest remaining first: just before output i ends, outputs 1 … i
+    are alive and each has grown by r_i. Source: Past-Future scheduler (ASPLOS '25), as in LightLLM.
     """
     held = most = 0
     for i, (remaining, now) in enumerate(sorted(loads, reverse=True), 1):

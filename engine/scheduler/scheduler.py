@@ -1,8 +1,8 @@
-"""Decide which tokens run next: requests and block counts in, a `StepPlan` out; sampled tokens in, events out.
+"""Decides which tokens run next: requests and block counts in, a `StepPlan` out; sampled tokens in, events out.
 
-One rule, no phases: each step hands out a budget of tokens that lets computed tokens catch up with existing ones.
-Sequences one token behind (decode) come first; then waiting ones are let in; prompts share what is left. Knows nothing
-of tensors, sockets or text; the clock is an argument.
+One rule, no phases: each step spends a token budget so that the computed tokens of every sequence catch up with its
+existing ones. Decodes (sequences one token behind) come first, then waiting sequences are admitted, then prompts share
+what is left. Pure: no tensor, no I/O; the clock is an argument.
 """
 
 import math
@@ -36,8 +36,8 @@ DEFAULTS = SchedulerSettings()
 
 
 class Scheduler:
-    """Owns every open request. Each plan is applied, in order; `plan` comes when all before it are, `plan_ahead` may
-    come before the last one is. Everything else may come at any time in between."""
+    """Owns every open request. Plans are applied in the order in which they were made. `plan` is called when no step is
+    in flight, `plan_ahead` while the last one still is; all other methods may be called at any time in between."""
 
     def __init__(
         self,
@@ -73,41 +73,41 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without a slot that want one."""
+        """Number of sequences that wait for a slot."""
         return len(self._state.waiting)
 
     def waiting_tenants(self) -> list[str]:
-        """Whose the sequences are that wait for a slot."""
+        """Returns the tenant of each sequence that waits for a slot."""
         return [sequence.group.request.tenant for sequence in list(self._state.waiting)]
 
     @property
     def num_running(self) -> int:
-        """Sequences with a slot."""
+        """Number of sequences that hold a slot."""
         return len(self._state.running)
 
     @property
     def num_open(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._state.groups)
 
     @property
     def num_preemptions(self) -> int:
-        """Since start."""
+        """Number of preemptions since start."""
         return self._state.num_preemptions
 
     @property
     def num_swaps(self) -> int:
-        """Preempted sequences since start whose blocks were worth moving to host memory."""
+        """Number of preempted sequences since start whose blocks were worth moving to host memory."""
         return self._state.num_swaps
 
     @property
     def num_recomputed(self) -> int:
-        """Tokens computed once more since start, because a preemption had dropped them."""
+        """Number of tokens computed again since start, because a preemption had dropped them."""
         return self._state.num_recomputed
 
     @property
     def num_last_resorts(self) -> int:
-        """Steps since start in which nobody could go on but at the cost of everybody else."""
+        """Number of steps since start in which no sequence could run until others were preempted as a last resort."""
         return self._planner.num_last_resorts
 
     @property
@@ -117,12 +117,12 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: paused requests are no work."""
+        """Whether a step would do anything. Paused requests do not count."""
         state = self._state
         return bool(state.waiting or self._due or self._ended) or any(one.num_missing > 0 for one in state.running)
 
     def add(self, request: EngineRequest) -> None:
-        """Queue a request. Raises ServiceError: bad parameters, a duplicate id, no room, or it can never fit."""
+        """Queues a request. Raises ServiceError: bad parameters, duplicate id, queue full, deadline, or never fits."""
         if request.request_id in self._state.groups:
             raise ServiceError(Code.INTERNAL, "DUPLICATE_ID", "this request id is already open in the engine")
         group = self._validator.open(request, self._num_added)
@@ -141,11 +141,11 @@ class Scheduler:
             self._due.append(group)
 
     def lower_budget(self, num_tokens: int) -> None:
-        """The device has no memory for larger steps."""
+        """Lowers the token budget, since the device has no memory for larger steps."""
         self._planner.lower_budget(num_tokens)
 
     def cancel(self, request_id: str) -> bool:
-        """Forget a request, events not yet told included, and free what it holds, now. False if it is not open."""
+        """Removes a request and its undelivered events, and frees what it holds at once. False if it is not open."""
         untold = [event for event in self._ended if event.request_id == request_id]
         self._ended = [event for event in self._ended if event.request_id != request_id]
         group = self._state.groups.get(request_id)
@@ -155,7 +155,7 @@ class Scheduler:
         return group is not None or bool(untold)
 
     def cancel_output(self, request_id: str, index: int, now: float) -> bool:
-        """End one output; an event says so at the next step. False if it is not open, or is part of a search."""
+        """Ends one output; the next step emits its event. Returns False if it is not open, or is part of a search."""
         group = self._state.groups.get(request_id)
         if group is None or group.params.is_search:
             return False
@@ -166,7 +166,7 @@ class Scheduler:
         return False
 
     def grant(self, request_id: str, num_tokens: int, now: float) -> None:
-        """Allow so many more tokens. Raises ServiceError: not open, or out of range."""
+        """Adds `num_tokens` of credit. Raises ServiceError: not open, sent without credit, or out of range."""
         group = self._group(request_id)
         if group.credit is None:
             raise invalid("grant", "the request was sent without credit_window: its credit is unlimited")
@@ -176,7 +176,7 @@ class Scheduler:
         self._wake(group, now)
 
     def append(self, request_id: str, ids: Ids[int], now: float) -> None:
-        """More prompt. Raises ServiceError when not open, closed, or too long; the request stays as it was."""
+        """Appends ids to the prompt. Raises ServiceError, and changes nothing, when not open, closed, or too long."""
         group = self._group(request_id)
         if not group.is_open:
             raise ServiceError(Code.FAILED_PRECONDITION, "INPUT_CLOSED", "the input of this request is closed")
@@ -192,7 +192,7 @@ class Scheduler:
         self._wake(group, now)
 
     def close_input(self, request_id: str, now: float) -> None:
-        """Let sampling start. Raises ServiceError when the request is not open; closing twice is harmless."""
+        """Closes the input, so that sampling may start. Idempotent. Raises ServiceError if the request is not open."""
         group = self._group(request_id)
         group.is_open = False
         self._wake(group, now)
@@ -204,7 +204,7 @@ class Scheduler:
         priority: int | None,
         deadline_s: float | None,
     ) -> None:
-        """Change an open request; None leaves as it is. Raises ServiceError: not open, or out of range."""
+        """Changes an open request; None leaves a value unchanged. Raises ServiceError: not open, or out of range."""
         group = self._group(request_id)
         if priority is not None:
             check_priority(priority, self.limits)
@@ -224,7 +224,8 @@ class Scheduler:
         self._due.append(group)
 
     def expire(self, now: float) -> tuple[list[Sampled], list[Failure]]:
-        """What ends without a step: requests past their deadline; outputs cancelled, or complete by a lowered limit."""
+        """Ends what ends without a step, and returns its events. That is: requests past their deadline; outputs
+        cancelled, or complete by a lowered limit or when resumed."""
         events, self._ended = self._ended, []
         due, self._due = self._due, []
         for group in due:
@@ -237,37 +238,37 @@ class Scheduler:
         return events, failures
 
     def rests(self) -> bool:
-        """Whether nobody is worth a draft in the next step, and so nobody needs to be asked; once a step."""
+        """Whether drafting pays for no sequence in the next step, so that `asks` can be skipped. Called once a step."""
         return self._drafts.rests()
 
     def asks(self, *, grow: bool = False) -> list[DraftRequest]:
-        """Who could verify drafts in the next step, unless it `rests`: to be answered by `offer`, or not at all, before
-        `plan`. `grow`: with room in their tables, which may take moves."""
+        """Returns the sequences for which the next step could verify drafts, unless it `rests`. `offer` answers before
+        `plan`, if at all. `grow`: gives their block tables capacity for drafts, which may cause moves."""
         return self._drafts.asks(self._planner.budget, grow=grow)
 
     def offer(self, asks: Ids[DraftRequest], proposals: Ids[Ids[int] | DraftTree], seconds: float) -> None:
-        """What was drafted for `asks`, in their order and at most as much as each asks for; how long that took."""
+        """Takes the drafts for `asks`, in their order, none longer than asked for. `seconds`: time spent drafting."""
         self._drafts.offer(asks, proposals, seconds)
 
     def plan(self, now: float) -> StepPlan | None:
-        """What the next step computes; None when there is nothing to do."""
+        """Returns the next step; None when there is nothing to do. Requires that no step is in flight."""
         assert not self._in_flight, "who comes next depends on what is in flight"
         return self._begin(self._planner.plan(now), now)
 
     def plan_ahead(self, now: float) -> StepPlan | None:
-        """What the next step computes, whatever those in flight will sample; None when that has to wait for them."""
+        """Returns the next step; None if it depends on what the steps in flight sample."""
         return self._begin(self._async_planner.plan(now), now)
 
     def take_preempted(self) -> list[str]:
-        """Requests that have lost their place to others since the last call, and wait for another one."""
+        """Returns the ids of requests preempted since the last call, which now wait for another slot."""
         return self._state.take_preempted()
 
     def apply(self, plan: StepPlan, result: StepResult, now: float) -> tuple[list[Sampled], list[Failure]]:
-        """Advance the rows of `plan`; what was cancelled meanwhile is passed over."""
+        """Advances the rows of `plan`; returns events and failures. Rows that were cancelled meanwhile are skipped."""
         return self._in_flight.land(plan, result, now)
 
     def check(self) -> None:
-        """Assert I3, and that queues, slots and states agree; for tests and simulation."""
+        """Asserts invariant I3 and that queues, slots and states agree; for tests and simulation."""
         self._state.check()
 
     def _group(self, request_id: str) -> SequenceGroup:
@@ -276,7 +277,7 @@ class Scheduler:
         return self._state.groups[request_id]
 
     def _wake(self, group: SequenceGroup, now: float) -> None:
-        """Its client acted: go on as far as that allows."""
+        """Resumes a group after an action of its client, as far as that action allows."""
         self._state.wake(group)
         if group.can_fork and group.sequences[0].state is SequenceStatus.RUNNING:
             self._state.fork_all(group)

@@ -1,6 +1,7 @@
-"""One sequence's mutable state while it is open: its tokens, how many of them are computed, and what it holds.
+"""Mutable state of one sequence while it is open: its tokens, how many of them are computed, and what it holds.
 
-There is no phase: a sequence has tokens that exist and tokens computed; a step lets the second catch up with the first.
+There are no phases: a sequence has existing tokens and computed tokens, and each step brings the second number closer
+to the first.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from sluice_server.engine.kv_cache.cache import BlockTable
 from sluice_server.engine.plan import ProposerMemory, TokenLogprob
 from sluice_server.engine.speculation.controller import AcceptanceRecord
 
-if TYPE_CHECKING:  # each names the other
+if TYPE_CHECKING:  # circular import
     from sluice_server.engine.scheduler.group import SequenceGroup
 
 NO_SLOT = -1
@@ -19,14 +20,15 @@ NO_SLOT = -1
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Drafting:
-    """What a sequence that may be drafted for has to do with it.
+    """Draft state of a sequence that may be drafted for.
 
     Attributes:
-        limit: drafts of one step at most.
-        record: of its drafts, for whoever chooses their length.
-        num_seen: tokens that the proposer has read when it was last asked.
-        ids: proposed for the next step, or being verified by the one in flight: behind the tokens that exist.
-        parents: of these, where they are a tree; else empty.
+        limit: drafts per step at most.
+        record: acceptance of its drafts, for the controller that chooses their length.
+        num_seen: tokens that the proposer had read after its last request.
+        ids: drafts for the next step, or those verified by the step in flight; they follow the existing tokens.
+        parents: parents of these in a draft tree; empty for a chain.
+        memory: the proposer's state for this sequence.
     """
 
     limit: int
@@ -38,56 +40,56 @@ class Drafting:
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence stands. Only RUNNING holds a slot and blocks."""
+    """Status of a sequence. Only RUNNING holds a slot and blocks."""
 
     WAITING = enum.auto()  # in the queue
     UNFORKED = enum.auto()  # its group's first sequence computes the prompt for it
-    PAUSED = enum.auto()  # without credit or input, and its blocks were taken back
+    PAUSED = enum.auto()  # without credit or with open input, and its blocks were freed
     RUNNING = enum.auto()
     ENDED = enum.auto()
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens and holdings of one output (or hypothesis) of one request."""
+    """Tokens and resources of one output (or hypothesis) of one request."""
 
     group: "SequenceGroup"
-    index: int  # of the output; noise is keyed by it
+    index: int  # index of the output; part of the key of its noise
     tokens: list[int]  # prompt, then output
     table: BlockTable
     state: SequenceStatus = SequenceStatus.WAITING
     slot: int = NO_SLOT
     num_computed: int = 0
-    room: int = 0  # tokens that its blocks take without asking the cache
+    room: int = 0  # tokens that its blocks hold without a call of the cache
     num_blocks_told: int = 0  # blocks of the table that plans have carried to the runner
-    num_places: int = 0  # times that it was given a slot, and began its table
-    num_once_computed: int = 0  # before it was preempted
+    num_places: int = 0  # times that it got a slot and started its table
+    num_once_computed: int = 0  # tokens computed before it was preempted
     last_step: int = 0
-    refused_free: int = -1  # free blocks when they were too few for it
-    retry_step: int = 0  # until then it would bring too high a peak
+    refused_free: int = -1  # number of free blocks when it was refused for too few
+    retry_step: int = 0  # step until which its predicted peak is too high
     num_preemptions: int = 0
-    has_spoken: bool = False  # its first event is out
+    has_spoken: bool = False  # its first event was emitted
     score: float = 0.0  # of a search: sum of the log probabilities of its output
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)  # of a search: held until its end
-    candidates: TokenLogprob | None = None  # of a beam: what may follow; it waits for its siblings
+    candidates: TokenLogprob | None = None  # of a beam: its candidates, until all siblings have theirs
     drafting: Drafting | None = None  # None: no drafts
 
     @property
     def key(self) -> tuple[float, int, int]:
-        """Smaller goes first."""
+        """Sort key of the order of service; the smallest goes first."""
         return (self.group.measure, self.group.order, self.index)
 
     @property
     def num_output(self) -> int:
-        """Tokens sampled so far."""
+        """Number of tokens sampled so far."""
         return len(self.tokens) - len(self.group.prompt)
 
     @property
     def num_missing(self) -> int:
-        """Tokens that may be computed now."""
+        """Number of tokens that may be computed now."""
         return self.group.num_ready(self) - self.num_computed
 
     @property
     def is_idle(self) -> bool:
-        """Holds a slot, and has nothing to do until its client acts."""
+        """Whether it has no token to compute until its client grants credit or sends input; for running sequences."""
         return self.group.is_held and self.num_missing <= 0

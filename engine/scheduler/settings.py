@@ -1,4 +1,4 @@
-"""The scheduler's settings beside batch size and token budget: frozen values with defaults that suit most."""
+"""The scheduler's settings beside batch size and token budget: frozen values with defaults."""
 
 import dataclasses
 import math
@@ -15,21 +15,21 @@ class SchedulerSettings:
 
     Attributes:
         policy: a name of `policies.POLICIES`.
-        ageing_s: seconds of waiting that outweigh one level of priority.
-        starvation_s: shortest job first: nobody is overtaken by what arrives so much later.
-        tenant_weights: fair share: a tenant's part of the service; 1 where it has no entry.
+        ageing_s: policy priority: seconds of waiting that outweigh one level of priority.
+        starvation_s: policy sjf: a request is never overtaken by one that arrives so many seconds later.
+        tenant_weights: policy fair: a tenant's share of the service; 1 where it has no entry.
         max_queued_requests: waiting requests at most; more are refused.
         max_queued_tokens: prompt tokens of waiting requests at most.
-        watermark: share of the cache's blocks that predictions leave free at admission; below 0 more is let in than
-            they say will fit.
+        watermark: share of the cache's blocks that predictions leave free at admission; below 0, more is admitted than
+            is predicted to fit.
         max_overtakes: later requests that may be admitted before one that did not fit.
-        max_preemptions: after so many a sequence is no victim while any other can go on.
-        max_long_prefills: prompts longer than a step's budget that are computed in turns at once.
-        pause_hold_s: how long a paused request keeps its blocks when nobody needs them.
-        max_draft_tokens: drafted for one sequence and verified in one step at most; 0 is no speculation.
+        max_preemptions: after so many, a sequence with work is preempted only as a last resort.
+        max_long_prefills: prompts longer than a step's budget that are computed at the same time.
+        pause_hold_s: seconds that a paused request keeps its blocks when no other request needs them.
+        max_draft_tokens: drafts per sequence and step at most; 0 is no speculation.
         max_draft_width: drafts that may follow the same token; 1 is a chain.
-        adapts_drafts: drafts are as long as measured costs and acceptance make worth it; else as long as they may be.
-        costs: of moving blocks and of computing tokens; None where there is nowhere to move blocks to.
+        adapts_drafts: measured costs and acceptance decide the length of drafts; else they are as long as they may be.
+        costs: rates of moving blocks and of computing tokens; None without a lower tier.
     """
 
     policy: str = DEFAULTS.scheduling_policy
@@ -50,7 +50,7 @@ class SchedulerSettings:
 
 
 def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> SchedulerSettings:
-    """The part of the engine's settings that concerns its scheduler. Raises ServiceError: malformed weights."""
+    """Returns the scheduler's part of the engine's settings. Raises ServiceError for malformed weights."""
     return SchedulerSettings(
         policy=config.scheduling_policy,
         ageing_s=config.priority_ageing_s,
@@ -68,7 +68,7 @@ def settings_of(config: EngineConfig, costs: PreemptionCosts | None = None) -> S
 
 
 def parse_weights(text: str) -> dict[str, float]:
-    """Tenants' weights from "tenant=weight,…". Raises ServiceError naming the flag and the entry at fault."""
+    """Parses tenants' weights from "tenant=weight,…". Raises ServiceError naming the flag and the entry at fault."""
     weights: dict[str, float] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         tenant, _, number = entry.rpartition("=")

@@ -1,7 +1,7 @@
-"""Who is where: every open group, and for each of its sequences the queue, or a slot and blocks.
+"""The state of every open group: each of its sequences is in the queue, or holds a slot and blocks, or neither.
 
-The one place that changes a sequence's state, so that nothing is held by what does not run. Knows no budget and no
-order of service; `check()` states what always holds.
+The only module that changes a sequence's state, so that only running sequences hold resources. `check()` asserts the
+invariants. Independent of the token budget and the order of service.
 
     WAITING ──place──▶ RUNNING ──▶ ENDED          (end: from any state)
        ▲  ▲               │ evict
@@ -23,7 +23,7 @@ from sluice_server.engine.timeline import EventKind
 
 
 class SchedulerState:
-    """Queue, slots and tables of one engine. Its fields are read by all collaborators and written here only."""
+    """The queue, slots and block tables of one engine. Its fields are read by all collaborators, written only here."""
 
     def __init__(
         self, cache: KVCache, waiting: WaitingQueue, num_slots: int, costs: PreemptionCosts | None = None
@@ -34,41 +34,41 @@ class SchedulerState:
         self.groups: dict[str, SequenceGroup] = {}
         self.running: list[Sequence] = []
         self.free_slots = list(range(num_slots - 1, -1, -1))
-        self.placements: list[Placement] = []  # that no plan has carried yet
+        self.placements: list[Placement] = []  # not carried by a plan yet
         self.num_preemptions = 0
-        self.preempted: list[str] = []  # requests that lost a place they had use for, not told yet
+        self.preempted: list[str] = []  # ids of requests preempted while they had work, not reported yet
         self.num_swaps = 0  # preempted sequences whose blocks are worth moving
         self.num_recomputed = 0  # tokens computed once more, because a preemption had dropped them
-        self.now_s = 0.0  # of the step being planned
-        self.has_changed = True  # something ended or arrived: who did not fit may fit now
+        self.now_s = 0.0  # engine clock of the step being planned
+        self.has_changed = True  # a sequence ended or arrived: one that did not fit may fit now
 
     def begin(self, now: float) -> None:
-        """A step is planned now."""
+        """Begins planning a step at engine time `now`."""
         self.now_s = now
 
     def looked(self, *, has_more: bool) -> None:
-        """Who waits was looked at; or should be, if somebody may fit now."""
+        """Records that admission has tried the queue. `has_more`: admission should try again in the next step."""
         self.has_changed = has_more
 
     def take_placements(self) -> list[Placement]:
-        """Those that no plan has carried yet: one does now."""
+        """Returns the placements that no plan has carried yet, and clears them."""
         taken, self.placements = self.placements, []
         return taken
 
     def take_preempted(self) -> list[str]:
-        """Requests that have lost their place to others since the last call."""
+        """Returns the ids of requests preempted since the last call."""
         taken, self.preempted = self.preempted, []
         return taken
 
     def enter(self, group: SequenceGroup) -> None:
-        """Open a group; its first sequence leads."""
+        """Opens a group. Its first sequence is queued; the others wait to be forked from it."""
         self.groups[group.request_id] = group
         for sequence in group.unforked:
             sequence.state = SequenceStatus.UNFORKED
         self._await(group.sequences[0])
 
     def place(self, sequence: Sequence, found: list[int]) -> None:
-        """Give a waiting sequence its slot, and its group the slots of those to be forked."""
+        """Gives a waiting sequence a slot and the cached blocks `found`, and reserves slots for its forks."""
         group = sequence.group
         self.waiting.remove(sequence)
         taken = [self.free_slots.pop() for _ in range(group.num_slots(sequence))]
@@ -80,27 +80,30 @@ class SchedulerState:
             group.note(EventKind.RESUMED, self.now_s, sequence.num_computed, sequence.index)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child goes on from what its parent has computed, in one of the group's spare slots."""
+        """Starts `child` from what its parent has computed, in one of the group's spare slots."""
         child.slot = parent.group.spare_slots.pop()
         child.table = self.cache.fork(parent.table, parent.num_computed)
-        parent.room = parent.num_computed  # the tail is shared now: the next write asks the cache
+        parent.room = parent.num_computed  # the partial last block is shared now: the next write needs `grow`
         self._start(child, parent.num_computed)
 
     def fork_all(self, group: SequenceGroup) -> None:
-        """The prompt is computed up to its last token: start the sequences that waited for it."""
+        """Starts the group's sequences that wait to be forked, once the prompt is computed up to its last token."""
         unforked, group.unforked = group.unforked, []
         for child in unforked:
             self.fork(group.sequences[0], child)
         group.refresh_hold()
 
     def evict(self, sequence: Sequence) -> None:
-        """Preempt: take everything back. Tokens and order stay, so that recomputing changes nothing. Its full blocks
-        stay to be found until others overwrite them, and then in host memory if that is cheaper than recomputing."""
+        """Preempts a sequence: takes its slot and blocks back. A beam search is preempted as a whole.
+
+        Tokens and order stay, so that recomputing changes nothing. Full blocks remain in the prefix index until they
+        are overwritten, and then in host memory if that is cheaper than recomputing.
+        """
         group = sequence.group
         idle = sequence.is_idle
         leaving = group.sequences if group.beam else [sequence]
         for one in leaving:
-            one.num_preemptions += not idle  # who has nothing to do loses nothing by it
+            one.num_preemptions += not idle  # a paused sequence loses no progress by it
             if one.slot != NO_SLOT:
                 group.note(EventKind.PREEMPTED, self.now_s, one.num_computed, one.index)
                 one.num_once_computed = max(one.num_once_computed, one.num_computed)
@@ -121,34 +124,34 @@ class SchedulerState:
             self._await(leaving[0])
 
     def wake(self, group: SequenceGroup) -> None:
-        """What the group waited for may have come: its paused sequences queue again, if they have something to do."""
+        """Queues the group's paused sequences that can compute something now. Called when credit or input changes."""
         group.refresh_hold()
         for sequence in group.sequences:
             if sequence.state is SequenceStatus.PAUSED:
                 self._await(sequence)
 
     def give_back(self, group: SequenceGroup, num_tokens: int) -> None:
-        """Credit that was spent for tokens which nobody gets."""
+        """Returns credit that was spent for tokens which were not kept."""
         if num_tokens and group.credit is not None and group.sequences:
             group.credit += num_tokens
             self.wake(group)
 
     def fill(self, sequence: Sequence) -> None:
-        """More of its tokens are computed: blocks may have become full, and others may have left the window."""
+        """Names the blocks that became full, and frees those that have left the attention window."""
         self.cache.commit(sequence.table, sequence.tokens, sequence.num_computed)
         trimmed = self.cache.trim(sequence.table, sequence.num_computed)
         if trimmed is not None:
             sequence.num_blocks_told = min(sequence.num_blocks_told, trimmed)
 
     def shrink(self, sequence: Sequence, num_tokens: int) -> None:
-        """Give back the blocks behind so many tokens: they are for drafts that were wrong, or not verified."""
+        """Frees the blocks behind the first `num_tokens` tokens: they held drafts that were rejected or unverified."""
         self.cache.shrink(sequence.table, num_tokens)
         sequence.num_blocks_told = min(sequence.num_blocks_told, len(sequence.table.blocks))
         sequence.room = min(sequence.room, len(sequence.table.blocks) * self.cache.block_size)
 
     @contextlib.contextmanager
     def requeued(self, group: SequenceGroup) -> Iterator[None]:
-        """Around a change of prompt or order: the queue goes by them, and rows that exist were told of them."""
+        """Wraps a change of a group's prompt or order: requeues waiting sequences, and renews running rows."""
         queued = [sequence for sequence in group.sequences if sequence.state is SequenceStatus.WAITING]
         for sequence in queued:
             self.waiting.remove(sequence)
@@ -161,7 +164,7 @@ class SchedulerState:
         self.has_changed = True
 
     def end(self, sequence: Sequence) -> None:
-        """One output is over. The group goes with its last one."""
+        """Ends one output. The group closes with its last one."""
         group = sequence.group
         was_leader = sequence.state is not SequenceStatus.UNFORKED and sequence is group.sequences[0]
         if sequence.state is SequenceStatus.WAITING:
@@ -180,7 +183,7 @@ class SchedulerState:
             self.close(group)
 
     def close(self, group: SequenceGroup) -> None:
-        """The request is over, whatever of it is left."""
+        """Ends the request with all outputs that it still has."""
         for sequence in group.sequences:
             if sequence.state is SequenceStatus.WAITING:
                 self.waiting.remove(sequence)
@@ -193,7 +196,7 @@ class SchedulerState:
         self.has_changed = True
 
     def check(self) -> None:
-        """Assert I3, and that queue, slots and states agree; for tests and simulation."""
+        """Asserts invariant I3 and that queue, slots and states agree; for tests and simulation."""
         every = [sequence for group in self.groups.values() for sequence in group.sequences]
         self.cache.check([sequence.table for sequence in every])
         self.waiting.check()
@@ -213,7 +216,7 @@ class SchedulerState:
         assert all(one.num_computed <= len(one.tokens) for one in every)
 
     def _await(self, sequence: Sequence) -> None:
-        """Queue a sequence, unless there is nothing that it could do."""
+        """Queues a sequence, or pauses it if it has no token to compute."""
         group = sequence.group
         if group.is_held and group.num_ready(sequence) <= 0:
             sequence.state = SequenceStatus.PAUSED
@@ -233,7 +236,7 @@ class SchedulerState:
         self._tell(sequence)
 
     def _tell(self, sequence: Sequence) -> None:
-        """The runner begins the slot's row anew."""
+        """Adds a placement, so that the runner resets the slot's row."""
         group = sequence.group
         sequence.num_blocks_told = 0
         min_position = len(group.prompt) + group.params.min_tokens
@@ -255,7 +258,7 @@ class SchedulerState:
         return self._costs.is_swap_cheaper(len(sequence.table.blocks), sequence.num_computed)
 
     def _leave(self, sequence: Sequence, *, reuse: bool = False, is_worthless: bool = False) -> None:
-        """Give back blocks and slot; the slot to its group where a sibling will take it."""
+        """Frees blocks and slot. `reuse`: the slot stays with the group, for a sibling."""
         keep = EvictionClass.LONG if sequence.group.priority > 0 else EvictionClass.NORMAL
         self.cache.release(sequence.table, keep, is_worthless=is_worthless)
         self.running.remove(sequence)

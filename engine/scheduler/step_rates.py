@@ -1,4 +1,4 @@
-"""How fast steps go: running figures from the clock readings that `plan` and `apply` are given."""
+"""Measures step times and throughput, from the clock readings that `plan` and `apply` are given."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ STEP_TOKENS = tuple(float(1 << i) for i in range(15))
 
 @dataclasses.dataclass(slots=True)
 class StepRates:
-    """Figures since start; the means decay over about twenty steps."""
+    """Totals since start, and means that decay over about twenty steps."""
 
     num_steps: int = 0
     mean_step_s: float = 0.0
@@ -24,7 +24,7 @@ class StepRates:
     _covariance: float = 0.0  # of a step's tokens with its seconds
 
     def record(self, seconds: float, num_tokens: int) -> None:
-        """Take one step into account."""
+        """Adds one step."""
         weight = 1.0 if self.num_steps == 0 else 0.05
         self.num_steps += 1
         self.total_s += seconds
@@ -40,9 +40,9 @@ class StepRates:
 
     @property
     def token_s(self) -> float:
-        """Seconds that one more token in a step takes: the slope of seconds over tokens; 0 while steps are alike."""
+        """Seconds that one more token in a step takes: the slope of seconds over tokens; 0 for steps of equal size."""
         return max(0.0, self._covariance / self._variance) if self._variance > 0 else 0.0
 
     def time_for(self, num_prompt: int, num_steps: float) -> float:
-        """Seconds for `num_prompt` tokens of prefill, then `num_steps` steps as of late; 0 before the first."""
+        """Returns the seconds for `num_prompt` tokens of prefill and `num_steps` steps; 0 before the first step."""
         return num_prompt * self.token_s + num_steps * self.mean_step_s

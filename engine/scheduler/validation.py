@@ -1,6 +1,6 @@
-"""Who may come in: everything a request brought is checked once more, then it becomes a group.
+"""Validates a request at the engine, by the same rules as at the gateway, and makes its `SequenceGroup`.
 
-Pure: limits and sizes in, a `SequenceGroup` or a `ServiceError` out. Nothing is queued here.
+Pure: limits and sizes in, a `SequenceGroup` or a `ServiceError` out; the caller queues the group.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from sluice_server.engine.scheduler.sequence import Drafting, Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestValidator:
-    """What one engine can take."""
+    """Validates requests against the limits and capacities of one engine."""
 
     cache: KVCache
     limits: Limits
@@ -34,7 +34,7 @@ class RequestValidator:
     max_draft_tokens: int = 0
 
     def open(self, request: EngineRequest, order: int) -> SequenceGroup:
-        """The request as a group. Raises ServiceError: a field out of range, or it can never fit."""
+        """Returns the request as a group. Raises ServiceError for a field out of range, or if it can never fit."""
         self._check(request)
         params = request.params
         end_ids = params.stop_token_ids + (() if params.ignore_eos else self.eos_ids)
@@ -58,7 +58,7 @@ class RequestValidator:
             else None,
         )
         self.check_size(group, len(group.prompt), group.max_tokens)
-        # A beam search starts from one hypothesis and forks as it goes on.
+        # A beam search starts from one hypothesis and forks later.
         received = request.resume_ids or ((),) * (1 if params.beam_width else params.num_sequences)
         for index, ids in enumerate(received):
             if ids is not None:
@@ -77,16 +77,16 @@ class RequestValidator:
         return group
 
     def _drafting(self, request: EngineRequest) -> Drafting | None:
-        """Whether and how far its outputs may be drafted for: a beam's tokens are chosen, not sampled."""
+        """Returns the draft state of an output; None without drafts, or for beams: their tokens are not sampled."""
         asked = request.max_draft_tokens
         limit = self.max_draft_tokens if asked is None else min(asked, self.max_draft_tokens)
         return Drafting(limit) if limit > 0 and not request.params.beam_width else None
 
     def check_size(self, group: SequenceGroup, num_prompt: int, max_tokens: int) -> None:
-        """Raise ServiceError when the group, grown to so many tokens, fits neither context nor cache."""
+        """Raises ServiceError if the group, grown to so many tokens, fits neither context nor cache."""
         check_prompt(num_prompt, dataclasses.replace(group.request.params, max_tokens=max_tokens), self.limits)
-        # The last token is sampled but never computed, hence -1. Full blocks of the prompt are shared; behind a sliding
-        # window nothing is.
+        # The last token is sampled but never computed, hence -1. Sequences share the full blocks of the prompt, but no
+        # blocks of a sliding window.
         num_tokens, num_sequences = num_prompt + max_tokens - 1, group.request.params.num_sequences
         shared = (num_prompt - 1) // self.cache.block_size
         needed = min(
@@ -136,8 +136,8 @@ class RequestValidator:
 
 
 def _for_runner(params: SamplingParams, num_end_ids: int, limits: Limits) -> SamplingParams:
-    """As the runner samples them: a search needs log probabilities, a beam enough candidates to go on without those
-    that complete a hypothesis; what a beam's row samples is not used."""
+    """Returns the sampling parameters for the runner. A search needs log probabilities. A beam needs candidates enough
+    to continue without those that complete a hypothesis; the token that its row samples is ignored."""
     if params.beam_width:
         num = min(limits.vocab_size, params.beam_width + num_end_ids)
         return dataclasses.replace(params, temperature=0.0, logprobs=num)

@@ -1,10 +1,10 @@
-"""Who gives way when blocks run short. Pure: sequences in, one of them out.
+"""Chooses the sequence that is preempted when blocks run short. Pure: sequences in, one of them out.
 
-Who is paused goes first, as it loses nothing while it waits. Then: of those behind the beneficiary, the lowest
-priority, then the least computed (least work lost), then the youngest. Who was preempted often enough is spared: the
-beneficiary waits for a block instead. When that leaves a step without a single row, `last_resort` serves the oldest
-sequence from all others, by arrival, which no policy moves: so at any pool size that fits every single request, one
-always ends.
+A paused sequence goes first, as it loses no time while it waits. Then, of those behind the beneficiary in the order of
+service: the lowest priority, then the fewest computed tokens (least work lost), then the youngest. A sequence that was
+preempted `max_preemptions` times is spared; the beneficiary waits for a block instead. If that leaves a step without a
+single row, `last_resort` preempts others for the oldest sequence until it fits. Its order is arrival, which no policy
+changes. So one request always ends, at any pool size that fits every single request.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from sluice_server.engine.scheduler.sequence import Sequence
 
 
 def is_free(sequence: Sequence, step: int) -> bool:
-    """Not part of this step, nor goes with one that is."""
+    """Whether the sequence may be preempted: it is not in this step, and neither is another beam of its search."""
     if sequence.group.beam is None:
         return sequence.last_step != step
     return all(one.last_step != step for one in sequence.group.sequences)
 
 
 def idle(running: Iterable[Sequence], step: int) -> Sequence | None:
-    """A sequence that cannot go on until its client acts; the longest so first."""
+    """Returns a sequence that has no work until its client acts; of several, the one held longest."""
     return min(
         (s for s in running if s.is_idle and is_free(s, step)),
         key=lambda s: (s.group.held_since_s, s.key),
@@ -29,7 +29,7 @@ def idle(running: Iterable[Sequence], step: int) -> Sequence | None:
 
 
 def behind(running: Iterable[Sequence], beneficiary: Sequence, step: int, max_preemptions: int) -> Sequence | None:
-    """The victim that a running sequence may take blocks from."""
+    """Returns the victim that a running sequence may take blocks from."""
     group, key = beneficiary.group, beneficiary.key
     found = (
         s
@@ -40,7 +40,7 @@ def behind(running: Iterable[Sequence], beneficiary: Sequence, step: int, max_pr
 
 
 def below(running: Iterable[Sequence], candidate: Sequence, step: int, max_preemptions: int) -> list[Sequence]:
-    """Those that a waiting sequence of higher priority may displace, first victim first."""
+    """Returns the sequences that a waiting one of higher priority may preempt, first victim first."""
     priority, key = candidate.group.priority, candidate.key
     found = [
         s
@@ -51,13 +51,13 @@ def below(running: Iterable[Sequence], candidate: Sequence, step: int, max_preem
 
 
 def last_resort(running: Iterable[Sequence], beneficiary: Sequence) -> Sequence | None:
-    """Anybody else, the youngest first."""
+    """Returns the youngest of all other sequences."""
     found = (s for s in running if s is not beneficiary and not _together(s, beneficiary.group))
     return max(found, key=lambda s: (s.group.order, s.index), default=None)
 
 
 def _together(sequence: Sequence, group: object) -> bool:
-    """Hypotheses of one search do not displace each other."""
+    """Whether both are hypotheses of one search, which do not preempt each other."""
     return sequence.group is group and sequence.group.beam is not None
 
 

@@ -1,6 +1,6 @@
-"""The queue: sequences without a slot, in the order of the policy, with bounds on what newcomers may add to it.
+"""The waiting queue: sequences without a slot, in the order of the policy, with bounds on what new requests may add.
 
-Knows no blocks and no steps. A preempted sequence comes back to the place that its key gives it, and is never refused.
+Independent of blocks and steps. A preempted sequence returns to the place given by its key, and is never refused.
 """
 
 import bisect
@@ -13,10 +13,10 @@ from sluice_server.engine.scheduler.sequence import Sequence
 
 
 class WaitingQueue:
-    """Sequences that want to be admitted."""
+    """Sequences that wait to be admitted."""
 
     def __init__(self, policy: Policy, max_requests: int, max_tokens: int) -> None:
-        self.num_tokens = 0  # of their prompts
+        self.num_tokens = 0  # tokens of the waiting prompts
         self._policy = policy
         self._max_requests = max_requests
         self._max_tokens = max_tokens
@@ -29,24 +29,24 @@ class WaitingQueue:
         return iter(self._sequences)
 
     def check_room(self, group: SequenceGroup) -> None:
-        """Raise ServiceError RESOURCE_EXHAUSTED when a newcomer finds the queue full."""
+        """Raises ServiceError RESOURCE_EXHAUSTED if the queue is full for a new request."""
         if len(self._sequences) >= self._max_requests:
             raise queue_full(len(self._sequences), self._max_requests)
         if self._sequences and self.num_tokens + len(group.prompt) > self._max_tokens:
             raise _tokens_full(self.num_tokens, len(group.prompt), self._max_tokens)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence at its place."""
+        """Inserts a sequence at its place in the order."""
         self.num_tokens += len(sequence.group.prompt)
         bisect.insort(self._sequences, sequence, key=_key)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out."""
+        """Removes a sequence."""
         self.num_tokens -= len(sequence.group.prompt)
         self._sequences.remove(sequence)
 
     def in_order(self) -> list[Sequence]:
-        """The sequences as they stand now: a policy that moves is asked again."""
+        """Returns the sequences in the present order; a policy that is not static is evaluated again."""
         if not self._policy.is_static:
             for sequence in self._sequences:
                 sequence.group.measure = self._policy.measure(sequence.group)
@@ -54,7 +54,7 @@ class WaitingQueue:
         return list(self._sequences)
 
     def check(self) -> None:
-        """Assert that the count is right and, for a static policy, the order."""
+        """Asserts that the token count is right and, for a static policy, the order."""
         assert self.num_tokens == sum(len(sequence.group.prompt) for sequence in self._sequences)
         if self._policy.is_static:
             keys = [sequence.key for sequence in self._sequences]
