@@ -1,1 +1,2 @@
-"""Who drafts tokens, in chains or trees, and how many are worth it. What is drafted is verified: no token changes."""
+"""Draft proposers (chains or trees of tokens) and the choice of draft lengths. Drafts are verified: no output token
+changes."""
