@@ -1,2 +1,1 @@
-"""Draft proposers (chains or trees of tokens) and the choice of draft lengths. Drafts are verified: no output token
-changes."""
+"""Draft proposers (chains or trees of tokens) and draft lengths. Drafts are verified and change no output token."""

@@ -51,22 +51,22 @@ class CostTable:
             entry.add(seconds, self._num)
 
     def is_fresh(self, rows: int, size: int) -> bool:
-        """Returns whether this entry has been measured `TRUST` times or more, the last time within `FRESH`
-        measurements."""
+        """Returns whether this entry has enough measurements, and a recent one (`TRUST`, `FRESH`)."""
         entry = self._tables.get(coarse(rows, 1), {}).get(coarse(size, 3))
         return entry is not None and entry.num >= TRUST and self._num - entry.seen <= FRESH
 
     def seconds(self, rows: int, sizes: list[int]) -> list[float]:
-        """Returns the expected cost of each size; 0 while nothing is known. With `from_nothing`, costs at least as much
-        as half as many rows."""
+        """Returns the expected cost of each size; 0 while nothing is known.
+
+        With `from_nothing`, no size costs less than with half as many rows.
+        """
         points = self._points(rows)
         found = [_between(points, size) for size in sizes]
         fewer = self._points(max(1, rows // 2)) if self._from_nothing else []
         return [max(one, _between(fewer, size)) for one, size in zip(found, sizes, strict=True)] if fewer else found
 
     def _points(self, rows: int) -> list[tuple[int, float]]:
-        """Returns the known (size, seconds) for this number of rows, or else for the nearest one; ascending, never
-        falling."""
+        """Returns the known (size, seconds) for this number of rows, or for the nearest one. Ascending in both."""
         at = coarse(rows, 1)
         nearest = min(self._tables, key=lambda known: abs(known - at), default=None)
         if nearest is None:

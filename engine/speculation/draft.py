@@ -130,8 +130,7 @@ class DraftProposer:
         return ending, hidden
 
     def _note(self, row: DraftRow, num: int) -> None:
-        """Records that `num` more entries of the row are computed: full blocks with a name can be used by other
-        sequences."""
+        """Records `num` more computed entries of the row. Full blocks with a name can be used by other sequences."""
         ask, first = row.ask, row.num // self._size
         row.num += num
         row.read.num = row.num

@@ -86,8 +86,8 @@ class DraftRow:
         return self.ask.tokens[first : first + num]
 
     def forget(self) -> None:
-        """Ends drafting. Entries of drafts are kept for a model, whose entries would be the same for tokens, and
-        dropped for a head."""
+        """Ends drafting; entries of drafts are kept for a model, as they equal those of tokens, and dropped for a
+        head."""
         if self.drafts[-1] < 0:
             self.drafts.pop()
         num_fed = self.num - (len(self.ask.tokens) - self.lag)

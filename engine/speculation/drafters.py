@@ -1,5 +1,4 @@
-"""Loads what computes drafts: a smaller model with the same vocabulary, or a head that reads the target's hidden
-states.
+"""Loads drafters: a smaller model with the same vocabulary, or a head that reads the target's hidden states.
 
 Both compute one entry per token into cache blocks beside the target's. A model's entry is of the token itself. A head's
 entry is of the token behind it and of the target's hidden states at its position, so a head lags by one. Raises

@@ -18,8 +18,7 @@ class PrefillCost:
         self._is_known = False  # whether `_token_s` has been measured
 
     def note(self, num_tokens: int, seconds: float, *, is_charged: bool) -> None:
-        """Records that a step read `num_tokens` tokens (possibly 0) in `seconds`; `is_charged`: the step was not a
-        probe."""
+        """Records that a step read `num_tokens` tokens (possibly 0). `is_charged`: the step was not a probe."""
         if is_charged:
             self._step_s += AVERAGE_WEIGHT * (seconds - self._step_s)
         if num_tokens:

@@ -26,8 +26,7 @@ class Proposer(Protocol):
     writes_cache: bool
 
     def propose(self, asks: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """Returns, per request in order, at most `ask.num` tokens that may follow `ask.tokens`; none if it has no
-        guess.
+        """Returns, per request in order, at most `ask.num` tokens that may follow `ask.tokens`, or none.
 
         If `ask.width` is above 1, the result may be a tree of at most `ask.num * ask.width` tokens.
         """

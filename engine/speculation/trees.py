@@ -1,5 +1,4 @@
-"""Trees of drafts, given by parents: per draft the index of the draft that it follows, or -1 for the last existing
-token.
+"""Trees of drafts. Each draft has a parent: the index of the draft that it follows, or -1 for the last existing token.
 
 A parent comes before its children; a chain is a tree. Depends on the standard library only.
 """
