@@ -86,8 +86,7 @@ class DraftRow:
         return self.ask.tokens[first : first + num]
 
     def forget(self) -> None:
-        """Ends drafting; entries of drafts are kept for a model, as they equal those of tokens, and dropped for a
-        head."""
+        """Ends drafting. Keeps a model's entries of drafts, which equal those of tokens; drops a head's."""
         if self.drafts[-1] < 0:
             self.drafts.pop()
         num_fed = self.num - (len(self.ask.tokens) - self.lag)

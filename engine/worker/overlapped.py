@@ -52,8 +52,7 @@ class LaunchedStep:
     is_done = False
 
     def __init__(self, plan: StepPlan, arrival: HostCopy, order: Sequence[int] = ()) -> None:
-        """Holds the plan and the pending copy of the result; `order`: the order of the rows on the device, if it
-        differs."""
+        """Holds the plan and the pending result; `order`: the order of the rows on the device, if it differs."""
         self._plan = plan
         self._arrival = arrival
         self._order = order

@@ -1,7 +1,6 @@
-"""Finds the rows of a decode step that share a prefix in the cache; searches only when other rows run, not at each
-step.
+"""Finds the rows of a decode step that share a prefix in the cache.
 
-Takes the slots of a step and the block tables of the host.
+Takes the slots of a step and the block tables of the host. Searches only when other rows run, not at each step.
 """
 
 import numpy as np

@@ -28,7 +28,7 @@ def give_back() -> None:
     bits kept 1.3 GB of their float32 form.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # GNU's
+    if trim is not None:  # exists in glibc only
         trim(0)
 
 

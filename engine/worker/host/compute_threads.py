@@ -12,8 +12,10 @@ from sluice_server.kernels.cpu import builds
 
 
 def set_threads(config: EngineConfig) -> tuple[int, str]:
-    """Sets the configured number of threads, else what `engine.worker.host.cores` allows; returns the number and its
-    reason."""
+    """Sets the number of compute threads: the configured one, else what `engine.worker.host.cores` allows.
+
+    Returns the number and its reason.
+    """
     cores = find_cores()
     threads = config.threads or cores.usable
     use_threads(threads)

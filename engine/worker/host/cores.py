@@ -1,9 +1,9 @@
-"""Counts the cores that a process may compute on: its affinity, and the CPU quota of its control groups if that is
-less.
+"""Counts the cores that a process may compute on.
 
-The rule is one compute thread per core, whole cores only. Two threads under a quota of 1.5 would both be stopped for a
-part of every period, in the middle of a step. Threads are not pinned: the other processes of the service share these
-cores, and the kernels' threads wait for pieces of work, never for each other.
+These are its affinity, or the CPU quota of its control groups if that is less. The rule is one compute thread per core,
+whole cores only. Two threads under a quota of 1.5 would both be stopped for a part of every period, in the middle of a
+step. Threads are not pinned: the other processes of the service share these cores, and the kernels' threads wait for
+pieces of work, never for each other.
 """
 
 import dataclasses
