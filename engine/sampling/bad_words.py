@@ -10,8 +10,7 @@ class BadWords:
     """The end of one output, as far as a bad word may have begun in it."""
 
     def __init__(self, words: Sequence[Sequence[int]], tokens: Sequence[int], num_prompt: int) -> None:
-        """Takes `words` as sequences of ids, none empty, and `tokens` of prompt and output; only the output is
-        searched."""
+        """Takes `words` as non-empty sequences of ids and `tokens` of prompt and output; only the output counts."""
         self.num_tokens = len(tokens)
         self._last: dict[tuple[int, ...], list[int]] = {}  # beginnings of words → ids that complete them
         for word in words:

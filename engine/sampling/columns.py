@@ -62,8 +62,7 @@ def knob_rows(
     allowed: AllowedTokenRows | None = None,
     logprobs: LogprobRows | None = None,
 ) -> SamplingParamRows:
-    """Returns rows of the tables `FLOATS` and `INTS` as separate columns, with the given biases, allowed tokens and
-    logprobs."""
+    """Returns rows of the tables `FLOATS` and `INTS` as separate columns, with further parameters."""
     both = ((FLOATS, floats), (INTS, ints))
     by_name: dict[str, Any] = {
         column.name: values[:, i].copy() for columns, values in both for i, column in enumerate(columns)

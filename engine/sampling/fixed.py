@@ -46,8 +46,10 @@ class FixedRows:
         return self._rows._replace(positions=self._on(position))
 
     def changes(self, rows: SamplingRows) -> LogitAdjustments:
-        """Returns the logit adjustments of rows with these parameters; masks of grammars and allowed tokens come
-        first."""
+        """Returns the logit adjustments of rows with these parameters.
+
+        Masks of grammars and allowed tokens come first.
+        """
         banned_tokens = None if rows.banned is None else self._banned_tokens(rows.banned)
         penalties = None if rows.penalties is None else self._penalties(rows.penalties)
         last = self._changes

@@ -1,5 +1,7 @@
-"""Log probabilities of tokens and of the most likely ones under the raw logits, in one pass for all rows that request
-them."""
+"""Log probabilities of tokens and of the most likely tokens under the raw logits.
+
+Computed in one pass for all rows that request them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
