@@ -10,7 +10,7 @@ from sluice_server.engine.models.fields import MENDING, Fields, Json, shown
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 FULL, WINDOWED = "full_attention", "sliding_attention"
-PARAMETERS = (  # of scalings; ranges in `engine.models.rules`
+PARAMETERS = (  # parameters of scalings; their ranges are in `engine.models.rules`
     "factor",
     "original_max_position_embeddings",
     "low_freq_factor",
@@ -79,8 +79,10 @@ def _rope(raw: Fields, scaling: Json, name: str, theta_field: str) -> RopeConfig
 
 
 def _check_order(own: Fields, kind: str, found: dict[str, float]) -> None:
-    """Raises ServiceError if the upper bound of an interpolation (wavelengths or rotations) is not above the lower
-    one."""
+    """Raises ServiceError if the bounds of an interpolation are not in order.
+
+    They are two wavelengths or two numbers of rotations, see `ORDERED`.
+    """
     if kind not in ORDERED:
         return
     (upper, most), (lower, least) = ORDERED[kind]
@@ -90,8 +92,10 @@ def _check_order(own: Fields, kind: str, found: dict[str, float]) -> None:
 
 
 def read_windows(raw: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Returns the window of each layer, from layer_types or a pattern if present, else from sliding_window and Qwen's
-    fields."""
+    """Returns the window of each layer.
+
+    It follows from layer_types or a pattern if present, else from sliding_window and Qwen's fields.
+    """
     if raw.values.get("use_bidirectional_attention") not in (None, False):
         raise raw.wrong("use_bidirectional_attention", "is set; supported is false")
     kinds = _kinds(raw, num_layers)
@@ -114,7 +118,7 @@ def read_windows(raw: Fields, num_layers: int) -> tuple[int | None, ...]:
 def _kinds(raw: Fields, num_layers: int) -> list[str] | None:
     """Returns the kind of attention of each layer, or None if the file has none.
 
-    In a pattern of n each n-th layer has no window.
+    In a pattern of n every n-th layer has full attention.
     """
     kinds = raw.values.get("layer_types")
     if kinds is not None:

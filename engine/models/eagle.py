@@ -22,7 +22,7 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import slot_width
 
 NUM_STATES = 3  # layers of the target whose hidden states are read: low, middle, high
-STATE_DTYPE = torch.bfloat16  # of these in the cache: enough for drafts, and every step writes them
+STATE_DTYPE = torch.bfloat16  # dtype of hidden states in the cache: enough for drafts, and every step writes them
 
 
 class EagleHead:
@@ -44,7 +44,7 @@ class EagleHead:
         shape = (config.vocab_size, hidden)
         self._embeddings = owned(source.get("embed_tokens.weight", shape)) if own else target.embeddings
         norms = (loader.norm(f"midlayer.{name}", hidden) for name in ("input_layernorm", "hidden_norm"))
-        # of a token's embedding and of the hidden states before it
+        # Weights of two norms: of a token's embedding and of the hidden states before it.
         self._norms = torch.stack([norm.float() for norm in norms])
         q, k, v = (f"midlayer.self_attn.{name}_proj" for name in "qkv")
         queries, keys = self._heads * self._dim, self._kv_heads * self._dim
@@ -104,8 +104,7 @@ class EagleHead:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Returns logits float32 [R, vocab of the target] of hidden [R, hidden]; minus infinity for ids that it cannot
-        propose."""
+        """Returns float32 [R, vocab of the target] of hidden [R, hidden]; -inf for ids that it cannot propose."""
         own = ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()
         if self._ids is None:
             return own

@@ -4,7 +4,7 @@ import dataclasses
 
 from sluice_server.engine.models.fields import MENDING, Fields
 
-SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # of gpt-oss's gate, fixed in the kernels
+SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # constants of gpt-oss's gate, fixed in the kernels
 COUNTS = ("num_experts", "num_local_experts")  # spellings of one field
 
 

@@ -110,4 +110,4 @@ def read_json(path: Path) -> dict[str, Json]:
 
 def is_file(path: Path) -> bool:
     """Returns whether a regular file is there: opening a pipe or a device might block for ever."""
-    return os.path.isfile(path)  # unlike `Path.is_file`, accepts names that no file can have
+    return os.path.isfile(path)  # unlike `Path.is_file`, False for names that no file can have

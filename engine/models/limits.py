@@ -8,7 +8,7 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.request import Limits
 
-TABLES_SHARE = 0.25  # of a machine's memory, for the rotary tables of all positions
+TABLES_SHARE = 0.25  # share of a machine's memory for the rotary tables of all positions
 
 
 def check_tables(model: ModelConfig, limits: Limits, memory_bytes: int) -> None:

@@ -98,11 +98,11 @@ class Model:
         return token_bytes(self.config, cache, self.slot_align)
 
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """Returns one cache tensor per layer, [num_blocks + 1, block_size, 2, kv_heads, slot_width(head_dim)] of
-        `dtype`.
+        """Returns one cache tensor per layer, all zero.
 
-        `dtype` None is the model's. Tensors are zero, as garbage could be NaN, and a masked NaN is still NaN. The last
-        block is never written: it stands for blocks that were given back.
+        Each is [num_blocks + 1, block_size, 2, kv_heads, slot_width(head_dim)] of `dtype` (None: the model's). Garbage
+        could be NaN, and a masked NaN is still NaN. The last block is never written: it stands for blocks that were
+        given back.
         """
         config, kept_as = self.config, dtype or self.dtype
         return new_layers(
@@ -127,7 +127,7 @@ class Model:
         h = self._embed(ids)
         cis, hidden_state_hooks = [table[positions] for table in self._cis], self.hidden_state_hooks
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
-            # a hook needs the states of all tokens
+            # A hook needs the hidden states of all tokens.
             is_last = num == len(self._layers) and num not in hidden_state_hooks
             layer.forward(h, cis[layer.rope], layer_cache, meta, kept if is_last else None)
             if num in hidden_state_hooks:
@@ -151,8 +151,7 @@ class Model:
 
 
 def owned(read: Tensor) -> Tensor:
-    """Returns the tensor in its own memory: a tensor read from a file may be mapped, and the file may be
-    overwritten."""
+    """Returns the tensor in its own memory, as one read from a file may be mapped and the file overwritten."""
     return read.clone() if read.device.type == "cpu" else read
 
 

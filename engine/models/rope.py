@@ -11,7 +11,7 @@ from torch import Tensor
 from sluice_server.engine.models.by_layer import RopeConfig
 from sluice_server.engine.models.config import ModelConfig
 
-PART = 1024  # positions
+PART = 1024  # positions computed at a time
 
 
 def rope_table(config: ModelConfig, num_positions: int, device: torch.device, rope: RopeConfig | None = None) -> Tensor:
@@ -22,7 +22,7 @@ def rope_table(config: ModelConfig, num_positions: int, device: torch.device, ro
     frequencies, scale = _frequencies(config, rope or config.rope)
     table = torch.empty(num_positions, len(frequencies), dtype=torch.complex64)
     scales = torch.full((min(num_positions, PART), len(frequencies)), scale)
-    # in parts that fit the CPU's cache: the table of a long context takes gigabytes
+    # In parts that fit the CPU's cache: the table of a long context takes gigabytes.
     for first in range(0, num_positions, PART):
         part = table[first : first + PART]
         angles = torch.outer(torch.arange(first, first + len(part), dtype=torch.float32), frequencies)

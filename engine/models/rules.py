@@ -17,7 +17,7 @@ class Rule:
 
     Attributes:
         low, high: the range, both included.
-        step: whole multiples of it only; 0 for any number.
+        step: only whole numbers that are multiples of it; 0 for any number.
     """
 
     low: float

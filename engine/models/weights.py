@@ -38,7 +38,7 @@ class WeightSource(Protocol):
 
 
 class PlannedWeights:
-    """Returns meta tensors of any name and shape, and records these: a model is planned without memory."""
+    """A source of meta tensors of any name and shape that records these: an 8B model is planned without memory."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}

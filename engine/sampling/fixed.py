@@ -36,10 +36,11 @@ class FixedRows:
             if biases is None
             else LogitBiases(self._on(biases.rows), self._on(biases.ids), self._on(biases.values))
         )
-        self._banned: tuple[TokenPairs, BannedTokens] | None = None  # of the step before, often reused
+        # Arguments and tensors of the step before, often reused.
+        self._banned: tuple[TokenPairs, BannedTokens] | None = None
         self._penalised: tuple[PenaltyRows, Penalties] | None = None  # likewise; updated in place
         self._masks = () if param_rows.allowed is None else (self._mask(param_rows.allowed),)
-        self._changes: LogitAdjustments | None = None  # likewise
+        self._changes: LogitAdjustments | None = None  # likewise: adjustments of the step before
 
     def rows(self, position: "np.ndarray[Any, Any]") -> Rows:
         """Returns the rows that sample tokens at these positions, int64 [R]."""

@@ -24,15 +24,15 @@ COMMON_MEMORY = 0.98  # decay of the counts over all sequences
 FADE = 0.9  # decay per choice for a sequence without drafts, so that it is tried again
 LOOK_EVERY = 4  # choices between two evaluations of the forms; doubled while these change nothing
 LOOK_MOST = 16
-PATIENCE = 8  # the same in steps, while nothing is drafted; doubled while evaluations change nothing
+PATIENCE = 8  # steps between two evaluations while nothing is drafted; doubled while these change nothing
 PATIENCE_MOST = 32
 PROBE_EVERY = 32  # steps without drafts before one sequence is drafted for as a probe; doubled after each probe
 PROBE_MOST = 1024
-PROBE_SHARE = 0.005  # of all time that probes may take: a proposer that must read first is probed less often
+PROBE_SHARE = 0.005  # share of all time for probes: a proposer that must read first is probed less often
 PROBE_LEAST_OFTEN = 8192
 PROBE_LENGTH = 2
 STEP_WEIGHT = 0.1  # weight of the newest step's time
-# weight in the share of drafts found, of a probe that found one; other probes weigh little
+# Weight in the share of drafts found, of a probe that found one; other probes weigh little.
 PROBE_WEIGHT = 0.5
 NEW_SHARE = 0.25  # share of new rows at which the forms are evaluated at once
 PRIOR_RESCUE = 0.3  # share of wrong drafts that one of their alternatives replaces; assumed before measurements
@@ -174,7 +174,7 @@ class SpeculationController:
             self._next_look = min(self._next_look, self._num_idle + 1)
 
     def drafted(self, asked: Sequence[int], seconds: float, *, num_read: int) -> None:
-        """Records the seconds that drafting took.
+        """Records the seconds that drafting took, reading included.
 
         Args:
             asked: draft lengths of the sequences that were drafted for.

@@ -13,7 +13,7 @@ TRUST = 4  # measurements that make an entry count
 WEIGHT = 0.1  # weight of the newest measurement after that
 OUTLIER = 1.5  # measurements are clipped to this multiple of the mean
 FRESH = 1024  # measurements of others after which an entry should be measured again
-LIFE = 4096  # measurements of others after which an entry is forgotten
+LIFE = 4096  # measurements of others after which an entry is dropped
 
 
 @dataclasses.dataclass(slots=True)
@@ -94,7 +94,7 @@ def _between(points: list[tuple[int, float]], size: int) -> float:
         return 0.0
     if len(points) == 1:
         return _beside(*points[0], size)
-    # index of the first point that is as large, or of the last
+    # Index of the first point that is as large, or of the last.
     at = max(1, min(bisect_left(points, (size, 0.0)), len(points) - 1))
     (left, low), (right, high) = points[at - 1], points[at]
     return max(low + (high - low) * (size - left) / (right - left), 0.0)

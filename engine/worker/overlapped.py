@@ -28,7 +28,7 @@ from sluice_server.engine.worker.steps import BAD, RecordedStep, UniformRows, Un
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN = -1  # the device has no token of the slot that the host did not send
+UNKNOWN = -1  # the device has written no token of the slot itself
 
 
 class InFlightDrafts(NamedTuple):
@@ -115,7 +115,7 @@ class OverlappedRunner:
         self._prefixes = prefixes
         num_slots = len(state.tokens)
         self._is_plain = [False] * num_slots  # whether the slot needs nothing but sampling
-        self._ahead = [UNKNOWN] * num_slots  # position of the token that the device has written itself
+        self._ahead = [UNKNOWN] * num_slots  # position of the newest token that the device has written itself
         self._last: LaunchedStep | None = None
         self._num_steps = 0
 

@@ -1,9 +1,9 @@
-"""Steps whose rows compute few tokens each and sample behind every one, without the host: inputs, forward and sampling.
+"""Computes steps on the device alone: inputs, forward pass and sampling.
 
-A step's inputs are on the device already or staged beforehand. Its shape selects the recorded step. Sampled tokens are
-written to the slots' rows at once, so the next step can be launched before the host reads them. In trees, the keys and
-values of accepted drafts move to the positions that they would have in a chain. Input: row numbers; requests are known
-to the scheduler only.
+The rows of such a step compute few tokens each and sample behind every one. Inputs are on the device already or staged
+beforehand; the step's shape selects the recorded step. Sampled tokens are written to the slots' rows at once, so the
+next step can be launched before the host reads them. In trees, the keys and values of accepted drafts move to the
+positions that they would have in a chain. Takes slots and numbers, not requests.
 """
 
 import dataclasses

@@ -158,8 +158,10 @@ class LayerLoader:
         return weight * norm if norm is not None and self._folds else weight
 
     def head(self, name: str, shape: tuple[int, int], norm: Tensor) -> PackedLinear:
-        """Returns the packed projection [vocabulary, hidden] to logits; its errors affect logits directly, so it is
-        `precise`."""
+        """Returns the packed projection [vocabulary, hidden] to logits.
+
+        It is `precise`, as its errors reach the logits directly.
+        """
         weight = self._weight(name, *shape, 0)
         if not isinstance(weight, Tensor):
             return self._keep(weight, None, gated=False)

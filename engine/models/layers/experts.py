@@ -1,6 +1,6 @@
 """Mixture-of-experts MLPs (Shazeer et al.
 
-2017): a router chooses experts per token and their outputs are weighted and added.
+2017): a router chooses experts per token; their outputs are weighted and added.
 
 Two forms. `SeparateExperts` multiplies expert by expert with the linears of a dense layer, whose rows do not depend on
 other tokens. `StackedExperts` uses kernels that take all experts at once, so that the host does not wait for the
@@ -40,8 +40,7 @@ class Router:
         return dataclasses.replace(self, linear=self.linear.fixed())
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns experts and their weights [T, per_token] for logits [T, experts]; see
-        `kernels.reference.moe.route`."""
+        """Returns experts and weights [T, per_token] for logits [T, experts]; see `kernels.reference.moe.route`."""
         return ops.route(logits, self.per_token, renormalises=self.renormalises)
 
 

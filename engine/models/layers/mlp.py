@@ -15,8 +15,7 @@ class Mlp(Protocol):
     """Gated linears behind a norm."""
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
-        """Computes h [T, hidden] (float32) += mlp(norm(h)) in place; the sum adds a norm of the result if there is
-        one."""
+        """Computes h [T, hidden] (float32) += mlp(norm(h)) in place; adds a norm of the output if it has one."""
 
     def fixed(self) -> Self:
         """Returns the batch-invariant form: no row's bits depend on other rows. Slower where schedules change."""

@@ -1,4 +1,4 @@
-"""Names the memory allocator of this process and returns freed memory to the system.
+"""Names the memory allocator of this process, and gives freed memory back to the system.
 
 The allocator is a preloaded one or the C library's own.
 """
@@ -22,7 +22,7 @@ def allocator(maps: Path = MAPS) -> str:
 
 
 def give_back() -> None:
-    """Returns to the system the freed memory that the C library keeps.
+    """Gives the freed memory that the C library keeps back to the system.
 
     The library does so by itself only at the end of its heap. Measured: an engine that had rounded 474M parameters to 8
     bits kept 1.3 GB of their float32 form.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
-THREADS_A_CORE = 4  # at most: more threads only wait for each other; also a guard against mistyped numbers
+THREADS_A_CORE = 4  # limit of settings: more threads only wait for each other; guards against mistyped numbers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

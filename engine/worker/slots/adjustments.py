@@ -31,11 +31,11 @@ class SlotAdjustments:
         self._vocab_size = vocab_size
         self._histories = TokenHistories()
         self._history: dict[int, TokenHistory] = {}
-        # repetition, presence, frequency
+        # Repetition, presence, frequency penalty; same keys as `_history`.
         self._strengths: dict[int, tuple[float, float, float]] = {}
         self._bias: dict[int, LogitBiasRows] = {}  # rows are zeros: each entry is of one slot
         self._allowed: dict[int, Bits] = {}
-        self._penalised: Penalised | None = None  # of the slots that sampled last, while none of them is reset
+        self._penalised: Penalised | None = None  # cache for the slots that sampled last; cleared by `reset`
 
     def reset(self, placement: Placement) -> None:
         """Replaces the state of the slot's former sequence."""

@@ -38,7 +38,7 @@ class SlotBannedTokens:
         self._ends: dict[int, tuple[int, Ints]] = {}  # position, ids that are banned before it
         self._bad_ids: dict[int, Ints] = {}
         self._bad_words: dict[int, BadWords] = {}
-        self._banned: BannedTokenRows | None = None  # of the slots that sampled last, while none of them is reset
+        self._banned: BannedTokenRows | None = None  # cache for the slots that sampled last; cleared by `reset`
 
     def reset(self, placement: Placement) -> None:
         """Replaces the state of the slot's former sequence."""

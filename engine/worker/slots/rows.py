@@ -50,8 +50,8 @@ class SlotRows:
         self._adjustments = SlotAdjustments(vocab_size)
         self._banned_tokens = SlotBannedTokens()
         self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers)
-        self.listening: dict[int, list[TokenListener]] = {}  # by slot: what follows its tokens
-        # by slots that sampled; cleared by `reset`
+        self.listening: dict[int, list[TokenListener]] = {}  # by slot: listeners that follow its tokens
+        # By slots that sampled; cleared by `reset`.
         self._fixed: dict[tuple[int, ...], SamplingParamRows] = {}
 
     def reset(self, placement: Placement) -> None:

@@ -39,7 +39,7 @@ def cuda_room(
 
 
 def give_back_unused() -> None:
-    """Returns the memory that torch caches for later tensors, so that the device's free memory can be measured."""
+    """Releases the memory that torch caches for later tensors, so that the device's free memory can be measured."""
     gc.collect()
     torch.cuda.empty_cache()
 

@@ -13,7 +13,7 @@ from sluice_server.engine.models.fields import invalid_model
 from sluice_server.engine.speculation.drafters import Drafter
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
-NUM_TOKENS = 4  # enough for attention over other tokens, and hardly more work than one
+NUM_TOKENS = 4  # enough for attention over other tokens, hardly more work than one
 
 
 def check_trial(directory: Path, model: Drafter, cache: list[Tensor], block_size: int, token: int = 0) -> None:
