@@ -1,1 +1,1 @@
-"""Architectures, weight loading and layers. Knows nothing of batching policy, requests or text."""
+"""Architectures, weight loading and layers. Independent of scheduling, requests and text."""

@@ -1,6 +1,7 @@
-"""The architectures that are supported, as what each does differently from the decoder that all of them share.
+"""The supported architectures, as traits: what each does differently from the shared decoder.
 
-Takes a checkpoint's config, gives a style. A new architecture is a function here and a row of the registry's table.
+Each function takes a checkpoint's config and returns traits. A new architecture needs a function here and a row in the
+registry's table.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from sluice_server.engine.models.traits import ArchitectureTraits, ExpertTraits
 def llama(config: ModelConfig) -> ArchitectureTraits:
     """Llama 1 to 3 (Touvron et al. 2023; Grattafiori et al. 2024): the plain form that the shared layers implement.
 
-    Full attention in every layer; biases only where the checkpoint says so.
+    Full attention in every layer; biases only where the checkpoint has them.
     """
     return ArchitectureTraits(
         windows=(None,) * config.num_layers,
@@ -26,7 +27,7 @@ def llama(config: ModelConfig) -> ArchitectureTraits:
 def mistral(config: ModelConfig) -> ArchitectureTraits:
     """Mistral (Jiang et al. 2023): Llama with a sliding window.
 
-    No biases; the window of the checkpoint, where it has one.
+    No biases; the window of the checkpoint, if it has one.
     """
     return ArchitectureTraits(windows=config.windows)
 
@@ -34,7 +35,7 @@ def mistral(config: ModelConfig) -> ArchitectureTraits:
 def mixtral(config: ModelConfig) -> ArchitectureTraits:
     """Mixtral (Jiang et al. 2024): Mistral with experts in every layer.
 
-    No biases; the window of the checkpoint, where it has one; shares add up to 1.
+    No biases; the window of the checkpoint, if it has one; expert weights of a token add up to 1.
     """
     at = "block_sparse_moe"
     experts = ExpertTraits(f"{at}.gate", f"{at}.experts", gate="w1", up="w3", down="w2", renormalises=True)
@@ -44,7 +45,7 @@ def mixtral(config: ModelConfig) -> ArchitectureTraits:
 def qwen2(config: ModelConfig) -> ArchitectureTraits:
     """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on query, key and value.
 
-    Biases on the three input projections; a window in the upper layers where it is switched on.
+    Biases on the three input projections; a window in the upper layers where it is enabled.
     """
     return ArchitectureTraits(windows=config.windows, qkv_bias=True)
 
@@ -52,7 +53,7 @@ def qwen2(config: ModelConfig) -> ArchitectureTraits:
 def qwen3(config: ModelConfig) -> ArchitectureTraits:
     """Qwen3 (Yang et al. 2025): Llama with a norm on each query and key head.
 
-    Head norms; biases only where the checkpoint says so.
+    Head norms; biases only where the checkpoint has them.
     """
     return ArchitectureTraits(
         windows=config.windows,
@@ -63,9 +64,9 @@ def qwen3(config: ModelConfig) -> ArchitectureTraits:
 
 
 def qwen3_moe(config: ModelConfig) -> ArchitectureTraits:
-    """Qwen3 with experts (Yang et al. 2025): Qwen3 whose MLPs, or some of them, are chosen token by token.
+    """Qwen3 with experts (Yang et al. 2025): Qwen3 in which all or some MLPs are routed experts.
 
-    Shares add up to 1 where the checkpoint says so.
+    Expert weights of a token add up to 1 if the checkpoint says so.
     """
     renormalises = config.experts is not None and config.experts.renormalises
     return dataclasses.replace(qwen3(config), experts=ExpertTraits(renormalises=renormalises))
@@ -74,7 +75,7 @@ def qwen3_moe(config: ModelConfig) -> ArchitectureTraits:
 def gemma(config: ModelConfig) -> ArchitectureTraits:
     """Gemma (Gemma Team 2024, arXiv 2403.08295): Llama with norms around one, scaled embeddings and a GELU gate.
 
-    What all Gemmas have; biases only where the checkpoint says so.
+    The common part of all Gemmas; biases only where the checkpoint has them.
     """
     return ArchitectureTraits(
         windows=config.windows,
@@ -88,7 +89,7 @@ def gemma(config: ModelConfig) -> ArchitectureTraits:
 def gemma2(config: ModelConfig) -> ArchitectureTraits:
     """Gemma 2 (Gemma Team 2024, arXiv 2408.00118): windows in every other layer, norms before and behind, soft-caps.
 
-    Gemma's, with a scale of its own for the scores, and with caps where the checkpoint has them.
+    Gemma with its own scale of attention scores, and with caps where the checkpoint has them.
     """
     return dataclasses.replace(
         gemma(config),
@@ -100,11 +101,10 @@ def gemma2(config: ModelConfig) -> ArchitectureTraits:
 
 
 def gemma3(config: ModelConfig) -> ArchitectureTraits:
-    """Gemma 3's text model (Gemma Team 2025, arXiv 2503.19786): Gemma 2 with head norms, and another rotary base in
-    layers with a window. It has no caps; a checkpoint that asks for one of the scores is refused, as its reference
-    ignores it.
+    """Gemma 3's text model (Gemma Team 2025, arXiv 2503.19786): Gemma 2 with norms of query and key heads.
 
-    Gemma 2's with norms of query and key heads. Raises ServiceError UNIMPLEMENTED.
+    Layers with a window have another rotary base. There are no soft-caps: for a cap of attention scores it raises
+    ServiceError UNIMPLEMENTED, as the reference implementation ignores it.
     """
     if config.score_cap:
         text = f"attn_logit_softcapping is {config.score_cap}; Gemma 3 is supported without"
@@ -113,9 +113,9 @@ def gemma3(config: ModelConfig) -> ArchitectureTraits:
 
 
 def gpt_oss(config: ModelConfig) -> ArchitectureTraits:
-    """gpt-oss (OpenAI 2025): experts with a gate and biases of their own, and attention that may look at nothing.
+    """gpt-oss (OpenAI 2025): experts with their own gate and biases, and attention with sinks.
 
-    A sink of each head; experts in every layer; a window in every other.
+    A sink per head; experts in every layer; a window in every other layer.
     """
     experts = ExpertTraits(router="mlp.router", renormalises=True, activation="clamped", is_turned=True)
     bias = config.attention_bias

@@ -1,6 +1,6 @@
-"""What a config.json leaves unsaid, by architecture: values that published files rely on where a field is missing.
+"""Defaults of fields missing from a config.json, by architecture: published files rely on them.
 
-Stdlib only. Fields whose meaning is the same everywhere have their defaults where they are read.
+Depends on the standard library only. Fields with one meaning everywhere have their defaults where they are read.
 """
 
 from collections.abc import Mapping

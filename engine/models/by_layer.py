@@ -1,6 +1,6 @@
-"""What a checkpoint's config.json says of its layers one by one: sliding windows, and how positions are rotated.
+"""Reads the per-layer fields of a checkpoint's config.json: sliding windows and rotary embeddings.
 
-Stdlib only. Takes the file as data, gives values; errors name file, field and value.
+Takes the file as data, gives values; errors name file, field and value. Depends on the standard library only.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from sluice_server.engine.models.fields import MENDING, Fields, Json, shown
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 FULL, WINDOWED = "full_attention", "sliding_attention"
-PARAMETERS = (  # of scalings, by `engine.models.rules`
+PARAMETERS = (  # parameters of scalings; their ranges are in `engine.models.rules`
     "factor",
     "original_max_position_embeddings",
     "low_freq_factor",
@@ -21,7 +21,7 @@ PARAMETERS = (  # of scalings, by `engine.models.rules`
     "mscale",
     "mscale_all_dim",
 )
-# Of two parameters of a scaling the first must be the greater one: their names and what they are where they are absent.
+# Pairs of parameters of which the first must be the greater one, with their defaults.
 ORDERED = {
     "llama3": (("high_freq_factor", 4.0), ("low_freq_factor", 1.0)),
     "yarn": (("beta_fast", 32.0), ("beta_slow", 1.0)),
@@ -30,22 +30,22 @@ ORDERED = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding: base and one of the scalings default, linear, llama3, yarn with its parameters."""
+    """Rotary embedding: base, and one of the scalings default, linear, llama3, yarn with its parameters."""
 
     theta: float = 10_000.0
     kind: str = "default"
     parameters: tuple[tuple[str, float], ...] = ()
 
     def get(self, name: str, default: float | None = None) -> float:
-        """A parameter of the scaling. Raises KeyError when it is absent and has no default."""
+        """Returns a parameter of the scaling. Raises KeyError if it is absent and has no default."""
         found = dict(self.parameters)
         return found[name] if default is None else found.get(name, default)
 
 
 def read_ropes(raw: Fields) -> tuple[RopeConfig, RopeConfig | None]:
-    """Of all layers, and of those with a window where it is another.
+    """Returns the rotary embedding of all layers, and that of layers with a window if it differs.
 
-    Three spellings: rope_parameters by kind of layer (newest) or for all, rope_theta with rope_scaling (oldest).
+    Three spellings exist: rope_parameters by kind of layer (newest) or for all, rope_theta with rope_scaling (oldest).
     """
     raw.number("partial_rotary_factor", 1.0)
     newer = raw.values.get("rope_parameters")
@@ -59,7 +59,7 @@ def read_ropes(raw: Fields) -> tuple[RopeConfig, RopeConfig | None]:
 
 
 def _rope(raw: Fields, scaling: Json, name: str, theta_field: str) -> RopeConfig:
-    """`scaling` is what the file has under `name`; `theta_field` holds the base where that does not."""
+    """Reads one rotary embedding. `scaling` is the value of `name`; `theta_field` holds the base if that does not."""
     if scaling is not None and not isinstance(scaling, dict):
         raise raw.wrong(name, f"is {shown(scaling)}; it must be an object: {MENDING}")
     own = Fields(raw.path, scaling or {}, f"{name}.")
@@ -79,7 +79,10 @@ def _rope(raw: Fields, scaling: Json, name: str, theta_field: str) -> RopeConfig
 
 
 def _check_order(own: Fields, kind: str, found: dict[str, float]) -> None:
-    """Raises ServiceError where what is between two wavelengths, or two numbers of rotations, is nothing."""
+    """Raises ServiceError if the bounds of an interpolation are not in order.
+
+    They are two wavelengths or two numbers of rotations, see `ORDERED`.
+    """
     if kind not in ORDERED:
         return
     (upper, most), (lower, least) = ORDERED[kind]
@@ -89,7 +92,10 @@ def _check_order(own: Fields, kind: str, found: dict[str, float]) -> None:
 
 
 def read_windows(raw: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Per layer, from layer_types or a pattern where given, else from sliding_window and the Qwen switches."""
+    """Returns the window of each layer.
+
+    It follows from layer_types or a pattern if present, else from sliding_window and Qwen's fields.
+    """
     if raw.values.get("use_bidirectional_attention") not in (None, False):
         raise raw.wrong("use_bidirectional_attention", "is set; supported is false")
     kinds = _kinds(raw, num_layers)
@@ -110,7 +116,10 @@ def read_windows(raw: Fields, num_layers: int) -> tuple[int | None, ...]:
 
 
 def _kinds(raw: Fields, num_layers: int) -> list[str] | None:
-    """What attention each layer has; None where the file does not say. Of a pattern of n the n-th layers see all."""
+    """Returns the kind of attention of each layer, or None if the file has none.
+
+    In a pattern of n every n-th layer has full attention.
+    """
     kinds = raw.values.get("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list):

@@ -1,6 +1,6 @@
-"""A checkpoint's config.json and generation_config.json, parsed as data into one frozen value.
+"""Parses a checkpoint's config.json and generation_config.json as data into one frozen value.
 
-Stdlib only: processes that never see a tensor read it too. Nothing named in a file is ever imported or run
+Depends on the standard library only, as processes without torch read it too. Nothing named in a file is imported or run
 (auto_map and trust_remote_code have no effect). Errors name file, field and value.
 """
 
@@ -24,20 +24,21 @@ from sluice_server.engine.request import Limits, SamplingParams
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder-only transformer.
+    """The configuration of a decoder-only transformer.
 
     Attributes:
         head_dim: may differ from hidden_size / num_heads.
         windows: per layer, the sliding window in tokens, or None for full attention.
         eos_ids: ids that end an output, of both files.
-        defaults: what generation_config.json says, else what is neutral. Temperature 0 when it says do_sample: false.
-        stored: how matrices are stored that somebody has quantised before; None if none are.
-        experts: of layers whose MLP is a choice of them; None if there are none.
-        activation: of the MLP's gate: silu, gelu_tanh for GELU by its approximation, or one that is not supported.
-        local_rope: of layers with a window, where it is another than that of all.
-        query_scalar: scores are divided by its root; None where the file says nothing of it.
-        score_cap, logit_cap: soft-caps of attention's scores and of the logits; 0 for none. These and the scalar are
-            read of any file, and used where the architecture does.
+        defaults: sampling parameters of generation_config.json, else neutral ones; temperature 0 if it says do_sample:
+            false.
+        stored: the format of matrices of a quantised checkpoint; None if it has none.
+        experts: of layers with routed experts; None if there are none.
+        activation: of the MLP's gate: silu, gelu_tanh for GELU's tanh approximation, or an unsupported name as it is.
+        local_rope: rotary embedding of layers with a window, if it differs from `rope`.
+        query_scalar: attention scores are divided by its root; None if the file has none.
+        score_cap, logit_cap: soft-caps of attention scores and of logits; 0 for none. These and the scalar are read
+            from any file, and used where the architecture does.
     """
 
     architecture: str
@@ -69,12 +70,12 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """The shape of an EAGLE-3 head.
+    """The configuration of an EAGLE-3 head.
 
     Attributes:
         layer: of its only layer; the vocabulary is the target's.
         draft_vocab_size: ids that it can propose.
-        behind: layers of the target behind which it reads hidden states; empty: as published heads do by default.
+        behind: layers of the target behind which it reads hidden states; empty: the default of published heads.
     """
 
     layer: ModelConfig
@@ -86,11 +87,11 @@ MAX_EOS_IDS = 1024
 ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
-}  # of a file → of `kernels.reference.elementwise`
+}  # name in files → name in `kernels.reference.elementwise`
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read a checkpoint directory. Raises ServiceError MODEL_INVALID naming file, field and value."""
+    """Reads a checkpoint directory. Raises ServiceError MODEL_INVALID naming file, field and value."""
     path = directory / "config.json"
     values = read_json(path)
     generation_path = directory / "generation_config.json"
@@ -134,7 +135,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def read_head_config(directory: Path) -> HeadConfig:
-    """Read the directory of an EAGLE-3 head. Raises ServiceError as `read_config`."""
+    """Reads the directory of an EAGLE-3 head. Raises ServiceError like `read_config`."""
     layer = read_config(directory)
     raw = Fields(directory / "config.json", read_json(directory / "config.json"))
     if layer.num_layers != 1:
@@ -148,16 +149,16 @@ def read_head_config(directory: Path) -> HeadConfig:
 
 
 def _activation(raw: Fields, architecture: str) -> str:
-    """Of the gate, in the kernels' words where they have it; `hidden_activation` is the newer name."""
+    """Returns the gate's activation, by the kernels' name if supported. `hidden_activation` is the newer field."""
     name = "hidden_act" if raw.values.get("hidden_activation") is None else "hidden_activation"
     value = raw.string(name, "silu")
-    if architecture == "GemmaForCausalLM" and value == "gelu":  # and means its approximation
+    if architecture == "GemmaForCausalLM" and value == "gelu":  # this file means the tanh approximation
         return "gelu_tanh"
     return ACTIVATIONS.get(value, value)
 
 
 def _heads(raw: Fields) -> tuple[int, int]:
-    """Of queries, and of keys and values, each of which serves as many queries as the others."""
+    """Returns the number of query heads and of key/value heads; the second must divide the first."""
     heads = raw.integer("num_attention_heads")
     kv_heads = raw.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -167,8 +168,11 @@ def _heads(raw: Fields) -> tuple[int, int]:
 
 
 def _behind(raw: Fields) -> tuple[int, ...]:
-    """Both spellings: at the top the number of layers behind which states are read, in eagle_config the last of them,
-    counted from 0."""
+    """Returns the layers behind which hidden states are read; they are spelled in two ways.
+
+    At the top level a number counts the layers before the hidden states; in eagle_config it is the index of the last of
+    these layers, from 0.
+    """
     nested = raw.values.get("eagle_config")
     fields, more = (nested, 1) if isinstance(nested, dict) else (raw.values, 0)
     found = fields.get("eagle_aux_hidden_state_layer_ids")
@@ -181,7 +185,7 @@ def _behind(raw: Fields) -> tuple[int, ...]:
 
 
 def _eos_ids(vocab_size: int, *files: Fields) -> tuple[int, ...]:
-    """Of all files, each id once. Raises ServiceError for one that the logits do not have."""
+    """Returns the ids of all files, each once. Raises ServiceError for an id outside the vocabulary."""
     ids = dict.fromkeys(token for file in files for token in _ids_of(file, vocab_size))
     if len(ids) > MAX_EOS_IDS:
         raise files[0].wrong("eos_token_id", f"names {len(ids)} ids; at most {MAX_EOS_IDS} are served: {MENDING}")
@@ -198,7 +202,7 @@ def _ids_of(file: Fields, vocab_size: int) -> Iterator[int]:
 
 
 def _defaults(generation: Fields, limits: Limits) -> SamplingParams:
-    """Within what a client may ask for, as these are what it gets."""
+    """Returns the default sampling parameters, checked against the same limits as a client's."""
     found: dict[str, Any] = {row.name: value for row in FROM_MODEL if (value := _default(row, generation)) is not None}
     if generation.values.get("do_sample") is not None and not generation.boolean("do_sample", True):
         found["temperature"] = 0.0
@@ -211,9 +215,9 @@ def _defaults(generation: Fields, limits: Limits) -> SamplingParams:
 
 
 def _default(row: Number, generation: Fields) -> float | None:
-    """None where the file is silent."""
+    """Returns the value of one parameter, or None if the file has none."""
     if generation.values.get(row.name) is None:
         return None
     if row.type is float:
         return generation.number(row.name, row.neutral)
-    return max(0, generation.integer(row.name))  # -1 keeps all, as other engines have it
+    return max(0, generation.integer(row.name))  # -1 keeps all, as in other engines

@@ -1,8 +1,9 @@
-"""An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840): one decoder layer that reads a token together with what the
-target thought before it, and guesses what the target says next. Loads the published checkpoint layout.
+"""An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840): one decoder layer that drafts the target's next tokens.
 
-Its own keys and values lie in cache blocks beside the target's, and so do the target's hidden states behind three of
-its layers, which the target's forward writes there. Where the target has not been yet, the head reads its own states.
+It reads a token together with the target's hidden states at the position before. Loads the published checkpoint layout.
+Its keys and values lie in cache blocks beside the target's. So do the target's hidden states behind three of its
+layers; the target's forward pass writes them. Where the target has computed none yet, the head reads its own hidden
+states.
 """
 
 from pathlib import Path
@@ -20,12 +21,12 @@ from sluice_server.kernels import ops
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import slot_width
 
-NUM_STATES = 3  # hidden states of the target that are read: low, middle, high
-STATE_DTYPE = torch.bfloat16  # of these in the cache: guesses need no more, and every step writes them
+NUM_STATES = 3  # layers of the target whose hidden states are read: low, middle, high
+STATE_DTYPE = torch.bfloat16  # dtype of hidden states in the cache: enough for drafts, and every step writes them
 
 
 class EagleHead:
-    """Weights of one head, packed for its target's device.
+    """The weights of one head, packed for its target's device.
 
     Attributes:
         behind: numbers of the target's layers behind which its hidden states are read.
@@ -43,7 +44,8 @@ class EagleHead:
         shape = (config.vocab_size, hidden)
         self._embeddings = owned(source.get("embed_tokens.weight", shape)) if own else target.embeddings
         norms = (loader.norm(f"midlayer.{name}", hidden) for name in ("input_layernorm", "hidden_norm"))
-        self._norms = torch.stack([norm.float() for norm in norms])  # of a token and of what was thought before it
+        # Weights of two norms: of a token's embedding and of the hidden states before it.
+        self._norms = torch.stack([norm.float() for norm in norms])
         q, k, v = (f"midlayer.self_attn.{name}_proj" for name in "qkv")
         queries, keys = self._heads * self._dim, self._kv_heads * self._dim
         parts = [(q, queries), (k, keys), (v, keys)]
@@ -62,14 +64,16 @@ class EagleHead:
         self.num_parameters = source.num_parameters
 
     def token_bytes(self, cache: torch.dtype) -> int:
-        """Bytes that `new_cache` of that dtype keeps of one token."""
+        """Returns the bytes per token of a `new_cache` of that dtype."""
         return (
             token_bytes(self.config, cache, self._align) + NUM_STATES * self.config.hidden_size * STATE_DTYPE.itemsize
         )
 
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
-        """Keys and values as `Model.new_cache`; the target's hidden states, bfloat16 [num_blocks + 1, block_size,
-        3 hidden]."""
+        """Returns two tensors: keys and values as in `Model.new_cache`, and the target's hidden states.
+
+        The second is bfloat16 [num_blocks + 1, block_size, 3 hidden].
+        """
         shape = (num_blocks + 1, block_size)
         return [
             zeros((*shape, 2, self._kv_heads, slot_width(self._dim, dtype, self._align)), dtype, self.device),
@@ -78,11 +82,11 @@ class EagleHead:
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
-        """Hidden states [T, hidden] (float32).
+        """Returns hidden states [T, hidden] (float32).
 
         Args:
             ids: int64 [T], the token behind each position.
-            states: [T, hidden] (float32) of the head itself at the positions before, which are used up; None where the
+            states: [T, hidden] (float32) of the head itself at the positions before, overwritten; None where the
                 target's are in the cache.
         """
         if states is None:
@@ -100,7 +104,7 @@ class EagleHead:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, hidden] → float32 [R, vocab of the target]; minus infinity where it can propose nothing."""
+        """Returns float32 [R, vocab of the target] of hidden [R, hidden]; -inf for ids that it cannot propose."""
         own = ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()
         if self._ids is None:
             return own
@@ -108,18 +112,18 @@ class EagleHead:
 
 
 def load_head(directory: Path, target: Model, num_positions: int, pack: Pack) -> EagleHead:
-    """Read a head's directory. Raises ServiceError MODEL_INVALID naming file and tensor."""
+    """Reads a head's directory. Raises ServiceError MODEL_INVALID naming file and tensor."""
     config = read_head_config(directory)
     return EagleHead(config, Checkpoint(directory, target.dtype, target.device), target, num_positions, pack)
 
 
 def default_behind(num_layers: int) -> tuple[int, ...]:
-    """Behind which layers published heads read, where they do not say."""
+    """Returns the layers behind which published heads read if their config does not say."""
     return (2, num_layers // 2, num_layers - 3)
 
 
 def _ids_of(source: Checkpoint, head: HeadConfig) -> Tensor | None:
-    """The target's id of each that the head can propose; None if they are the same. Stored as differences."""
+    """Returns the target's id of each id of the head, or None if they are the same. The file stores differences."""
     if not source.has("d2t"):
         return None
     num = head.draft_vocab_size

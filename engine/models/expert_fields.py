@@ -1,21 +1,23 @@
-"""What config.json says of layers whose MLP is a choice of experts. Stdlib only."""
+"""Reads the fields of config.json on routed experts. Depends on the standard library only."""
 
 import dataclasses
 
 from sluice_server.engine.models.fields import MENDING, Fields
 
-SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # of gpt-oss's gate: what kernels have
+SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # constants of gpt-oss's gate, fixed in the kernels
 COUNTS = ("num_experts", "num_local_experts")  # spellings of one field
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """Attributes:
-    num: experts of a layer.
-    per_token: experts that a token takes.
-    intermediate_size: of one expert.
-    renormalises: whether a token's shares are made to add up to 1, where the architecture leaves it open.
-    layers: per layer, whether it has experts; the others are dense.
+    """Routed experts of a model.
+
+    Attributes:
+        num: experts of a layer.
+        per_token: experts that a token is routed to.
+        intermediate_size: of one expert.
+        renormalises: whether a token's expert weights are scaled to add up to 1, where the architecture leaves it open.
+        layers: per layer, whether it has experts; the others are dense.
     """
 
     num: int
@@ -26,7 +28,7 @@ class ExpertsConfig:
 
 
 def read_experts(raw: Fields, num_layers: int) -> ExpertsConfig | None:
-    """None where there are none. Raises ServiceError MODEL_INVALID."""
+    """Returns the experts, or None if there are none. Raises ServiceError MODEL_INVALID."""
     name = next((name for name in COUNTS if raw.values.get(name) not in (None, 0)), None)
     if name is None:
         return None
@@ -46,7 +48,7 @@ def read_experts(raw: Fields, num_layers: int) -> ExpertsConfig | None:
 
 
 def _layers(raw: Fields, num_layers: int) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`th, but for those of `mlp_only_layers`."""
+    """Returns which layers have experts: every `decoder_sparse_step`th, except those of `mlp_only_layers`."""
     step, dense = raw.integer("decoder_sparse_step", 1), raw.values.get("mlp_only_layers")
     dense = [] if dense is None else dense
     if not isinstance(dense, list) or not all(type(one) is int and 0 <= one < num_layers for one in dense):

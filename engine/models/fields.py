@@ -1,4 +1,4 @@
-"""A JSON file of a checkpoint as data: typed getters whose errors name file, field, value and rule. Stdlib only."""
+"""Typed getters over a checkpoint's JSON file; errors name file, field, value and rule. Standard library only."""
 
 import json
 import os
@@ -10,19 +10,19 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.rules import RULES
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
-MAX_JSON_BYTES = 64 << 20  # the index of the largest checkpoints has 10
+MAX_JSON_BYTES = 64 << 20  # the index of the largest checkpoints has 10 MiB
 MENDING = "correct the file, or download it again"
 _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxother = 80
 
 
 def invalid_model(path: Path, message: str) -> ServiceError:
-    """A checkpoint that cannot be served."""
+    """Returns the error MODEL_INVALID, for a checkpoint that cannot be served."""
     return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{path}: {message}")
 
 
 def shown(value: object) -> str:
-    """A value of a file as errors show it: a few words, however much there is."""
+    """Returns a value of a file for an error message, shortened to a few words."""
     return _brief.repr(value)
 
 
@@ -38,18 +38,18 @@ class Fields:
         return invalid_model(self.path, f"{self._prefix}{name} {message}")
 
     def must_be(self, name: str, what: object) -> ServiceError:
-        """The error of a value that is not what it must be."""
+        """Returns the error for a value that is not `what`."""
         return self.wrong(name, f"is {shown(self.values.get(name))}; it must be {what}: {MENDING}")
 
     def within(self, name: str) -> "Fields":
-        """The object under that name."""
+        """Returns the object under that name."""
         value = self.values.get(name)
         if not isinstance(value, dict):
             raise self.must_be(name, "an object")
         return Fields(self.path, value, f"{self._prefix}{name}.")
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """By its rule; null is absent."""
+        """Returns an integer, checked by its rule; null counts as absent."""
         value = self.values.get(name)
         if value is None and default is not None:
             value = default
@@ -59,7 +59,7 @@ class Fields:
         return cast("int", value)
 
     def number(self, name: str, default: float) -> float:
-        """By its rule; null is absent."""
+        """Returns a number, checked by its rule; null counts as absent."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -68,7 +68,7 @@ class Fields:
         return float(cast("float", value))
 
     def maybe(self, name: str) -> float | None:
-        """A number by its rule, if there is one."""
+        """Returns a number, checked by its rule, or None if absent."""
         return None if self.values.get(name) is None else self.number(name, 0.0)
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -87,7 +87,7 @@ class Fields:
 
 
 def read_json(path: Path) -> dict[str, Json]:
-    """The object that a file holds. Raises ServiceError MODEL_INVALID for whatever else may lie there."""
+    """Returns the object in a JSON file. Raises ServiceError MODEL_INVALID if it is missing or holds anything else."""
     if not os.path.lexists(path):
         raise invalid_model(
             path, "is missing; a checkpoint directory holds config.json, tokenizer.json and *.safetensors"
@@ -101,7 +101,7 @@ def read_json(path: Path) -> dict[str, Json]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise invalid_model(path, f"is nested too deeply: {MENDING}") from None
-    except (OSError, ValueError) as error:  # ValueError: no JSON, no UTF-8, or a number of thousands of digits
+    except (OSError, ValueError) as error:  # ValueError: not JSON, not UTF-8, or a number with thousands of digits
         raise invalid_model(path, f"cannot be read as JSON ({type(error).__name__}): {MENDING}") from error
     if not isinstance(value, dict):
         raise invalid_model(path, f"does not hold a JSON object: {MENDING}")
@@ -109,5 +109,5 @@ def read_json(path: Path) -> dict[str, Json]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a regular file is there; opening a pipe or a device might take for ever."""
-    return os.path.isfile(path)  # as `Path.is_file`, but for names that no file can have
+    """Returns whether a regular file is there: opening a pipe or a device might block for ever."""
+    return os.path.isfile(path)  # unlike `Path.is_file`, False for names that no file can have

@@ -1,6 +1,6 @@
-"""What a model and the settings allow together: the one `Limits` value that every stage of a service derives alike.
+"""Derives `Limits` from the model and the settings; every stage of a service derives the same value.
 
-Stdlib only, as every stage needs it.
+Depends on the standard library only, as every stage needs it.
 """
 
 from sluice_server.engine.config import EngineConfig
@@ -8,11 +8,11 @@ from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.engine.models.config import ModelConfig
 from sluice_server.engine.request import Limits
 
-TABLES_SHARE = 0.25  # of a machine's memory, for the rotary tables of all positions
+TABLES_SHARE = 0.25  # share of a machine's memory for the rotary tables of all positions
 
 
 def check_tables(model: ModelConfig, limits: Limits, memory_bytes: int) -> None:
-    """Raises ServiceError where tables for every position that requests may have are too much for such a machine."""
+    """Raises ServiceError INVALID_SETTING if rotary tables for all positions need too much of the machine's memory."""
     num_tables = 1 if model.local_rope is None else 2
     size, most = 4 * num_tables * limits.context_length * model.head_dim, int(memory_bytes * TABLES_SHARE)
     if size > most:
@@ -25,7 +25,7 @@ def check_tables(model: ModelConfig, limits: Limits, memory_bytes: int) -> None:
 
 
 def limits_of(config: EngineConfig, model: ModelConfig, max_prompt_bytes: int) -> Limits:
-    """Raises ServiceError when --max-model-len is longer than the model's context."""
+    """Returns the limits. Raises ServiceError INVALID_SETTING if --max-model-len exceeds the model's context."""
     if config.max_model_len > model.context_length:
         raise ServiceError(
             Code.INVALID_ARGUMENT,

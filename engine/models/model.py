@@ -1,6 +1,6 @@
 """A loaded model: token ids and positions in, hidden states and logits out, over a paged cache.
 
-`load_model` reads a checkpoint, `plan_model` builds the same on the meta device from shapes alone.
+`load_model` reads a checkpoint; `plan_model` builds the same on the meta device from shapes alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,20 +24,23 @@ from sluice_server.kernels.layout.layout import new_layers
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 from sluice_server.kernels.layout.slots import GPU_ALIGN, SCALE_BYTES, slot_width
 
-LAYERS = "model.layers."  # what names of tensors of layers begin with
+LAYERS = "model.layers."  # prefix of the tensor names of layers
 HiddenStateHooks: TypeAlias = Mapping[
     int, Callable[[Tensor, Tensor, int], None]
-]  # by layer: who keeps its states, by slot
+]  # by layer: stores its hidden states by slot
 
 
 def hooks_of(behind: tuple[int, ...], states: Tensor) -> HiddenStateHooks:
-    """Keep what stands behind these layers in `states`, bfloat16 [slots, len(behind) * hidden], side by side."""
+    """Returns hooks that store the hidden states behind these layers in `states`, side by side.
+
+    `states`: bfloat16 [slots, len(behind) * hidden].
+    """
     width = states.shape[1] // len(behind)
     return {num: ops.keeper(states, i * width, width) for i, num in enumerate(behind)}
 
 
 class Model:
-    """Weights of one model, packed for one device."""
+    """The weights of one model, packed for one device."""
 
     def __init__(
         self,
@@ -52,9 +55,9 @@ class Model:
         self.dtype = dtype
         self.device = device
         self.num_parameters = 0  # set by `load_model`
-        self.layers_done = 0  # grows by one a layer computed: tells busy from stuck
+        self.layers_done = 0  # counts computed layers: tells a busy process from a stuck one
         self.on_layer: Callable[[], None] = _nothing  # called after each layer
-        self.hidden_state_hooks: HiddenStateHooks = {}  # for whoever else reads hidden states
+        self.hidden_state_hooks: HiddenStateHooks = {}  # copy hidden states for an EAGLE-3 head
         self.is_fixed = False  # set by `fix`
         traits = style_of(config)
         self.has_full_attention = None in traits.windows
@@ -73,13 +76,13 @@ class Model:
         self._head = loader.head("model.embed_tokens" if tied else "lm_head", (vocab, hidden), norm)
         self._logit_cap = traits.logit_cap
         gather(linear for layer in self._layers for linear in layer.linears)
-        self.kernel = self._head.kernel  # what multiplies
-        self.notes = tuple(loader.notes)  # what an operator should know of how weights are kept
+        self.kernel = self._head.kernel  # name of the kernel that multiplies
+        self.notes = tuple(loader.notes)  # for the operator, about weight formats
         ropes = (config.rope,) if config.local_rope is None else (config.rope, config.local_rope)
         self._cis = [rope_table(config, num_positions, device, rope).unsqueeze(1) for rope in ropes]
 
     def fix(self) -> None:
-        """From now on no row's bits depend on the others of its step: slower where that takes other schedules."""
+        """Makes the model batch-invariant: no bit of a row depends on the other rows. Slower where schedules change."""
         for layer in self._layers:
             layer.fix()
         self._head = self._head.fixed()
@@ -87,17 +90,20 @@ class Model:
 
     @property
     def slot_align(self) -> int:
-        """Of slots in 8 bits; see `kernels.layout.slots`."""
+        """The alignment of 8-bit slots; see `kernels.layout.slots`."""
         return GPU_ALIGN if gpu.takes(self.embeddings) else SCALE_BYTES
 
     def token_bytes(self, cache: torch.dtype) -> int:
-        """Bytes that `new_cache` of that dtype keeps of one token."""
+        """Returns the bytes per token of a `new_cache` of that dtype."""
         return token_bytes(self.config, cache, self.slot_align)
 
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> list[Tensor]:
-        """A cache layer per layer: [num_blocks + 1, block_size, 2, kv_heads, slot_width(head_dim)] of `dtype` (None:
-        the model's), zero: garbage could be NaN, and a masked NaN is still NaN. The last block is never written: it
-        stands for those that were given back."""
+        """Returns one cache tensor per layer, all zero.
+
+        Each is [num_blocks + 1, block_size, 2, kv_heads, slot_width(head_dim)] of `dtype` (None: the model's). Garbage
+        could be NaN, and a masked NaN is still NaN. The last block is never written: it stands for blocks that were
+        given back.
+        """
         config, kept_as = self.config, dtype or self.dtype
         return new_layers(
             num_blocks + 1,
@@ -113,12 +119,16 @@ class Model:
     def forward(
         self, ids: Tensor, positions: Tensor, cache: list[Tensor], meta: AttentionMetadata, kept: Tensor | None = None
     ) -> Tensor:
-        """Hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values. `kept`,
-        int64 and ascending: the only tokens whose hidden states are wanted; then [len(kept), hidden]."""
+        """Returns hidden states [T, hidden] (float32) of ids, positions int64 [T]; writes this step's keys and values.
+
+        `kept`, int64 and ascending: indices of the only tokens whose hidden states are needed; the result is then
+        [len(kept), hidden].
+        """
         h = self._embed(ids)
         cis, hidden_state_hooks = [table[positions] for table in self._cis], self.hidden_state_hooks
         for num, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True), 1):
-            is_last = num == len(self._layers) and num not in hidden_state_hooks  # what is tapped is wanted of all
+            # A hook needs the hidden states of all tokens.
+            is_last = num == len(self._layers) and num not in hidden_state_hooks
             layer.forward(h, cis[layer.rope], layer_cache, meta, kept if is_last else None)
             if num in hidden_state_hooks:
                 hidden_state_hooks[num](h, meta.write_slots, meta.num_tokens)
@@ -129,33 +139,33 @@ class Model:
         return h[kept] if len(self._layers) in hidden_state_hooks else h[: len(kept)]
 
     def _embed(self, ids: Tensor) -> Tensor:
-        """Embeddings [T, hidden] (float32) of ids, scaled where the architecture does so in their dtype."""
+        """Returns embeddings [T, hidden] (float32) of ids, scaled in their dtype if the architecture does so."""
         found = ops.embedding(ids, self.embeddings)
         return (found if self._scale is None else found.mul_(self._scale)).float()
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, hidden] → float32 [R, vocab]."""
+        """Returns logits float32 [R, vocab] of hidden [R, hidden]."""
         logits = ops.linear_normed(hidden, self._norm, self.config.norm_eps, self._head).float()
         return ops.soft_cap_(logits, self._logit_cap) if self._logit_cap else logits
 
 
 def owned(read: Tensor) -> Tensor:
-    """The same in memory of its own: a tensor that was read may be the file's, which may be written over."""
+    """Returns the tensor in its own memory, as one read from a file may be mapped and the file overwritten."""
     return read.clone() if read.device.type == "cpu" else read
 
 
 def _nothing() -> None:
-    """Nobody watches."""
+    """Does nothing: the default of `on_layer`."""
 
 
 def token_bytes(config: ModelConfig, cache: torch.dtype, align: int) -> int:
-    """Bytes of one token's keys and values in a cache of that dtype, slots of 8 bits being aligned so."""
+    """Returns the bytes of one token's keys and values in a cache of that dtype; `align` is that of 8-bit slots."""
     return 2 * config.num_layers * config.num_kv_heads * slot_width(config.head_dim, cache, align) * cache.itemsize
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero tensor; on CPU as of `kernels.cpu.memory`."""
+    """Returns a zero tensor; on CPU from `kernels.cpu.memory`."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return memory.zeros(torch.Size(shape).numel(), dtype).view(shape)
@@ -169,12 +179,12 @@ def load_model(
     num_positions: int = 0,
     pack: Pack = ops.pack_linear,
 ) -> Model:
-    """Load a checkpoint. `num_positions` bounds the rotary table; 0 is the model's context. `pack` says what becomes of
-    weights.
+    """Loads a checkpoint.
 
-    Raises ServiceError MODEL_INVALID naming file and tensor, or UNIMPLEMENTED for an architecture.
+    `num_positions` bounds the rotary table; 0 is the model's context. `pack` packs each weight. Raises ServiceError
+    MODEL_INVALID naming file and tensor, or UNIMPLEMENTED for an architecture.
     """
-    style_of(config)  # before any weight is read
+    style_of(config)  # raises before any weight is read
     source = Checkpoint(directory, dtype, device, config.stored)
     check_layers(directory, config, source)
     model = Model(config, source, dtype, device, num_positions or config.context_length, pack)
@@ -183,7 +193,7 @@ def load_model(
 
 
 def check_layers(directory: Path, config: ModelConfig, source: Checkpoint) -> None:
-    """Raises ServiceError where the files hold more layers than config.json says, or fewer: before a tensor is read."""
+    """Raises ServiceError if the files hold more or fewer layers than config.json says; reads no tensor."""
     held, said = source.layers(LAYERS), config.num_layers
     missing = next((num for num in range(said) if num not in held), None)
     if held and (missing is not None or len(held) > said):
@@ -193,7 +203,7 @@ def check_layers(directory: Path, config: ModelConfig, source: Checkpoint) -> No
 
 
 def plan_model(config: ModelConfig, dtype: torch.dtype) -> PlannedWeights:
-    """Names and shapes of every tensor that loading would read; allocates nothing."""
+    """Returns names and shapes of all tensors that loading would read; allocates nothing."""
     plan = PlannedWeights(dtype)
     Model(config, plan, dtype, torch.device("meta"), num_positions=1)
     return plan

@@ -1,4 +1,4 @@
-"""Which architectures are supported: one table from the name in config.json to its style."""
+"""The supported architectures: a table from the name in config.json to a function that returns the traits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,10 @@ ARCHITECTURES: dict[str, Callable[[ModelConfig], ArchitectureTraits]] = {
 
 
 def style_of(config: ModelConfig) -> ArchitectureTraits:
-    """The style of a checkpoint's architecture. Raises ServiceError UNIMPLEMENTED listing what is supported."""
+    """Returns the traits of a checkpoint's architecture.
+
+    Raises ServiceError UNIMPLEMENTED listing what is supported.
+    """
     make = ARCHITECTURES.get(config.architecture)
     if make is None:
         known = ", ".join(sorted(ARCHITECTURES))
@@ -44,7 +47,10 @@ def style_of(config: ModelConfig) -> ArchitectureTraits:
 
 
 def read_served(directory: Path) -> ModelConfig:
-    """The shape of a checkpoint whose architecture is supported. Raises ServiceError as `read_config`, `style_of`."""
+    """Reads the config of a checkpoint with a supported architecture.
+
+    Raises ServiceError like `read_config`, `style_of`.
+    """
     config = read_config(directory)
     style_of(config)
     return config

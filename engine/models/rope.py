@@ -1,6 +1,6 @@
 """Rotary position embedding tables (Su et al. 2021) with the scalings that checkpoints use.
 
-Same frequencies as `transformers`' `ROPE_INIT_FUNCTIONS`: default, linear, llama3, yarn (Peng et al. 2023).
+The frequencies equal `transformers`' `ROPE_INIT_FUNCTIONS`: default, linear, llama3, yarn (Peng et al. 2023).
 """
 
 import math
@@ -11,15 +11,19 @@ from torch import Tensor
 from sluice_server.engine.models.by_layer import RopeConfig
 from sluice_server.engine.models.config import ModelConfig
 
-PART = 1024  # positions
+PART = 1024  # positions computed at a time
 
 
 def rope_table(config: ModelConfig, num_positions: int, device: torch.device, rope: RopeConfig | None = None) -> Tensor:
-    """complex64 [num_positions, head_dim / 2]: scale · exp(i · position · frequency); `rope` None: the model's own."""
+    """Returns complex64 [num_positions, head_dim / 2]: scale · exp(i · position · frequency).
+
+    `rope` None is the model's own.
+    """
     frequencies, scale = _frequencies(config, rope or config.rope)
     table = torch.empty(num_positions, len(frequencies), dtype=torch.complex64)
     scales = torch.full((min(num_positions, PART), len(frequencies)), scale)
-    for first in range(0, num_positions, PART):  # by parts that a cache holds: a long context has a table of gigabytes
+    # In parts that fit the CPU's cache: the table of a long context takes gigabytes.
+    for first in range(0, num_positions, PART):
         part = table[first : first + PART]
         angles = torch.outer(torch.arange(first, first + len(part), dtype=torch.float32), frequencies)
         torch.polar(scales[: len(part)], angles, out=part)
@@ -39,7 +43,7 @@ def _frequencies(config: ModelConfig, rope: RopeConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(base: Tensor, rope: RopeConfig, context_length: int) -> Tensor:
-    """Long wavelengths are divided by the factor, short ones kept, those between interpolated."""
+    """Divides the frequencies of long wavelengths by the factor, keeps short ones, interpolates in between."""
     low, high = rope.get("low_freq_factor", 1.0), rope.get("high_freq_factor", 4.0)
     original = rope.get("original_max_position_embeddings", float(context_length))
     wavelengths = 2 * math.pi / base
@@ -51,7 +55,7 @@ def _llama3(base: Tensor, rope: RopeConfig, context_length: int) -> Tensor:
 
 
 def _yarn(base: Tensor, rope: RopeConfig, dim: int, context_length: int) -> tuple[Tensor, float]:
-    """NTK-by-parts interpolation, with the attention temperature as a scale of the table."""
+    """Interpolates NTK-by-parts; also returns the attention temperature as a scale of the table."""
     factor = rope.get("factor")
     original = rope.get("original_max_position_embeddings", float(context_length))
 

@@ -1,7 +1,7 @@
-"""What the numbers of a checkpoint's files may be: one table from a field's name to its range.
+"""The ranges of numbers in a checkpoint's files: a table from a field's name to its rule.
 
-Stdlib only. Upper limits lie beyond what is published: they bound what is made of a number before any tensor has been
-compared with it. Fields that depend on each other are compared where they are read.
+Depends on the standard library only. Upper limits exceed everything published. They bound what is computed from a
+number before any tensor has been compared with it. Fields that depend on each other are compared where they are read.
 """
 
 import dataclasses
@@ -13,9 +13,11 @@ from sluice_server.engine.parameters import FROM_MODEL
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """Attributes:
-    low, high: the range, both included.
-    step: whole numbers only, and multiples of it; 0 for any number.
+    """The range of a number.
+
+    Attributes:
+        low, high: the range, both included.
+        step: only whole numbers that are multiples of it; 0 for any number.
     """
 
     low: float
@@ -23,7 +25,7 @@ class Rule:
     step: int = 0
 
     def holds(self, value: object) -> bool:
-        """Whether a value from a JSON file is a number that follows the rule; true and false are none."""
+        """Returns whether a value from a JSON file is a number within the rule; true and false are not numbers."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         if self.step and (not isinstance(value, int) or value % self.step):
@@ -31,7 +33,7 @@ class Rule:
         return self.low <= value <= self.high  # written so that NaN fails
 
     def __str__(self) -> str:
-        """As errors say it."""
+        """Returns the rule as error messages state it."""
         if self == _FINITE:
             return "a finite number"
         what = {0: "a number", 1: "a whole number"}.get(self.step, f"a multiple of {self.step}")
@@ -63,7 +65,7 @@ RULES: Mapping[str, Rule] = {
     "num_hidden_layers": _LAYERS,
     "num_attention_heads": _HEADS,
     "num_key_value_heads": _HEADS,
-    "head_dim": _whole(2, 1 << 12, step=2),  # pairs are rotated
+    "head_dim": _whole(2, 1 << 12, step=2),  # rotary embedding rotates pairs
     "rms_norm_eps": Rule(1e-30, 1.0),
     "sliding_window": _whole(1, (1 << 31) - 1),
     "sliding_window_pattern": _LAYERS,
@@ -79,7 +81,7 @@ RULES: Mapping[str, Rule] = {
     "final_logit_softcapping": _SOFT,
     "rope_theta": _BASE,
     "rope_local_base_freq": _BASE,
-    "partial_rotary_factor": Rule(1.0, 1.0),  # all of a head is rotated
+    "partial_rotary_factor": Rule(1.0, 1.0),  # partial rotation is not supported
     "factor": Rule(1.0, 1e6),
     "low_freq_factor": _BEND,
     "high_freq_factor": _BEND,
@@ -89,6 +91,6 @@ RULES: Mapping[str, Rule] = {
     "mscale": Rule(0.0, 1e6),
     "mscale_all_dim": Rule(0.0, 1e6),
     "original_max_position_embeddings": Rule(1.0, 1 << 24),
-    # Of generation_config.json: these must be within what a client may ask for besides, which `engine.checks` says.
+    # Of generation_config.json; `engine.checks` also applies the limits of client requests to these.
     **{row.name: _FINITE if row.type is float else _OR_OFF for row in FROM_MODEL},
 }

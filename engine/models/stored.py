@@ -1,7 +1,7 @@
-"""Weights that are quantised already: a table from the layout of a checkpoint to what reads a projection in it.
+"""Readers of quantised weights: a table from a checkpoint's layout to the function that reads a projection.
 
-Takes tensors as they are stored, gives what kernels know (`kernels.formats.packed_weights`). What a checkpoint leaves
-unquantised is told by the tensors that are there, not by the lists of names in its config.json.
+Takes tensors as they are stored and returns `kernels.formats.packed_weights`. Which projections are unquantised follows
+from the tensors present, not from the lists of names in config.json.
 """
 
 import dataclasses
@@ -14,27 +14,29 @@ from torch import Tensor
 from sluice_server.engine.models.stored_form import StoredForm
 from sluice_server.kernels.formats.packed_weights import Int8Weight, Packed, from_awq, from_gptq
 
-NIBBLES = 8  # of a word
+NIBBLES = 8  # 4-bit values in a word
 WORDS = (torch.int32,)
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 FP8 = (torch.float8_e4m3fn,)
 
 
 class RawTensors(Protocol):
-    """Tensors as they are stored."""
+    """A source of tensors as they are stored."""
 
     def raw(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> Tensor:
-        """A tensor of one of these shapes and dtypes. Raises ServiceError."""
+        """Returns a tensor of one of these shapes and dtypes. Raises ServiceError."""
 
     def has(self, name: str) -> bool:
-        """Whether it is there."""
+        """Returns whether the tensor exists."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredWeightReader:
-    """Attributes:
-    mark: the tensor of a projection that only a quantised one has.
-    read: a projection [N, K] by its name. Raises ValueError for what kernels do not take.
+    """Reads projections of one layout.
+
+    Attributes:
+        mark: suffix of a tensor that only quantised projections have.
+        read: reads a projection [N, K] by its name. Raises ValueError for shapes that the kernels do not take.
     """
 
     mark: str
@@ -60,7 +62,7 @@ def _gptq(source: RawTensors, name: str, shape: tuple[int, int], form: StoredFor
 
 
 def _fp8(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm) -> Packed:
-    """A scale for the whole weight is one for each of its rows, too: the rows of projections are put together."""
+    """Reads an fp8 weight. A single scale is repeated for each row, as the rows of several projections are joined."""
     rows = shape[0]
     scales = source.raw(f"{name}.weight_scale", [(rows, 1), (rows,), (1,), ()], SCALES)
     weight = source.raw(f"{name}.weight", [shape], FP8)
@@ -68,7 +70,7 @@ def _fp8(source: RawTensors, name: str, shape: tuple[int, int], form: StoredForm
 
 
 def _groups(shape: tuple[int, int], form: StoredForm) -> int:
-    """Groups of inputs. Raises ValueError where they do not come out even."""
+    """Returns the number of input groups. Raises ValueError if sizes are not divisible."""
     rows, width = shape
     group = width if form.group == -1 else form.group
     if width % group or width % NIBBLES or rows % NIBBLES:

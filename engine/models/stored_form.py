@@ -1,7 +1,7 @@
-"""What config.json's `quantization_config` says of weights that somebody has quantised before, checked against what can
-be read: AWQ, GPTQ, and fp8 as compressed-tensors and FBGEMM write it.
+"""Reads config.json's `quantization_config`: AWQ, GPTQ, and fp8 as compressed-tensors and FBGEMM write it.
 
-Stdlib only. Whatever else it asks for is refused by field, value and what is supported, before a weight is read.
+Depends on the standard library only. Raises ServiceError for anything else, with field, value and what is supported,
+before a weight is read.
 """
 
 import dataclasses
@@ -14,9 +14,11 @@ GROUPS = (32, 64, 128, -1)  # inputs that share a scale of 4 bits; -1: all
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredForm:
-    """Attributes:
-    method: awq, gptq or fp8: the layout, and what clients are told.
-    group: inputs that share a scale, of the first two; -1 for all.
+    """The format of a quantised checkpoint.
+
+    Attributes:
+        method: awq, gptq or fp8: the layout, and the name that clients see.
+        group: for awq and gptq, inputs that share a scale; -1 for all.
     """
 
     method: str
@@ -24,7 +26,7 @@ class StoredForm:
 
 
 def read_stored_form(config: Fields) -> StoredForm | None:
-    """Of config.json; None where it says nothing. Raises ServiceError MODEL_INVALID."""
+    """Returns the format, or None if config.json has none. Raises ServiceError MODEL_INVALID."""
     if config.values.get("quantization_config") in (None, {}):
         return None
     own = config.within("quantization_config")
@@ -36,7 +38,7 @@ def read_stored_form(config: Fields) -> StoredForm | None:
 
 
 def _awq(own: Fields) -> StoredForm:
-    """AutoAWQ's: nibbles in the order that its GEMM kernel reads them in."""
+    """Checks AutoAWQ's fields: 4-bit values in the order that its GEMM kernel reads."""
     _demand(own, "bits", 4)
     _demand(own, "version", "gemm", "GEMM", default="gemm")
     _demand(own, "format", "gemm", default="gemm")
@@ -45,7 +47,7 @@ def _awq(own: Fields) -> StoredForm:
 
 
 def _gptq(own: Fields) -> StoredForm:
-    """AutoGPTQ's and GPTQModel's: zero points less one."""
+    """Checks the fields of AutoGPTQ and GPTQModel: zero points are stored less one."""
     _demand(own, "bits", 4)
     _demand(own, "desc_act", False, default=False)
     _demand(own, "checkpoint_format", "gptq", default="gptq")
@@ -58,13 +60,15 @@ def _gptq(own: Fields) -> StoredForm:
 
 
 def _fbgemm(own: Fields) -> StoredForm:
-    """A scale a row; `activation_scale_ub` is a bound that scales which follow each row need not have."""
+    """Accepts FBGEMM: a scale per row. `activation_scale_ub` is ignored, as scales per row need no bound."""
     return StoredForm("fp8")
 
 
 def _compressed_tensors(own: Fields) -> StoredForm:
-    """Of its many formats fp8 on both sides, weights with a scale each or one a row. Scales of activations follow each
-    row as it comes: those that are stored, static ones, are not used."""
+    """Checks compressed-tensors' fields: fp8 for weights and activations, a scale per weight or per row.
+
+    Activations are scaled per row at run time; stored, static scales of activations are not used.
+    """
     _demand(own, "format", "float-quantized")
     _demand(own, "kv_cache_scheme", None, default=None)
     _demand(own, "sparsity_config", None, {}, {"format": "dense"}, default=None)
@@ -101,7 +105,7 @@ def _group(own: Fields) -> int:
 
 
 def _demand(fields: Fields, name: str, *allowed: Json, default: Json = None) -> None:
-    """Raises ServiceError unless the field, or its default, is one of those allowed; True is not 1."""
+    """Raises ServiceError unless the field, or its default, is one of `allowed`; True is not equal to 1."""
     value = fields.values.get(name, default)
     if not any(type(value) is type(one) and value == one for one in allowed):
         verb = "is" if len(allowed) == 1 else "are"

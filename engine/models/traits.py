@@ -1,20 +1,20 @@
-"""In what the supported architectures differ: each architecture's file makes the value, the shared layers read it."""
+"""The traits in which supported architectures differ; `architectures` makes them, the shared layers read them."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExpertTraits:
-    """Names within a layer, and what its router does.
+    """Tensor names of experts within a layer, and what the router does.
 
     Attributes:
-        router: its projection.
-        experts: before the number of one.
-        gate, up, down: the projections of one.
-        renormalises: whether the shares of a token's experts are made to add up to 1.
+        router: name of its projection.
+        experts: prefix before an expert's number.
+        gate, up, down: projections of an expert.
+        renormalises: whether a token's expert weights are scaled to add up to 1.
         activation: of the gate, one of `kernels.reference.elementwise.GATES`.
-        is_turned: whether experts are two tensors of weights with inputs before outputs, gate and up alternating, and
-            two of biases; the router has a bias, too, then.
+        is_turned: whether a layer's experts are two weight tensors with inputs before outputs, gate and up interleaved,
+            and two bias tensors; the router then has a bias too.
     """
 
     router: str = "mlp.gate"
@@ -29,18 +29,20 @@ class ExpertTraits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArchitectureTraits:
-    """Attributes:
-    qkv_bias, output_bias: biases of the attention projections.
-    mlp_bias: biases of gate, up and down.
-    qk_norm: RMSNorm of each query and key head before the rotation.
-    windows: per layer, the sliding window in tokens, or None.
-    experts: of layers that have them; None where none has.
-    sinks: a score of each head for a key without a value.
-    norm_offset: what norms add to their weights as they are stored.
-    post_norms: norms behind attention and MLP, too, before their results join the residual stream.
-    scales_embeddings: by the root of the hidden size, rounded to their dtype.
-    query_scalar: scores are divided by its root; None for the head size.
-    score_cap, logit_cap: scores, and the logits at the end, become cap · tanh(x / cap); 0 for as they are.
+    """The traits of one architecture.
+
+    Attributes:
+        qkv_bias, output_bias: whether attention projections have biases.
+        mlp_bias: whether gate, up and down have biases.
+        qk_norm: whether each query and key head has an RMSNorm before the rotation.
+        windows: per layer, the sliding window in tokens, or None.
+        experts: of layers that have experts; None if no layer has.
+        sinks: whether each head has a sink: a score for a key without a value.
+        norm_offset: what norms add to their stored weights.
+        post_norms: whether norms also follow attention and MLP, before their results join the residual stream.
+        scales_embeddings: whether embeddings are scaled by the root of the hidden size, rounded to their dtype.
+        query_scalar: scores are divided by its root; None for the head size.
+        score_cap, logit_cap: attention scores, or logits, become cap · tanh(x / cap); 0 for no cap.
     """
 
     windows: tuple[int | None, ...]

@@ -1,7 +1,7 @@
-"""Where weights come from: safetensors files of a checkpoint, or a plan that knows only shapes.
+"""Sources of weights: the safetensors files of a checkpoint, or a plan that has shapes only.
 
-Both answer `get(name, shape)`. Files are memory-mapped and read tensor by tensor, so that nothing is held twice but
-the tensor being packed. Pickle checkpoints are refused: reading one can run code.
+Both implement `get(name, shape)`. Files are memory-mapped and read tensor by tensor, so that only the tensor being
+packed is in memory twice. Pickle checkpoints raise ServiceError: reading one can run code.
 """
 
 import math
@@ -21,24 +21,24 @@ from sluice_server.engine.models.stored_form import StoredForm
 from sluice_server.kernels.formats.packed_weights import Packed
 
 INDEX = "model.safetensors.index.json"
-FP8_NAN = 0x7F  # bits of float8_e4m3fn beside the sign
+FP8_NAN = 0x7F  # bits of a NaN in float8_e4m3fn, without the sign
 
 
 class WeightSource(Protocol):
-    """Tensors by name."""
+    """A source of tensors by name."""
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor, of exactly that shape."""
+        """Returns the tensor, of exactly that shape."""
 
     def stored(self, name: str, rows: int, width: int) -> Packed | None:
-        """The weight [rows, width] of the projection `name` where it is quantised already; None where it is not."""
+        """Returns the quantised weight [rows, width] of the projection `name`, or None if it is not quantised."""
 
     def has(self, name: str) -> bool:
-        """Whether it is there."""
+        """Returns whether the tensor exists."""
 
 
 class PlannedWeights:
-    """Meta tensors of any name and shape; remembers what was asked for: an 8B model is planned in no memory."""
+    """A source of meta tensors of any name and shape that records these: an 8B model is planned without memory."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -46,19 +46,19 @@ class PlannedWeights:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all tensors asked for."""
+        """The number of elements of all requested tensors."""
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A meta tensor."""
+        """Returns a meta tensor."""
         self.shapes[name] = shape
         return torch.empty(shape, dtype=self._dtype, device="meta")
 
     def stored(self, name: str, rows: int, width: int) -> None:
-        """A plan is of what weights stand for."""
+        """Returns None: a plan has the shapes of unquantised weights."""
 
     def has(self, name: str) -> bool:
-        """Everything is planned to be there."""
+        """Returns True: a plan has every tensor."""
         return True
 
 
@@ -73,25 +73,25 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
         self._file_of: dict[str, Path] = {}
-        self._sizes: dict[str, int] = {}  # elements of what was read
+        self._sizes: dict[str, int] = {}  # elements of each tensor read
         self._files: dict[Path, safe_open] = {}
         for path in _files(directory):
             self._files[path] = _open(path)
             self._file_of.update(dict.fromkeys(self._files[path].keys(), path))
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read, check and convert one tensor. Raises ServiceError naming file and tensor."""
+        """Reads, checks and converts one tensor. Raises ServiceError naming file and tensor."""
         tensor = self._read(name, shape)
         if not tensor.is_floating_point() or tensor.itemsize == 1:
             text = f"is {tensor.dtype}, and config.json's quantization_config names no scales of it"
             raise self.wrong(name, text)
         self._sizes[name] = tensor.numel()
-        # Vectors are kept as they are read, while matrices are packed: what is kept must not be the file's own memory,
-        # whose content is another one when the file is written over.
+        # Vectors are kept as read, while matrices are packed. What is kept must not be memory mapped from the file,
+        # as that changes when the file is overwritten.
         return self._numbers(name, tensor.to(self._device, self._dtype, copy=tensor.dim() == 1))
 
     def stored(self, name: str, rows: int, width: int) -> Packed | None:
-        """See `WeightSource`. Raises ServiceError naming file, tensor and what is supported."""
+        """Implements `WeightSource.stored`. Raises ServiceError naming file, tensor and what is supported."""
         reader = READERS[self._form.method] if self._form is not None else None
         if self._form is None or reader is None or not self.has(f"{name}.{reader.mark}"):
             return None
@@ -102,7 +102,7 @@ class Checkpoint:
             raise invalid_model(self._file_of[f"{name}.{reader.mark}"], f"{name}: {error}") from error
 
     def raw(self, name: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[torch.dtype]) -> Tensor:
-        """A tensor as it is stored, of one of these shapes and dtypes, on the device. Raises as `get`."""
+        """Returns a tensor as it is stored, of one of these shapes and dtypes, on the device. Raises like `get`."""
         path = self._path(name)
         found: Tensor = self._files[path].get_tensor(name)
         for what, value, allowed in (("shape", tuple(found.shape), shapes), ("dtype", found.dtype, dtypes)):
@@ -110,25 +110,25 @@ class Checkpoint:
                 wanted = " or ".join(str(list(one) if isinstance(one, tuple) else one) for one in allowed)
                 shown = list(value) if isinstance(value, tuple) else value
                 raise invalid_model(path, f"tensor {name} has {what} {shown}; config.json implies {wanted}")
-        return self._numbers(name, found.to(self._device, copy=True))  # not the file's own memory, as above
+        return self._numbers(name, found.to(self._device, copy=True))  # not memory mapped from the file, as above
 
     def _numbers(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor itself. Raises ServiceError for one that holds NaN or infinity."""
+        """Returns the tensor. Raises ServiceError if it holds NaN or infinity."""
         if not is_finite(tensor):
             raise self.wrong(name, f"holds {_first_odd(tensor)}: download the checkpoint again")
         return tensor
 
     def wrong(self, name: str, message: str) -> ServiceError:
-        """The error of a tensor that cannot be used."""
+        """Returns the error for a tensor that cannot be used."""
         return invalid_model(self._file_of[name], f"tensor {name} {message}")
 
     def layers(self, before: str) -> set[int]:
-        """Numbers of the layers of which there are tensors, named `before`, number, and more."""
+        """Returns the numbers of layers that have tensors; their names are `before`, the number, and more."""
         names = (name.removeprefix(before).split(".", 1)[0] for name in self._file_of if name.startswith(before))
         return {int(name) for name in names if name.isdecimal() and len(name) < 10}
 
     def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor that is no weight, as int64. Raises as `get`."""
+        """Returns a tensor that is not a weight, as int64. Raises like `get`."""
         tensor = self._read(name, shape)
         if tensor.is_floating_point():
             raise self.wrong(name, f"is {tensor.dtype}; it must hold integers")
@@ -150,11 +150,11 @@ class Checkpoint:
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all tensors read so far."""
+        """The number of elements of all tensors read so far."""
         return sum(self._sizes.values())
 
     def has(self, name: str) -> bool:
-        """Whether a file holds it."""
+        """Returns whether a file holds the tensor."""
         return name in self._file_of
 
 
@@ -176,7 +176,7 @@ def _files(directory: Path) -> Iterable[Path]:
 
 
 def _indexed(index: Path) -> set[str]:
-    """The files that an index names."""
+    """Returns the files that an index names."""
     names = set()
     for name in Fields(index, read_json(index)).within("weight_map").values.values():
         if not isinstance(name, str) or Path(name).name != name:
@@ -199,7 +199,10 @@ def _open(path: Path) -> safe_open:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers of a tensor are: one sum at the speed of memory, and a slow look only where that is not."""
+    """Returns whether all numbers of a tensor are finite.
+
+    One sum runs at memory speed; each number is checked only if the sum is not finite.
+    """
     if tensor.dtype is torch.float8_e4m3fn:
         return not tensor.numel() or int(tensor.view(torch.uint8).bitwise_and(FP8_NAN).amax()) < FP8_NAN
     if not tensor.is_floating_point() or math.isfinite(float(tensor.sum())):
@@ -208,7 +211,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def _first_odd(tensor: Tensor) -> str:
-    """The first number that is none, and where."""
+    """Returns the first number that is not finite, and its index."""
     wide = tensor.float() if tensor.itemsize == 1 else tensor
     at = tuple(wide.isfinite().logical_not().nonzero()[0].tolist()) if wide.dim() else ()
     return f"{float(wide[at])} at {list(at)}"

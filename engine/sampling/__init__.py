@@ -1,1 +1,1 @@
-"""Logits to tokens for a whole step. Knows rows and parameters; nothing of who asked."""
+"""Samples the tokens of a whole step from its logits. Depends on rows and sampling parameters, not on requests."""

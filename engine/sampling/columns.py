@@ -1,6 +1,6 @@
-"""Sampling parameters that are kept as columns of numbers (`engine.parameters`), and their packing into tables.
+"""Packs those sampling parameters into tables that are columns of numbers (`engine.parameters`).
 
-A row belongs to one output, by its parameters and its index. Floats and integers lie in a table each.
+A row belongs to one output: its parameters and its index. Floats and integers have a table each.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,10 +16,12 @@ Table: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
 class Column(NamedTuple):
-    """Attributes:
-    name: as of `SamplingParamRows`.
-    neutral: what a row has that belongs to nobody.
-    value: of an output, by its parameters and its index.
+    """One sampling parameter as a column.
+
+    Attributes:
+        name: as in `SamplingParamRows`.
+        neutral: the value in a row without an output.
+        value: returns the value of an output, given its parameters and its index.
     """
 
     name: str
@@ -29,7 +31,7 @@ class Column(NamedTuple):
 
 
 def _of_parameters(value: Callable[[SamplingParams], float]) -> Callable[[SamplingParams, int], float]:
-    """The same, whichever output it is."""
+    """Returns the function with an unused output index added."""
     return lambda params, _: value(params)
 
 
@@ -43,12 +45,12 @@ INTS = tuple(column for column in COLUMNS if column.dtype is np.int64)
 
 
 def neutral(columns: tuple[Column, ...], num: int) -> Table:
-    """Rows [num, columns] of nobody; columns of one dtype."""
+    """Returns `num` rows without outputs, [num, columns]; columns of one dtype."""
     return np.array([[column.neutral for column in columns]] * num, dtype=columns[0].dtype)
 
 
 def pack(columns: tuple[Column, ...], owners: Iterable[tuple[SamplingParams, int]]) -> Table:
-    """The rows [owners, columns] of outputs; columns of one dtype."""
+    """Returns the rows of outputs, [owners, columns]; columns of one dtype."""
     rows = [[column.value(params, output_index) for column in columns] for params, output_index in owners]
     return np.array(rows, dtype=columns[0].dtype)
 
@@ -60,7 +62,7 @@ def knob_rows(
     allowed: AllowedTokenRows | None = None,
     logprobs: LogprobRows | None = None,
 ) -> SamplingParamRows:
-    """Rows of `FLOATS` and of `INTS` column by column, with what further parameters made of them."""
+    """Returns rows of the tables `FLOATS` and `INTS` as separate columns, with further parameters."""
     both = ((FLOATS, floats), (INTS, ints))
     by_name: dict[str, Any] = {
         column.name: values[:, i].copy() for columns, values in both for i, column in enumerate(columns)

@@ -1,6 +1,6 @@
-"""What is made once of parameters that stay from step to step: their tensors on the device.
+"""Device tensors of sampling parameters that stay from step to step; they are made once.
 
-Takes rows as arrays, gives what `kernels.ops.choose` takes. Knows no logits.
+Takes rows as arrays and gives the arguments of `kernels.ops.choose`; logits are not used.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ from sluice_server.kernels.reference.scores import Scores
 
 
 class FixedRows:
-    """Of `param_rows`, for logits `vocab` wide."""
+    """The tensors of `param_rows`, for logits of width `vocab`."""
 
     def __init__(self, param_rows: SamplingParamRows, vocab: int, device: torch.device) -> None:
         self.param_rows = param_rows
         self._device = device
         truncation = (param_rows.top_k, param_rows.top_p, param_rows.min_p, param_rows.typical_p)
         columns = (param_rows.temperature, *truncation, param_rows.seed, param_rows.seed, param_rows.output)
-        self._rows = Rows(*(self._on(column) for column in columns))  # positions are each step's own
+        self._rows = Rows(*(self._on(column) for column in columns))  # positions are replaced in each step
         asked, biases = param_rows.logprobs, param_rows.biases
         self.wanted = None if asked is None else want(asked, vocab, device)
         self._at = [] if asked is None else asked.rows.tolist()
@@ -36,17 +36,21 @@ class FixedRows:
             if biases is None
             else LogitBiases(self._on(biases.rows), self._on(biases.ids), self._on(biases.values))
         )
-        self._banned: tuple[TokenPairs, BannedTokens] | None = None  # of the step before: often the same
-        self._penalised: tuple[PenaltyRows, Penalties] | None = None  # likewise: it changes in place
+        # Arguments and tensors of the step before, often reused.
+        self._banned: tuple[TokenPairs, BannedTokens] | None = None
+        self._penalised: tuple[PenaltyRows, Penalties] | None = None  # likewise; updated in place
         self._masks = () if param_rows.allowed is None else (self._mask(param_rows.allowed),)
-        self._changes: LogitAdjustments | None = None  # likewise
+        self._changes: LogitAdjustments | None = None  # likewise: adjustments of the step before
 
     def rows(self, position: "np.ndarray[Any, Any]") -> Rows:
-        """The rows that sample tokens at these positions, int64 [R]."""
+        """Returns the rows that sample tokens at these positions, int64 [R]."""
         return self._rows._replace(positions=self._on(position))
 
     def changes(self, rows: SamplingRows) -> LogitAdjustments:
-        """Of rows of these knobs: grammars and what is allowed first."""
+        """Returns the logit adjustments of rows with these parameters.
+
+        Masks of grammars and allowed tokens come first.
+        """
         banned_tokens = None if rows.banned is None else self._banned_tokens(rows.banned)
         penalties = None if rows.penalties is None else self._penalties(rows.penalties)
         last = self._changes
@@ -65,7 +69,7 @@ class FixedRows:
         return self._changes
 
     def read(self, scores: Scores) -> dict[int, TokenLogprob]:
-        """Of the rows that asked."""
+        """Returns the log probabilities, by row that requested them."""
         return dict(zip(self._at, read(scores, self._spans), strict=True))
 
     def _banned_tokens(self, banned: TokenPairs) -> BannedTokens:
@@ -83,7 +87,7 @@ class FixedRows:
         return self._penalised[1]
 
     def _without_gaps(self, found: PenaltyRows) -> Penalties:
-        """As a device is to have it: only what is counted."""
+        """Returns the penalties with entries packed without gaps, as devices need them."""
         sizes, on = found.sizes, self._on
         at = np.concatenate([np.arange(first, first + size) for first, size in zip(found.firsts, sizes, strict=True)])
         entries = (on(np.cumsum(sizes) - sizes), on(sizes), on(found.ids[at]), on(found.counts[at]))

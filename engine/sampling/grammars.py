@@ -1,10 +1,10 @@
-"""Grammars compiled for one model's tokenizer: from llguidance's own form to something that can follow an output.
+"""Compiles grammars for one model's tokenizer with llguidance, and caches them.
 
-Compiled ones are kept while a request holds them, and the last used ones beyond that, bounded in the bytes that they
-take at most: llguidance tells no sizes, and what it learns as an output is followed it keeps with the grammar.
-Thread-safe; compiling and filling masks leave the interpreter to others. What a grammar may cost at most is said here,
-and is the same in the process that tries grammars out first. Knows no request, no slot, no logits and no file; of
-text only the bytes of each id, inside llguidance's tokenizer, which is given to it.
+A grammar is kept while a request holds it. The last used ones are kept beyond that, bounded by an estimate of the bytes
+that they take at most: llguidance reports no sizes, and its grammars grow while outputs are followed. Thread-safe;
+compiling and filling masks release the GIL. The limits on a grammar's cost are defined here and are also those of the
+process that tries grammars out first. Depends on llguidance's tokenizer, which is an argument; not on requests, slots,
+logits or files.
 """
 
 import threading
@@ -17,7 +17,7 @@ from sluice_server.engine.errors import Code, ServiceError, invalid
 
 FIELD = "constraint"
 MAX_KEPT_BYTES = 32 << 20
-NUM_KEPT = 4  # at least, however large: to compile one that is in use again and again takes time
+NUM_KEPT = 4  # at least, however large: compiling a frequent grammar again takes time
 # Measured with vocabularies of 1,300 and 49,000 ids: 30 to 200 kB once compiled, and 1.6 kB (a schema) to 45 kB
 # (alternatives that overlap) more for each mask, until no lexer state is new.
 COMPILED_BYTES = 256 << 10
@@ -39,10 +39,10 @@ LIMITS = LLParserLimits(
 
 
 class Grammar:
-    """A compiled grammar at its beginning.
+    """A compiled grammar in its initial state.
 
     Attributes:
-        num_masks: that were computed of it: its matchers share what they learn.
+        num_masks: masks computed of it; its matchers share the lexer states that these add.
     """
 
     def __init__(self, source: str, start: LLMatcher) -> None:
@@ -52,20 +52,20 @@ class Grammar:
 
     @property
     def num_bytes(self) -> int:
-        """That it takes at most."""
+        """The bytes that it takes at most."""
         learnt = min(self.num_masks * BYTES_PER_MASK, MAX_LEXER_STATES * BYTES_PER_LEXER_STATE)
         return COMPILED_BYTES + len(self.source) * BYTES_PER_SOURCE_BYTE + learnt
 
     def matcher(self) -> LLMatcher:
-        """One that follows an output from its first token."""
+        """Returns a matcher that follows an output from its first token."""
         return self._start.deep_copy()
 
 
 class Grammars:
-    """Compiles and keeps grammars."""
+    """Compiles and caches grammars."""
 
     def __init__(self, tokenizer: LLTokenizer | None) -> None:
-        """Without a tokenizer every grammar is refused."""
+        """Creates an empty cache. Without a tokenizer `compile` raises for every grammar."""
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._alive: weakref.WeakValueDictionary[str, Grammar] = weakref.WeakValueDictionary()
@@ -74,18 +74,18 @@ class Grammars:
 
     @property
     def num_bytes(self) -> int:
-        """That those take at most which are kept though no request may hold them."""
+        """The bytes that the cached grammars take at most; a request may hold them or not."""
         with self._lock:
             return sum([grammar.num_bytes for grammar in self._kept.values()])
 
     def take_dropped_bytes(self) -> int:
-        """What was dropped since this was asked last."""
+        """Returns the bytes dropped from the cache since the last call."""
         with self._lock:
             dropped, self._dropped_bytes = self._dropped_bytes, 0
             return dropped
 
     def compiled(self, source: str) -> Grammar | None:
-        """The grammar, if it has been compiled and is still there."""
+        """Returns the grammar if it is cached or in use, else None."""
         with self._lock:
             found = self._alive.get(source)
             if found is not None:
@@ -93,7 +93,10 @@ class Grammars:
             return found
 
     def compile(self, source: str) -> Grammar:
-        """The grammar. Raises ServiceError: no tokenizer, or it does not compile within the limits."""
+        """Returns the grammar, compiled if necessary.
+
+        Raises ServiceError NO_CONSTRAINTS without a tokenizer, and an invalid-argument error beyond the limits.
+        """
         found = self.compiled(source)
         if found is not None:
             return found
@@ -113,7 +116,7 @@ class Grammars:
         return made
 
     def _keep(self, grammar: Grammar) -> None:
-        """As the last used one. Two threads may have compiled the same: the later one stays."""
+        """Makes the grammar the last used one. If two threads compiled the same, the later one is kept."""
         self._kept.pop(grammar.source, None)
         self._alive[grammar.source] = self._kept[grammar.source] = grammar
         num_bytes = sum([one.num_bytes for one in self._kept.values()])
@@ -124,8 +127,8 @@ class Grammars:
 
 
 def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-    """The matcher of a source, its first mask computed; in an error state if it does not compile within the limits."""
+    """Returns a matcher with its first mask computed; it is in an error state if the source exceeds the limits."""
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     if not matcher.is_error():
-        matcher.compute_bitmask()  # what it learns thereby, all its copies know
+        matcher.compute_bitmask()  # its copies share the states that this computes
     return matcher

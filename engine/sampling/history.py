@@ -1,7 +1,7 @@
-"""The tokens that sequences have, counted for penalties: brought at placement, then one more a step.
+"""Counts the tokens of sequences for penalties: all of them at placement, then one more per step.
 
-Rebuilt from the tokens themselves whenever a sequence takes a slot, so that it is the same after preemption, replay and
-prefix hits. All lie in one pair of arrays, which kernels read where they are. Knows no logits.
+Rebuilt from the tokens whenever a sequence takes a slot, so that it is the same after preemption, replay and prefix
+hits. All counts lie in one pair of arrays, which kernels read in place.
 """
 
 from collections.abc import Sequence
@@ -10,15 +10,16 @@ import numpy as np
 
 from sluice_server.engine.sampling.rows import Floats, Ints
 
-ROOM = 64  # of distinct ids, at first
+ROOM = 64  # initial capacity in distinct ids
 
 
 class TokenHistories:
-    """Distinct ids of prompts and outputs, and how often the outputs have each.
+    """Distinct ids of prompts and outputs, and how often the outputs contain each.
 
     Attributes:
-        ids: int64 [N], counts: float32 [N]; those of one history lie together.
-        num_moves: since start; another one whenever a history or the arrays are somewhere else.
+        ids: int64 [N]; entries of one history are contiguous, here and in `counts`.
+        counts: float32 [N].
+        num_moves: increases whenever a history or the arrays are moved.
     """
 
     def __init__(self) -> None:
@@ -29,17 +30,17 @@ class TokenHistories:
         self._open: dict[TokenHistory, None] = {}
 
     def open(self, tokens: Sequence[int], num_prompt: int) -> "TokenHistory":
-        """That of a sequence."""
+        """Returns the history of a new sequence."""
         made = TokenHistory(self, tokens, num_prompt)
         self._open[made] = None
         return made
 
     def close(self, history: "TokenHistory") -> None:
-        """Its place is given to others."""
+        """Frees the history's entries."""
         del self._open[history]
 
     def place(self, size: int, first: int, room: int) -> int:
-        """Where `room` entries may lie, the first `size` of them those that lie at `first` now."""
+        """Returns the first index of `room` entries; the `size` entries at `first` are copied there."""
         if self._end + room > len(self.ids):
             moved = self._gather(room, size, first)
         else:
@@ -51,7 +52,10 @@ class TokenHistories:
         return moved
 
     def _gather(self, room: int, size: int, first: int) -> int:
-        """New arrays of twice as much as is needed, without gaps; where the entries at `first` are then, behind all."""
+        """Replaces the arrays by new ones, without gaps and twice as large as needed.
+
+        Returns the first index of `room` entries behind all others; the `size` entries at `first` are copied there.
+        """
         num = 2 * (room + sum(one.room for one in self._open))
         ids, counts = self.ids, self.counts
         self.ids, self.counts = np.empty(num, dtype=np.int64), np.empty(num, dtype=np.float32)
@@ -67,12 +71,12 @@ class TokenHistories:
 
 
 class TokenHistory:
-    """One sequence's.
+    """The token counts of one sequence.
 
     Attributes:
-        num_tokens: of the sequence.
-        first, size: where its entries lie; `counts` are 0 for an id that only the prompt has.
-        room: entries that it may have there.
+        num_tokens: tokens of the sequence.
+        first, size: range of its entries; `counts` are 0 for ids that only the prompt has.
+        room: capacity of that range.
     """
 
     def __init__(self, table: TokenHistories, tokens: Sequence[int], num_prompt: int) -> None:
@@ -87,23 +91,23 @@ class TokenHistory:
 
     @property
     def ids(self) -> Ints:
-        """int64 [distinct ids]."""
+        """The distinct ids, int64."""
         return self._table.ids[self.first : self.first + self.size]
 
     @property
     def counts(self) -> Floats:
-        """float32 [distinct ids]: occurrences in the output."""
+        """The occurrences of `ids` in the output, float32."""
         return self._table.counts[self.first : self.first + self.size]
 
     def append(self, tokens: Sequence[int]) -> None:
-        """The output goes on."""
+        """Appends tokens to the output."""
         for token in tokens:
-            at = self._index(token)  # which may move it
+            at = self._index(token)  # may move the entries
             self._table.counts[self.first + at] += 1
         self.num_tokens += len(tokens)
 
     def ahead(self, tokens: Sequence[int]) -> tuple[Ints, Floats]:
-        """Distinct ids and their counts if the output went on with `tokens`; nothing is changed."""
+        """Returns the ids and counts if the output continued with `tokens`; changes nothing."""
         if not tokens:
             return self.ids, self.counts
         counts, new = self.counts.copy(), dict[int, int]()

@@ -1,4 +1,7 @@
-"""Log probabilities of tokens and of their rivals under the raw logits, for all rows that ask, in one pass."""
+"""Log probabilities of tokens and of the most likely tokens under the raw logits.
+
+Computed in one pass for all rows that request them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,10 +19,10 @@ from sluice_server.kernels.reference.scores import ScoreRequest, Scores, room
 
 @torch.inference_mode()
 def score(logits: Tensor, ids: Sequence[int], num: int) -> list[TokenLogprob]:
-    """Natural-log probabilities of each row's token and of its `num` best rivals.
+    """Returns the natural-log probabilities of each row's token and of the `num` most likely tokens.
 
     Args:
-        logits: float32 [L, V], finite but for -inf.
+        logits: float32 [L, V], finite except for -inf.
         ids: the L tokens.
     """
     num, device = min(num, logits.shape[1]), logits.device
@@ -30,7 +33,7 @@ def score(logits: Tensor, ids: Sequence[int], num: int) -> list[TokenLogprob]:
 
 
 def want(asked: LogprobRows, vocab: int, device: torch.device) -> ScoredRows:
-    """What is asked for, of logits so wide."""
+    """Returns the request for log probabilities as tensors, for logits of width `vocab`."""
     nums = np.minimum(asked.nums, vocab)
     rows = [row for row, others in asked.ids.items() for _ in others]
     others = [other for others in asked.ids.values() for other in others]
@@ -41,7 +44,13 @@ def want(asked: LogprobRows, vocab: int, device: torch.device) -> ScoredRows:
 
 
 class Span(NamedTuple):
-    """What one row wanted: how many rivals, and which ids besides, whose scores are these of all rows' others."""
+    """The scores that one row requests.
+
+    Attributes:
+        num: number of most likely tokens.
+        ids: further ids.
+        first, end: range of their scores among those of all rows.
+    """
 
     num: int
     ids: tuple[int, ...]
@@ -50,7 +59,7 @@ class Span(NamedTuple):
 
 
 def spans(nums: Sequence[int], wanted: Mapping[int, tuple[int, ...]]) -> list[Span]:
-    """Of rows that want so many rivals; `wanted`: by row, ids besides."""
+    """Returns the spans of rows that request `nums` most likely tokens and, by row, the further ids `wanted`."""
     found, end = [], 0
     for row, num in enumerate(nums):
         ids = wanted.get(row, ())
@@ -60,7 +69,7 @@ def spans(nums: Sequence[int], wanted: Mapping[int, tuple[int, ...]]) -> list[Sp
 
 
 def read(found: Scores, asked: list[Span]) -> list[TokenLogprob]:
-    """Row by row, as plain values."""
+    """Returns the scores row by row, as plain values."""
     logprobs, ranks, top_ids, tops, others, other_ranks = [one.tolist() for one in found]
     rows = zip(logprobs, ranks, top_ids, tops, asked, strict=True)
     return [

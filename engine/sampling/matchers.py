@@ -1,8 +1,8 @@
-"""The grammars that outputs follow, slot by slot, and the masks of ids that each allows next.
+"""Grammar matchers by slot, and the token masks that they allow next.
 
-A matcher is rolled forward from the tokens themselves whenever a sequence takes a slot, so that it is the same after
-preemption, replay and forks. Masks are filled by threads of their own while the model computes. What goes wrong with
-one matcher is told for its row only. Knows no logits.
+A matcher is advanced from the tokens whenever a sequence takes a slot, so that it is the same after preemption, replay
+and forks. Masks are filled by separate threads while the model computes. An error of one matcher is reported for its
+row only. Logits are not used.
 """
 
 import dataclasses
@@ -21,9 +21,11 @@ from sluice_server.engine.sampling.rows import Bits, GrammarMasks, Ints, Words
 
 @dataclasses.dataclass(slots=True)
 class _Follower:
-    """Attributes:
-    grammar: None when it could not be had, as then is `matcher`.
-    num_tokens: of prompt and output, up to which it has followed.
+    """A matcher and how far it has followed the output.
+
+    Attributes:
+        grammar: None if it failed to compile; then `matcher` is None too.
+        num_tokens: tokens of prompt and output up to which it has followed.
     """
 
     grammar: Grammar | None
@@ -32,18 +34,18 @@ class _Follower:
 
     @property
     def is_lost(self) -> bool:
-        """The output left the grammar, or following it passed a limit."""
+        """Whether the output left the grammar, or following it exceeded a limit."""
         return self.matcher is None or self.matcher.is_error()
 
     def append(self, tokens: Sequence[int]) -> None:
-        """The output goes on."""
+        """Appends tokens to the output."""
         if self.matcher is not None:
             self.matcher.consume_tokens(list(tokens))
         self.num_tokens += len(tokens)
 
 
 class SlotMatchers:
-    """Indexed by slot, for those whose output is constrained."""
+    """Matchers by slot, for the slots whose output is constrained."""
 
     def __init__(self, grammars: Grammars, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._grammars = grammars
@@ -56,34 +58,37 @@ class SlotMatchers:
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
     def listens(self, slot: int) -> bool:
-        """Whether the slot wants to know its tokens."""
+        """Returns whether the slot's tokens must be passed to `note`."""
         return slot in self._followers
 
     def reset(self, placement: Placement) -> None:
-        """Forget whoever had the slot."""
+        """Replaces the state of the slot's former sequence."""
         self._followers.pop(placement.slot, None)
         if not placement.params.grammar:
             return
         try:
             grammar = self._grammars.compile(placement.params.grammar)
-        except ServiceError:  # it compiled when it came in: told when the row samples
+        except ServiceError:  # it compiled when the request arrived; reported when the row samples
             grammar = None
         follower = _Follower(grammar, grammar.matcher() if grammar is not None else None, placement.num_prompt)
         follower.append(placement.tokens[placement.num_prompt :])
         self._followers[placement.slot] = follower
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
-        """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
+        """Records that the slot now samples the token at `position`.
+
+        `computed` are the tokens right before it; some of them may be new.
+        """
         follower = self._followers.get(slot)
         if follower is not None and follower.num_tokens < position:
             follower.append(computed[follower.num_tokens - position :])
 
     def start(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> "Future[GrammarMasks | None]":
-        """Begin to fill the masks of the rows of these slots, in their order.
+        """Begins to fill the masks of the rows of these slots, in their order.
 
-        A slot may have several rows, one behind the other; `ahead`: tokens drafted before such a row, each row's one
-        longer than the last one's. Behind a drafted token that the grammar does not allow, everything is allowed:
-        nobody gets there. No slot may change before the result is there.
+        A slot may have several consecutive rows. `ahead`: by row, the tokens drafted before it, one more for each row.
+        Behind a draft that the grammar forbids the mask allows all tokens, as such a row is never used. No slot may
+        change until the result is there.
         """
         if not self._followers:
             nothing: Future[GrammarMasks | None] = Future()
@@ -94,8 +99,8 @@ class SlotMatchers:
     def _fill(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> GrammarMasks | None:
         rows: list[int] = []
         lost: list[int] = []
-        firsts: list[tuple[LLMatcher, int]] = []  # and the index in `rows` of its first row
-        drafts: dict[int, Sequence[int]] = {}  # by that index: the longest
+        firsts: list[tuple[LLMatcher, int]] = []  # matcher, index in `rows` of its first row
+        drafts: dict[int, Sequence[int]] = {}  # by that index: the longest draft
         for row, slot in enumerate(slots):
             follower = self._followers.get(slot)
             if follower is None:
@@ -113,7 +118,7 @@ class SlotMatchers:
         bits: Bits = np.full((len(rows), self._width), -1, dtype=np.int32)
         plain = [(one, at) for one, at in firsts if at not in drafts]
         drafted = [(one, at, list(drafts[at])) for one, at in firsts if at in drafts]
-        if plain:  # either call wants at least one
+        if plain:  # each call needs at least one entry
             fill_next_token_bitmask_par(self._threads, plain, bits)
         if drafted:
             fill_next_token_bitmask_par_with_draft_tokens(self._threads, drafted, bits)

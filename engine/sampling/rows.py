@@ -1,4 +1,4 @@
-"""Sampling parameters of the rows of one step, as arrays: what a runner hands to the sampler."""
+"""Sampling parameters of the rows of one step, as arrays: the input of the sampler."""
 
 import dataclasses
 import operator
@@ -15,8 +15,10 @@ Bits: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PenaltyRows:
-    """What the rows that ask for penalties have; see `kernels.reference.adjust.Penalties`. The same object as in the
-    step before where only sizes and what they count have changed, in place."""
+    """The penalties of the rows that have any; see `kernels.reference.adjust.Penalties`.
+
+    The same object is used again while only sizes and counts change; these change in place.
+    """
 
     rows: Ints
     firsts: Ints
@@ -30,7 +32,7 @@ class PenaltyRows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogitBiasRows:
-    """What is added to single logits: row, id and value, all [N]; rows ascending."""
+    """Values added to single logits: row, id and value, all [N]; rows ascending."""
 
     rows: Ints
     ids: Ints
@@ -47,12 +49,12 @@ class TokenPairs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogprobRows:
-    """Rows that ask for log probabilities.
+    """Rows that request log probabilities.
 
     Attributes:
         rows: int64 [L], ascending.
-        nums: int64 [L], the most likely ids to report (0: the chosen token only).
-        ids: by index in `rows`, the ids to report besides, of those that ask for any.
+        nums: int64 [L], number of most likely ids to report (0: the sampled token only).
+        ids: by index in `rows`, further ids to report, where any are requested.
     """
 
     rows: Ints
@@ -62,7 +64,7 @@ class LogprobRows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllowedTokenRows:
-    """Rows that may have some ids only.
+    """Rows that may sample certain ids only.
 
     Attributes:
         rows: int64 [M], ascending.
@@ -75,11 +77,11 @@ class AllowedTokenRows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GrammarMasks(AllowedTokenRows):
-    """What grammars allow.
+    """The tokens that grammars allow.
 
     Attributes:
         lost: rows whose grammar cannot be followed any further, in `rows` or not.
-        no_end: int32 [ceil(V / 32)], every bit but those of ends of the sequence.
+        no_end: int32 [ceil(V / 32)], every bit except those of the end-of-sequence ids.
     """
 
     lost: frozenset[int]
@@ -87,14 +89,14 @@ class GrammarMasks(AllowedTokenRows):
 
     @property
     def ends(self) -> frozenset[int]:
-        """Rows of which the grammar has come to its end: only the end of the sequence may follow."""
+        """The rows whose grammar is complete: only an end of the sequence may follow."""
         at_end = ~(self.bits & self.no_end).any(axis=1)
         return frozenset(self.rows[at_end].tolist())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SamplingParamRows:
-    """Parameters of R rows, which stay as they are as long as the same sequences sample.
+    """Parameters of R rows, unchanged as long as the same sequences sample.
 
     Attributes:
         temperature: float32 [R], 0 is greedy.
@@ -104,8 +106,8 @@ class SamplingParamRows:
         seed: int64 [R], two's complement of the unsigned seed.
         output: int64 [R], index of the output within its request.
         biases: of the rows that have any; None if none has.
-        allowed: the only ids that may be sampled, of the rows that are so restricted.
-        logprobs: the rows that ask for log probabilities.
+        allowed: the only ids that may be sampled, of the rows with such a restriction.
+        logprobs: the rows that request log probabilities.
     """
 
     temperature: Floats
@@ -122,13 +124,13 @@ class SamplingParamRows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """What R rows are sampled by.
+    """Everything that R rows are sampled with.
 
     Attributes:
-        knobs: one object for as long as they stay: what is made of them is made once.
+        param_rows: the same object as long as they stay, so that their tensors are made once.
         position: int64 [R], of the token to be sampled.
         penalties: of the rows that have any; None if none has.
-        barred: ids that may not be sampled, of the rows that have any.
+        banned: ids that may not be sampled, of the rows that have any.
         masks: of the rows that follow a grammar; None if none does.
     """
 
@@ -145,7 +147,7 @@ class SamplingRows:
 
 
 def allow(found: Sequence[tuple[int, Bits]]) -> AllowedTokenRows | None:
-    """Rows, ascending, and what they allow, [1, W] each; None if there are none."""
+    """Returns rows, ascending, with the bits that they allow, [1, W] each; None if there are none."""
     if not found:
         return None
     return AllowedTokenRows(
@@ -154,14 +156,14 @@ def allow(found: Sequence[tuple[int, Bits]]) -> AllowedTokenRows | None:
 
 
 def bits_of(ids: Sequence[int], vocab_size: int) -> Bits:
-    """These ids of so many, int32 [1, W]."""
+    """Returns the bits of these ids, int32 [1, W]."""
     flags = np.zeros((1, -(-vocab_size // 32) * 32), dtype=np.uint8)
     flags[0, list(ids)] = 1
     return np.packbits(flags, axis=1, bitorder="little").view(np.int32)
 
 
 def join(found: Sequence[tuple[int, Ints]]) -> TokenPairs | None:
-    """The ids of rows, which may come again, as pairs; None if there are none."""
+    """Returns the ids of rows as pairs; a row may occur repeatedly. None if there are none."""
     if not found:
         return None
     found = sorted(found, key=_row_of)

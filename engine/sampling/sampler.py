@@ -1,6 +1,6 @@
-"""One vectorised pass from logits to tokens for all rows of a step, whatever their parameters.
+"""Samples one token per row from logits in one vectorised pass, for all rows of a step, whatever their parameters.
 
-Log probabilities are computed for the rows that ask only.
+Log probabilities are computed only for the rows that request them.
 """
 
 import dataclasses
@@ -14,16 +14,18 @@ from sluice_server.engine.sampling.fixed import FixedRows
 from sluice_server.engine.sampling.rows import SamplingParamRows, SamplingRows
 from sluice_server.kernels import ops
 
-MAX_KEPT = 32  # knobs: those of drafts of other lengths come in turns
+MAX_KEPT = 32  # parameter rows: those of other draft lengths alternate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampledRows:
-    """Attributes:
-    ids: the token of each row.
-    bad: rows whose logits held no usable number, or whose grammar was lost; their id means nothing.
-    logprobs: of the rows that asked.
-    errors: of the bad rows whose request is at fault.
+    """The sampled tokens of a step.
+
+    Attributes:
+        ids: the token of each row.
+        bad: rows whose logits held no usable number, or whose grammar was lost; their id is meaningless.
+        logprobs: by row that requested them.
+        errors: by bad row whose request caused the failure.
     """
 
     ids: list[int]
@@ -33,15 +35,17 @@ class SampledRows:
 
 
 class Sampler:
-    """Keeps nothing between steps but what it made of knobs that come again: noise is a function of (seed, output,
-    position, token id)."""
+    """Samples tokens; caches only tensors of recurring parameters.
+
+    Noise is a function of (seed, output, position, token id).
+    """
 
     def __init__(self) -> None:
         self._fixed: dict[SamplingParamRows, FixedRows] = {}
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: SamplingRows) -> SampledRows:
-        """logits float32 [R, V], which it may overwrite; rows of R."""
+        """Samples from logits float32 [R, V], which may be overwritten, with the R rows' parameters."""
         fixed = self._fixed.get(rows.param_rows)
         if fixed is None:
             if len(self._fixed) >= MAX_KEPT:
@@ -63,7 +67,10 @@ class Sampler:
 
 
 def _errors(logits: Tensor, rows: SamplingRows, bad: list[int]) -> dict[int, ServiceError]:
-    """What requests did to fail: they left their grammar, or nothing that they allow. `logits` are adjusted."""
+    """Returns the errors that requests caused: a lost grammar, or no allowed token left.
+
+    `logits` are adjusted already.
+    """
     masks = rows.masks
     restrictions = (rows.param_rows.allowed, rows.banned, masks)
     restricted = {row for some in restrictions if some is not None for row in some.rows.tolist()}

@@ -1,1 +1,1 @@
-"""Who drafts tokens, in chains or trees, and how many are worth it. What is drafted is verified: no token changes."""
+"""Draft proposers (chains or trees of tokens) and draft lengths. Drafts are verified and change no output token."""

@@ -1,9 +1,10 @@
-"""How many tokens to draft for each sequence, each step: as many as measured costs and acceptance make worth it.
+"""Chooses for each step how many tokens to draft for each sequence, from measured costs and acceptance rates.
 
-A step drafts in one form for all, see `forms`; they are compared by the tokens per second that they promise. Where
-drafts may branch, each is there twice: as a chain, and with alternatives to each of its tokens, one of which stands now
-and then when that token falls. Nobody is drafted for when the step is better spent on many rows, or when reading what
-there is would take longer than drafts can make good. Pure: seconds come in, there is no clock and no chance.
+All sequences of a step are drafted for in one form (see `draft_shapes`). Forms are compared by the tokens per second
+that they promise. Where drafts may branch, most forms exist twice: as a chain, and with alternatives to each token, one
+of which is sometimes right when that token is wrong. No drafts are made when a step is better spent on many rows, or
+when the proposer would have to read more than its drafts can repay. Pure: no clock, no randomness; seconds are
+arguments.
 """
 
 import dataclasses
@@ -14,34 +15,41 @@ from sluice_server.engine.speculation.costs import CostTable
 from sluice_server.engine.speculation.draft_shapes import Present, forms_of, level_of, present
 from sluice_server.engine.speculation.prefill_cost import PrefillCost
 
-WORTH = 1.05  # drafting must promise so much more than none: planning and applying drafts is not in the seconds
-GAIN = 1.05  # another floor must promise so much more than the present one
-PRIOR_ACCEPTANCE = 0.6  # before anything is known
-PRIOR_WEIGHT = 3.0  # drafts' worth that the average of all counts in a sequence's own
-MEMORY = 0.92  # of a sequence, per verified draft: about the last ten count
-COMMON_MEMORY = 0.98  # of all together
-FADE = 0.9  # of a sequence that is not drafted for, per choice: it is given another chance
-LOOK_EVERY = 4  # choices between two looks at the floor; doubled while that changes nothing
+WORTH = 1.05  # factor by which drafting must beat no drafting: the seconds exclude planning and applying drafts
+GAIN = 1.05  # factor by which another form must beat the present one
+PRIOR_ACCEPTANCE = 0.6  # assumed before the first measurement
+PRIOR_WEIGHT = 3.0  # weight of the average of all sequences in one sequence's rate, in drafts
+MEMORY = 0.92  # decay of a sequence's counts per verification: about the last ten count
+COMMON_MEMORY = 0.98  # decay of the counts over all sequences
+FADE = 0.9  # decay per choice for a sequence without drafts, so that it is tried again
+LOOK_EVERY = 4  # choices between two evaluations of the forms; doubled while these change nothing
 LOOK_MOST = 16
-PATIENCE = 8  # steps between them while nothing is drafted; doubled while that changes nothing
+PATIENCE = 8  # steps between two evaluations while nothing is drafted; doubled while these change nothing
 PATIENCE_MOST = 32
-PROBE_EVERY = 32  # such steps: then one sequence is drafted for all the same; doubled while that changes nothing
+PROBE_EVERY = 32  # steps without drafts before one sequence is drafted for as a probe; doubled after each probe
 PROBE_MOST = 1024
-PROBE_SHARE = 0.005  # of all time that probes may take: who has to read for them is probed less often still
+PROBE_SHARE = 0.005  # share of all time for probes: a proposer that must read first is probed less often
 PROBE_LEAST_OFTEN = 8192
 PROBE_LENGTH = 2
-STEP_WEIGHT = 0.1  # of the newest step's time
-PROBE_WEIGHT = 0.5  # of a probe that found a draft, in how often there are any: those that found none weigh little
-NEW_SHARE = 0.25  # of the rows: so many newcomers, of whom nothing is known, are looked at at once
-PRIOR_RESCUE = 0.3  # share of wrong drafts whose place one of the alternatives takes, before anything is known
-RESCUE_WEIGHT = 0.02  # of the newest
-RESCUE_FADE = 0.01  # towards the first guess, per look, while nothing branches: it is given another chance
+STEP_WEIGHT = 0.1  # weight of the newest step's time
+# Weight in the share of drafts found, of a probe that found one; other probes weigh little.
+PROBE_WEIGHT = 0.5
+NEW_SHARE = 0.25  # share of new rows at which the forms are evaluated at once
+PRIOR_RESCUE = 0.3  # share of wrong drafts that one of their alternatives replaces; assumed before measurements
+RESCUE_WEIGHT = 0.02  # weight of the newest wrong draft
+RESCUE_FADE = 0.01  # step towards PRIOR_RESCUE per evaluation while nothing branches, so that trees are tried again
 
 
 @dataclasses.dataclass(slots=True)
 class AcceptanceRecord:
-    """What became of one sequence's drafts: tokens that were right, and those that could have been; and of what was
-    asked for, the shares that were drafted, and how many they are. All of them fade."""
+    """Running counts of one sequence's drafts; all of them decay.
+
+    Attributes:
+        right: drafts that were right.
+        tried: drafts that were verified, up to and including the first wrong one.
+        found: sum over requests of the drafts made, each divided by the drafts asked for.
+        asked: number of requests to the proposer.
+    """
 
     right: float = 0.0
     tried: float = 0.0
@@ -49,8 +57,10 @@ class AcceptanceRecord:
     asked: float = 0.0
 
     def fade(self, choices: float, steps: float) -> None:
-        """Nothing was drafted in so many of each: what there was before says less; where texts repeat themselves
-        changes with every token."""
+        """Decays the counts after a number of choices and steps without drafts.
+
+        Older counts say less then: where a text repeats itself changes with every token.
+        """
         by = FADE**choices
         self.right *= by
         self.tried *= by
@@ -60,10 +70,10 @@ class AcceptanceRecord:
 
 
 class SpeculationController:
-    """Learns from every step and chooses for the next.
+    """Learns from every step and chooses the draft lengths of the next.
 
     Attributes:
-        floor: index of the present form: of a floor and a width.
+        floor: index of the present form (an acceptance threshold and a width).
         width: of the drafts last chosen.
     """
 
@@ -81,18 +91,21 @@ class SpeculationController:
         self._look_every = LOOK_EVERY
         self._num_idle = 0
         self._patience = PATIENCE
-        self._looked = 0  # when it did last, in idle steps
+        self._looked = 0  # idle step of the last evaluation
         self._next_look = PATIENCE  # among idle steps
         self._num_probes = 0
         self._probe_every = PROBE_EVERY
         self._next_probe = PROBE_EVERY  # among idle steps
-        self._step_s = 0.0  # on average of late
+        self._step_s = 0.0  # running average
         self._is_new = True  # nothing has been drafted yet
-        self._num_new = 0  # sequences that have come since the last look
+        self._num_new = 0  # sequences that joined since the last evaluation
 
     def rests(self, num_steps: int = 1) -> bool:
-        """Whether nobody is drafted for in the next step, whoever runs. Asked before `choose`, so many steps after it
-        was asked last: while drafts do not help, hardly a step may cost more than this."""
+        """Returns whether the next step drafts for no sequence, whichever sequences run.
+
+        Called before `choose`; `num_steps` is the number of steps since the last call. While drafts do not help, a step
+        should cost hardly more than this call.
+        """
         if not self._is_idle:
             return False
         self._num_idle += num_steps
@@ -101,15 +114,18 @@ class SpeculationController:
     def choose(
         self, records: Sequence[AcceptanceRecord], num_rows: int, unread: Sequence[float] = (), *, is_alone: bool = True
     ) -> list[int]:
-        """Drafts for each sequence in a step of `num_rows` decoding rows, theirs among them, unless it `rests`.
+        """Returns the number of drafts for each sequence in a step of `num_rows` decoding rows, theirs included.
+
+        Called unless the controller `rests`.
 
         Args:
-            unread: of each, tokens that have to be read before it is drafted for, per token still to come.
-            is_alone: the step computes no prompts, and so can be measured.
+            unread: per sequence, the tokens that the proposer must read before it can draft, per token still to be
+                generated.
+            is_alone: whether the step computes no prompts, so that its time can be measured.
         """
         if not records:
             return self._put_off()
-        span = steps = 1.0  # that this choice stands for: choices of an impatient one, and steps
+        span = steps = 1.0  # choices and steps without drafts that this choice stands for
         if self._is_idle:
             if self._num_idle >= self._next_probe:
                 return self._probe(records)
@@ -120,7 +136,7 @@ class SpeculationController:
             self._next_look = self._num_idle + self._patience
             self._patience = min(2 * self._patience, PATIENCE_MOST)
         elif self.floor and is_alone and not self._steps.is_fresh(num_rows, num_rows):
-            return [0] * len(records)  # what a step without drafts takes is the measure of all others
+            return [0] * len(records)  # the time of a step without drafts is what all forms are compared with
         common = self._common.right / self._common.tried
         levels = [_level(record, common) for record in records]
         self._num_choices += 1
@@ -137,8 +153,11 @@ class SpeculationController:
         return chosen
 
     def joined(self, num: int, num_rows: int) -> None:
-        """So many of `num_rows` sequences are new: where nothing is drafted, that may have been because of others; and
-        where others were worth drafts, these would be read for them unseen."""
+        """Records that `num` of the `num_rows` sequences are new, and evaluates the forms soon if these are many.
+
+        If nothing is drafted, that may have been due to other sequences. If drafts paid off for others, the proposer
+        would read the new sequences without any evidence that they pay off too.
+        """
         self._num_new += num
         if self._num_new >= NEW_SHARE * num_rows:
             self._num_choices = self._look_every
@@ -146,7 +165,7 @@ class SpeculationController:
                 self._next_look = min(self._next_look, self._num_idle + 1)
 
     def answered(self, record: AcceptanceRecord, asked: int, num: int) -> None:
-        """Of `asked` drafts so many were made: who looks things up finds nothing now and then."""
+        """Records that the proposer made `num` of `asked` drafts: n-gram look-up often finds none."""
         for one, memory in ((record, MEMORY), (self._common, COMMON_MEMORY)):
             one.found = one.found * memory + num / asked
             one.asked = one.asked * memory + 1.0
@@ -155,8 +174,12 @@ class SpeculationController:
             self._next_look = min(self._next_look, self._num_idle + 1)
 
     def drafted(self, asked: Sequence[int], seconds: float, *, num_read: int) -> None:
-        """Drafting took so long for sequences of which lengths `asked` were wanted, behind reading `num_read` tokens of
-        these or of others, which can be drafted for only later."""
+        """Records the seconds that drafting took, reading included.
+
+        Args:
+            asked: draft lengths of the sequences that were drafted for.
+            num_read: tokens that were read first, of these sequences or of others that can be drafted for only later.
+        """
         self._is_new = False
         reading_s = seconds
         if asked:
@@ -169,19 +192,19 @@ class SpeculationController:
             self._pause_for(seconds)
 
     def stepped(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """A step of decoding rows alone, drafts included, took so long."""
+        """Records the seconds of a step that had only decoding rows; `num_tokens` includes their drafts."""
         if seconds > 0:
             self._steps.record(num_rows, num_tokens, seconds)
             self._step_s += STEP_WEIGHT * (seconds - self._step_s)
 
     def verified(self, record: AcceptanceRecord, num: int, right: int) -> None:
-        """Of `num` drafts the first `right` were kept: behind a wrong one nothing was tried."""
+        """Records that the first `right` of `num` drafts were kept. Drafts behind a wrong one do not count as tried."""
         for one, memory in ((record, MEMORY), (self._common, COMMON_MEMORY)):
             one.right = one.right * memory + right
             one.tried = one.tried * memory + right + (right < num)
 
     def branched(self, *, is_met: bool) -> None:
-        """A draft was wrong that had alternatives: whether one of them was right."""
+        """Records, for a wrong draft that had alternatives, whether one of them was right."""
         self._rescue += RESCUE_WEIGHT * (is_met - self._rescue)
 
     @property
@@ -189,7 +212,7 @@ class SpeculationController:
         return self.floor == 0 and not self._is_new
 
     def _settle(self, there: Sequence[Present], num_rows: int, num_asked: int) -> None:
-        """Keep the floor, or take one that promises clearly more."""
+        """Keeps the form, or takes one that promises clearly more."""
         if self.width == 1:
             self._rescue += RESCUE_FADE * (PRIOR_RESCUE - self._rescue)
         rates, before = self._rates(there, num_rows, num_asked), self.floor
@@ -205,7 +228,7 @@ class SpeculationController:
             self._next_look, self._next_probe = self._num_idle + PATIENCE, self._num_idle + PROBE_EVERY
 
     def _rates(self, there: Sequence[Present], num_rows: int, num_asked: int) -> list[float]:
-        """Tokens per second that each floor promises, drafts being made for `num_asked`."""
+        """Returns the tokens per second that each form promises if drafts are made for `num_asked` sequences."""
         promises = [form.promise(there, self._rescue) for form in self._forms]
         step_s = self._steps.seconds(num_rows, [num_rows + math.ceil(one.num_drafts) for one in promises])
         draft_s = self._drafting_s(num_asked, [one.longest for one in promises])
@@ -216,18 +239,21 @@ class SpeculationController:
         ]
 
     def _drafting_s(self, num_rows: int, longest: list[int]) -> list[float]:
-        """Expected seconds of drafting in each form. Alternatives cost no less than the chain that they belong to."""
+        """Returns the expected seconds of drafting in each form; alternatives cost no less than their chain."""
         by_width = {width: table.seconds(num_rows, longest) for width, table in self._drafting.items()}
         return [max(by_width[1][i], by_width[form.width][i]) for i, form in enumerate(self._forms)]
 
     def _put_off(self) -> list[int]:
-        """Nobody can be drafted for: ask again in a while, or when others come."""
+        """Delays the next evaluation and the next probe, as no sequence can be drafted for now."""
         soon = self._num_idle + PATIENCE
         self._next_look, self._next_probe = max(self._next_look, soon), max(self._next_probe, soon)
         return []
 
     def _probe(self, records: Sequence[AcceptanceRecord]) -> list[int]:
-        """Draft a little for one sequence, another each time: soon again if that one cannot be drafted for."""
+        """Drafts a few tokens for one sequence, another one each time.
+
+        The next probe comes early if it cannot be drafted for.
+        """
         self._next_probe = self._num_idle + PROBE_EVERY
         self._num_probes += 1
         self.width = 1
@@ -235,7 +261,7 @@ class SpeculationController:
         return [min(PROBE_LENGTH, self._max_length) if i == whose else 0 for i in range(len(records))]
 
     def _pause_for(self, seconds: float) -> None:
-        """A probe took so long: the next one comes when that is a small share of the time between them."""
+        """Spaces probes, after one that took `seconds`, so that they take a small share of all time."""
         least = int(seconds / (PROBE_SHARE * self._step_s)) if self._step_s else 0
         longer = max(min(2 * self._probe_every, PROBE_MOST), min(least, PROBE_LEAST_OFTEN))
         self._probe_every = max(self._probe_every, longer)
@@ -243,11 +269,11 @@ class SpeculationController:
 
 
 def _level(record: AcceptanceRecord, common: float) -> int:
-    """Of a sequence's acceptance, of which that of all is a part."""
+    """Returns the level of a sequence's acceptance rate, mixed with the rate `common` of all sequences."""
     acceptance = (record.right + PRIOR_WEIGHT * common) / (record.tried + PRIOR_WEIGHT)
     return level_of(acceptance)
 
 
 def _share(record: AcceptanceRecord, common: AcceptanceRecord) -> float:
-    """Of what is asked for it, that is drafted; likewise."""
+    """Returns the share of the requested drafts that are made for a sequence, mixed with the share of all sequences."""
     return (record.found + PRIOR_WEIGHT * common.found / common.asked) / (record.asked + PRIOR_WEIGHT)

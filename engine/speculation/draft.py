@@ -1,9 +1,10 @@
-"""A smaller model or a head drafts: its own keys and values, in the blocks that the sequence has anyway.
+"""Drafts with a smaller model or a head, whose keys and values lie in blocks numbered like the sequence's own.
 
-A block id names a block of the target's cache and one of the drafter's: the second is allocated, shared, copied and
-moved with the first and needs no books of its own. What has not been computed yet is computed when somebody asks, so it
-costs nothing while nobody does. Writing what a shared block holds already changes nothing: equal tokens, equal values
-(but for the last entry of a head's block, which knows the token behind the block: that may cost a draft).
+A block id names a block of the target's cache and one of the drafter's. The second is allocated, shared, copied and
+moved with the first and needs no accounting of its own. Entries are computed only when drafts are requested, so a
+proposer that is not used costs nothing. Writing again what a shared block already holds changes nothing, as equal
+tokens give equal values. The exception is the last entry of a head's block, which depends on the token behind the
+block; this may cost a draft.
 """
 
 from collections.abc import Sequence
@@ -22,21 +23,26 @@ from sluice_server.kernels.layout.ragged import Tables
 
 
 class DraftProposer:
-    """One model or head, drafting for all who ask at once."""
+    """Drafts with one model or head for all requests of a step at once."""
 
     writes_cache = True
 
     def __init__(self, drafter: Drafter, cache: list[Tensor], block_size: int, max_tokens: int) -> None:
-        """`cache`: as of `Drafter.new_cache`, of as many blocks as the target's; `max_tokens`: computed at one time."""
+        """Creates the proposer.
+
+        Args:
+            cache: from `Drafter.new_cache`, with as many blocks as the target's.
+            max_tokens: entries read of sequences before their first draft, per call at most.
+        """
         self._drafter = drafter
         self._cache = cache
         self._size = block_size
         self._max_tokens = max_tokens
         self._sampling = DraftSampling(drafter.vocab_size)
-        self._holds: dict[int, bytes] = {}  # block → name of the block of tokens that it has the draft's values of
+        self._holds: dict[int, bytes] = {}  # block → name of the tokens whose drafter entries it holds
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
-        """See `Proposer`."""
+        """Implements `Proposer.propose`."""
         reached = [ask for ask in asks if self._reaches(ask)]
         rows = [self._row(at, ask) for at, ask in enumerate(reached)]
         for ask in asks:
@@ -55,7 +61,7 @@ class DraftProposer:
         return [drafted.get(id(ask), []) for ask in asks]
 
     def _reaches(self, ask: DraftRequest) -> bool:
-        """Whether positions are within the model's, and nothing of the table was given back."""
+        """Returns whether all positions are within the model's and the block table is complete."""
         end = len(ask.tokens) + ask.num - 1
         is_within = end <= self._drafter.context_length and end <= len(ask.blocks) * self._size
         return is_within and not ask.is_trimmed and len(ask.tokens) > self._drafter.lag
@@ -70,7 +76,7 @@ class DraftProposer:
         return DraftRow(at, ask, read, read.num, lag)
 
     def _known(self, ask: DraftRequest) -> int:
-        """Leading tokens that other sequences have had computed, in blocks that they share."""
+        """Returns how many leading tokens are computed already, by sequences that share these blocks."""
         num = 0
         for block, name in zip(ask.blocks, ask.names, strict=False):
             if self._holds.get(block) != name:
@@ -79,7 +85,7 @@ class DraftProposer:
         return num
 
     def _catch_up(self, rows: list[DraftRow], tables: Tables) -> list[DraftRow]:
-        """Compute prompts, in parts; the rows that have only as much left as one step takes."""
+        """Computes missing entries within the token limit; returns the rows that one more pass completes."""
         room = self._max_tokens
         ready: list[DraftRow] = []
         late: list[DraftRow] = []
@@ -100,10 +106,13 @@ class DraftProposer:
     def _compute(
         self, rows: list[DraftRow], nums: list[int], tables: Tables, states: Tensor | None
     ) -> tuple[list[DraftRow], Tensor]:
-        """Compute so many entries of each row, from `states` [rows, hidden] where these are drafts'. A token is drafted
-        where that is all there are: such rows, in the order of their places, and their states."""
+        """Computes `nums` entries of each row, from `states` [rows, hidden] where these are the drafts' own.
+
+        Drafts a token for each row that has no further entry missing. Returns these rows in the order of `DraftRow.at`,
+        and their states.
+        """
         if states is None:
-            order = sorted(range(len(rows)), key=lambda i: nums[i] > 1)  # rows of one token come first
+            order = sorted(range(len(rows)), key=lambda i: nums[i] > 1)  # the kernels expect rows of one token first
             rows, nums = [rows[i] for i in order], [nums[i] for i in order]
         ids = [token for row, num in zip(rows, nums, strict=True) for token in row.take(num)]
         contexts = [row.num + num for row, num in zip(rows, nums, strict=True)]
@@ -121,7 +130,7 @@ class DraftProposer:
         return ending, hidden
 
     def _note(self, row: DraftRow, num: int) -> None:
-        """More of the row is computed: full blocks that have a name can be used by others."""
+        """Records `num` more computed entries of the row. Full blocks with a name can be used by other sequences."""
         ask, first = row.ask, row.num // self._size
         row.num += num
         row.read.num = row.num
@@ -130,7 +139,7 @@ class DraftProposer:
 
 
 def _tables(rows: Sequence[DraftRow]) -> Tables:
-    """The rows' blocks, int32 [rows, blocks]."""
+    """Returns the rows' block tables, int32 [rows, blocks]."""
     tables = np.zeros((len(rows), max([len(row.ask.blocks) for row in rows], default=0)), dtype=np.int32)
     for row, table in zip(rows, tables, strict=True):
         table[: len(row.ask.blocks)] = row.ask.blocks

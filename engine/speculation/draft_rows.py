@@ -1,6 +1,6 @@
-"""A sequence while a model or a head drafts for it: its tokens with the drafts, and how much of that is computed.
+"""A sequence while a model or a head drafts for it: its tokens with the drafts, and how many are computed.
 
-Tokens and counts in and out: knows no tensor.
+Pure: tokens and counts in and out, no tensors.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ class DrafterProgress:
     """What the drafter has computed of a sequence.
 
     Attributes:
-        place: the table's, for which this is true.
-        num: entries.
-        fed: of these, the tokens of the last, which were drafts: some may not have been kept.
+        place: number of the block table for which this holds, see `DraftRequest.place`.
+        num: computed entries.
+        fed: the tokens of the last of these entries, which were drafts; some may not have been kept.
     """
 
     place: int
@@ -25,7 +25,7 @@ class DrafterProgress:
     fed: list[int]
 
     def keep(self, tokens: Sequence[int]) -> None:
-        """The drafts that were kept are tokens now: the others were never computed."""
+        """Keeps the entries whose drafts became tokens and drops those behind the first that did not."""
         first = self.num - len(self.fed)
         for i, token in enumerate(self.fed):
             if first + i >= len(tokens) or tokens[first + i] != token:
@@ -39,9 +39,9 @@ class DraftRow:
     """A sequence while it is drafted for: its tokens with the drafts, of which `num` entries are computed.
 
     Attributes:
-        at: its place among the rows of this time.
-        lag: entries by which the drafter is behind the tokens that exist.
-        others: of each draft, the alternatives to it, likelier ones first; nothing is computed of them.
+        at: index among the rows of this call.
+        lag: entries by which the drafter is behind the existing tokens.
+        others: per draft, the alternatives to it, likelier ones first; no entries are computed for these.
     """
 
     at: int
@@ -54,7 +54,7 @@ class DraftRow:
 
     @property
     def answer(self) -> Draft:
-        """The drafts, a tree where there are alternatives."""
+        """The drafts; a tree if there are alternatives."""
         tree = [(token, i - 1) for i, token in enumerate(self.drafts)]
         tree += [(token, i - 1) for i, others in enumerate(self.others[: len(self.drafts)]) for token in others]
         if len(tree) == len(self.drafts):
@@ -64,21 +64,21 @@ class DraftRow:
 
     @property
     def num_tokens(self) -> int:
-        """With the drafts."""
+        """The number of tokens, drafts included."""
         return len(self.ask.tokens) + len(self.drafts)
 
     @property
     def missing(self) -> int:
-        """Entries to compute before the next token is drafted."""
+        """The entries to compute before the next token is drafted."""
         return self.num_tokens - self.lag - self.num
 
     @property
     def is_done(self) -> bool:
-        """Whether it has all drafts that were asked for, or one that is no token: nothing follows that."""
+        """Whether all requested drafts are made, or the last one is invalid (negative), which ends the draft."""
         return len(self.drafts) >= self.ask.num or self.drafts[-1] < 0
 
     def take(self, num: int) -> Sequence[int]:
-        """The tokens of the next `num` entries to compute."""
+        """Returns the tokens of the next `num` entries to compute."""
         first = self.num + self.lag
         behind = first - len(self.ask.tokens)
         if behind >= 0:
@@ -86,7 +86,7 @@ class DraftRow:
         return self.ask.tokens[first : first + num]
 
     def forget(self) -> None:
-        """What was computed of drafts is of use where it would be the same of tokens; a head's would not."""
+        """Ends drafting. Keeps a model's entries of drafts, which equal those of tokens; drops a head's."""
         if self.drafts[-1] < 0:
             self.drafts.pop()
         num_fed = self.num - (len(self.ask.tokens) - self.lag)

@@ -1,7 +1,7 @@
-"""Draws drafts from a drafter's logits, with the noise of the positions that they are for: so they often agree with
-the target's tokens.
+"""Samples drafts from a drafter's logits, with the noise of the positions that they are for.
 
-As the target's rows are drawn, but for what depends on the tokens that exist: agreement is all that a draft is for.
+The same noise makes drafts agree with the target's tokens often. Rows are sampled like the target's, except for
+parameters that depend on the existing tokens (penalties, banned tokens, grammars): drafts need only agree often.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from sluice_server.engine.speculation.draft_rows import DraftRow
 
 
 class DraftSampling:
-    """Keeps what it made of the parameters of the rows that drew last, by number of the draft: they come again."""
+    """Samples drafts; caches the packed parameters of the rows that sampled last, by number of the draft."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -26,8 +26,11 @@ class DraftSampling:
         self._param_rows: list[tuple[list[tuple[SamplingParams, int]], SamplingParamRows]] = []
 
     def draw(self, rows: Sequence[DraftRow], logits: Tensor) -> None:
-        """The next draft of each row, which have as many, from logits [rows, V]; and to those of some width
-        alternatives, each of which is what would be drafted if the ones before it could not be."""
+        """Samples the next draft of each row from logits [rows, V]; all rows have equally many drafts.
+
+        A row with a width above 1 also gets alternatives: each is what would be drafted if the ones before it were not
+        allowed.
+        """
         asks = [row.ask for row in rows]
         positions = np.array([row.num_tokens for row in rows], dtype=np.int64)
         param_rows = SamplingRows(self._param_rows_of(len(rows[0].drafts), asks), positions)
@@ -39,7 +42,7 @@ class DraftSampling:
             row.others.append([])
         for num in range(1, width):
             places = [i for i, token in enumerate(drafted) if token >= 0]
-            if not places:  # nothing else may be said
+            if not places:  # no further token is possible
                 break
             left[places, [drafted[i] for i in places]] = float("-inf")
             drafted = self._sampler.sample(left.clone(), param_rows).ids
@@ -48,7 +51,7 @@ class DraftSampling:
                     row.others[-1].append(token)
 
     def _param_rows_of(self, number: int, asks: Sequence[DraftRequest]) -> SamplingParamRows:
-        """Of the rows that make their draft of that number."""
+        """Returns the parameters of the rows that make their draft of this number."""
         if number < len(self._param_rows):
             whose, param_rows = self._param_rows[number]
             if len(whose) == len(asks) and all(map(_is_of, asks, whose)):

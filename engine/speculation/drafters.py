@@ -1,7 +1,8 @@
-"""What computes drafts: a smaller model of the same vocabulary, or a head that reads the target's hidden states.
+"""Loads drafters: a smaller model with the same vocabulary, or a head that reads the target's hidden states.
 
-Both compute one entry a token into cache blocks beside the target's. A model's entry is of the token itself; a head's
-is of the token behind it and of what the target thought at its place, so it lags by one. Refuses what does not fit.
+Both compute one entry per token into cache blocks beside the target's. A model's entry is of the token itself. A head's
+entry is of the token behind it and of the target's hidden states at its position, so a head lags by one. Raises
+ServiceError for drafters that do not fit the target.
 """
 
 from pathlib import Path
@@ -21,10 +22,12 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
 class Drafter(Protocol):
-    """Attributes:
-    lag: entries by which it is behind the tokens that exist.
-    context_length: entries of one sequence at most.
-    vocab_size: of the logits.
+    """Computes drafts.
+
+    Attributes:
+        lag: entries by which it is behind the existing tokens.
+        context_length: entries of one sequence at most.
+        vocab_size: of the logits.
     """
 
     lag: int
@@ -33,21 +36,23 @@ class Drafter(Protocol):
     device: torch.device
 
     def token_bytes(self, cache: torch.dtype) -> int:
-        """Bytes that `new_cache` of that dtype keeps of one token."""
+        """Returns the bytes per token of a `new_cache` of that dtype."""
 
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
-        """Tensors [num_blocks + 1, …], to be moved with the target's."""
+        """Returns tensors [num_blocks + 1, …], which are moved with the target's."""
 
     def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
-        """Hidden states [T, hidden] of ids int64 [T]; `states` [T, hidden]: of the entries before, where the target has
-        none."""
+        """Returns hidden states [T, hidden] of ids int64 [T].
+
+        `states` [T, hidden]: those of the entries before, where the target has computed none.
+        """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, hidden] → float32 [R, vocab]."""
+        """Returns the logits of hidden [R, hidden]: float32 [R, vocab]."""
 
 
 class ModelDrafter:
-    """A whole model: knows all it needs from the tokens."""
+    """Drafts with a whole model, which needs only the tokens."""
 
     lag = 0
 
@@ -58,12 +63,12 @@ class ModelDrafter:
         self.token_bytes, self.new_cache, self.logits = model.token_bytes, model.new_cache, model.logits
 
     def forward(self, ids: Tensor, cache: list[Tensor], meta: AttentionMetadata, states: Tensor | None) -> Tensor:
-        """See `Drafter`."""
+        """Implements `Drafter.forward`."""
         return self._model.forward(ids, meta.positions, cache, meta)
 
 
 class HeadDrafter:
-    """An EAGLE-3 head, and the target that writes its hidden states into the head's cache."""
+    """Drafts with an EAGLE-3 head; the target writes its hidden states into the head's cache."""
 
     lag = 1
 
@@ -75,14 +80,17 @@ class HeadDrafter:
         self.token_bytes, self.forward, self.logits = head.token_bytes, head.forward, head.logits
 
     def new_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> list[Tensor]:
-        """See `Drafter`: from now on the target writes to it."""
+        """Implements `Drafter.new_cache`; the target writes to this cache from now on."""
         cache = self._head.new_cache(num_blocks, block_size, dtype)
         self._target.hidden_state_hooks = hooks_of(self._head.behind, cache[1].flatten(0, 1))
         return cache
 
 
 def load_drafter(kind: str, directory: Path, target: Model, limits: Limits, pack: Pack) -> Drafter:
-    """What drafts for `target`: `kind` draft or eagle. Raises ServiceError when it cannot, with both numbers."""
+    """Loads the drafter for `target`; `kind` is draft or eagle.
+
+    Raises ServiceError INVALID_SETTING if it does not fit; the message holds both numbers.
+    """
     if kind == "eagle":
         return _load_head(directory, target, limits, pack)
     config = read_served(directory)

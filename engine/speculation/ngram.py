@@ -1,6 +1,6 @@
-"""Prompt look-up: what followed the longest suffix when it occurred before, in prompt or output, may follow again.
+"""Prompt look-up: drafts what followed the longest suffix where it occurred before, in the prompt or the output.
 
-Costs no model and no memory on the device. Needs repetition: code that is edited, text that is quoted, data.
+Needs no model and no device memory. Effective for repetitive text: edited code, quotations, data.
 """
 
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from sluice_server.engine.plan import DraftRequest
 from sluice_server.kernels import ops
 
-MIN_MATCH = 2  # tokens: a single one has too many sequels
-MAX_CATCH_UP = 4096  # tokens read of one sequence at one time: a long prompt must not hold up a step
+MIN_MATCH = 2  # tokens; a single token has too many continuations
+MAX_CATCH_UP = 4096  # tokens read of one sequence per call: a long prompt must not delay a step
 
 
 class NgramProposer:
-    """Keeps an automaton for each sequence, in the memory that the sequence brings."""
+    """Drafts from a suffix automaton per sequence, which is kept in the sequence's `ProposerMemory`."""
 
     writes_cache = False
 
@@ -21,7 +21,7 @@ class NgramProposer:
         self._automaton = ops.suffix_automaton()
 
     def propose(self, asks: Sequence[DraftRequest]) -> list[Sequence[int]]:
-        """See `Proposer`."""
+        """Implements `Proposer.propose`."""
         return [self._sequel(ask) for ask in asks]
 
     def _sequel(self, ask: DraftRequest) -> Sequence[int]:
@@ -38,7 +38,7 @@ class NgramProposer:
 
 
 def _copied(tokens: Sequence[int], first: int, num: int) -> Sequence[int]:
-    """`num` tokens from `first` on; what is copied goes on behind the last, so that a period goes round."""
+    """Returns `num` tokens from index `first` on. Past the end it goes on with the copy, so that a period repeats."""
     found = list(tokens[first : first + num])
     period = len(tokens) - first
     while len(found) < num:

@@ -1,24 +1,24 @@
-"""What it costs a proposer to read a sequence before it can draft for it, learnt from measured seconds.
+"""Learns from measured seconds what it costs a proposer to read a sequence before it can draft for it.
 
-Reading comes once a sequence and is paid by all of its drafts. While there are drafts, what newcomers took on average
-is charged to each step; while there are none, what the sequences at hand would take: the longer they have been left
-unread, and the less of them is to come, the less it pays to begin. Numbers in, numbers out: no clock.
+A sequence is read once, and all of its drafts share that cost. While drafts are made, each step is charged the average
+cost of reading new sequences. While none are made, it is charged what the present sequences would take: the more tokens
+are unread and the fewer are still to come, the less it pays to begin. Pure: numbers in, numbers out, no clock.
 """
 
-AVERAGE_WEIGHT = 0.02  # of the newest step's reading
-TOKEN_WEIGHT = 0.2  # of the newest measurement of a token
+AVERAGE_WEIGHT = 0.02  # weight of the newest step's reading time
+TOKEN_WEIGHT = 0.2  # weight of the newest measurement of the time per token
 
 
 class PrefillCost:
-    """Seconds, of one proposer."""
+    """The reading cost of one proposer, in seconds."""
 
     def __init__(self) -> None:
-        self._step_s = 0.0  # of a step that drafts, on average
+        self._step_s = 0.0  # average reading time of a step that drafts
         self._token_s = 0.0
-        self._is_known = False  # the last
+        self._is_known = False  # whether `_token_s` has been measured
 
     def note(self, num_tokens: int, seconds: float, *, is_charged: bool) -> None:
-        """A step has read so many tokens, none maybe, in so long; `is_charged`: it was no probe."""
+        """Records that a step read `num_tokens` tokens (possibly 0). `is_charged`: the step was not a probe."""
         if is_charged:
             self._step_s += AVERAGE_WEIGHT * (seconds - self._step_s)
         if num_tokens:
@@ -27,9 +27,13 @@ class PrefillCost:
             self._is_known = True
 
     def fade(self, span: float) -> None:
-        """Nothing is drafted for so many choices: what newcomers took once says less and less."""
+        """Decays the average after `span` choices without drafts, as it says less and less about new sequences."""
         self._step_s *= (1 - AVERAGE_WEIGHT) ** span
 
     def seconds(self, due: float) -> float:
-        """To charge to a step; `due`: tokens of its sequences to be read first, in equal parts over all their steps."""
+        """Returns the seconds to charge to one step.
+
+        `due`: tokens of the step's sequences that must be read first, spread evenly over the steps that these have
+        left.
+        """
         return max(self._step_s, self._token_s * due)

@@ -1,6 +1,6 @@
-"""What drafts tokens: the protocol, and the one way to ask.
+"""The protocol of draft proposers, and the function that calls them.
 
-A proposer is not trusted: one that raises, or answers with what is no token, loses its turn, and the request nothing.
+A proposer is not trusted: if it raises or returns an invalid token, its drafts are dropped and the request goes on.
 """
 
 import logging
@@ -17,21 +17,26 @@ Draft: TypeAlias = Sequence[int] | DraftTree
 
 
 class Proposer(Protocol):
-    """Guesses how sequences go on.
+    """Guesses how sequences continue.
 
     Attributes:
-        writes_cache: whether it computes into the sequences' blocks, and so wants room in them.
+        writes_cache: whether it computes into the sequences' blocks and so needs capacity in them.
     """
 
     writes_cache: bool
 
     def propose(self, asks: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """For each ask, in order, at most `ask.num` tokens that may follow `ask.tokens`; none if there is no guess.
-        Where the ask's width is more than 1 they may be a tree of so many times as many."""
+        """Returns, per request in order, at most `ask.num` tokens that may follow `ask.tokens`, or none.
+
+        If `ask.width` is above 1, the result may be a tree of at most `ask.num * ask.width` tokens.
+        """
 
 
 def proposals(proposer: Proposer, asks: Sequence[DraftRequest], vocab_size: int) -> list[Draft]:
-    """The proposer's answers, each empty where it failed; when it fails for all, they are asked for one by one."""
+    """Returns the proposer's drafts, empty where it failed.
+
+    If the call for all requests fails, the proposer is called once per request.
+    """
     try:
         answers = proposer.propose(asks)
         if len(answers) == len(asks):

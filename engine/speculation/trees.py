@@ -1,24 +1,25 @@
-"""Drafts of which several may follow the same token, as parents: of each, the number of the draft that it follows, or
--1 for the last token that exists. A parent comes before its children; a chain is a tree. Stdlib only.
+"""Trees of drafts. Each draft has a parent: the index of the draft that it follows, or -1 for the last existing token.
+
+A parent comes before its children; a chain is a tree. Depends on the standard library only.
 """
 
 from collections.abc import Sequence
 
-MOST_DRAFTS = 63  # of a tree: with the token before them as many as there are bits in a mask
+MOST_DRAFTS = 63  # drafts of a tree; with the token before them they fill a 64-bit mask
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether each draft follows the one before it."""
+    """Returns whether each draft follows the one before it."""
     return all(parent == i - 1 for i, parent in enumerate(parents))
 
 
 def is_tree(parents: Sequence[int]) -> bool:
-    """Whether every parent comes before its child."""
+    """Returns whether every parent comes before its child."""
     return all(-1 <= parent < i for i, parent in enumerate(parents))
 
 
 def paths_of(ids: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
-    """The tokens on the way to each draft, itself last."""
+    """Returns, per draft, the tokens on the path to it, its own last."""
     paths: list[list[int]] = []
     for token, parent in zip(ids, parents, strict=True):
         paths.append([*(paths[parent] if parent >= 0 else ()), token])
@@ -26,7 +27,7 @@ def paths_of(ids: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
 
 
 def first_branch(parents: Sequence[int]) -> list[int]:
-    """The first draft, the first of those behind it, and so on."""
+    """Returns the path that takes the first child each time, as indices of drafts."""
     branch: list[int] = []
     for i, parent in enumerate(parents):
         if parent == (branch[-1] if branch else -1):
@@ -35,9 +36,9 @@ def first_branch(parents: Sequence[int]) -> list[int]:
 
 
 def walk(ids: Sequence[int], parents: Sequence[int], sampled: Sequence[int]) -> list[int]:
-    """The drafts that stand, one behind the other: each is the token that was sampled behind its parent.
+    """Returns the accepted drafts, from the root down: each is the token that was sampled behind its parent.
 
-    `sampled`: the tokens behind the last one that exists, and behind each draft.
+    `sampled`: the tokens sampled behind the last existing token and behind each draft.
     """
     path: list[int] = []
     at = -1
@@ -48,7 +49,7 @@ def walk(ids: Sequence[int], parents: Sequence[int], sampled: Sequence[int]) -> 
 
 
 def follow(ids: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """The drafts that stand where `tokens` were sampled, the last of which nothing follows."""
+    """Returns the accepted drafts, given the run of sampled `tokens`; no draft follows the last of these."""
     path: list[int] = []
     at = -1
     for token in tokens[:-1]:
@@ -60,5 +61,5 @@ def follow(ids: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) ->
 
 
 def _child(ids: Sequence[int], parents: Sequence[int], parent: int, token: int) -> int | None:
-    """The first of the parent's children that is this token."""
+    """Returns the first child of `parent` that is this token, or None."""
     return next((i for i in range(parent + 1, len(ids)) if parents[i] == parent and ids[i] == token), None)

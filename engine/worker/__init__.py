@@ -1,1 +1,1 @@
-"""Computes plans: plan to tensors, forward, sample. Keeps a permanent row for each slot; knows no policy."""
+"""Computes step plans: plan to tensors, forward pass, sampling. Keeps a permanent row of state for each slot."""

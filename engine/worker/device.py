@@ -1,7 +1,7 @@
-"""What a runner asks of a device besides arithmetic: copies that nobody waits for, recorded work, a second queue.
+"""Device operations of a runner besides arithmetic: asynchronous copies, recorded work, a second queue.
 
-`Device` is the protocol, `CudaDevice` the real one. Tests drive the runner with a stand-in on CPU tensors through the
-very same code. Knows no model and no plan.
+`Device` is the protocol, `CudaDevice` its implementation for CUDA. Tests run the same runner code with a stand-in on
+CPU tensors. Independent of models and plans.
 """
 
 import contextlib
@@ -14,52 +14,52 @@ from torch import Tensor
 
 from sluice_server.engine.worker.faults import device_faults
 
-WARM_RUNS = 2  # before a capture: kernels compile, workspaces are taken
+WARM_RUNS = 2  # before a capture: kernels compile and workspaces are allocated
 
 
 class HostCopy(Protocol):
-    """A tensor on its way to the host."""
+    """A copy of a tensor to the host, in progress."""
 
     def wait(self) -> "np.ndarray[Any, Any]":
-        """Its numbers, once they are there. Raises DeviceLost and OutOfDeviceMemory for what was computed before."""
+        """Waits for the copy and returns it. Raises DeviceLost and OutOfDeviceMemory for failures of earlier work."""
 
 
 class Device(Protocol):
-    """Work is begun in order and not waited for."""
+    """A queue of work that runs in order, without waiting."""
 
     def upload(self, values: "np.ndarray[Any, Any]") -> Tensor:
-        """A copy on the device. `values` may be changed at once."""
+        """Returns a copy on the device. `values` may be changed at once."""
 
     def download(self, values: Tensor) -> HostCopy:
-        """Begin to copy to the host. Two may be on their way: a third reuses the memory of the first."""
+        """Begins a copy to the host. Two may be in progress; a third reuses the memory of the first."""
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
-        """Record what `body` does to its tensors, and return what does it again. Slow; not while requests wait."""
+        """Records the operations of `body` and returns a function that repeats them. Slow: not while requests wait."""
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Within, work goes to a second queue, behind all that was begun before."""
+        """Returns a context in which work goes to a second queue, behind all work begun before."""
 
     def join(self) -> None:
-        """What is begun from now on comes behind all that went aside."""
+        """Makes work begun from now on wait for all work of the second queue."""
 
     def taken(self) -> int:
-        """Bytes of its memory that anybody has, all that was begun being done. Slow."""
+        """Returns the bytes of device memory in use by any process, after all work is done. Slow."""
 
 
 class CudaDevice:
-    """One CUDA device: pinned memory, graphs in one pool, a stream of its own for swapping."""
+    """One CUDA device: pinned memory, graphs in one memory pool, a separate stream for transfers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(device)
-        self._warm = torch.cuda.Stream(device)  # one: torch keeps the memory of each stream apart
+        self._warm = torch.cuda.Stream(device)  # shared by all captures, as torch keeps memory per stream
         self._pinned: list[Tensor | None] = [None, None]
         self._turn = 0
         self._is_apart = False
 
     def upload(self, values: "np.ndarray[Any, Any]") -> Tensor:
-        # A fresh pinned buffer each time: torch gives it back only when the copy has been made.
+        # A new pinned buffer each time: torch reuses its memory only after the copy is done.
         return torch.from_numpy(values).pin_memory().to(self._device, non_blocking=True)
 
     def download(self, values: Tensor) -> "CudaHostCopy":
@@ -104,7 +104,7 @@ class CudaDevice:
 
 
 class CudaHostCopy:
-    """A copy to pinned memory, and the event behind it."""
+    """A copy to pinned memory, and the event that follows it."""
 
     def __init__(self, values: Tensor, event: torch.cuda.Event) -> None:
         self._values = values

@@ -1,4 +1,4 @@
-"""What torch raises when a device fails, in our own terms."""
+"""Translates torch's exceptions for device failures into the engine's own."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ import torch
 
 from sluice_server.engine.errors import DeviceLost, OutOfDeviceMemory
 
-CPU_OUT_OF_MEMORY = "can't allocate memory"  # a RuntimeError like any other, but for its text
+CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError; only the text tells
 
 
 @contextlib.contextmanager
 def device_faults() -> Iterator[None]:
-    """Raise OutOfDeviceMemory or DeviceLost in place of torch's own exceptions; others pass."""
+    """Raises OutOfDeviceMemory or DeviceLost in place of torch's own exceptions; others pass."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,8 +1,8 @@
-"""Recorded steps of rows that compute few tokens each: which sizes there are, and which one a step takes.
+"""Recorded steps of rows that compute few tokens each: which sizes are recorded, and which one a step uses.
 
-Sizes are captured largest first, in one memory pool: powers of two at start, others when there is no work, as are forms
-that a step can do without. A step takes the least size that holds it; what is not captured is computed without. Knows
-no model and no plan.
+Sizes are captured largest first, in one memory pool. Powers of two are captured at start; other sizes, and optional
+forms, are captured while idle. A step uses the least size that holds it; without one it is computed unrecorded. Generic
+in what is recorded: independent of models and plans.
 """
 
 import enum
@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 S = TypeVar("S")
-STEP = 16  # between sizes, where powers of two are further apart: bounds what padding costs
-SAMPLES = 4  # steps from which the memory of all that are smaller than the largest is told
+STEP = 16  # distance between sizes where powers of two are further apart; bounds the cost of padding
+SAMPLES = 4  # steps from which the memory of all smaller ones is estimated
 
 
 class RowShape(enum.Enum):
-    """What rows of a step are: of tokens that follow one another, trees of drafts, or such as share prefixes."""
+    """The form of a step's rows: plain (chains of tokens), trees of drafts, or rows that share prefixes."""
 
     PLAIN = enum.auto()
     TREES = enum.auto()
@@ -24,7 +24,7 @@ class RowShape(enum.Enum):
 
 
 class GraphKey(NamedTuple):
-    """Rows of a recorded step, tokens of each at most, and their form."""
+    """The shape of a recorded step: its rows, the tokens of each at most, and their form."""
 
     num_rows: int
     per_row: int
@@ -32,22 +32,32 @@ class GraphKey(NamedTuple):
 
 
 def sizes(max_rows: int) -> tuple[list[int], list[int]]:
-    """(captured at start, captured later) of rows, largest first: max_rows and powers of two; multiples of STEP."""
+    """Returns the numbers of rows to capture (at start, later), largest first.
+
+    At start: `max_rows` and the powers of two. Later: the multiples of STEP.
+    """
     first = {max_rows} | {1 << i for i in range(max_rows.bit_length())}
     later = set(range(STEP, max_rows, STEP)) - first
     return sorted(first, reverse=True), sorted(later, reverse=True)
 
 
 def forms_of(drafts: Sequence[int], *, may_branch: bool) -> list[tuple[int, RowShape]]:
-    """Tokens of a row and form of the steps that every start needs: plain decode, those with one of `drafts` drafted
-    tokens a row, and, where these `may_branch`, those in which they do."""
+    """Returns (tokens of a row, form) of the steps that every start needs.
+
+    These are plain decode, steps with each number of `drafts` per row, and, if drafts `may_branch`, the same with
+    trees.
+    """
     forms = [(1, RowShape.PLAIN), *((1 + num, RowShape.PLAIN) for num in drafts)]
-    # One draft is no tree.
+    # A single draft cannot branch.
     return forms + [(1 + num, RowShape.TREES) for num in drafts if may_branch and num > 1]
 
 
 class Graphs(Generic[S]):
-    """Recorded steps by key; `capture` makes one. Steps of `forms` (tokens of a row, form) are captured at start."""
+    """Recorded steps by key, made by `capture`.
+
+    Steps of `forms` (tokens of a row, form) in the sizes for the start are captured by `warm`; other sizes, and the
+    forms of `later`, by `grow`.
+    """
 
     def __init__(
         self,
@@ -61,15 +71,18 @@ class Graphs(Generic[S]):
         first, between = sizes(max_rows)
         self._first = [GraphKey(num, *form) for num in first for form in forms]
         self._later = [GraphKey(num, *form) for num in between for form in forms]
-        # Of one row nothing can be shared.
+        # A single row shares no prefix.
         self._later += [
             GraphKey(num, *form) for num in sorted({*first, *between} - {1}, reverse=True) for form in later
         ]
 
     def bytes_of_all(self, taken: Callable[[], int]) -> int:
-        """What all of them will have taken: those of the most rows are captured, of each form, from whose memory the
-        others live, and `SAMPLES` of the others, for what each adds: none is taken to add less than the dearest of
-        these. `taken` tells bytes in use. Nothing is kept."""
+        """Estimates the bytes that all recorded steps will take.
+
+        Captures those with the most rows, of each form; the others reuse their memory. Captures `SAMPLES` of the others
+        and assumes for each of the rest what the most expensive of these adds. `taken` returns the bytes in use.
+        Nothing is kept.
+        """
         keys = sorted({*self._first, *self._later}, key=lambda key: (-key.num_rows, -key.per_row))
         most = max(key.num_rows for key in keys)
         largest, others = ([key for key in keys if (key.num_rows == most) is is_most] for is_most in (True, False))
@@ -82,25 +95,25 @@ class Graphs(Generic[S]):
         return marks[0] - before + each * len(others)
 
     def warm(self) -> None:
-        """Capture what every start needs."""
+        """Captures what every start needs."""
         while self._first:
             self._add(self._first.pop(0))
 
     def grow(self) -> bool:
-        """Capture one more, if any is left: for when there is no work."""
+        """Captures one more step while idle; returns False if none is left."""
         if not self._later:
             return False
         self._add(self._later.pop(0))
         return True
 
     def give_up(self) -> int:
-        """Capture no more; how many are left without."""
+        """Stops capturing; returns the number of steps left unrecorded."""
         num = len(self._later)
         self._later.clear()
         return num
 
     def find(self, num_rows: int, per_row: int, form: RowShape = RowShape.PLAIN) -> S | None:
-        """The least recorded step for so many rows of so many tokens; None if there is none."""
+        """Returns the least recorded step for so many rows of so many tokens, or None."""
         captured = self._captured
         fits = [key for key in captured if key.form is form and key.per_row >= per_row and key.num_rows >= num_rows]
         return captured[min(fits, key=lambda key: (key.per_row, key.num_rows))] if fits else None

@@ -1,7 +1,8 @@
-"""A runner for a device that works while the host plans: steps are launched before the one before them is collected.
+"""A runner for devices that work while the host plans: a step is launched before the one before it is collected.
 
-Steps whose rows all decode or verify drafts, and want nothing but sampling, go to `UniformSteps`; others to
-the plain `Runner`, which waits for the device. Knows no policy.
+A step is uniform if its rows only decode or verify drafts and need nothing but sampling. Uniform steps go to
+`UniformSteps`, others to the plain `Runner`, which waits for the device. Scheduling policy is decided elsewhere; the
+input is a `StepPlan`.
 """
 
 import itertools
@@ -27,13 +28,15 @@ from sluice_server.engine.worker.steps import BAD, RecordedStep, UniformRows, Un
 
 logger = logging.getLogger(__name__)
 
-UNKNOWN = -1  # the device has no token of the slot that nobody told it
+UNKNOWN = -1  # the device has written no token of the slot itself
 
 
 class InFlightDrafts(NamedTuple):
-    """Attributes:
-    lengths: drafts of a row at most of which there are recorded steps.
-    may_branch: whether several may follow the same token.
+    """The drafts for which steps are recorded.
+
+    Attributes:
+        lengths: numbers of drafts of a row; there are recorded steps for rows of at most so many.
+        may_branch: whether several drafts may follow the same token.
     """
 
     lengths: tuple[int, ...]
@@ -49,29 +52,32 @@ class LaunchedStep:
     is_done = False
 
     def __init__(self, plan: StepPlan, arrival: HostCopy, order: Sequence[int] = ()) -> None:
-        """`order`: of the rows on the device, where it is another."""
+        """Holds the plan and the pending result; `order`: the order of the rows on the device, if it differs."""
         self._plan = plan
         self._arrival = arrival
         self._order = order
         self._result: StepResult | None = None
 
     def collect(self) -> StepResult:
-        """Wait for the device and return the sampled tokens."""
+        """Waits for the device and returns the sampled tokens."""
         if self._result is None:
             ids, ends = self._arrival.wait().tolist(), itertools.accumulate(self._plan.query_lens)
             rows = [ids[end - num : end] for end, num in zip(ends, self._plan.query_lens, strict=True)]
-            if self._order:  # all of one token
+            if self._order:  # such rows have one token each
                 rows = [row for _, row in sorted(zip(self._order, rows, strict=True))]
             self._result = result_of(self._plan, rows)
         return self._result
 
     def sampled(self) -> dict[int, int]:
-        """What each slot sampled first."""
+        """Returns the first token that each slot sampled."""
         return dict(zip(self._plan.slots, self.collect().token_ids, strict=True))
 
 
 def result_of(plan: StepPlan, rows: list[list[int]]) -> StepResult:
-    """The result of a uniform step whose rows sampled these ids. Behind a wrong draft nothing counts."""
+    """Returns the result of a uniform step, given the sampled ids of each row.
+
+    What is behind a wrong draft is ignored.
+    """
     failed, runs, end = set(), {}, 0
     for i, ids in enumerate(rows):
         end += len(ids)
@@ -88,9 +94,9 @@ def result_of(plan: StepPlan, rows: list[list[int]]) -> StepResult:
 
 
 class OverlappedRunner:
-    """`plain` with the uniform steps of `state` before it."""
+    """Runs uniform steps with `UniformSteps` and the state on the device, and other steps with `plain`."""
 
-    depth = 1  # the device computes one while the next is planned
+    depth = 1  # the device computes one step while the next is planned
 
     def __init__(
         self,
@@ -108,31 +114,31 @@ class OverlappedRunner:
         self._graphs = graphs
         self._prefixes = prefixes
         num_slots = len(state.tokens)
-        self._is_plain = [False] * num_slots  # whether the slot wants nothing but sampling
-        self._ahead = [UNKNOWN] * num_slots  # position of the token that the device has written itself
+        self._is_plain = [False] * num_slots  # whether the slot needs nothing but sampling
+        self._ahead = [UNKNOWN] * num_slots  # position of the newest token that the device has written itself
         self._last: LaunchedStep | None = None
         self._num_steps = 0
 
     @property
     def progress(self) -> int:
-        """Layers and recorded steps computed since start."""
+        """The number of layers and recorded steps computed since start."""
         return self._plain.progress + self._num_steps
 
     def watch(self, on_layer: Callable[[], None]) -> None:
-        """Have `on_layer` called after each layer that is computed one by one."""
+        """Sets the callback that runs after each layer that is computed outside recorded steps."""
         self._plain.watch(on_layer)
 
     def move(self, moves: list[Move]) -> None:
-        """Carry out transfers on a queue of their own, behind the steps begun before."""
+        """Carries out transfers on a queue of their own, behind the steps begun before."""
         with self._device.aside():
             self._plain.move(moves)
 
     def moved(self) -> list[tuple[Move, bool]]:
-        """Transfers with the disk that have ended since the last call, and whether well."""
+        """Returns the disk transfers that have ended since the last call, and whether they succeeded."""
         return self._plain.moved()
 
     def place(self, plan: StepPlan) -> None:
-        """Reset newly taken slots, then note the blocks that tables have grown by."""
+        """Resets newly taken slots, then appends new blocks to the block tables."""
         self._plain.place(plan)
         for placement in plan.placements:
             self._is_plain[placement.slot] = wants_only_sampling(placement)
@@ -144,7 +150,7 @@ class OverlappedRunner:
             self._state.extend(slot, first, blocks)
 
     def launch(self, plan: StepPlan) -> "LaunchedStep | CompletedStep":
-        """Begin a step; it may be launched before the one before it is collected."""
+        """Begins a step; it may be launched before the one before it is collected."""
         with device_faults():
             self._device.join()
             if not self._is_uniform(plan):
@@ -152,7 +158,7 @@ class OverlappedRunner:
             return self._launch(plan)
 
     def idle(self) -> bool:
-        """Prepare for steps to come; False when there is nothing left to prepare. Never while requests wait."""
+        """Records one more step; returns False when none is left. Called only while no requests wait."""
         try:
             with device_faults():
                 return self._graphs.grow()
@@ -162,7 +168,7 @@ class OverlappedRunner:
             return False
 
     def _is_uniform(self, plan: StepPlan) -> bool:
-        """Whether every row samples behind each of its tokens and wants nothing else."""
+        """Returns whether every row samples behind each of its tokens and needs nothing but sampling."""
         drafts = plan.drafts
         return all(
             samples and self._is_plain[slot] and drafts.get(i, 0) == length - 1
@@ -186,7 +192,7 @@ class OverlappedRunner:
         return self._last
 
     def _rows(self, plan: StepPlan) -> UniformRows:
-        """As they are computed: those that share prefixes, where that is worth it, beside one another."""
+        """Returns the rows in the order of computation: rows that share prefixes are adjacent where that pays off."""
         slots, starts, lens = plan.slots, plan.starts, plan.query_lens
         found = None
         if self._prefixes is not None and len(slots) > 1 and max(lens) == 1:
@@ -196,7 +202,7 @@ class OverlappedRunner:
         return UniformRows([slots[i] for i in found.order], [starts[i] for i in found.order], lens, prefixes=found)
 
     def _known(self, plan: StepPlan) -> StepPlan:
-        """The plan with the ids of what is in flight, which is waited for."""
+        """Returns the plan with the token ids of the step in flight, after waiting for it."""
         if self._last is None or IN_FLIGHT not in plan.token_ids:
             return plan
         return plan.known(self._last.sampled())
@@ -205,10 +211,12 @@ class OverlappedRunner:
 def overlap(
     plain: Runner, model: Model, store: BlockStore, device: Device, slots: Slots, drafts: InFlightDrafts = NO_DRAFTS
 ) -> OverlappedRunner:
-    """Put the uniform steps of a device before a plain runner, and record those that every start needs: plain decode,
-    and those with drafts. Those of rows that share a prefix are recorded when there is no work."""
+    """Builds an overlapped runner around a plain one and records the steps that every start needs.
+
+    These are plain decode steps and those with drafts. Steps of rows that share a prefix are recorded while idle.
+    """
     state = DeviceState(device, model.device, slots)
-    state.note(0, 0, [0])  # what writes to rows compiles now
+    state.note(0, 0, [0])  # compiles the kernels that write to rows
     state.extend(0, 0, [0])
     state.flush()
     steps = UniformSteps(model, store, state, device)
@@ -221,8 +229,11 @@ def overlap(
 def recorded_bytes(
     model: Model, cache_dtype: torch.dtype, device: Device, slots: Slots, drafts: InFlightDrafts = NO_DRAFTS
 ) -> int:
-    """What a device's recorded steps and the state of its slots will take beside weights and cache: measured over a
-    cache of one block, before there is the real one. `device` is used up by it: the runner takes another."""
+    """Returns the bytes that recorded steps and slot state will take on the device, beside weights and cache.
+
+    Measured over a cache of one block, before the real cache exists. `device` must not be used afterwards: the runner
+    takes another.
+    """
     before = device.taken()
     state = DeviceState(device, model.device, slots)
     own = device.taken() - before
@@ -231,19 +242,21 @@ def recorded_bytes(
 
 
 def new_graphs(model: Model, steps: UniformSteps, slots: Slots, drafts: InFlightDrafts) -> Graphs[RecordedStep]:
-    """All that will be recorded, nothing being so yet."""
+    """Returns the set of steps to record; none is recorded yet."""
     later = [(1, RowShape.SHARED)] if may_share(model) else []
     return Graphs(slots.num, forms_of(drafts.lengths, may_branch=drafts.may_branch), steps.record, later)
 
 
 def may_share(model: Model) -> bool:
-    """Whether prefixes are looked at apart: not behind a window, nor where a row's sums may not depend on what others
-    have."""
+    """Returns whether shared prefixes are attended to separately.
+
+    That needs full attention (no window) and a model whose sums may depend on other rows (not `is_fixed`).
+    """
     return model.has_full_attention and not model.is_fixed
 
 
 def wants_only_sampling(placement: Placement) -> bool:
-    """Whether logits are used as they are, and nothing is reported of them."""
+    """Returns whether the request uses the logits unchanged and reports nothing about them."""
     params = placement.params
     is_restricted = params.has_bars or params.needs_tokens or params.allowed_token_ids or params.min_tokens
     has_reports = params.logprobs >= 0 or params.prompt_logprobs >= 0 or params.is_search

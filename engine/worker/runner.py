@@ -1,8 +1,7 @@
-"""Computes a plan: flat lists to tensors, forward through the model, a token for each row that samples
-and behind each of its drafts.
+"""Computes a step plan: flat lists to tensors, a forward pass, and a token per row that samples and per draft.
 
-`place` and `launch` are all that changes its state. On CPU a step is done when `launch` returns (depth 0); `collect`
-is where a device would be waited for. Knows no request, no policy, no text.
+Only `place` and `launch` change the runner's state. On a CPU a step is done when `launch` returns (depth 0); on a
+device `collect` waits for it. Depends on plans, not on requests, scheduling policy or text.
 """
 
 import dataclasses
@@ -38,14 +37,14 @@ class CompletedStep:
         self._result = result
 
     def collect(self) -> StepResult:
-        """The result, at once."""
+        """Returns the result without waiting."""
         return self._result
 
 
 class Runner:
-    """One model on one device, with its cache and the state of its slots."""
+    """Runs one model on one device, with its cache and the state of its slots."""
 
-    depth = 0  # launch returns when the step is done
+    depth = 0  # `launch` returns when the step is done
 
     def __init__(
         self,
@@ -65,40 +64,43 @@ class Runner:
 
     @property
     def block_tables(self) -> Tables:
-        """int32 [slots, blocks], of all slots, as they stand."""
+        """The block tables of all slots, int32 [slots, blocks]; a view of the current state."""
         return self._rows.block_tables
 
     @property
     def progress(self) -> int:
-        """Layers computed since start."""
+        """The number of layers computed since start."""
         return self._model.layers_done
 
     def watch(self, on_layer: Callable[[], None]) -> None:
-        """Have `on_layer` called after each layer: a long step is no reason to be deaf."""
+        """Sets the callback that runs after each layer, so that the process stays responsive during a long step."""
         self._model.on_layer = on_layer
 
     def move(self, moves: list[Move]) -> None:
-        """Carry out transfers between cache blocks and tiers in their order."""
+        """Carries out transfers between cache blocks and tiers in their order."""
         self._store.move(moves)
 
     def moved(self) -> list[tuple[Move, bool]]:
-        """Transfers with the disk that have ended since the last call, and whether well."""
+        """Returns the disk transfers that have ended since the last call, and whether they succeeded."""
         return self._store.moved()
 
     def place(self, plan: StepPlan) -> None:
-        """Reset newly taken slots, then note the blocks that tables have grown by."""
+        """Resets newly taken slots, then appends new blocks to the block tables."""
         for placement in plan.placements:
             self._rows.reset(placement)
         for slot, first, blocks in plan.new_blocks:
             self._rows.extend(slot, first, blocks)
 
     def idle(self) -> bool:
-        """There is nothing to prepare."""
+        """Returns False: there is nothing to prepare."""
         return False
 
     def launch(self, plan: StepPlan) -> CompletedStep:
-        """Compute the plan's rows. Masks of grammars are filled meanwhile: a step that fails awaits them too. Raises
-        OutOfDeviceMemory and DeviceLost for what these are."""
+        """Computes the plan's rows.
+
+        Grammar masks are filled meanwhile; a step that fails waits for them too. Raises OutOfDeviceMemory and
+        DeviceLost for device failures.
+        """
         with device_faults():
             return self._compute(plan)
 
@@ -126,7 +128,7 @@ class Runner:
         return AttentionMetadata.build(plan.query_lens, contexts, tables, self._block_size, self._model.device, trees)
 
     def _places(self, plan: StepPlan, sample_positions: SamplePositions, meta: AttentionMetadata) -> Tensor:
-        """Of the step's tokens those that are sampled behind: int64, ascending."""
+        """Returns the indices of the step's tokens behind which something is sampled: int64, ascending."""
         if plan.drafts:
             return torch.tensor(sample_positions.tokens, device=self._model.device)
         return (
@@ -138,7 +140,7 @@ class Runner:
     def _sample(
         self, plan: StepPlan, sample_positions: SamplePositions, hidden: Tensor, masks: GrammarMasks | None
     ) -> StepResult:
-        """What is sampled behind tokens with these hidden states."""
+        """Samples behind the tokens with these hidden states."""
         if not sample_positions.rows:
             return StepResult([-1] * len(plan.slots))
         logits = self._model.logits(hidden)
@@ -154,7 +156,7 @@ class Runner:
         return sample_positions.collect(sampled, len(plan.slots))
 
     def _close_ranks(self, moves: list[tuple[int, int, int]]) -> None:
-        """Accepted drafts take the places in the cache that they would have had without the others of their trees."""
+        """Moves the keys and values of accepted drafts to the positions that they would have in a chain."""
         if not moves:
             return
         slots, sources, targets = np.array(moves, dtype=np.int64).T
@@ -163,9 +165,9 @@ class Runner:
         self._store.move_slots(*(torch.from_numpy(place).to(self._model.device) for place in places))
 
     def _note_tokens(self, plan: StepPlan, sample_positions: SamplePositions) -> None:
-        """Tell the slots that sample which tokens they have now: drafts are none of theirs yet."""
+        """Passes the slots that sample their current tokens; drafts are not among them yet."""
         slots, listening = plan.slots, self._rows.listening
-        if plan.num_tokens == len(slots):  # one each, and none of them drafted
+        if plan.num_tokens == len(slots):  # one token per row, none of them drafted
             for i in sample_positions.rows:
                 for one in listening.get(slots[i], ()):
                     one.note(slots[i], plan.starts[i] + 1, plan.token_ids[i : i + 1])
@@ -180,5 +182,5 @@ class Runner:
 
 
 def trees_of(plan: StepPlan) -> Trees:
-    """Of the rows whose drafts are trees."""
+    """Returns the trees of the rows whose drafts branch, by row."""
     return {i: tree_of(plan.query_lens[i] - len(parents), parents) for i, parents in plan.parents.items()}

@@ -1,6 +1,6 @@
-"""Where a step samples: behind the last token of a row, and with k drafts behind each of its last 1 + k tokens.
+"""Computes where a step samples: behind the last token of a row, or, with k drafts, behind its last 1 + k tokens.
 
-A plan in, flat lists out: one entry for each token to be sampled. Knows no tensor and no parameter.
+Takes a plan and gives flat lists with one entry per token to be sampled. Pure: no tensors, no sampling parameters.
 """
 
 import dataclasses
@@ -15,13 +15,15 @@ from sluice_server.engine.speculation.trees import paths_of, walk
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SamplePositions:
-    """Attributes:
-    rows: of the plan, those that sample.
-    drafts: of those of them that have any: the drafted tokens.
-    tokens: per sampled token, the token of the step that it follows; empty when no row has drafts.
-    slots, positions: per sampled token.
-    ahead: of sampled tokens behind drafts, these drafts.
-    parents: of the rows whose drafts are a tree.
+    """Where a step samples, as flat lists.
+
+    Attributes:
+        rows: the rows of the plan that sample.
+        drafts: by row, the drafted tokens, if it has any.
+        tokens: per sampled token, index of the step's token that it follows; empty when no row has drafts.
+        slots, positions: per sampled token, its slot and its position in the sequence.
+        ahead: by sampled token behind drafts, these drafts.
+        parents: by row whose drafts are a tree, their parents.
     """
 
     rows: list[int]
@@ -34,7 +36,7 @@ class SamplePositions:
 
     @classmethod
     def of(cls, plan: StepPlan) -> "SamplePositions":
-        """Of a step's rows, in their order."""
+        """Returns the sample positions of a step's rows, in their order."""
         rows = [i for i, samples in enumerate(plan.samples) if samples]
         if not plan.drafts:
             # The sampled token's position: one behind the last computed.
@@ -47,7 +49,7 @@ class SamplePositions:
         return sample_positions
 
     def collect(self, sampled: SampledRows, num_rows: int) -> StepResult:
-        """The step's result from what was sampled at the spots."""
+        """Returns the step's result, given what was sampled at the sample positions."""
         if self.drafts:
             return self._collect_runs(sampled, num_rows)
         rows = self.rows
@@ -61,7 +63,7 @@ class SamplePositions:
         return StepResult(ids, frozenset(rows[i] for i in sampled.bad), logprobs, errors=errors)
 
     def kept(self, sampled: SampledRows) -> list[tuple[int, int, list[int]]]:
-        """(slot, position of the next token, accepted drafts) of the rows that have any."""
+        """Returns (slot, position of the next token, accepted drafts) of the rows with accepted drafts."""
         kept = []
         for i, draft, at in self._each():
             path = self._standing(i, draft, at, sampled)
@@ -70,7 +72,7 @@ class SamplePositions:
         return kept
 
     def moves(self, sampled: SampledRows) -> list[tuple[int, int, int]]:
-        """(slot, position, position that it is to have) of accepted drafts that lie behind others which are not."""
+        """Returns (slot, position, new position) of accepted drafts that lie behind rejected ones."""
         moves = []
         for i, draft, at in self._each():
             if i in self.parents:
@@ -90,7 +92,7 @@ class SamplePositions:
             sample_positions = standing if i in self.parents else range(at, at + 1 + len(draft))
             run = [sampled.ids[j] for j in sample_positions]
             ids[i] = run[0]
-            # Behind a wrong draft nothing counts, not even what cannot be computed.
+            # What is behind a wrong draft is ignored, even logits without usable numbers.
             broken = sorted(set(sampled.bad).intersection(standing))
             if broken:
                 failed.add(i)
@@ -103,13 +105,13 @@ class SamplePositions:
         return StepResult(ids, frozenset(failed), logprobs, runs, errors)
 
     def _standing(self, i: int, draft: list[int], at: int, sampled: SampledRows) -> Sequence[int]:
-        """Of the drafts of row `i`, whose first spot is `at`, those that are accepted."""
+        """Returns the accepted drafts of row `i`, as indices; `at` is its first sample position."""
         run = sampled.ids[at : at + 1 + len(draft)]
         parents = self.parents.get(i)
         return range(num_accepted(draft, run)) if parents is None else walk(draft, parents, run)
 
     def _each(self) -> list[tuple[int, list[int], int]]:
-        """(row, its drafts, its first spot) of the rows that sample."""
+        """Returns (row, its drafts, its first sample position) of the rows that sample."""
         each, at = [], 0
         for i in self.rows:
             draft = self.drafts.get(i, [])

@@ -1,9 +1,9 @@
-"""Steps whose rows compute few tokens each and sample behind every one: inputs, forward and sampling without the host.
+"""Computes steps on the device alone: inputs, forward pass and sampling.
 
-What a step needs is on the device already, or staged beforehand; which recorded step takes it follows from its shape.
-What is sampled is written to the rows at once, so that the next step may be launched before anybody has seen it; of
-trees the drafts that stand take the places in the cache that they would have had in a chain. Knows rows and numbers;
-nothing of requests.
+The rows of such a step compute few tokens each and sample behind every one. Inputs are on the device already or staged
+beforehand; the step's shape selects the recorded step. Sampled tokens are written to the slots' rows at once, so the
+next step can be launched before the host reads them. In trees, the keys and values of accepted drafts move to the
+positions that they would have in a chain. Takes slots and numbers, not requests.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from sluice_server.kernels.reference.inputs import Inputs
 
 NO_LONGS = np.empty(0, dtype=np.int64)
 NO_TABLES = np.empty((0, 0), dtype=np.int32)
-BAD = -1  # what stands for a row that holds no usable number
+BAD = -1  # marks a row whose logits hold no usable number
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class UniformRows:
     """The rows of a step.
 
     Attributes:
-        slots, starts, lens: of each, its slot, the position of its first token, its tokens.
-        trees: of those whose tokens do not follow one another.
-        prefixes: that rows of one token each share, these being in `prefixes.order` already.
+        slots, starts, lens: per row, its slot, the position of its first token, its number of tokens.
+        trees: of the rows whose drafts branch.
+        prefixes: shared prefixes of rows of one token each; the rows are in `prefixes.order` already.
     """
 
     slots: list[int]
@@ -48,23 +48,23 @@ class UniformRows:
 
     @property
     def form(self) -> RowShape:
-        """Which recorded steps take them."""
+        """The kind of recorded step that takes these rows."""
         if self.trees:
             return RowShape.TREES
         return RowShape.PLAIN if self.prefixes is None else RowShape.SHARED
 
     def plain(self) -> "UniformRows":
-        """The same, nothing being made of what they share."""
+        """Returns the same rows without shared prefixes."""
         return dataclasses.replace(self, prefixes=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedStep:
-    """A step of fixed shape: `run` computes what `given` says into `sampled`.
+    """A step of fixed shape: `run` computes `sampled` from `given` and `form`.
 
     Attributes:
         given: int64 [3, R]: slots, positions of the first tokens, tokens up to each row's last.
-        form: int64, what more the form of the rows needs: see `_numbers`.
+        form: int64, further numbers that the rows' form needs: see `_numbers`.
         sampled: int64 [R * per_row], of the rows' tokens one row after the other.
     """
 
@@ -76,7 +76,7 @@ class RecordedStep:
 
 
 class UniformSteps:
-    """One model over one cache."""
+    """Computes and records uniform steps of one model over one cache."""
 
     def __init__(self, model: Model, store: BlockStore, state: DeviceState, device: Device) -> None:
         self._model = model
@@ -85,15 +85,18 @@ class UniformSteps:
         self._device = device
 
     def record(self, key: GraphKey) -> RecordedStep:
-        """Capture a step of that shape."""
+        """Records a step of that shape."""
         step = self._blank(key)
         return dataclasses.replace(step, run=self._device.capture(step.run))
 
     def launch(self, graphs: Graphs[RecordedStep], rows: UniformRows) -> HostCopy:
-        """Begin a step; its result int64 [sum of lens] is on its way, BAD where there is no usable number."""
+        """Begins a step and returns its pending result.
+
+        The result is int64 [sum of lens], BAD where logits held no usable number.
+        """
         num, per_row = len(rows.slots), max(rows.lens)
         step = graphs.find(num, per_row, rows.form)
-        if step is None and rows.prefixes is not None:  # without them it may be recorded
+        if step is None and rows.prefixes is not None:  # the step may be recorded for plain rows
             rows = rows.plain()
             step = graphs.find(num, per_row)
         step = step or self._blank(GraphKey(num, per_row, rows.form))
@@ -177,9 +180,10 @@ class UniformSteps:
         )
 
     def _keep(self, first: Tensor, slots: Tensor, starts: Tensor, counts: Tensor) -> None:
-        """What was sampled behind each row's first token stands in its row, an id in any case: the step behind it may
-        have begun. Padding rows, which are of slot 0, write what is there to the place behind the last, which nobody
-        reads."""
+        """Writes the token sampled behind each row's first token to the slot's row; the next step may have begun.
+
+        It is a valid id in any case. Padding rows, which are of slot 0, rewrite the unused place behind the last token.
+        """
         tokens = self._state.tokens
         is_row = counts > 0
         at = torch.where(is_row, starts + 1, tokens.shape[1] - 1)
@@ -188,8 +192,11 @@ class UniformSteps:
 
 
 def _numbers(rows: UniformRows, key: GraphKey) -> Longs:
-    """What the form of a step's rows needs: of trees `kernels.layout.trees.numbers_of`; of rows that share prefixes
-    each group's first row (one more than there are groups), its keys, and the keys of each row's prefix."""
+    """Returns the numbers that the form of a step's rows needs.
+
+    For trees: see `kernels.layout.trees.numbers_of`. For shared prefixes: each group's first row (one more than there
+    are groups), the keys of its prefix, and the keys of each row's prefix.
+    """
     if key.form is RowShape.TREES:
         return numbers_of(rows.lens, rows.trees, key.num_rows * key.per_row).reshape(-1)
     if key.form is RowShape.PLAIN:
@@ -199,7 +206,7 @@ def _numbers(rows: UniformRows, key: GraphKey) -> Longs:
     if rows.prefixes is not None:
         num, sizes = len(rows.prefixes.sizes), rows.prefixes.sizes
         firsts[1 : num + 1] = np.cumsum(sizes)
-        firsts[num + 1 :] = firsts[num]  # groups that are not there have no row
+        firsts[num + 1 :] = firsts[num]  # unused groups have no rows
         lengths[:num] = rows.prefixes.lengths
         each[: firsts[num]] = np.repeat(lengths[:num], sizes)
     return np.concatenate([firsts, lengths, each])

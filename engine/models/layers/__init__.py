@@ -1,1 +1,1 @@
-"""The decoder layer, its MLPs and experts: what they are made of, and how they are read from a checkpoint."""
+"""The decoder layer, its MLPs and experts, and their loading from a checkpoint."""

@@ -1,8 +1,8 @@
-"""The decoder that all supported architectures share, over packed weights and the paged cache.
+"""The decoder layer that all supported architectures share, over packed weights and the paged cache.
 
-Attention and gated MLP on a residual stream in float32, each behind a norm, and before one where the architecture has
-it. Query, key and value are one matrix, gate and up another. In float32 the norms' weights are folded into the matrix
-behind them. Knows nothing of batching or sampling.
+Attention and gated MLP on a residual stream in float32, each behind a norm, and with a norm behind it if the
+architecture has one. Query, key and value are one matrix, gate and up another. In float32 the norms' weights are folded
+into the matrix behind them. Independent of batching and sampling.
 """
 
 from typing import Protocol
@@ -23,17 +23,24 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 
 class Pack(Protocol):
-    """How a weight [N, K] and bias [N] are made ready for use."""
+    """A function that packs a weight [N, K] and bias [N]."""
 
     def __call__(
         self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False
     ) -> PackedLinear:
-        """The packed layer; `gated` if only `ops.linear_gated` will use it, `precise` if it should be rounded less."""
+        """Returns the packed layer.
+
+        Args:
+            gated: whether only `ops.linear_gated` will use it.
+            precise: whether it should be rounded less.
+        """
 
 
 class LayerLoader:
-    """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows. `norm_offset` is
-    what norms add to their weights as they are stored."""
+    """Makes packed layers from a source: names, concatenation, folding and the order of rotated rows.
+
+    `norm_offset` is what norms add to their stored weights.
+    """
 
     def __init__(
         self,
@@ -48,18 +55,18 @@ class LayerLoader:
         self._pack = pack
         self._dtype = dtype
         self._norm_offset = norm_offset
-        # Folding multiplies weights once instead of activations at each step; in bfloat16 it would round them again,
-        # and of weights that came quantised nothing can be folded into.
+        # Folding multiplies weights once instead of activations at each step. In bfloat16 it would round them again,
+        # and nothing can be folded into weights that are quantised already.
         self._folds = dtype is torch.float32 and not is_stored
-        self.notes: dict[str, None] = {}  # what an operator should know, in the order in which it was found
+        self.notes: dict[str, None] = {}  # for the operator, in the order found
 
     def norm(self, name: str, size: int) -> Tensor:
-        """A norm's weight [size]; a sum with the offset is not rounded again, and is float32."""
+        """Returns a norm's weight [size]. With an offset it is the sum, in float32 and not rounded again."""
         stored = self._source.get(f"{name}.weight", (size,))
         return stored.float() + self._norm_offset if self._norm_offset else stored
 
     def kept(self, norm: Tensor) -> Tensor | None:
-        """The norm's weight if the norm itself must apply it; None when `linear` folds it in."""
+        """Returns the norm's weight if the norm must apply it, or None if `linear` folds it in."""
         return None if self._folds else norm
 
     def linear(
@@ -72,12 +79,13 @@ class LayerLoader:
         rotated: dict[str, int] | None = None,
         gated: bool = False,
     ) -> PackedLinear:
-        """One matrix of the projections `parts` [(name, rows)] one above the other, input `width`; `gated` if they are
-        gate and up of an MLP.
+        """Returns one packed matrix of the projections `parts` [(name, rows)], stacked by rows, with `width` inputs.
 
-        `rotated` maps names of projections under rotary embedding to their head size: their rows are permuted so that
-        the two halves of a rotated pair become neighbours. Scores do not change, as queries and keys are permuted
-        alike.
+        Args:
+            gated: whether they are gate and up of an MLP.
+            rotated: names of projections under rotary embedding → head size. Their rows are permuted so that the two
+                halves of a rotated pair become neighbours. Scores do not change, as queries and keys are permuted
+                alike.
         """
         weights, biases = [], []
         for name, rows in parts:
@@ -95,7 +103,7 @@ class LayerLoader:
         return self._pack(self._folded(weight, norm), vectors, gated=gated)
 
     def _weight(self, name: str, rows: int, width: int, dim: int) -> Tensor | Packed:
-        """A projection, its rows in the order of heads of `dim` under rotary embedding; 0: as they are."""
+        """Returns a projection. If `dim` is not 0 its rows are permuted for rotary heads of that size."""
         packed = self._source.stored(name, rows, width)
         if packed is None:
             weight = self._source.get(f"{name}.weight", (rows, width))
@@ -103,32 +111,37 @@ class LayerLoader:
         return take_rows(packed, pair_order(rows, dim, packed[0].device)) if dim else packed
 
     def _keep(self, packed: Packed, bias: Tensor | None, gated: bool) -> PackedLinear:
-        """A weight that came quantised."""
+        """Packs a weight from a quantised checkpoint."""
         kind = stored_kind(packed, packed[0].device)
         if kind.note:
             self.notes[kind.note] = None
         return kind.make(packed, bias, self._dtype, gated)
 
     def vector(self, name: str, size: int) -> Tensor:
-        """Numbers that no matrix holds: float32 [size]."""
+        """Returns a vector, float32 [size]."""
         return self._source.get(name, (size,)).float()
 
     def router(self, name: str, num: int, norm: Tensor, *, bias: bool = False) -> PackedLinear:
-        """A projection to choices, behind a norm: an error that changes one is not small, so nothing rounds it."""
+        """Returns a router's projection behind a norm.
+
+        It is not quantised: an error that changes a choice is not small.
+        """
         weight = self._folded(self._source.get(f"{name}.weight", (num, len(norm))), norm)
         return ops.pack_linear(weight, self._source.get(f"{name}.bias", (num,)) if bias else None)
 
     def each(
         self, name: str, shape: tuple[int, int, int], *, norm: Tensor | None = None, gated: bool = False
     ) -> list[PackedLinear]:
-        """The matrices of a tensor [number, rows, width]; see `linear`."""
+        """Returns the packed matrices of a tensor [number, rows, width]; see `linear`."""
         return [self._pack(self._folded(one, norm), gated=gated) for one in self._source.get(name, shape)]
 
     def each_turned(
         self, name: str, shape: tuple[int, int, int], *, norm: Tensor | None = None, gated: bool = False
     ) -> list[PackedLinear]:
-        """The matrices of a tensor [number, width, rows] with biases [number, rows], both with rows of gate and up in
-        turn if `gated`; see `linear`."""
+        """Returns the packed matrices of a tensor [number, width, rows] with biases [number, rows]; see `linear`.
+
+        If `gated`, rows of gate and up are interleaved in both.
+        """
         whole, biases = self._source.get(name, shape), self._source.get(f"{name}_bias", (shape[0], shape[2]))
         order = torch.arange(shape[2], device=whole.device).view(-1, 2 if gated else 1).t().flatten()
         return [
@@ -137,15 +150,18 @@ class LayerLoader:
         ]
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of a projection, or of this name."""
+        """Returns whether there is a tensor of this name, or of a projection with this name."""
         return self._source.has(name) or self._source.has(f"{name}.weight")
 
     def _folded(self, weight: Tensor, norm: Tensor | None) -> Tensor:
-        """The weight behind a norm, times the norm's if that is folded in."""
+        """Returns the weight, multiplied by the weight of the norm before it if that is folded in."""
         return weight * norm if norm is not None and self._folds else weight
 
     def head(self, name: str, shape: tuple[int, int], norm: Tensor) -> PackedLinear:
-        """The projection [vocabulary, hidden] to logits, which its errors reach undiluted."""
+        """Returns the packed projection [vocabulary, hidden] to logits.
+
+        It is `precise`, as its errors reach the logits directly.
+        """
         weight = self._weight(name, *shape, 0)
         if not isinstance(weight, Tensor):
             return self._keep(weight, None, gated=False)
@@ -153,7 +169,7 @@ class LayerLoader:
 
 
 def pair_order(rows: int, head_dim: int, device: torch.device) -> Tensor:
-    """Row order that makes (i, i + head_dim / 2) of every head neighbours: int64 [rows]."""
+    """Returns the row order that makes (i, i + head_dim / 2) of every head neighbours: int64 [rows]."""
     one = torch.arange(head_dim, device=device).view(2, -1).t().reshape(-1)
     return (torch.arange(0, rows, head_dim, device=device).unsqueeze(1) + one).view(-1)
 
@@ -162,7 +178,7 @@ class DecoderLayer:
     """One layer: h += attention(norm(h)); h += mlp(norm(h)), in place.
 
     Attributes:
-        rope: which of the model's rotations is its own: 1 for that of layers with a window, where they have another.
+        rope: index of its rotary table in the model: 1 for a layer with a window if these have their own, else 0.
     """
 
     def __init__(
@@ -197,24 +213,24 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        """Those that every token goes through, in their order."""
+        """The linears that every token goes through, in their order."""
         layer = self._layer
         own = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, DenseMlp) else ()
         return (layer.qkv, layer.output, *own)
 
     def fix(self) -> None:
-        """See `Model.fix`."""
+        """Makes the layer batch-invariant; see `Model.fix`."""
         self._layer = self._layer.fixed()
 
     def forward(
         self, h: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
     ) -> None:
-        """Advance the residual stream h [T, hidden] (float32) in place; `kept`: see `decoder_layer_`."""
+        """Advances the residual stream h [T, hidden] (float32) in place; for `kept` see `decoder_layer_`."""
         decoder_layer_(h, self._layer, cis, cache, meta, kept)
 
 
 def _head_norms(config: ModelConfig, loader: LayerLoader, at: str) -> Tensor:
-    """Weights of the query and key head norms: float32 [heads + kv_heads, head_dim], in rotated order."""
+    """Returns the weights of query and key head norms: float32 [heads + kv_heads, head_dim], in rotated order."""
     q = loader.norm(f"{at}.self_attn.q_norm", config.head_dim)
     k = loader.norm(f"{at}.self_attn.k_norm", config.head_dim)
     order = pair_order(config.head_dim, config.head_dim, q.device)

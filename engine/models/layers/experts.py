@@ -1,8 +1,10 @@
-"""MLPs of which each token takes a few (Shazeer et al. 2017): a router chooses, what was chosen is weighed and added.
+"""Mixture-of-experts MLPs (Shazeer et al.
 
-In two forms, by what multiplies one expert: apart, by the linears of a dense layer, whose rows do not depend on who
-chose the same expert; or stacked, by kernels that take all experts at once, so that no choice is waited for. Packed
-linears and numbers in. Knows no model's names.
+2017): a router chooses experts per token; their outputs are weighted and added.
+
+Two forms. `SeparateExperts` multiplies expert by expert with the linears of a dense layer, whose rows do not depend on
+other tokens. `StackedExperts` uses kernels that take all experts at once, so that the host does not wait for the
+routing. Takes packed linears and numbers; tensor names are in `mlp_weights`.
 """
 
 import dataclasses
@@ -21,10 +23,12 @@ from sluice_server.kernels.reference.moe import ExpertStack
 
 @dataclasses.dataclass(frozen=True)
 class Router:
-    """Attributes:
-    linear: to a logit for each expert.
-    per_token: experts that a token takes.
-    renormalises: whether the shares of those add up to 1.
+    """Routes tokens to experts.
+
+    Attributes:
+        linear: projection to a logit per expert.
+        per_token: experts that a token is routed to.
+        renormalises: whether their weights are scaled to add up to 1.
     """
 
     linear: PackedLinear
@@ -32,27 +36,27 @@ class Router:
     renormalises: bool
 
     def fixed(self) -> "Router":
-        """See `Mlp`."""
+        """Returns the batch-invariant form; see `Mlp`."""
         return dataclasses.replace(self, linear=self.linear.fixed())
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Experts and shares [T, per_token] by logits [T, experts]; see `kernels.reference.moe.route`."""
+        """Returns experts and weights [T, per_token] for logits [T, experts]; see `kernels.reference.moe.route`."""
         return ops.route(logits, self.per_token, renormalises=self.renormalises)
 
 
 class SeparateExperts:
-    """Expert by expert: for a device whose numbers can be looked at."""
+    """Computes expert by expert; reads the routing on the host."""
 
     def __init__(self, router: Router, each: Sequence[DenseMlp]) -> None:
         self._router = router
         self._each = each
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
-        """See `Mlp`."""
+        """Implements `Mlp.add_to`."""
         router = self._router
         logits = ops.linear_normed(h, self._each[0].norm, eps, router.linear)
         experts, shares = router.choose(logits)
-        order = experts.flatten().argsort(stable=True)  # of choices, by expert
+        order = experts.flatten().argsort(stable=True)  # order of the choices by expert
         counts = experts.flatten().bincount(minlength=len(self._each)).tolist()
         chosen = [(one, num) for one, num in zip(self._each, counts, strict=True) if num]
         rows = torch.split(h[order // router.per_token], [num for _, num in chosen])
@@ -60,18 +64,18 @@ class SeparateExperts:
         return h.add_(moe.combine(torch.empty_like(found).index_copy_(0, order, found), shares))
 
     def fixed(self) -> "SeparateExperts":
-        """See `Mlp`."""
+        """Implements `Mlp.fixed`."""
         return SeparateExperts(self._router.fixed(), [one.fixed() for one in self._each])
 
     def _apply(self, expert: DenseMlp, x: Tensor, eps: float) -> Tensor:
-        """x [M, hidden] through one expert."""
+        """Returns x [M, hidden] after one expert."""
         inner = ops.linear_gated(x, expert.norm, eps, expert.gate_up, expert.activation)
         return ops.linear(inner, expert.down)
 
 
 @dataclasses.dataclass(frozen=True)
 class StackedExperts:
-    """All at once: what is launched does not depend on what was chosen, so that it can be recorded."""
+    """Computes all experts at once; the launched kernels do not depend on the routing, so a step can be recorded."""
 
     router: Router
     norm: Tensor | None
@@ -81,11 +85,11 @@ class StackedExperts:
     is_fixed: bool = False
 
     def fixed(self) -> "StackedExperts":
-        """See `Mlp`."""
+        """Implements `Mlp.fixed`."""
         return dataclasses.replace(self, router=self.router.fixed(), is_fixed=True)
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
-        """See `Mlp`."""
+        """Implements `Mlp.add_to`."""
         x = ops.rms_norm(h, self.norm, eps, self.router.linear.dtype)
         experts, shares = self.router.choose(ops.linear(x, self.router.linear))
         given = self.gate_up, self.down, experts, shares, self.activation
@@ -93,7 +97,10 @@ class StackedExperts:
 
 
 def pack_experts(router: Router, each: Sequence[DenseMlp]) -> Mlp:
-    """The MLPs of a layer behind their router and the same norm. Raises ValueError where nothing multiplies them."""
+    """Returns the experts `each` of a layer behind their router and their norm.
+
+    Raises ValueError if no kernel takes their format.
+    """
     forms = {type(linear) for one in each for linear in (one.gate_up, one.down)}
     if not any(issubclass(form, GpuLinear) for form in forms):
         return SeparateExperts(router, each)
@@ -109,7 +116,7 @@ def _plain(each: Sequence[PackedLinear]) -> ExpertStack:
 
 
 def _eight_bits(each: Sequence[PackedLinear]) -> ExpertStack:
-    packed = [one.packed for one in each if isinstance(one, Int8OnGpu)]  # which all of them are
+    packed = [one.packed for one in each if isinstance(one, Int8OnGpu)]  # true for all of them
     scales = torch.stack([one.scales for one in packed])
     return ExpertStack(torch.stack([one.weight for one in packed]), scales, _biases(each))
 

@@ -1,6 +1,6 @@
-"""What a decoder layer is made of, and its computation: one call of our own CPU kernels, or operation by operation.
+"""The parts of a decoder layer and its computation: one call of our own CPU kernels, or operation by operation.
 
-Packed linears, norms and numbers in. Knows nothing of models' names or of batching.
+Takes packed linears, norms and numbers; independent of tensor names and batching.
 """
 
 import dataclasses
@@ -18,17 +18,20 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """Attributes:
-    qkv: queries, keys and values, one above the other.
-    mlp: what follows attention, with its norm.
-    attention_norm: [hidden], of the norm before qkv; None where folded in.
-    head_norms: float32 [heads + kv_heads, dim] of queries and keys, head by head; None without.
-    window: keys that a query sees; None for all.
-    is_fixed: whether attention's schedule leaves a row's bits to that row alone, too; see `PackedLinear.fixed`.
-    output_norm: [hidden], of the norm of what attention adds to the residuals; None without.
-    query_scalar: scores are divided by its root; None for dim.
-    score_cap: they become cap · tanh(score / cap) then; 0 for as they are.
-    sinks: float32 [heads], scores of a key without a value; None for none.
+    """The parts of a decoder layer.
+
+    Attributes:
+        qkv: queries, keys and values, stacked by rows.
+        mlp: the MLP or experts, with the norm before it.
+        attention_norm: [hidden], weight of the norm before qkv; None if folded in.
+        head_norms: float32 [heads + kv_heads, dim] of queries and keys, head by head; None without.
+        window: keys that a query attends to; None for all.
+        is_fixed: whether attention's schedule is batch-invariant too; see `PackedLinear.fixed`.
+        output_norm: [hidden], weight of the norm on attention's output before it joins the residual stream; None
+            without.
+        query_scalar: scores are divided by its root; None for dim.
+        score_cap: scores then become cap · tanh(score / cap); 0 for no cap.
+        sinks: float32 [heads], scores of a key without a value; None without.
     """
 
     qkv: PackedLinear
@@ -48,7 +51,7 @@ class Layer:
     sinks: Tensor | None = None
 
     def fixed(self) -> "Layer":
-        """The same, no row's bits depending on the others; slower where that is another way."""
+        """Returns the batch-invariant form: no row's bits depend on other rows. Slower where schedules change."""
         return dataclasses.replace(
             self,
             qkv=self.qkv.fixed(),
@@ -59,20 +62,22 @@ class Layer:
 
     @property
     def scale(self) -> float:
-        """Of scores."""
+        """The factor of attention scores."""
         return float((self.query_scalar or self.dim) ** -0.5)
 
     @functools.cached_property
     def _norms(self) -> tuple[Tensor | None, ...]:
-        """Those before attention and MLP and those behind, in float32, for as long as their addresses are in use."""
+        """The norms before attention and MLP and those behind, in float32; cached, as their addresses are in use."""
         mlp = (self.mlp.norm, self.mlp.down_norm) if isinstance(self.mlp, DenseMlp) else (None, None)
         norms = (self.attention_norm, mlp[0], self.output_norm, mlp[1])
         return tuple(None if norm is None else norm.float() for norm in norms)
 
     @functools.cached_property
     def arguments(self) -> tuple[float, ...] | None:
-        """What stays from call to call, in the order that kernels/cpu/module.cpp reads; None if a part of the layer
-        has no kernel of ours."""
+        """The arguments that stay from call to call, in the order that kernels/cpu/module.cpp reads.
+
+        None if a part of the layer has no kernel of ours.
+        """
         mlp = self.mlp
         if not isinstance(mlp, DenseMlp) or self.sinks is not None:
             return None
@@ -91,9 +96,11 @@ class Layer:
 def decoder_layer_(
     h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
 ) -> None:
-    """h [T or more, hidden] (float32) through a layer in place: h += attention(norm(h)); h += mlp(norm(h)). Writes the
-    step's keys and values; cis and cache as of `rotate_and_write`. `kept`, int64 and ascending: the only tokens wanted
-    behind it, whose rows are then the first. Batch-invariant where all of its operations are."""
+    """Computes a layer on h [T or more, hidden] (float32) in place: h += attention(norm(h)); h += mlp(norm(h)).
+
+    Writes the step's keys and values; cis and cache as in `rotate_and_write`. `kept`, int64 and ascending: indices of
+    the only tokens needed afterwards; their rows then come first. Batch-invariant if all of its operations are.
+    """
     if is_one_call(layer, h, cache):
         forward_(h, layer, cis, cache, meta, kept)
         return
@@ -112,7 +119,7 @@ def decoder_layer_(
 
 
 def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
-    """Whether the layer may be one call, for residuals h [T, hidden] and a cache layer."""
+    """Returns whether the layer can be one call, for residuals h [T, hidden] and a cache layer."""
     return (
         builds.MODULE is not None
         and not gpu.takes(cache)
@@ -126,7 +133,7 @@ def is_one_call(layer: Layer, h: Tensor, cache: Tensor) -> bool:
 def forward_(
     h: Tensor, layer: Layer, cis: Tensor, cache: Tensor, meta: AttentionMetadata, kept: Tensor | None = None
 ) -> None:
-    """See `decoder_layer_`; only where `is_one_call` says so."""
+    """Computes `decoder_layer_` in one call; requires `is_one_call`."""
     assert layer.arguments is not None and h.is_contiguous() and cis.is_contiguous()
     native.layer(layer.arguments, h, cis, cache, meta, kept)
 

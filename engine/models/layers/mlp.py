@@ -1,7 +1,6 @@
-"""What a layer may do behind its attention, and the plain form of it: one MLP for all tokens.
+"""The protocol of what follows a layer's attention, and its plain form: one MLP for all tokens.
 
-Packed linears in; a layer is built with one of the forms (`engine.models.layers.experts` has others) and asks no more
-which it is.
+Takes packed linears; `engine.models.layers.experts` has the other forms.
 """
 
 import dataclasses
@@ -16,19 +15,21 @@ class Mlp(Protocol):
     """Gated linears behind a norm."""
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
-        """h [T, hidden] (float32) += mlp(norm(h)), in place, or a norm of that where it has one."""
+        """Computes h [T, hidden] (float32) += mlp(norm(h)) in place; adds a norm of the output if it has one."""
 
     def fixed(self) -> Self:
-        """The same, no row's bits depending on the others; slower where that is another way."""
+        """Returns the batch-invariant form: no row's bits depend on other rows. Slower where schedules change."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseMlp:
-    """Attributes:
-    gate_up: gate and up, one above the other, packed as gated.
-    norm: [hidden], of the norm before it; None where folded in.
-    activation: of the gate; see `kernels.reference.elementwise.GATES`.
-    down_norm: [hidden], of the norm of what it adds to the residuals; None without.
+    """One MLP for all tokens.
+
+    Attributes:
+        gate_up: gate and up, stacked by rows, packed as gated.
+        norm: [hidden], weight of the norm before it; None if folded in.
+        activation: of the gate; see `kernels.reference.elementwise.GATES`.
+        down_norm: [hidden], weight of the norm on its output before that joins the residual stream; None without.
     """
 
     gate_up: PackedLinear
@@ -38,12 +39,12 @@ class DenseMlp:
     down_norm: Tensor | None = None
 
     def add_to(self, h: Tensor, eps: float) -> Tensor:
-        """See `Mlp`."""
+        """Implements `Mlp.add_to`."""
         gated = self.gate_up.apply_gated(h, self.norm, eps, self.activation)
         if self.down_norm is None:
             return self.down.add_to(h, gated)
         return self.down.add_normed_to(h, gated, self.down_norm, eps)
 
     def fixed(self) -> Self:
-        """See `Mlp`."""
+        """Implements `Mlp.fixed`."""
         return dataclasses.replace(self, gate_up=self.gate_up.fixed(), down=self.down.fixed())

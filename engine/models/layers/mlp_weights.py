@@ -1,7 +1,7 @@
-"""The MLP of a layer, read from a checkpoint: dense, or experts behind a router, in either layout of their tensors.
+"""Reads the MLP of a layer from a checkpoint: dense, or experts behind a router, in either layout of their tensors.
 
-Published checkpoints have a tensor for each projection of each expert; `transformers` may write one for all experts of
-a layer. Weights that somebody has quantised before are found in the former.
+Published checkpoints have a tensor for each projection of each expert. `transformers` may write one tensor for all
+experts of a layer. Quantised checkpoints use the former layout.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,17 @@ from sluice_server.engine.models.layers.mlp import DenseMlp, Mlp
 from sluice_server.engine.models.traits import ArchitectureTraits, ExpertTraits
 from sluice_server.kernels.formats.linear import PackedLinear
 
-Pair: TypeAlias = tuple[PackedLinear, PackedLinear]  # of an expert: gate and up, and down
-FUSED = ExpertTraits()  # the names beside tensors of all experts, whatever those of each are
+Pair: TypeAlias = tuple[PackedLinear, PackedLinear]  # gate and up of an expert, and its down
+FUSED = ExpertTraits()  # names in the layout with one tensor for all experts
 
 
 def make_mlp(config: ModelConfig, traits: ArchitectureTraits, index: int, loader: LayerLoader) -> Mlp:
-    """Of the layer `index`. Raises ServiceError UNIMPLEMENTED for experts in a number format without a kernel."""
+    """Returns the MLP of layer `index`.
+
+    Raises ServiceError UNIMPLEMENTED for experts in a number format without a kernel.
+    """
     at, hidden = f"model.layers.{index}", config.hidden_size
-    # A name that says behind attention means before the MLP where that has no norm of its own.
+    # Without post-norms, post_attention_layernorm is the norm before the MLP.
     norm = loader.norm(f"{at}.{'pre_feedforward' if traits.post_norms else 'post_attention'}_layernorm", hidden)
     own, names = config.experts, traits.experts
     if own is not None and names is not None and own.layers[index]:
@@ -41,7 +44,7 @@ def make_mlp(config: ModelConfig, traits: ArchitectureTraits, index: int, loader
 
 
 def _experts(at: str, config: ExpertsConfig, traits: ExpertTraits, loader: LayerLoader, norm: Tensor) -> Mlp:
-    """Of the layer `at`, whose norm before it is `norm` [hidden]."""
+    """Returns the experts of the layer with name prefix `at`; `norm` [hidden] is the norm before them."""
     is_fused = loader.has(f"{at}.{FUSED.experts}.gate_up_proj") and not loader.has(
         f"{at}.{traits.experts}.0.{traits.up}"
     )
@@ -62,7 +65,7 @@ def _experts(at: str, config: ExpertsConfig, traits: ExpertTraits, loader: Layer
 def _separate(
     at: str, config: ExpertsConfig, traits: ExpertTraits, loader: LayerLoader, norm: Tensor
 ) -> Iterator[Pair]:
-    """From a tensor for each projection."""
+    """Yields experts from a tensor for each projection."""
     hidden, size = len(norm), config.intermediate_size
     for i in range(config.num):
         parts = [(f"{at}.{i}.{name}", size) for name in (traits.gate, traits.up)]
@@ -71,14 +74,14 @@ def _separate(
 
 
 def _fused(at: str, config: ExpertsConfig, traits: ExpertTraits, loader: LayerLoader, norm: Tensor) -> Iterator[Pair]:
-    """From two tensors for all experts."""
+    """Returns experts from two tensors for all of them."""
     hidden, size = len(norm), config.intermediate_size
     gate_up = loader.each(f"{at}.gate_up_proj", (config.num, 2 * size, hidden), norm=norm, gated=True)
     return zip(gate_up, loader.each(f"{at}.down_proj", (config.num, hidden, size)), strict=True)
 
 
 def _turned(at: str, config: ExpertsConfig, traits: ExpertTraits, loader: LayerLoader, norm: Tensor) -> Iterator[Pair]:
-    """From two tensors for all experts with inputs before outputs, and two of biases."""
+    """Returns experts from two weight tensors with inputs before outputs, and two bias tensors."""
     hidden, size = len(norm), config.intermediate_size
     gate_up = loader.each_turned(f"{at}.gate_up_proj", (config.num, hidden, 2 * size), norm=norm, gated=True)
     return zip(gate_up, loader.each_turned(f"{at}.down_proj", (config.num, size, hidden)), strict=True)

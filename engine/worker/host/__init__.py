@@ -1,1 +1,1 @@
-"""The machine that computes: its cores, compute threads and memory allocator."""
+"""The host's cores, compute threads and memory allocator."""

@@ -1,5 +1,6 @@
-"""Which allocator hands out this process's memory: one that was put before the C library's, or that library's own,
-which is asked for what it keeps of memory that was freed.
+"""Names the memory allocator of this process, and gives freed memory back to the system.
+
+The allocator is a preloaded one or the C library's own.
 """
 
 import ctypes
@@ -7,11 +8,11 @@ import os
 from pathlib import Path
 
 MAPS = Path("/proc/self/maps")
-PRELOADED = ("jemalloc", "tcmalloc", "mimalloc")  # as they stand in the names of their libraries
+PRELOADED = ("jemalloc", "tcmalloc", "mimalloc")  # as in the names of their libraries
 
 
 def allocator(maps: Path = MAPS) -> str:
-    """Its name; of the C library with its version."""
+    """Returns the allocator's name; for the C library with its version."""
     try:
         libraries = {Path(line.split()[-1]).name for line in maps.read_text().splitlines() if "/" in line}
     except OSError:
@@ -21,15 +22,18 @@ def allocator(maps: Path = MAPS) -> str:
 
 
 def give_back() -> None:
-    """Return to the system what the C library keeps of freed memory. It does so itself only at the end of its heap:
-    measured, an engine that had rounded 474M parameters to 8 bits kept 1.3 GB of their float32."""
+    """Gives the freed memory that the C library keeps back to the system.
+
+    The library does so by itself only at the end of its heap. Measured: an engine that had rounded 474M parameters to 8
+    bits kept 1.3 GB of their float32 form.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # GNU's
+    if trim is not None:  # exists in glibc only
         trim(0)
 
 
 def _c_library() -> str:
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "libc"
-    except ValueError:  # not GNU's
+    except ValueError:  # not glibc
         return "libc"

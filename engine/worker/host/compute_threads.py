@@ -1,4 +1,4 @@
-"""With how many threads the CPU computes: torch and our own kernels are told here, and nowhere else."""
+"""Sets the number of compute threads of torch and of our kernels; the only place that does so."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,10 @@ from sluice_server.kernels.cpu import builds
 
 
 def set_threads(config: EngineConfig) -> tuple[int, str]:
-    """Compute with as many threads as asked for, else with those that `engine.worker.host.cores` allows: how many, and
-    why."""
+    """Sets the number of compute threads: the configured one, else what `engine.worker.host.cores` allows.
+
+    Returns the number and its reason.
+    """
     cores = find_cores()
     threads = config.threads or cores.usable
     use_threads(threads)
@@ -21,14 +23,16 @@ def set_threads(config: EngineConfig) -> tuple[int, str]:
 
 
 def use_threads(num: int) -> None:
-    """Compute with so many."""
+    """Sets the number of compute threads."""
     torch.set_num_threads(num)
     builds.set_threads(num)
 
 
 def tune_threads(config: EngineConfig, step: Callable[[], object]) -> ThreadTuner:
-    """What measures how many of the threads that `set_threads` sets pay, and has done so once; unless their number was
-    asked for."""
+    """Returns a tuner that has measured once how many of the threads that `set_threads` sets pay off.
+
+    Nothing is measured if the number is configured.
+    """
     most, why = set_threads(config)
     counts = (most,) if config.threads else counts_of(most)
     tuner = ThreadTuner(step, use_threads, counts, why, time.perf_counter)

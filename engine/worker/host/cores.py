@@ -1,8 +1,9 @@
-"""How many cores a process may compute on: its affinity, and the CPU quota of its control groups if that is less.
+"""Counts the cores that a process may compute on.
 
-The rule for compute threads is one a core, whole cores only: a quota of 1.5 that is used by two threads stops both of
-them for a part of every period, in the middle of a step. They are not pinned: the other processes of the service share
-these cores, and the kernels' threads wait for pieces of work, never for each other.
+These are its affinity, or the CPU quota of its control groups if that is less. The rule is one compute thread per core,
+whole cores only. Two threads under a quota of 1.5 would both be stopped for a part of every period, in the middle of a
+step. Threads are not pinned: the other processes of the service share these cores, and the kernels' threads wait for
+pieces of work, never for each other.
 """
 
 import dataclasses
@@ -12,14 +13,16 @@ from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
-THREADS_A_CORE = 4  # at most: more only wait for each other, and a mistyped number makes so many that nothing else runs
+THREADS_A_CORE = 4  # limit of settings: more threads only wait for each other; guards against mistyped numbers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cores:
-    """Attributes:
-    affinity: cores that the process may run on.
-    quota: cores' worth of time that its control groups allow; None without a limit.
+    """The cores of a process.
+
+    Attributes:
+        affinity: cores that the process may run on.
+        quota: CPU time that its control groups allow, in cores; None without a limit.
     """
 
     affinity: int
@@ -27,12 +30,12 @@ class Cores:
 
     @property
     def usable(self) -> int:
-        """Threads that may compute at once."""
+        """The number of threads that may compute at once."""
         return self.affinity if self.quota is None else max(1, min(self.affinity, int(self.quota)))
 
     @property
     def max_threads(self) -> int:
-        """As many threads, or processes of a kind, as a setting may ask for."""
+        """The largest number of threads, or of processes of a kind, that a setting may request."""
         return THREADS_A_CORE * self.usable
 
     def __str__(self) -> str:
@@ -41,14 +44,22 @@ class Cores:
 
 
 def find_cores(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Cores:
-    """Of this process. `cgroups` is where the control groups are mounted, `own` the file that names those it is in."""
+    """Returns the cores of this process.
+
+    Args:
+        cgroups: where the control groups are mounted.
+        own: the file that names the groups of this process.
+    """
     quotas = [quota for group in _groups(cgroups, own) if (quota := _quota(group)) is not None]
     return Cores(len(os.sched_getaffinity(0)), min(quotas, default=None))
 
 
 def _groups(cgroups: Path, own: Path) -> Iterator[Path]:
-    """Directories of the process's groups and of those around them: each of them may set a limit. Version 2 has one
-    tree; in version 1 the one of `cpu` counts. In a container the tree often begins at its own group."""
+    """Yields the directories of the process's groups and of their ancestors, as each may set a limit.
+
+    Version 2 has one tree; in version 1 the tree of `cpu` counts. In a container the tree often begins at its own
+    group.
+    """
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -65,7 +76,7 @@ def _groups(cgroups: Path, own: Path) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    """Cores' worth of time that one group allows; None without a limit."""
+    """Returns the CPU time that one group allows, in cores; None without a limit."""
     try:
         if (group / "cpu.max").exists():
             quota, period = (group / "cpu.max").read_text().split()

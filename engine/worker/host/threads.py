@@ -1,32 +1,33 @@
-"""How many threads compute: measured at start, and again while the engine is idle, by decode steps of one sequence over
-the model that is served.
+"""Measures how many threads should compute, by decode steps of one sequence: at start and again while idle.
 
-Takes a step, what sets the number of threads, and a clock; knows no model. More threads than memory can feed, or two on
-one core's halves, gain nothing and take time from the other processes of the service. A start in a busy moment chooses
-wrongly, which is mended once the engine has been idle for a while.
+Takes a step, a function that sets the number of threads, and a clock. More threads than the memory can feed, or two on
+one core's hyperthreads, gain nothing and take time from the other processes of the service. A start under load may
+choose wrongly; this is corrected once the engine has been idle for a while.
 """
 
 from collections.abc import Callable, Sequence
 
 RUNS = 5
-MAX_S = 0.5  # of steps, after which no further run is begun: a large model has shown enough by then
-WORTH = 0.8  # of a step's time: fewer threads are taken if they need less, as a busy start must not cost half a machine
-UNDONE = 0.9  # of it: fewer threads are given up if they need more; between the two a number stays what it is
-AGREED = 3  # measurements in a row that are for the other number, before it is taken
-FIRST_S = 5.0  # of idle time before the first measurement after start; then twice as long each time
+MAX_S = 0.5  # seconds of steps after which no further run is begun: enough for a large model
+WORTH = 0.8  # fewer threads are taken if a step needs less than this share: a busy start must not cost half a machine
+UNDONE = 0.9  # fewer threads are given up if they need more than this share; in between the number stays
+AGREED = 3  # consecutive measurements that must favour the other number before it is taken
+FIRST_S = 5.0  # seconds of idle time before the first measurement after start; doubled each time
 LONGEST_S = 600.0
-REST = 100  # times as long as a measurement took until the next one: 1 % of the time
-STALE_S = 1.0  # a measurement that was interrupted for longer is begun anew
+REST = 100  # pause after a measurement, as a multiple of its duration: 1 % of the time
+STALE_S = 1.0  # a measurement that was interrupted for longer is restarted
 
 
 def counts_of(most: int) -> tuple[int, ...]:
-    """The numbers of threads that are compared: `most` and half of it."""
+    """Returns the numbers of threads that are compared: `most` and half of it."""
     return tuple(sorted({most, max(1, most // 2)}, reverse=True))
 
 
 class Measurement:
-    """Steps with each number of threads by turns, so that a moment's load meets both. Each number is judged by its best
-    step, as nothing makes a step faster than it is."""
+    """Times steps with each number of threads alternately, so that passing load affects both.
+
+    Each number is judged by its best step, as nothing makes a step faster than it is.
+    """
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.best = dict.fromkeys(counts, float("inf"))
@@ -36,7 +37,7 @@ class Measurement:
 
     @property
     def count(self) -> int:
-        """Threads of the next step."""
+        """The number of threads of the next step."""
         return self._counts[self._num_steps % len(self._counts)]
 
     @property
@@ -47,11 +48,11 @@ class Measurement:
 
     @property
     def again_s(self) -> float:
-        """What as many steps take once everything is warm: the first ones at start read the weights in."""
+        """The seconds that as many steps take once everything is warm: the first steps at start read the weights in."""
         return self._num_steps * max(self.best.values())
 
     def note(self, step_s: float) -> None:
-        """The next step took so long."""
+        """Records the seconds of the next step."""
         self.best[self.count] = min(self.best[self.count], step_s)
         self.took_s += step_s
         self._num_steps += 1
@@ -62,16 +63,16 @@ class Measurement:
 
 
 def _unheard(count: int, why: str) -> None:
-    """Changes are told to nothing."""
+    """Ignores a change: the default of `on_change`."""
 
 
 class ThreadTuner:
-    """The number of threads in use, and why.
+    """Chooses the number of threads in use.
 
     Attributes:
         count: threads that compute.
-        why: what decided it.
-        on_change: called with both when idle time has changed them.
+        why: reason for this number.
+        on_change: called with both when a measurement while idle has changed them.
     """
 
     def __init__(
@@ -82,20 +83,25 @@ class ThreadTuner:
         why: str,
         clock: Callable[[], float],
     ) -> None:
-        """`use` sets the number of threads; `counts` are compared, most threads first, and one of them is not measured;
-        `why` tells where the first comes from."""
+        """Creates a tuner that does not measure before `start`.
+
+        Args:
+            use: sets the number of threads.
+            counts: numbers of threads to compare, the largest first; a single one is not measured.
+            why: where the first number comes from.
+        """
         self.count, self.why = counts[0], why
         self.on_change: Callable[[int, str], None] = _unheard
         self._step, self._use, self._clock = step, use, clock
         self._counts, self._from = tuple(counts), why
-        self._measurement: Measurement | None = None  # that is under way
+        self._measurement: Measurement | None = None  # in progress
         self._last_s = 0.0  # when its last step ended
-        self._num_against = 0  # measurements in a row that were for the other number
+        self._num_against = 0  # consecutive measurements that favoured the other number
         self._interval_s = FIRST_S
         self._due_s = float("inf")
 
     def start(self) -> None:
-        """Measure now, and use what is found."""
+        """Measures now and uses the result."""
         if len(self._counts) == 1:
             return
         measurement = Measurement(self._counts)
@@ -106,7 +112,7 @@ class ThreadTuner:
         self._rest(measurement.again_s)
 
     def idle(self) -> bool:
-        """Measure one step if a measurement is due; whether another one belongs to it."""
+        """Measures one step if a measurement is due; returns whether it has more steps."""
         now = self._clock()
         if self._measurement is None or now - self._last_s > STALE_S:
             if now < self._due_s:
@@ -119,7 +125,7 @@ class ThreadTuner:
         return self._measurement is not None
 
     def _measure(self, measurement: Measurement) -> None:
-        """One step, after which as many threads are in use as before."""
+        """Times one step and restores the number of threads."""
         self._use(measurement.count)
         try:
             begun = self._clock()

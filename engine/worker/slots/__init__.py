@@ -1,1 +1,1 @@
-"""The state that a runner keeps for each slot: sampling parameters, tokens, and what changes its logits."""
+"""The state of each slot: sampling parameters, tokens, and adjustments of its logits."""

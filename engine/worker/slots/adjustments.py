@@ -1,6 +1,7 @@
-"""What each slot wants changed in its logits: penalties on the tokens it has, biases, allowed ids.
+"""Logit adjustments of each slot: penalties on its tokens, biases, allowed ids.
 
-Most slots want nothing: they cost nothing. `reset` forgets whoever had the slot. Knows slots and parameters only.
+Slots without adjustments cost nothing. `reset` drops the state of the slot's former sequence. Takes slots and sampling
+parameters.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from sluice_server.engine.sampling.rows import AllowedTokenRows, Bits, Ints, Log
 
 
 class Penalised(NamedTuple):
-    """Which rows of `slots` have penalties, and what they have; as long as no history lies elsewhere."""
+    """The rows of `slots` that have penalties, and these penalties; valid until a history moves (`num_moves`)."""
 
     slots: list[int]
     histories: list[tuple[int, TokenHistory]]
@@ -24,19 +25,20 @@ class Penalised(NamedTuple):
 
 
 class SlotAdjustments:
-    """Indexed by slot, for those that have any."""
+    """Adjustments by slot, for the slots that have any."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._histories = TokenHistories()
         self._history: dict[int, TokenHistory] = {}
-        self._strengths: dict[int, tuple[float, float, float]] = {}  # repetition, presence, frequency, of those
-        self._bias: dict[int, LogitBiasRows] = {}  # its rows are those of one slot: zeros
+        # Repetition, presence, frequency penalty; same keys as `_history`.
+        self._strengths: dict[int, tuple[float, float, float]] = {}
+        self._bias: dict[int, LogitBiasRows] = {}  # rows are zeros: each entry is of one slot
         self._allowed: dict[int, Bits] = {}
-        self._penalised: Penalised | None = None  # of the slots that sampled last, while none of them is reset
+        self._penalised: Penalised | None = None  # cache for the slots that sampled last; cleared by `reset`
 
     def reset(self, placement: Placement) -> None:
-        """Forget whoever had the slot."""
+        """Replaces the state of the slot's former sequence."""
         slot, params = placement.slot, placement.params
         self._penalised = None
         if slot in self._history:
@@ -54,17 +56,20 @@ class SlotAdjustments:
             self._allowed[slot] = bits_of(params.allowed_token_ids, self._vocab_size)
 
     def listens(self, slot: int) -> bool:
-        """Whether the slot wants to know its tokens."""
+        """Returns whether the slot's tokens must be passed to `note`."""
         return slot in self._history
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
-        """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
+        """Records that the slot now samples the token at `position`.
+
+        `computed` are the tokens right before it; some of them may be new.
+        """
         history = self._history.get(slot)
         if history is not None and history.num_tokens < position:
             history.append(computed[history.num_tokens - position :])
 
     def penalties(self, slots: Sequence[int], ahead: Mapping[int, Sequence[int]]) -> PenaltyRows | None:
-        """Of these slots, by row; `ahead`: tokens that a row has beyond its slot's."""
+        """Returns the penalties of these slots, by row. `ahead`: by row, tokens beyond those of its slot."""
         if not self._history:
             return None
         found = self._penalised
@@ -95,7 +100,7 @@ class SlotAdjustments:
         return Penalised(list(slots), histories, penalties, table.num_moves)
 
     def biases(self, slots: Sequence[int]) -> LogitBiasRows | None:
-        """Of these slots, by row."""
+        """Returns the logit biases of these slots, by row."""
         found = [(row, self._bias[slot]) for row, slot in enumerate(slots) if slot in self._bias]
         if not found:
             return None
@@ -106,7 +111,7 @@ class SlotAdjustments:
         )
 
     def allowed(self, slots: Sequence[int]) -> AllowedTokenRows | None:
-        """Of these slots, by row."""
+        """Returns the allowed tokens of these slots, by row."""
         if not self._allowed:
             return None
         return allow([(row, self._allowed[slot]) for row, slot in enumerate(slots) if slot in self._allowed])

@@ -1,6 +1,7 @@
-"""Ids that the slots' outputs may not have: ends of the sequence before min_tokens, bad ids, what completes a bad word.
+"""Banned tokens of each slot: ends of the sequence before min_tokens, bad ids, and ids that complete a bad word.
 
-Most slots have none: they cost nothing. `reset` forgets whoever had the slot. Knows slots and parameters only.
+Slots without banned tokens cost nothing. `reset` drops the state of the slot's former sequence. Takes slots and
+sampling parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,26 +15,33 @@ from sluice_server.engine.sampling.rows import GrammarMasks, Ints, TokenPairs, j
 
 
 class BannedTokenRows(NamedTuple):
-    """Which rows of `slots` have what: ids that may not come before a position, bad ids, bad words."""
+    """Which rows of `slots` have which bans.
+
+    Attributes:
+        ends: (row, slot, (position, ids)): ids that are banned before that position.
+        ids: (row, bad ids).
+        words: (row, bad words).
+        pairs: (row, id) pairs of `ends` and `ids`.
+    """
 
     slots: list[int]
-    ends: list[tuple[int, int, tuple[int, Ints]]]  # and the slot
+    ends: list[tuple[int, int, tuple[int, Ints]]]
     ids: list[tuple[int, Ints]]
     words: list[tuple[int, BadWords]]
-    pairs: TokenPairs | None  # of the first two
+    pairs: TokenPairs | None
 
 
 class SlotBannedTokens:
-    """Indexed by slot."""
+    """Banned tokens by slot, for the slots that have any."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, tuple[int, Ints]] = {}  # ids that may not come before a position, until it is reached
+        self._ends: dict[int, tuple[int, Ints]] = {}  # position, ids that are banned before it
         self._bad_ids: dict[int, Ints] = {}
         self._bad_words: dict[int, BadWords] = {}
-        self._banned: BannedTokenRows | None = None  # of the slots that sampled last, while none of them is reset
+        self._banned: BannedTokenRows | None = None  # cache for the slots that sampled last; cleared by `reset`
 
     def reset(self, placement: Placement) -> None:
-        """Forget whoever had the slot."""
+        """Replaces the state of the slot's former sequence."""
         slot, params = placement.slot, placement.params
         self._banned = None
         self._bad_ids.pop(slot, None)
@@ -47,11 +55,14 @@ class SlotBannedTokens:
             self._bad_words[slot] = BadWords(params.bad_words, placement.tokens, placement.num_prompt)
 
     def listens(self, slot: int) -> bool:
-        """Whether the slot wants to know its tokens."""
+        """Returns whether the slot's tokens must be passed to `note`."""
         return slot in self._bad_words
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
-        """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
+        """Records that the slot now samples the token at `position`.
+
+        `computed` are the tokens right before it; some of them may be new.
+        """
         words = self._bad_words.get(slot)
         if words is not None and words.num_tokens < position:
             words.append(computed[words.num_tokens - position :])
@@ -63,20 +74,25 @@ class SlotBannedTokens:
         ahead: Mapping[int, Sequence[int]],
         masks: GrammarMasks | None,
     ) -> TokenPairs | None:
-        """Barred (row, id) pairs; `ahead`: tokens that a row has beyond its slot's; by `masks` rows may have to end."""
+        """Returns the banned (row, id) pairs.
+
+        Args:
+            ahead: by row, tokens beyond those of its slot.
+            masks: grammar masks; a row whose grammar is complete may end before min_tokens.
+        """
         if self._banned is None or self._banned.slots != slots:
             self._banned = self._find_barred(slots)
         banned = self._banned
         if not ahead and any(positions[row] >= until for row, _, (until, _) in banned.ends):
             for row, slot, (until, _) in banned.ends:
                 if positions[row] >= until:
-                    del self._ends[slot]  # its positions only rise from here
+                    del self._ends[slot]  # positions of a slot only rise
             banned = self._banned = self._find_barred(slots)
         at_end = masks.ends if masks is not None and banned.ends else frozenset()
         words = [(row, one.banned(ahead.get(row, ()))) for row, one in banned.words]
         completing = [(row, np.array(ids, dtype=np.int64)) for row, ids in words if ids]
         if not (completing or ahead or at_end):
-            return banned.pairs  # nothing but what stays
+            return banned.pairs  # nothing changes from step to step
         ends = [(row, ids) for row, _, (until, ids) in banned.ends if positions[row] < until and row not in at_end]
         return join([*ends, *banned.ids, *completing])
 

@@ -1,7 +1,7 @@
-"""Prompts whose tokens' log probabilities are asked for: which places of a step tell one, and what they tell.
+"""Log probabilities of prompt tokens, for the slots that request them: which positions of a step yield some, and which.
 
-The token at a place is judged by what was computed at the place before it; the first one of a prompt has none before
-it. Knows slots and parameters; no request.
+A token is scored with the logits computed at the position before it; the first token of a prompt has none. Takes slots
+and sampling parameters.
 """
 
 import itertools
@@ -13,33 +13,33 @@ from torch import Tensor
 from sluice_server.engine.plan import Placement, PromptLogprobs, StepPlan, TokenLogprob
 from sluice_server.engine.sampling.logprobs import score
 
-CHUNK = 64  # places whose logits exist at once
+CHUNK = 64  # positions whose logits are in memory at once
 
 
 class SlotPrompts:
-    """Indexed by slot, for those that ask."""
+    """Prompts by slot, for the slots that request their log probabilities."""
 
     def __init__(self) -> None:
         self._prompts: dict[int, tuple[Sequence[int], int]] = {}  # tokens, candidates
 
     @property
     def is_asked(self) -> bool:
-        """Whether anybody asks: all of a step's hidden states may be wanted."""
+        """Whether any slot requests them: then all hidden states of a step may be needed."""
         return bool(self._prompts)
 
     def reset(self, placement: Placement) -> None:
-        """Forget whoever had the slot."""
+        """Replaces the state of the slot's former sequence."""
         self._prompts.pop(placement.slot, None)
         if placement.params.prompt_logprobs >= 0:
             prompt = placement.tokens[: placement.num_prompt]
             self._prompts[placement.slot] = prompt, placement.params.prompt_logprobs
 
     def score(self, plan: StepPlan, hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> dict[int, PromptLogprobs]:
-        """Of the plan's rows, what they tell of their prompts.
+        """Returns, by row of the plan, the log probabilities of its prompt tokens.
 
         Args:
-            hidden: [T, H] of the step's T tokens.
-            logits_of: makes logits float32 [L, V] of hidden states [L, H].
+            hidden: [T, H], of the step's T tokens.
+            logits_of: computes logits float32 [L, V] from hidden states [L, H].
         """
         if not self._prompts:
             return {}
@@ -58,7 +58,7 @@ class SlotPrompts:
 def _scores(
     hidden: Tensor, tokens: Sequence[int], candidates: int, logits_of: Callable[[Tensor], Tensor]
 ) -> tuple[TokenLogprob, ...]:
-    """Of tokens that follow the hidden states [L, H]."""
+    """Scores tokens that follow the hidden states [L, H]."""
     scores: list[TokenLogprob] = []
     for at in range(0, len(tokens), CHUNK):
         part = tokens[at : at + CHUNK]

@@ -1,6 +1,6 @@
-"""The state that a runner keeps for each slot. One function resets a slot; nothing else resets anything.
+"""The state of each slot on the host, as arrays indexed by slot.
 
-Arrays are indexed by slot. Knows slots and parameters; nothing of requests.
+`SlotRows.reset` is the only function that resets a slot. Takes slots and sampling parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from sluice_server.engine.worker.slots.adjustments import SlotAdjustments
 from sluice_server.engine.worker.slots.banned_tokens import SlotBannedTokens
 from sluice_server.engine.worker.slots.prompts import SlotPrompts
 
-MAX_KEPT = 16  # combinations of slots: rows with drafts of several lengths come in turns
+MAX_KEPT = 16  # combinations of slots: rows with drafts of several lengths alternate
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 
 
@@ -25,11 +25,14 @@ class TokenListener(Protocol):
     """Follows the tokens of slots."""
 
     def listens(self, slot: int) -> bool:
-        """Whether the slot wants to know its tokens."""
+        """Returns whether the slot's tokens must be passed to `note`."""
         ...
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
-        """The slot samples the token at `position` now: of `computed`, which end right before it, some may be new."""
+        """Records that the slot now samples the token at `position`.
+
+        `computed` are the tokens right before it; some of them may be new.
+        """
         ...
 
 
@@ -47,11 +50,12 @@ class SlotRows:
         self._adjustments = SlotAdjustments(vocab_size)
         self._banned_tokens = SlotBannedTokens()
         self._listeners: tuple[TokenListener, ...] = (self._adjustments, self._banned_tokens, matchers)
-        self.listening: dict[int, list[TokenListener]] = {}  # of slots: who wants to know their tokens
-        self._fixed: dict[tuple[int, ...], SamplingParamRows] = {}  # by the slots that sampled, while none is reset
+        self.listening: dict[int, list[TokenListener]] = {}  # by slot: listeners that follow its tokens
+        # By slots that sampled; cleared by `reset`.
+        self._fixed: dict[tuple[int, ...], SamplingParamRows] = {}
 
     def reset(self, placement: Placement) -> None:
-        """Forget whoever had the slot."""
+        """Replaces the state of the slot's former sequence."""
         slot, params = placement.slot, placement.params
         self._fixed.clear()
         self.block_tables[slot] = 0
@@ -72,11 +76,11 @@ class SlotRows:
             self.listening[slot] = listeners
 
     def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
-        """The slot's block table goes on with `blocks` at index `first`."""
+        """Writes `blocks` to the slot's block table, from index `first` on."""
         self.block_tables[slot, first : first + len(blocks)] = blocks
 
     def note(self, slot: int, position: int, computed: Sequence[int]) -> None:
-        """The slot samples the token at `position`, having just computed `computed`, which end right before it."""
+        """Records that the slot now samples the token at `position`; `computed` are the tokens right before it."""
         for one in self.listening.get(slot, ()):
             one.note(slot, position, computed)
 
@@ -87,9 +91,11 @@ class SlotRows:
         ahead: Mapping[int, Sequence[int]] = NOTHING,
         masks: GrammarMasks | None = None,
     ) -> SamplingRows:
-        """Parameters of the rows that sample now, each for the token at its position. A slot has a row more for each of
-        its drafts; `ahead`: of such rows, the drafts before it. A grammar that has come to its end outweighs
-        min_tokens."""
+        """Returns the parameters of the rows that sample, each for the token at its position.
+
+        A slot has one more row for each of its drafts. `ahead`: by row of a draft, the drafts up to it. Where a grammar
+        is complete, its end outweighs min_tokens.
+        """
         fixed = self._fixed.get(key := tuple(slots))
         if fixed is None:
             if len(self._fixed) >= MAX_KEPT:
@@ -104,7 +110,7 @@ class SlotRows:
         )
 
     def _fixed_rows(self, slots: list[int]) -> SamplingParamRows:
-        """What stays as long as the same slots sample."""
+        """Returns the parameters that stay as long as the same slots sample."""
         at = np.array(slots)
         return knob_rows(
             self._floats[at],

@@ -1,7 +1,7 @@
-"""What a device knows of each slot: a permanent row of tokens, blocks and sampling parameters.
+"""The state of each slot on the device: a permanent row of tokens, blocks and sampling parameters.
 
-The host changes rows by staged runs, which travel together; the device itself writes what it samples. Knows slots and
-numbers; nothing of requests.
+The host changes rows in staged runs, which are uploaded together; the device writes what it samples itself. Takes slots
+and numbers, not requests.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from sluice_server.kernels.reference.sampling import Rows
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slots:
-    """How many there are, tokens of a sequence at most, and tokens of a block."""
+    """The number of slots, tokens of a sequence at most, and tokens of a block."""
 
     num: int
     max_len: int
@@ -34,7 +34,7 @@ class DeviceState:
         self.slots = slots
         self._device = device
         num_slots, max_len, max_blocks = slots.num, slots.max_len, -(-slots.max_len // slots.block_size)
-        # A token may be sampled behind the last one that is computed.
+        # One more: a token may be sampled behind the last one that is computed.
         self.tokens = torch.zeros(num_slots, max_len + 1, dtype=torch.int64, device=on)
         self.tables = torch.zeros(num_slots, max_blocks, dtype=torch.int32, device=on)
         self._floats = torch.from_numpy(neutral(FLOATS, num_slots)).to(on)
@@ -44,20 +44,20 @@ class DeviceState:
         self._placed: dict[int, Placement] = {}
 
     def place(self, placement: Placement) -> None:
-        """Somebody new has the slot."""
+        """Stages the parameters of the slot's new sequence and an empty block table."""
         self._placed[placement.slot] = placement
         self._block_runs.append((placement.slot, 0, [0] * self.tables.shape[1]))
 
     def extend(self, slot: int, first: int, blocks: Sequence[int]) -> None:
-        """The slot's block table goes on with `blocks` at index `first`."""
+        """Stages `blocks` for the slot's block table, from index `first` on."""
         self._block_runs.append((slot, first, blocks))
 
     def note(self, slot: int, first: int, ids: Sequence[int]) -> None:
-        """The slot has these tokens from position `first` on."""
+        """Stages the slot's tokens from position `first` on."""
         self._token_runs.append((slot, first, ids))
 
     def flush(self) -> None:
-        """Begin to write what was staged."""
+        """Begins to write what was staged."""
         if self._placed:
             self._write_parameters(list(self._placed.values()))
             self._placed = {}
@@ -67,7 +67,7 @@ class DeviceState:
             runs.clear()
 
     def rows(self, slots: Tensor, positions: Tensor) -> Rows:
-        """Parameters of rows that sample the tokens at `positions`, all int64 [R]."""
+        """Returns the parameters of rows that sample the tokens at `positions`; both int64 [R]."""
         both = ((FLOATS, self._floats[slots]), (INTS, self._ints[slots]))
         of = {column.name: table[:, i].contiguous() for columns, table in both for i, column in enumerate(columns)}
         truncation = (of["top_k"], of["top_p"], of["min_p"], of["typical_p"])
@@ -91,7 +91,7 @@ class DeviceState:
 
 
 def _apart(runs: list[tuple[int, int, Sequence[int]]]) -> list[list[tuple[int, int, Sequence[int]]]]:
-    """Runs in parts, one after the other, in which no two touch the same number."""
+    """Splits runs into consecutive parts, each without two runs that overlap."""
     parts: list[list[tuple[int, int, Sequence[int]]]] = []
     ends: dict[int, list[tuple[int, int, int]]] = {}
     for slot, first, ids in runs:

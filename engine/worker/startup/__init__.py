@@ -1,1 +1,1 @@
-"""What is decided, measured and checked once, while an engine is built: formats, memory, rates, a first token."""
+"""Decisions, measurements and checks while an engine is built: formats, memory, rates, a trial of the first tokens."""

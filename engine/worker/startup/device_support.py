@@ -1,6 +1,6 @@
-"""Whether a device can serve a model as it is asked to: found out once at start, and answered in words.
+"""Checks once at start whether a device can serve a model with these settings, and reports what cannot.
 
-Takes a model's shape and the settings that matter. Knows nothing of requests.
+Takes a model's configuration and the relevant settings.
 """
 
 import importlib.util
@@ -20,7 +20,10 @@ ON_CPU = "tokens do not depend on the batch: on this CPU they never do"
 
 
 def check_gpu(model: ModelConfig, formats: Formats, block_size: int, device: torch.device) -> None:
-    """Raises ServiceError naming what our kernels do not take and what they do; anything but CUDA passes."""
+    """Raises ServiceError if our kernels do not support the model; the message says what they do support.
+
+    Devices other than CUDA pass.
+    """
     if device.type != "cuda":
         return
     if importlib.util.find_spec("triton") is None:
@@ -30,7 +33,7 @@ def check_gpu(model: ModelConfig, formats: Formats, block_size: int, device: tor
 
 
 def check_shape(model: ModelConfig, formats: Formats, block_size: int, capability: int) -> None:
-    """The same for a GPU of that compute capability, 90 for 9.0."""
+    """Does the same for a GPU of that compute capability, 90 for 9.0."""
     group = model.num_heads // model.num_kv_heads
     reason = unsupported(capability, formats.dtype, model.head_dim, group, block_size)
     if reason is None and _rounds_activations(model, formats):
@@ -43,8 +46,10 @@ def check_shape(model: ModelConfig, formats: Formats, block_size: int, capabilit
 
 
 def check_invariance(config: EngineConfig, head_dim: int, device: torch.device) -> tuple[str, ...]:
-    """What an operator is told of `--batch-invariant`, if it was asked for. Raises ServiceError naming the flag and
-    what to take instead."""
+    """Returns the notes for the operator on `--batch-invariant`, if it is set.
+
+    Raises ServiceError naming the flag and an alternative.
+    """
     if not config.batch_invariant:
         return ()
     claims = is_batch_invariant(device, head_dim, is_fixed=True)
@@ -56,13 +61,13 @@ def check_invariance(config: EngineConfig, head_dim: int, device: torch.device) 
         raise unusable("batch_invariant", f"{text}; {advice}")
     if device.type == "cpu":
         return (ON_CPU,)
-    if config.max_draft_width > 1:  # what stands of a tree was summed among what fell
+    if config.max_draft_width > 1:  # accepted tokens of a tree were summed together with rejected ones
         raise unusable("batch_invariant", f"with --max-draft-width {config.max_draft_width} on {device}: take 1")
     return (ON_CUDA,)
 
 
 def _rounds_activations(model: ModelConfig, formats: Formats) -> bool:
-    """Whether a row of activations is rounded to 8 bits."""
+    """Returns whether a row of activations is rounded to 8 bits."""
     return formats.weights in ("w8a8", "fp8") or (model.stored is not None and model.stored.method == "fp8")
 
 

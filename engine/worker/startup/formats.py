@@ -1,6 +1,6 @@
-"""In which number formats an engine keeps weights and cache: what was asked for, checked against the device.
+"""Chooses the number formats of weights and cache from the settings, checked against the device.
 
-Takes settings, gives one value and notes for the log; refuses at start what cannot be, saying what to do instead.
+Gives one value and notes for the log. Raises ServiceError at start for what is not supported, with an alternative.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ DTYPES = {
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
 }
-# What a CPU does not have of what a setting may say, and what to take there.
+# Values of settings that a CPU does not support, with what to take instead.
 NOT_ON_CPU = {
     "quantization": {"w8a8": "int8, which rounds activations too on a CPU", "fp8": "none, int8 or int4"},
     "kv_cache_dtype": {"fp8": "auto, float32, bfloat16 or int8"},
@@ -30,12 +30,14 @@ NOT_ON_CPU = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Formats:
-    """Attributes:
-    dtype: of weights that are not rounded, and on CUDA of activations, also between rounded weights; on CPU these are
-        float32 with our own kernels.
-    weights: int8 or int4 if matrices are rounded, w8a8 or fp8 if activations are as well, else empty.
-    cache: of keys and values.
-    notes: what an operator should know: why something is slower than it could be.
+    """The number formats of one engine.
+
+    Attributes:
+        dtype: of weights that are not rounded; on CUDA also of activations, including those between rounded weights. On
+            CPU activations are float32 with our own kernels.
+        weights: int8 or int4 if matrices are rounded, w8a8 or fp8 if activations are too, else empty.
+        cache: of keys and values.
+        notes: for the operator: why something is slower than it could be.
     """
 
     dtype: torch.dtype
@@ -45,14 +47,14 @@ class Formats:
 
     @property
     def fp8_setting(self) -> str:
-        """The flag that asks for float8, if one does."""
+        """The flag that requests float8, or an empty string."""
         if self.weights == "fp8":
             return "--quantization fp8"
         return "--kv-cache-dtype fp8" if self.cache is torch.float8_e4m3fn else ""
 
 
 def choose_formats(config: EngineConfig, device: torch.device) -> Formats:
-    """Raises ServiceError naming the flag, its value and what to do."""
+    """Returns the formats. Raises ServiceError naming the flag, its value and what to do."""
     weights = "" if config.quantization == "none" else config.quantization
     on_cpu = device.type == "cpu"
     if on_cpu:
@@ -71,12 +73,12 @@ def choose_formats(config: EngineConfig, device: torch.device) -> Formats:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As settings and clients write it."""
+    """Returns the dtype's name as settings and clients write it."""
     return next((name for name, one in DTYPES.items() if one is dtype), str(dtype).removeprefix("torch."))
 
 
 def _refuse_on_cpu(config: EngineConfig) -> None:
-    """Raises ServiceError for what only a GPU has."""
+    """Raises ServiceError for settings that need a GPU."""
     for name, value in (("quantization", config.quantization), ("kv_cache_dtype", config.kv_cache_dtype)):
         instead = NOT_ON_CPU[name].get(value)
         if instead is not None:
@@ -84,14 +86,17 @@ def _refuse_on_cpu(config: EngineConfig) -> None:
 
 
 def check_stored(model: ModelConfig, formats: Formats) -> None:
-    """Raises ServiceError where weights that somebody has quantised before are to be rounded once more."""
+    """Raises ServiceError if the weights of a checkpoint that is quantised already are to be rounded again."""
     if formats.weights and model.stored is not None:
         text = f"{formats.weights}: the checkpoint is quantised already, with {model.stored.method}: leave it out"
         raise unusable("quantization", text)
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of that name; auto takes bfloat16 only where the device computes in it: emulated, it is slower."""
+    """Returns the dtype of that name.
+
+    auto takes bfloat16 only where the device computes in it: emulated, it is slower.
+    """
     if name != "auto":
         return DTYPES[name]
     if device.type == "cuda":
@@ -100,7 +105,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def notes_of(dtype: torch.dtype, weights: str) -> tuple[str, ...]:
-    """What is slower on this CPU than it could be, and why."""
+    """Returns what is slower on this CPU than it could be, and why."""
     notes = [*_machine_notes(weights)]
     if dtype is torch.bfloat16:
         notes += _bfloat16_notes()
@@ -108,7 +113,7 @@ def notes_of(dtype: torch.dtype, weights: str) -> tuple[str, ...]:
 
 
 def _machine_notes(weights: str) -> Iterator[str]:
-    """What this machine lacks."""
+    """Yields what this machine lacks."""
     known = builds.best_known()
     if not known:
         yield "this CPU has no AVX2, which the least of our kernels needs: torch's operators serve, slower"
@@ -124,7 +129,7 @@ def _machine_notes(weights: str) -> Iterator[str]:
 
 
 def _bfloat16_notes() -> Iterator[str]:
-    """What this machine or this torch lacks for weights in bfloat16."""
+    """Yields what this machine or this torch lacks for weights in bfloat16."""
     able, has_own = computes_bfloat16(), builds.is_available()
     if not able:
         yield "this CPU has no bfloat16 arithmetic: weights are kept in bfloat16 and widened as they are read"
@@ -135,6 +140,6 @@ def _bfloat16_notes() -> Iterator[str]:
 
 
 def unusable(name: str, message: str) -> ServiceError:
-    """A setting that this machine or model cannot follow; names the flag."""
+    """Returns the error for a setting that this machine or model does not support; it names the flag."""
     text = f"--{name.replace('_', '-')}: {message}"
     return ServiceError(Code.FAILED_PRECONDITION, "INVALID_SETTING", text, field=name)

@@ -1,4 +1,4 @@
-"""What names the cache blocks of an engine: the contents that it loaded, its formats, and what computes."""
+"""Builds the identity that an engine's cache blocks are named by: loaded contents, formats, kernels."""
 
 import dataclasses
 
@@ -11,16 +11,16 @@ from sluice_server.kernels.contract import computes_as
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Digests:
-    """What names the contents of the checkpoints, that of the model and that of what drafts; empty without a name."""
+    """Digests of the checkpoints of the model and of the drafter; empty if it has none."""
 
     weights: bytes = b""
     draft: bytes = b""
 
 
 def identity_of(config: EngineConfig, formats: Formats, model: Model, digests: Digests) -> CacheIdentity:
-    """What the bits of this engine's cache blocks depend on."""
+    """Returns everything that the bits of this engine's cache blocks depend on."""
     stored = model.config.stored
-    order = "fixed" if model.is_fixed else "free"  # of sums
+    order = "fixed" if model.is_fixed else "free"  # order of summation
     return CacheIdentity(
         weights=digests.weights,
         draft=f"{config.speculation} ".encode() + digests.draft if config.draft_model else b"",

@@ -1,7 +1,7 @@
-"""How much of a GPU's memory is left for the cache: measured once at start, by the largest step that there can be.
+"""Measures once at start how much GPU memory is left for the cache, by computing the largest possible step.
 
-`room` is the arithmetic, `cuda_room` asks a device; `at_start` names the knob where there was no memory to find that
-out. Knows no request.
+`room` is the arithmetic, `cuda_room` measures a device. `at_start` turns a lack of memory into a ServiceError that
+names the setting.
 """
 
 import contextlib
@@ -22,9 +22,11 @@ from sluice_server.kernels.layout.metadata import AttentionMetadata
 def cuda_room(
     model: Model, cache_dtype: torch.dtype, max_tokens: int, rows: tuple[int, int], recorded: int, utilization: float
 ) -> int:
-    """Bytes for the cache beside a model that is loaded and `recorded` bytes that steps will take which are recorded
-    later; `rows`: sequences at most, and tokens of a block. Steps of other sizes are computed before the largest:
-    whatever compiles for them does it now. Raises ServiceError naming the knob when there are none."""
+    """Returns the bytes for the cache beside a loaded model and `recorded` bytes of steps that are recorded later.
+
+    `rows`: sequences at most, and tokens of a block. Steps of other sizes run before the largest one, so that their
+    kernels are compiled now. Raises ServiceError naming the setting when no memory is left.
+    """
     device = model.device
     give_back_unused()
     torch.cuda.reset_peak_memory_stats(device)
@@ -37,14 +39,14 @@ def cuda_room(
 
 
 def give_back_unused() -> None:
-    """What torch keeps for tensors to come, so that what is taken next can be told by what the device has left."""
+    """Releases the memory that torch caches for later tensors, so that the device's free memory can be measured."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
 def at_start(flag: str, what: str) -> Iterator[None]:
-    """Within, a device without memory for `what` is a setting that cannot be: raises ServiceError naming the flag."""
+    """A context in which a lack of device memory for `what` raises ServiceError INVALID_SETTING naming the flag."""
     try:
         with device_faults():
             yield
@@ -55,13 +57,15 @@ def at_start(flag: str, what: str) -> Iterator[None]:
 
 
 def ladder(most: int) -> list[int]:
-    """Sizes of steps, between which no kernel has another schedule: powers of two, and the largest."""
+    """Returns the step sizes to run: powers of two, and the largest.
+
+    Kernels do not change their schedule in between.
+    """
     return [*(1 << i for i in range((most - 1).bit_length())), most]
 
 
 def whole_step(model: Model, cache_dtype: torch.dtype, max_tokens: int, max_rows: int, block_size: int) -> None:
-    """Compute one prompt as long as a step may be, the logits of as many rows as there may be, and what is told of a
-    prompt's tokens where that is asked."""
+    """Computes a prompt as long as a step may be, logits of `max_rows` rows and one chunk of prompt scores."""
     num_blocks = -(-max_tokens // block_size)
     cache = model.new_cache(num_blocks, block_size, cache_dtype)
     tables = np.arange(num_blocks, dtype=np.int32)[None]
@@ -74,16 +78,16 @@ def whole_step(model: Model, cache_dtype: torch.dtype, max_tokens: int, max_rows
 
 
 def room(total: int, available: int, peak: int, recorded: int, utilization: float) -> int:
-    """Bytes for the cache.
+    """Returns the bytes for the cache.
 
     Args:
-        total: of the device.
-        available: what others on it have not taken; all of ours included.
-        peak: taken at once by weights and the largest step.
-        recorded: that recorded steps will have taken.
+        total: bytes of the device.
+        available: bytes that other processes have not taken, all of ours included.
+        peak: bytes in use at once by weights and the largest step.
+        recorded: bytes that recorded steps will have taken.
         utilization: share of the device that may be used at all.
 
-    Raises ServiceError naming the knob when nothing is left.
+    Raises ServiceError naming the setting when nothing is left.
     """
     left = int(total * utilization) - (total - available) - peak - recorded
     if left > 0:

@@ -1,4 +1,4 @@
-"""How fast this machine moves cache blocks and computes tokens: measured once at start, for the cost of preemption."""
+"""Measures once at start how fast this machine moves cache blocks and computes tokens, for the cost of preemption."""
 
 import time
 from collections.abc import Callable
@@ -12,12 +12,15 @@ from sluice_server.engine.models.model import Model
 from sluice_server.engine.scheduler.costs import PreemptionCosts
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
-NUM_TOKENS = 16  # of the prefill that is timed: enough to be computed as a matrix, short for a large model too
+NUM_TOKENS = 16  # length of the timed prefill: enough for matrix products, short for a large model too
 RUNS = 3
 
 
 def measure_costs(model: Model, store: BlockStore, block_size: int) -> PreemptionCosts:
-    """Time a copy of block 0 to host memory and back, and a short prefill into it; nobody may use the cache yet."""
+    """Times a copy of block 0 to host memory and back, and a short prefill into it.
+
+    The cache must not be in use yet.
+    """
     there_and_back = [Move(MoveKind.SAVE, 0, 0), Move(MoveKind.RESTORE, 0, 0)]
     move_s = min(_timed(lambda: store.move(there_and_back), model.device) for _ in range(RUNS))
     num = min(NUM_TOKENS, block_size)
@@ -27,7 +30,7 @@ def measure_costs(model: Model, store: BlockStore, block_size: int) -> Preemptio
 
 
 def one_token(model: Model, cache: list[torch.Tensor], block_size: int) -> Callable[[], object]:
-    """What computes one token into block 0 of a cache that nothing else uses, and its logits."""
+    """Returns a function that computes one token, and its logits, in block 0 of a cache that is not used otherwise."""
     hidden = _tokens(model, cache, block_size, 1)
     return lambda: model.logits(hidden())
 

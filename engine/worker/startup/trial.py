@@ -1,6 +1,6 @@
-"""The first tokens that a model computes, before anybody waits for them: whether numbers come out.
+"""Computes a model's first tokens at start and checks that their logits are finite.
 
-Finite weights may still be too large for each other, or belong to another config.json. Knows no request.
+Finite weights may still be too large for each other, or belong to another config.json.
 """
 
 from pathlib import Path
@@ -13,12 +13,14 @@ from sluice_server.engine.models.fields import invalid_model
 from sluice_server.engine.speculation.drafters import Drafter
 from sluice_server.kernels.layout.metadata import AttentionMetadata
 
-NUM_TOKENS = 4  # enough for attention to look at others, and hardly more work than one
+NUM_TOKENS = 4  # enough for attention over other tokens, hardly more work than one
 
 
 def check_trial(directory: Path, model: Drafter, cache: list[Tensor], block_size: int, token: int = 0) -> None:
-    """Compute `token` and some more in block 0 of a cache that is not in use yet. Raises ServiceError MODEL_INVALID
-    unless their logits are what can be sampled from."""
+    """Computes `token` and some more in block 0 of a cache that is not in use yet.
+
+    Raises ServiceError MODEL_INVALID if their logits are not finite.
+    """
     num = min(NUM_TOKENS, block_size, model.context_length, model.vocab_size)
     meta = AttentionMetadata.build([num], [num], np.zeros((1, 1), dtype=np.int32), block_size, model.device)
     ids = (torch.arange(num, device=model.device) * (model.vocab_size // num) + token) % model.vocab_size
