@@ -1,1 +1,2 @@
-"""The Open Inference Protocol as Triton speaks it, laid over our own contract: `inference.GRPCInferenceService`."""
+"""The Open Inference Protocol as Triton serves it, `inference.GRPCInferenceService`, on top of the generation
+service."""
