@@ -23,7 +23,7 @@ from sluice_server.services.gateway.requests.manager import RequestManager
 
 SCHEMA_REVISION = 4
 MAX_PAGE = 1000
-MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # of WatchLoad
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # intervals of WatchLoad
 MAX_GRACE_S = 24 * 3600.0
 DRAIN_INTERVAL_S = 0.25  # between two reports of Drain
 FEATURES = (

@@ -58,7 +58,7 @@ SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; an empt
     **_methods("grpc.reflection.v1alpha.ServerReflection", ANY, "ServerReflectionInfo"),
 }
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # in quotes: not generic at run time
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # in quotes: the class is not generic at run time
 Behaviour: TypeAlias = Callable[[Any, Context], Any]
 _KINDS = {
     (False, False): grpc.unary_unary_rpc_method_handler,

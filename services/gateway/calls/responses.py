@@ -148,7 +148,7 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
             continue
         token.logprob = scores.logprob
         token.rank = scores.rank
-        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=False)  # the rest: asked_ids'
+        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=False)  # rest: asked_ids
         for rank, (rival, piece, logprob) in enumerate(rivals, start=1):
             token.candidates.add(id=rival, piece=piece, logprob=logprob, rank=rank)
         if scores.asked_ids:

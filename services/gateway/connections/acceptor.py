@@ -104,7 +104,7 @@ def server(
     interceptors: Sequence[grpc.aio.ServerInterceptor],
     options: Options,
     on_given_up: Callable[[], None] = lambda: None,
-) -> Any:  # noqa: ANN401 # for the type package this is no grpc.aio.Server
+) -> Any:  # noqa: ANN401 # in the type package this is no grpc.aio.Server
     """Returns a grpc.aio server; services are added with `add_registered_method_handlers`. `on_given_up` is called for
     each call that ends before its answer by its client's reset, deadline or loss."""
     logging.getLogger(cygrpc.__name__).addFilter(_NO_ECHO)  # adding it again has no effect

@@ -4,8 +4,8 @@ grpc.aio has no way to close a connection. So the socket is found by its peer am
 shut down; gRPC core then sees the end of the connection. Works on Linux. Elsewhere, and for Unix sockets, whose peers
 have no names, nothing is found.
 
-A held connection does not wake gRPC core: the kernel wakes core only when more than SO_RCVLOWAT bytes have come, a
-value that new connections inherit from the listening socket. Setting it to 1 wakes core at once.
+A held connection does not wake gRPC core: Linux wakes core only when more than SO_RCVLOWAT bytes have come, a value
+that new connections inherit from the listening socket. Setting it to 1 wakes core at once.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ FILES = "/proc/self/fd"
 CHUNK = 1 << 20
 HOLD_BYTES = 1 << 18  # more than a flood sends between two screenings
 PEEK_BYTES = 1 << 16
-RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in the kernel's tcp_info
+RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in Linux's tcp_info
 
 
 def cut(peers: Iterable[Peer]) -> int:

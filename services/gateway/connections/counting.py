@@ -18,8 +18,8 @@ BUSY_BYTES = 1 << 10  # about three dozen calls that are reset
 
 class Counter:
     """Reads the counts of the connections that have received something since the last call. Core takes a third of a
-    millisecond for each and holds the interpreter's lock; the kernel tells which received something for a fiftieth of
-    that. Must not run on the event loop's thread."""
+    millisecond for each and holds the interpreter's lock; `connections.received` finds them for a fiftieth of that.
+    Must not run on the event loop's thread."""
 
     def __init__(self) -> None:
         self._servers: list[int] = []

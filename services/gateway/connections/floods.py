@@ -1,8 +1,8 @@
 """Protects against floods: cuts connections that reset too many calls, and connections beyond the limit of an address.
 
 Works on another thread. Connections are counted only after many calls were cancelled. While connections are cut, the
-kernel holds back the data of new ones until `screen` has judged it. Connections per address are listed every second, or
-less often where there are thousands.
+operating system holds back the data of new ones until `screen` has judged it. Connections per address are listed every
+second, or less often where there are thousands.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 in.
 
 Core processes at once all that a new connection has sent: hundreds of calls before it can be cut. So during a flood the
-kernel holds back the data of new connections until it has been inspected here. For an address on probation, a
+operating system holds back the data of new connections until it has been inspected here. For an address on probation, a
 connection that begins by resetting its calls is cut, and of the others a limited number per second is released.
 Connections of all other addresses are released at once.
 """

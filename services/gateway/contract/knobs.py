@@ -41,7 +41,7 @@ def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: L
     if not asked.HasField("seed"):
         values["seed"] = secrets.randbits(64)
     if asked.HasField("beam") and not asked.HasField("repetition_penalty"):
-        values["repetition_penalty"] = 1.0  # beam search ranks by unchanged probabilities
+        values["repetition_penalty"] = 1.0  # the model's default is for sampling; a search uses plain probabilities
     return dataclasses.replace(defaults, **values)
 
 

@@ -1,4 +1,5 @@
-"""Maps a `ServiceError` to a gRPC status with google.rpc details. The one place that does; independent of calls."""
+"""Maps a `ServiceError` to a gRPC status with google.rpc details. All statuses are made here, independent of the
+call."""
 
 from collections.abc import Mapping
 

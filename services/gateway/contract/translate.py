@@ -92,7 +92,7 @@ def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: Gatewa
             raise invalid(field, "is needed, as Accepted named it: the owner of the generation is gone")
     if spec.HasField("credit_window"):
         raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
-    if settings.model.revision and spec.revision != settings.model.revision:  # labels are not exact
+    if settings.model.revision and spec.revision != settings.model.revision:  # a label is not exact
         raise other_revision(spec.revision, settings.model.revision)
     asked = _generation(spec, priority, settings, is_open=False)
     if asked.is_search:

@@ -18,9 +18,9 @@ from sluice_server.services.gateway.settings import GatewaySettings
 
 LARGE = 128 << 10  # bytes; smaller requests are parsed fast enough
 MAX_FIELDS = 1 << 15  # of a large request; entries of packed lists do not count
-MAX_VARINT = 10  # bytes
+MAX_VARINT = 10  # bytes at most
 _VARINT, _BYTES = 0, 2  # wire types
-_FIXED = {1: 8, 5: 4}  # their bytes
+_FIXED = {1: 8, 5: 4}  # wire types of fixed size, and their bytes
 Buffer = bytes | memoryview
 
 

@@ -191,14 +191,14 @@ class ConverseSession:
                 self._ready.pop(tag, None)  # ending may have marked it as ready again
                 generation.close(None)
             elif event is not None:
-                self._ready[tag] = None  # behind all others
+                self._ready[tag] = None  # behind all other generations
             if event is not None:
                 return TaggedEvent(tag, event)
         return None
 
     def _opened(self, asked: inference_pb2.Open) -> OpenRequest:
-        """Returns the admitted request; raises `ServiceError` if it is refused. Without a deadline of its own it has
-        the stream's."""
+        """Returns the admitted request; raises `ServiceError` if it is refused. Its deadline is the stream's, or its
+        own if that is sooner."""
         settings = self._manager.settings
         if len(self._generations) >= settings.max_stream_generations:
             raise _stream_full(settings.max_stream_generations)

@@ -135,7 +135,7 @@ class GenerationSession:
         self._detached.detach(self.request, self, outcome if isinstance(outcome, ServiceError) else error)
 
     def _why_throttled(self) -> ThrottleReason | None:
-        """Returns why no token comes, once per reason, or None."""
+        """Returns why no token comes, if no event has reported that yet; None otherwise."""
         request = self.request
         if request.is_spent and self._told_allowed != request.credit.allowed:
             self._told_allowed = request.credit.allowed

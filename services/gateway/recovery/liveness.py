@@ -1,4 +1,4 @@
-"""Tells from returned probes whether the ring is alive.
+"""Determines from returned probes whether the ring is alive.
 
 Pure. Time is passed in as the seconds during which this process ran, so that a pause of its own does not look like the
 death of others.
