@@ -1,5 +1,4 @@
-"""The gateway process: builds the settings from the configuration and runs the server from start until it is
-drained."""
+"""The gateway process: builds the settings from the configuration and runs the server until it is drained."""
 
 import asyncio
 import logging
@@ -105,8 +104,7 @@ def limits_for(process: Process, model: ModelConfig) -> Limits:
 
 
 def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | None:
-    """Returns the model and limits from this process's files as they are now; None if the files are not of that
-    revision."""
+    """Returns the model and limits from this process's files as they are now; None if they are not of that revision."""
     try:
         contents = CheckpointFiles(process.source, remembered())
         model = read_served(contents.directory)
@@ -170,8 +168,7 @@ def _peer_sockets(config: ServiceConfig) -> dict[str, str]:
 
 
 def stages_of(config: ServiceConfig) -> tuple[tuple[str, ...], ...]:
-    """Returns the ids of tokenizers, engines and detokenizers, each sorted, so that every process uses the same
-    order."""
+    """Returns the ids of tokenizers, engines and detokenizers, each sorted: all processes use this order."""
     tables = {
         Role.TOKENIZER: config.tokenizer_peers,
         Role.ENGINE: config.engine_peers,

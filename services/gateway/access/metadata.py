@@ -1,5 +1,4 @@
-"""The metadata of a gRPC call: reads trace context, priority and deadline at entry; builds the trailers of its
-trace."""
+"""The metadata of a gRPC call: reads trace context, priority and deadline; builds the trailers that name its trace."""
 
 import re
 from typing import Any, TypeAlias

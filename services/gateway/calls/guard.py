@@ -115,8 +115,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return identity
 
     def _handed_on_for(self, context: Context) -> str | None:
-        """Returns the tenant of a call that another gateway forwards with the shared secret; None for any other
-        call."""
+        """Returns the tenant of a call that another gateway forwards with the shared secret; otherwise None."""
         found = {key: value for key, value in context.invocation_metadata() or () if key in (PEER_KEY, TENANT_KEY)}
         shown = str(found.get(PEER_KEY, ""))
         if not self._peer_secret or not hmac.compare_digest(shown.encode(), self._peer_secret.encode()):
@@ -167,7 +166,7 @@ async def _answered(answering: Awaitable[object], method: str, context: Context)
 
 
 def _as_coroutine(behaviour: Behaviour) -> Behaviour:
-    """Wraps an asynchronous generator as a coroutine: grpc inspects the kind of a handler, and reflection's is a
+    """Wraps an asynchronous generator as a coroutine. grpc inspects the kind of a handler; reflection's is a
     generator."""
     if not inspect.isasyncgenfunction(behaviour):
         return behaviour

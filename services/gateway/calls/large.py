@@ -21,8 +21,8 @@ class LargeLane:
     def __init__(
         self, clock: Callable[[], float], later: Later | None = None, max_bytes: int = MAX_WAITING_BYTES
     ) -> None:
-        """`later` calls a function after so many seconds (by default the running loop does); `max_bytes`: queue limit
-        of a tenant."""
+        """`max_bytes` limits the queue of a tenant. `later` calls a function after so many seconds; by default the loop
+        does."""
         self._clock = clock  # CPU time of the loop's thread: other work of the machine must not count
         self._later = later or (lambda *due: asyncio.get_running_loop().call_later(*due))
         self._max_bytes = max_bytes

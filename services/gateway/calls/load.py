@@ -1,5 +1,4 @@
-"""The load of this gateway and of the engines behind it: the latest report of each engine, and the open requests
-here."""
+"""The load of this gateway and of the engines behind it: open requests, and the latest report of each engine."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -26,8 +26,7 @@ async def refuse(context: Context, error: ServiceError) -> None:
 
 
 async def turn_away(observer: Observer, path: str, context: Context, error: ServiceError) -> NoReturn:
-    """Ends a call for which no request was opened; `path` is /service/method, or just the method of
-    InferenceService."""
+    """Ends a call for which no request was opened. `path`: /service/method, or only the method of InferenceService."""
     context.set_trailing_metadata(tell_refused(observer, path, context, error))
     await refuse(context, error)
     raise error
@@ -46,7 +45,7 @@ def trailers_of(request: OpenRequest) -> Trailers:
 
 
 def failure_of(request: OpenRequest) -> tuple[dict[str, str], types_pb2.Usage | None]:
-    """Returns what the status of a failed call carries: generation id and last delta; and the usage, if it was
+    """Returns the extra fields of a failed call's status: generation id, last delta. And its usage, once it was
     admitted."""
     extra = {"generation_id": request.generation_id, "last_seq": str(request.delivery.last_seq)}
     used = responses.usage(request.used) if request.accounting.admitted is not None else None

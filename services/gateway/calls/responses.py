@@ -227,8 +227,8 @@ def _output(index: int, completed: CompletedOutput, has_records: bool) -> types_
 
 
 def tokenized(envelope: Envelope, value: Tokenized) -> Iterator[bytes]:
-    """Yields the encoded response of Tokenize in slices of a millisecond at most, so that other calls can run between
-    them: a text of 1 MiB may be a million tokens."""
+    """Yields the encoded response of Tokenize in slices, each made in a millisecond at most. Other calls can run
+    between them: a text of 1 MiB may be a million tokens."""
     yield inference_pb2.TokenizeResponse(model=envelope.model, revision=envelope.revision).SerializeToString()
     ids, entries = ints(value.ids), _Entries(value.pieces)
     for at in range(0, len(ids), SLICE_TOKENS):

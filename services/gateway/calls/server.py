@@ -215,8 +215,8 @@ def _later(parse: Parse) -> Callable[[bytes], Message | MalformedRequest | bytes
 
 
 def guarded(behaviour: Behaviour, type_name: str, away: TurnAway, parse: Parse, lane: LargeLane) -> Behaviour:
-    """Wraps a handler: rejects malformed requests, and parses large ones, which come as bytes, when the `LargeLane`
-    admits them. A real coroutine function, because grpc inspects the kind of its handlers."""
+    """Wraps a handler: rejects malformed requests, and parses large ones when the `LargeLane` admits them. They come as
+    bytes. The wrapper is a real coroutine function, because grpc inspects the kind of its handlers."""
 
     async def handle(request: object, context: Context) -> object:
         try:

@@ -28,9 +28,11 @@ MISSING = [name for name in _PARTS if not hasattr(cygrpc, name)] + [
 
 
 class _NoEcho(logging.Filter):
-    """Drops a log message with which clients could fill the log: grpc logs a traceback for each header that is not
-    UTF-8, each time that the headers are read. It decodes them as Latin-1; the gateway checks its own headers where it
-    reads them."""
+    """Drops a log message with which clients could fill the log.
+
+    grpc logs a traceback for each header that is not UTF-8, each time that the headers are read. It decodes them as
+    Latin-1; the gateway checks its own headers where it reads them.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is logged."""

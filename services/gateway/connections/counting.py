@@ -40,8 +40,8 @@ class Counter:
         return Counts(found, frozenset(self._numbers.values()))
 
     def _find(self, peers: Iterable[Peer]) -> None:
-        """Updates core's numbers of all connections; servers are listed again only when a connection is missing, which
-        takes long."""
+        """Updates core's numbers of all connections. Servers are listed again, which is slow, only if a connection is
+        missing."""
         self._number()
         if not self._numbers.keys() >= set(peers):
             self._servers = [int(one["ref"]["serverId"]) for one in _servers()]

@@ -50,7 +50,7 @@ class ConnectionControl(Protocol):
         """Holds back the data of new connections to `port`."""
 
     def screen(self, port: int, judge: Callable[[Sequence[Held]], tuple[Sequence[Peer], Sequence[Peer]]]) -> list[Peer]:
-        """Passes held connections to `judge`, which returns those to release and those to end; returns the ended
+        """Passes held connections to `judge`, which returns those to release and those to end. Returns the ended
         ones."""
 
     def release(self, port: int) -> None:
@@ -58,7 +58,7 @@ class ConnectionControl(Protocol):
 
 
 class FloodGuard:
-    """Finds and cuts flooding connections: call `given_up` for each cancelled call, `beat` regularly, `close` at the
+    """Finds and cuts flooding connections. Call `given_up` for each cancelled call, `beat` regularly, `close` at the
     end."""
 
     def __init__(

@@ -29,7 +29,8 @@ GROWTH_BYTES = 16 << 20
 
 class MallocTrim:
     """Makes malloc return freed memory while the process has more than it once had. By itself malloc does so only at
-    the end of its heap: after 600,000 calls that were reset at once a gateway kept 133 MB instead of 64."""
+    the end of its heap: after 600,000 calls that were reset as they began, a gateway kept 133 MB; it had had 64 MB
+    before."""
 
     def __init__(self, clock: Callable[[], float], resident: Callable[[], int] | None = None) -> None:
         """`resident` returns the resident bytes of the process."""

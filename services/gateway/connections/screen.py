@@ -75,8 +75,7 @@ class Screen:
         return go, cut
 
     def _has_said_all(self, one: Held) -> bool:
-        """Whether the connection has sent a call and nothing since the last look, or has been looked at `MOST_LOOKS`
-        times."""
+        """Whether the connection has sent a call and nothing since the last look, or had `MOST_LOOKS` looks."""
         waiting = self._waiting[one.peer]
         waiting.num_looks += one.num_bytes > 0
         is_done = one.num_calls > 0 and one.num_bytes == waiting.num_bytes

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def yielding_threads() -> Iterator[None]:
-    """Threads started in this block, and those that they start, do not preempt others when they wake (SCHED_BATCH):
-    they take a free processor or wait for one; their share of time stays the same. Other time slices, as stages and
-    engines have, would cost a fifth more: see `services.process.slices`.
+    """Keeps threads that start in this block from preempting others when they wake (SCHED_BATCH).
+
+    The same holds for threads that those start. They take a free processor or wait for one; their share of time stays
+    the same. Other time slices, as stages and engines have, would cost a fifth more: see `services.process.slices`.
 
     gRPC's poller wakes at the end of every write to notify the event loop, and preempted it: 2.5 switches per message,
     in the middle of the loop's writes to other streams. With SCHED_BATCH it notifies of many writes at once. Linux

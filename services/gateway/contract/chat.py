@@ -1,5 +1,4 @@
-"""Translates a chat of the contract for the tokenizer: roles, parts, tools, tool calls and answers, each within its
-limit.
+"""Translates a chat of the contract for the tokenizer: roles, parts, tools, tool calls, each within its limit.
 
 JSON fields are parsed here, so that the chat template gets values of the types that the contract names.
 """

@@ -1,5 +1,4 @@
-"""Translates requests of the contract into work for the ring: fills in defaults, checks limits, refuses what is not
-built.
+"""Translates requests of the contract into work for the ring: defaults, limits, refusal of what is not built.
 
 Takes sluice.v1 requests; returns the work and the effective parameters. Depends on no call, no state and no socket.
 """
@@ -85,8 +84,8 @@ def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewayS
 
 
 def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> TranslatedRequest:
-    """Returns the work of ResumeGenerate for a generation whose owner is gone: it continues from what the client
-    received. Raises `ServiceError`."""
+    """Returns the work of ResumeGenerate for a generation whose owner is gone, from what its client received. Raises
+    `ServiceError`."""
     for field, is_there in (("revision", spec.HasField("revision")), ("seed", spec.sampling.HasField("seed"))):
         if not is_there:
             raise invalid(field, "is needed, as Accepted named it: the owner of the generation is gone")

@@ -61,8 +61,7 @@ def bounds(settings: GatewaySettings) -> Mapping[str, int]:
 
 
 def level_of(message: Descriptor, most: Mapping[str, int], above: frozenset[str] = frozenset()) -> Level:
-    """Returns where the lists of `most` are in messages of this type; `above`: enclosing types, which are not entered
-    again."""
+    """Returns where the lists of `most` are in messages of this type. `above`: enclosing types, not entered again."""
     above |= {message.full_name}
     inner = {}
     for field in message.fields:

@@ -1,5 +1,4 @@
-"""A stream of many generations: a `ConverseSession` holds them by tag, applies the client's frames and orders the
-events.
+"""A stream of many generations: holds them by tag, applies the client's frames and orders the events.
 
 Methods that take a frame never wait and never raise: an error becomes an event. Independent of the transport.
 """
@@ -40,8 +39,7 @@ class ConverseSession:
         call: Callable[[], CallMetadata],
         on_refused: Callable[[CallMetadata, ServiceError], object],
     ) -> None:
-        """`call` returns the stream's metadata with the time that is left now; `on_refused` is called for each refused
-        open."""
+        """`call` returns the stream's metadata with the time that is left now. `on_refused` gets each refused open."""
         self._manager = manager
         self._detached = detached
         self._call = call
@@ -143,8 +141,7 @@ class ConverseSession:
         return [generation.request.envelope for generation in self._generations.values()]
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """A context manager for the task that reads and writes: it raises SLOW_CONSUMER when the client takes
-        nothing."""
+        """A context manager for the task that reads and writes. Raises SLOW_CONSUMER when the client takes nothing."""
         return self._interruption.scope()
 
     def close(self, error: ServiceError | None) -> None:

@@ -1,5 +1,4 @@
-"""Generations that outlive their reader (DISCONNECT_ACTION_DETACH): the present reader of each, or the timer that ends
-it.
+"""Generations that outlive their reader (DISCONNECT_ACTION_DETACH): each with its present reader or its timer.
 
 Without a reader a generation goes on, and its deltas go into its history. It ends when no reader has come before its
 TTL is over. The timer is passed in. Independent of calls and transport.

@@ -45,8 +45,7 @@ class EventSequence:
     """The events of one request for one reader."""
 
     def __init__(self, request: OpenRequest, options: EventOptions) -> None:
-        """Raises ServiceError RESUME_WINDOW_EXPIRED or INVALID_ARGUMENT when the deltas behind `after_seq` are not
-        available."""
+        """Raises ServiceError RESUME_WINDOW_EXPIRED or INVALID_ARGUMENT if deltas behind `after_seq` are missing."""
         self.is_over = False  # the last event has been returned
         self._request = request
         self._options = options
@@ -58,8 +57,8 @@ class EventSequence:
         self._ended: Text | None = None  # last message of an output whose end event is due
 
     def next(self) -> StreamEvent | None:
-        """Returns the next event; None while there is none, after the last one, and at the end of a failed
-        generation."""
+        """Returns the next event; None while there is none, after the last one, or when a failed generation has no
+        more."""
         request = self._request
         if not self._is_accepted:
             if not self._options.is_eager and request.accounting.admitted is None:

@@ -103,8 +103,8 @@ class CompletedEvent(msgspec.Struct, frozen=True):
 
 
 class RefusedEvent(msgspec.Struct, frozen=True):
-    """An error for a frame of a Converse stream that has no generation; `meant_tag`: the invalid tag of the frame, if
-    any."""
+    """An error for a frame of a Converse stream that has no generation. `meant_tag`: the frame's invalid tag, or
+    None."""
 
     error: ServiceError
     meant_tag: int | None

@@ -17,8 +17,8 @@ class Interruption:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """A context manager around the reading task: when interrupted, the block raises `error` instead of
-        CancelledError."""
+        """A context manager around the reading task. Raises `error` instead of CancelledError when it was
+        interrupted."""
         task = self._task = asyncio.current_task()
         try:
             yield

@@ -1,2 +1,1 @@
-"""The Open Inference Protocol as Triton serves it, `inference.GRPCInferenceService`, on top of the generation
-service."""
+"""Triton's form of the Open Inference Protocol, `inference.GRPCInferenceService`, on top of the generation service."""

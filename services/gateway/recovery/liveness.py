@@ -27,8 +27,8 @@ class Liveness:
     """The probes under way, and the latest visit of each process that they found."""
 
     def __init__(self, origin: str, epoch: int, stages: tuple[tuple[str, ...], ...], timeout_s: float) -> None:
-        """`stages`: ids of the tokenizers, engines and detokenizers; `timeout_s`: silence after which the ring counts
-        as lost."""
+        """`stages`: ids of tokenizers, engines and detokenizers. `timeout_s`: silence after which the ring counts as
+        lost."""
         self._origin = origin
         self._epoch = epoch
         self._routes = routes = routes_of(stages)
@@ -87,7 +87,7 @@ class Liveness:
         return LivenessChanges(frozenset(new), frozenset(missed))
 
     def forget(self) -> None:
-        """Forgets all answers after a loss: the ring is complete again when a later probe has come back on every
+        """Forgets all answers after a loss. The ring is complete again when a later probe has come back on every
         route."""
         self._forgotten = self._nonce
         self._answered = [False for _ in self._routes]

@@ -19,7 +19,7 @@ class Recovery:
     """The losses of the ring, and the requests that must be sent again."""
 
     def __init__(self, way_of: Callable[[str], tuple[str, str, str]], timeout_s: float) -> None:
-        """`way_of` returns the tokenizer, engine and detokenizer of a request id; `timeout_s`: how long requests
+        """`way_of` returns the tokenizer, engine and detokenizer of a request id. `timeout_s`: how long requests may
         wait."""
         self._way_of = way_of
         self._timeout_s = timeout_s

@@ -102,7 +102,7 @@ class RingWatch:
         self._warm()
 
     def mismatched(self, found: Mismatch) -> None:
-        """Handles the report that a process refuses another one's frames; it is the error of refused requests
+        """Handles the report that a process refuses another one's frames. Requests are refused with that error
         meanwhile."""
         self._mismatch = schema_mismatch(found.reader, found.reader_schema, found.sender, found.sender_schema)
         self._mismatch_s = self._clock()

@@ -95,8 +95,7 @@ class Delivery:
         return taken
 
     def is_stuck(self, limits: SlotLimits, *, has_ended: bool) -> bool:
-        """Whether the reader must be broken off: its write has stalled for too long, or too much has queued
-        meanwhile."""
+        """Whether the reader must be broken off: its write has stalled for too long, or too much has queued up."""
         if not self.progress.is_stalled or (not self._waiting and not has_ended):
             return False
         too_long = self.progress.stalled_s >= limits.stall_timeout_s
