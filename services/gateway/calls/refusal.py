@@ -45,8 +45,7 @@ def trailers_of(request: OpenRequest) -> Trailers:
 
 
 def failure_of(request: OpenRequest) -> tuple[dict[str, str], types_pb2.Usage | None]:
-    """Returns the extra fields of a failed call's status: generation id, last delta. And its usage, once it was
-    admitted."""
+    """Returns generation id and last delta of a failed request, and its usage once it was admitted."""
     extra = {"generation_id": request.generation_id, "last_seq": str(request.delivery.last_seq)}
     used = responses.usage(request.used) if request.accounting.admitted is not None else None
     return extra, used

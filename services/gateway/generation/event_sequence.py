@@ -57,8 +57,7 @@ class EventSequence:
         self._ended: Text | None = None  # last message of an output whose end event is due
 
     def next(self) -> StreamEvent | None:
-        """Returns the next event; None while there is none, after the last one, or when a failed generation has no
-        more."""
+        """Returns the next event; None while there is none, after the last, or when a failed generation has no more."""
         request = self._request
         if not self._is_accepted:
             if not self._options.is_eager and request.accounting.admitted is None:

@@ -27,7 +27,7 @@ MAX_DEADLINE_S = 24 * 3600.0
 
 class GenerationSession:
     """The reader of one request of a Converse stream; `close` detaches it on every path. Methods for a client's change
-    raise `ServiceError` for an invalid one, which then has no effect."""
+    raise `ServiceError` for an invalid one; nothing is sent into the ring then."""
 
     def __init__(
         self, manager: RequestManager, detached: DetachedSessions, request: OpenRequest, on_news: Callable[[], None]
