@@ -1,7 +1,7 @@
-"""A gateway: gRPC server, requests, health and the pulse that keeps them honest, joined.
+"""Assembles a gateway: the gRPC server, the request manager, health, and the periodic task that checks the ring.
 
-The ring sees a stage, which takes messages by `handle`; the rest of the process sees `start`, `stop` and `stage_lost`;
-what goes out goes through `emit`, which never blocks. Everything runs on one event loop.
+To the ring it is a stage, which takes messages through `handle`. The rest of the process calls `start`, `stop` and
+`stage_lost`. Messages go out through `emit`, which never blocks. Everything runs on one event loop.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ from sluice_server.services.process.watched import WatchedFile
 from sluice_server.services.telemetry.observed import Observer, Unobserved
 
 OF_REQUESTS = (Text, Failed, Result, Preempted)
-FLUSH_S = 1.0  # for the last statuses to leave, and for health watchers, which never end
+FLUSH_S = 1.0  # to send the last statuses; also ends health watchers, which never end by themselves
 
 
 class Gateway:
-    """Construct, `start`, feed with `handle`, `stop`."""
+    """A gateway: construct it, `start` it, pass ring messages to `handle`, `stop` it."""
 
     def __init__(
         self,
@@ -63,9 +63,8 @@ class Gateway:
         lost_frames: Callable[[], int] = lambda: 0,
         read_model: ReadModel = lambda revision: None,
     ) -> None:
-        """`lost_frames`: frames of the ring that never came. `read_model`: see `WatchInputs`. Raises `ServiceError`
-        for an
-        access file that cannot be used."""
+        """`lost_frames` counts frames of the ring that never arrived. `read_model`: see `WatchInputs`. Raises
+        `ServiceError` for an access file that cannot be used."""
         self._settings = settings
         self._clock = clock
         access = _access(settings.access_file)
@@ -75,7 +74,7 @@ class Gateway:
         self._detached = DetachedSessions(self.manager, _call_later, settings.max_open_requests)
         self._peers = PeerGateways(settings.gateway_id, settings.peers, settings.peer_secret)
         self._control = Control(self.manager, self.drain)
-        self._nudge = asyncio.Event()  # something changed that is told at once
+        self._nudge = asyncio.Event()  # set when a change is to be published at once
         senses = WatchInputs(lambda: self._control.loads.step_s, lost_frames, read_model, self._nudge.set)
         self._watch = RingWatch(self.manager, settings, emit, clock, senses)
         self.progress = 0
@@ -94,15 +93,15 @@ class Gateway:
         self._was_serving: bool | None = None
         self._has_said_so = False
         self._port = 0
-        self.on_serving: Callable[[int], None] = lambda port: None  # requests are let in; also after every loss
+        self.on_serving: Callable[[int], None] = lambda port: None  # on admitting requests, also after a loss
 
     @property
     def is_serving(self) -> bool:
-        """Whether requests are let in."""
+        """Whether new requests are admitted."""
         return self.manager.refusal is None
 
     async def start(self) -> int:
-        """Listen and begin to probe; the port. Raises `ServiceError` LISTEN_FAILED."""
+        """Listens and begins to probe the ring; returns the port. Raises `ServiceError` LISTEN_FAILED."""
         service, observer = GenerationService(self.manager, self._detached), self.manager.observer
         inference = Inference(service, self._peers, observer)
         converse = Converse(service, observer, lambda: Rate(self._settings.max_stream_frames_per_s, self._clock))
@@ -117,7 +116,7 @@ class Gateway:
         return self._port
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new work, wait up to `grace_s` for the running, then end."""
+        """Refuses new requests, waits up to `grace_s` for the running ones, then shuts down."""
         await self.drain(grace_s)
         if self._listener is not None:
             await self._listener.stop(FLUSH_S)
@@ -128,14 +127,15 @@ class Gateway:
         await self._floods.close()
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new work, wait up to `grace_s` for the running, then end it. The server stays, and says so."""
+        """Refuses new requests, waits up to `grace_s` for the running ones, then fails them. The server stays up and
+        answers DRAINING."""
         self.manager.drain()
         await self._publish()
         await self._emptied(grace_s)
         self.manager.fail_all(draining())
 
     def handle(self, message: Message) -> None:
-        """Take a message that came round the ring. Waits for nothing. Raises TypeError for one that is none of ours."""
+        """Handles a message from the ring, without waiting. Raises TypeError for a type that gateways do not take."""
         self.progress += 1
         if isinstance(message, OF_REQUESTS):
             self.manager.handle(message)
@@ -147,14 +147,14 @@ class Gateway:
         handle(message)
 
     def turn(self) -> bool:
-        """Nothing between messages."""
+        """Returns False: a gateway has no work between messages."""
         return False
 
     def reap(self) -> None:
-        """Nothing: the requests are its own."""
+        """Does nothing: the requests are this gateway's own."""
 
     def stage_lost(self, *, planned: bool = False) -> None:
-        """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
+        """Refuses new requests until a lost process of the ring is back. Open requests wait."""
         self._has_said_so = False
         self._watch.stage_lost(planned=planned)
 
@@ -164,7 +164,7 @@ class Gateway:
         while True:
             self._nudge.clear()
             now_s = self._clock()
-            elapsed_s = min(now_s - last_s, 2 * interval_s)  # our own pause is nobody's fault
+            elapsed_s = min(now_s - last_s, 2 * interval_s)  # a pause of this process must not count as a stalled peer
             last_s = now_s
             self.manager.release_stuck(elapsed_s)
             self._watch.beat(elapsed_s)

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of a model, as whoever takes requests for it needs to know it."""
+"""Builds the description of a model that the gateway needs, from the files of a checkpoint."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from sluice_server.services.text_bound import longest_token
 
 
 def model_info(name: str, revision: str, label: str, directory: Path, model: ModelConfig, limits: Limits) -> ModelInfo:
-    """Of the model whose files are in `directory`; requests call it `name`."""
+    """Returns the `ModelInfo` of the model whose files are in `directory`; requests call it `name`."""
     return ModelInfo(
         id=name,
         revision=revision,

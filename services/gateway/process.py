@@ -1,4 +1,4 @@
-"""The gateway process: settings from the configuration, the server's life from start to drained."""
+"""The gateway process: builds the settings from the configuration and runs the server until it is drained."""
 
 import asyncio
 import logging
@@ -33,13 +33,14 @@ from sluice_server.services.telemetry.request_log import RequestLog
 
 logger = logging.getLogger(__name__)
 
-READY_FD = "SLUICE_READY_FD"  # an inherited pipe; a line is written there whenever requests are let in again
+READY_FD = "SLUICE_READY_FD"  # file number of an inherited pipe; gets a line whenever requests are admitted again
 IPC = "ipc://"
-OTHER_FILES = 256  # than connections of clients: the ring's, logs, what is read again
+OTHER_FILES = 256  # reserved for the ring, logs and files that are read again
 
 
 async def run(process: Process) -> int:
-    """Serve until told to stop, then drain; the exit status. Raises ServiceError LISTEN_FAILED."""
+    """Serves until the process is told to stop, then drains; returns the exit status. Raises ServiceError
+    LISTEN_FAILED."""
     share_one_heap()  # before grpc starts its threads
     config, ring = process.config, process.ring
     log = RequestLog(is_on=config.log_requests, shows_prompts=config.log_prompts)
@@ -67,15 +68,15 @@ async def run(process: Process) -> int:
 
 
 def end_at_once(gateway: Gateway, stopping: asyncio.Event) -> None:
-    """The service ends and cannot finish anything (SIGQUIT): open requests end as UNAVAILABLE, in words, not by a
-    connection that breaks."""
+    """Ends open requests as UNAVAILABLE at once (SIGQUIT: the service ends and cannot finish anything). Clients get a
+    status with a message, not a broken connection."""
     gateway.manager.drain()
     gateway.manager.fail_all(stage_lost("serving"))
     stopping.set()
 
 
 def figures(gateway: Gateway) -> list[MetricSample]:
-    """What the gateway keeps for itself."""
+    """Returns the metrics that the gateway itself measures: open requests, reserved tokens, gaps between tokens."""
     manager = gateway.manager
     return [
         MetricSample(catalogue.OPEN, len(manager.requests)),
@@ -85,31 +86,31 @@ def figures(gateway: Gateway) -> list[MetricSample]:
 
 
 def say_ready(process_id: str, address: str, revision: str) -> None:
-    """Tell the log, and the supervisor if there is one, that requests of a revision are let in."""
+    """Reports to the log, and to the supervisor if there is one, that requests of a revision are admitted."""
     logger.info("serving revision %s on %s", revision, address)
     if READY_FD in os.environ:
         os.write(int(os.environ[READY_FD]), f"ready {process_id} {address} {revision}\n".encode())
 
 
 def model_of(process: Process, directory: Path, model: ModelConfig, revision: str) -> ModelInfo:
-    """What is known of the model whose files are in `directory`."""
+    """Returns the `ModelInfo` of the model whose files are in `directory`."""
     name = process.config.served_model_name or process.source.name
     return model_info(name, revision, process.source.label, directory, model, limits_for(process, model))
 
 
 def limits_for(process: Process, model: ModelConfig) -> Limits:
-    """Of requests to a model."""
+    """Returns the limits of requests to a model."""
     return limits_of(process.engine_config, model, process.config.max_prompt_bytes)
 
 
 def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | None:
-    """What this process's files say of the model, as they are now; None where they are not of that revision."""
+    """Returns the model and limits from this process's files as they are now; None if they are not of that revision."""
     try:
         contents = CheckpointFiles(process.source, remembered())
         model = read_served(contents.directory)
         found = model_of(process, contents.directory, model, revision)
         contents.check()
-    except ServiceError as error:  # they are being replaced
+    except ServiceError as error:  # the files are being replaced
         logger.warning("%s", error.message)
         return None
     if not fits(revision, contents.configuration):
@@ -118,7 +119,7 @@ def read_model(process: Process, revision: str) -> tuple[ModelInfo, Limits] | No
 
 
 def settings_of(process: Process) -> GatewaySettings:
-    """The gateway's own view of the configuration and the model."""
+    """Builds the gateway's settings from the configuration and the model."""
     config = process.config
     max_connections = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return GatewaySettings(
@@ -151,12 +152,13 @@ def settings_of(process: Process) -> GatewaySettings:
 
 
 def most_connections(max_files: int) -> int:
-    """How many of the files that a process may open connections may take; the others are for what else it does."""
+    """Returns how many of a process's `max_files` may be client connections; the rest is reserved for other files."""
     return max(max_files // 2, max_files - OTHER_FILES) if max_files > 0 else 1 << 20
 
 
 def _peer_sockets(config: ServiceConfig) -> dict[str, str]:
-    """Where gateways of one host reach each other: beside their inboxes, which are in a private directory."""
+    """Returns the Unix sockets on which gateways of one host reach each other. They lie beside the inboxes, in a
+    private directory."""
     peers = parse_peers(Role.GATEWAY, config.gateway_peers)
     return {
         name: address.removeprefix(IPC) + SOCKET_SUFFIX
@@ -166,7 +168,7 @@ def _peer_sockets(config: ServiceConfig) -> dict[str, str]:
 
 
 def stages_of(config: ServiceConfig) -> tuple[tuple[str, ...], ...]:
-    """Ids of the tokenizers, engines and detokenizers, in the order that every process uses."""
+    """Returns the ids of tokenizers, engines and detokenizers, each sorted: all processes use this order."""
     tables = {
         Role.TOKENIZER: config.tokenizer_peers,
         Role.ENGINE: config.engine_peers,

@@ -1,4 +1,4 @@
-"""What a gateway is told at its start, as frozen values. Reads no file, no environment and no argument."""
+"""The settings of a gateway, as frozen values. Reads no file, no environment variable and no argument."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ class ModelInfo:
     """The model behind this gateway.
 
     Attributes:
-        id: what requests name.
-        revision: names its weights and configuration exactly; "" until the ring has told.
-        context_length: tokens of prompt plus output at most.
+        id: the model name in requests.
+        revision: exact name of its weights and configuration; "" until a probe has come back from the ring.
+        context_length: prompt plus output tokens at most.
         eos_ids: ids that end an output.
-        defaults: values of absent knobs, as the model has them.
-        architecture: name, for people.
-        label: what the operator calls the revision: names it, too, where nothing is gone on with.
-        longest_token: bytes of text that one token stands for at most; 0 where that is not known.
+        defaults: the model's values of absent sampling parameters.
+        architecture: name of the architecture, for display.
+        label: the operator's name of the revision. Requests may use it in place of `revision`, except to continue one.
+        longest_token: bytes of text that one token stands for at most; 0 if unknown.
     """
 
     id: str
@@ -36,29 +36,29 @@ class ModelInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """All numbers of a gateway. What is also a setting of the command line has its default there.
+    """All settings of a gateway. Those that are also options of the command line take their default from there.
 
     Attributes:
         gateway_id: key of the peer table; the `origin` of every request.
         listen: host:port or unix:/path; port 0 takes a free one.
-        tls: the certificate; None is plaintext, which only this host may reach unless `insecure`.
-        access_file: tenants, keys and quotas; None lets everybody in as one tenant.
-        num_gateways: that share the quotas.
-        peers: gRPC targets of all gateways by id, for calls about generations that another one owns.
-        peer_socket: path of the Unix socket where the others reach this one; "" has none.
-        peer_secret: proves that a call was handed on by another gateway; "" takes none.
-        epoch: of this boot of it, in the envelope of every request.
+        tls: files of the certificate; None is plaintext, which is allowed on this host only, unless `insecure`.
+        access_file: file of tenants, keys and quotas; None admits every caller as one tenant.
+        num_gateways: gateways that share the quotas.
+        peers: gRPC targets of all gateways by id, for calls about generations that another gateway owns.
+        peer_socket: path of the Unix socket on which other gateways reach this one; "" for none.
+        peer_secret: proves that a call was forwarded by another gateway; "" accepts no forwarded calls.
+        epoch: number of this boot of the gateway, in the envelope of every request.
         stages: ids of the tokenizers, engines and detokenizers, each sorted.
         recovery_timeout_s: how long open requests wait for a lost process to come back.
-        max_open_requests, max_reserved_tokens: admission; tokens are estimated prompt plus max_tokens.
+        max_open_requests, max_reserved_tokens: admission limits; tokens are the estimated prompt plus max_tokens.
         probe_timeout_s: silence after which the ring counts as lost; ten engine steps if that is longer.
-        stall_timeout_s: a reader that takes nothing for so long, while there is news for it, is let go.
-        grace_s: what running generations get when Drain does not say.
-        max_connection_age_s: after which clients are told to connect again, so that load spreads over gateways.
-        max_history_deltas, max_history_bytes: what is kept of one generation that outlives its reader.
-        max_stream_generations, max_stream_frames_per_s: of one Converse stream.
-        max_connections: further ones are closed as they come, so that files are left for what else a gateway does.
-        max_slot_deltas, max_slot_bytes: unsent news of one stream beyond which it is let go within two probe intervals.
+        stall_timeout_s: a reader that takes nothing for so long, while deltas wait for it, is broken off.
+        grace_s: time that running generations get when a Drain call names none.
+        max_connection_age_s: age at which clients are told to reconnect, so that load spreads over gateways.
+        max_history_deltas, max_history_bytes: limits on the kept deltas of one generation that outlives its reader.
+        max_stream_generations, max_stream_frames_per_s: limits of one Converse stream.
+        max_connections: further ones are closed at once, so that file numbers are left for the gateway's other work.
+        max_slot_deltas, max_slot_bytes: a reader with more than this unsent is broken off within two probe intervals.
     """
 
     gateway_id: str
@@ -96,6 +96,6 @@ class GatewaySettings:
     max_receive_bytes: int = 16 << 20
     max_send_bytes: int = 64 << 20
     max_metadata_bytes: int = 16 << 10
-    max_concurrent_streams: int = 2048  # of one connection
+    max_concurrent_streams: int = 2048  # per connection
     max_connections: int = 1 << 20
     max_connections_per_address: int = 1 << 20

@@ -1,1 +1,1 @@
-"""Who a caller is, what its call carries, and how much it may ask for: certificates, keys, scopes, quotas, limits."""
+"""Identity and limits of callers: certificates, keys, scopes, quotas, admission, and the metadata of a call."""

@@ -1,12 +1,13 @@
-"""How much may be open at once: a count of requests and a budget of tokens. Pure; knows no request."""
+"""Limits how much may be open at once: a count of requests and a budget of tokens. Pure."""
 
 from sluice_server.engine.errors import Code, ServiceError, queue_full
 
-BYTES_PER_TOKEN = 4  # of English text under the usual vocabularies; only an estimate, exact counts come later
+BYTES_PER_TOKEN = 4  # typical of English text; an estimate, exact counts come later
 
 
 class RequestLimiter:
-    """Counts what is open. A lone request is let in whatever it reserves: the engine knows if it can never fit."""
+    """Counts open requests and reserved tokens. A single request is always admitted: the engine refuses one that can
+    never fit."""
 
     def __init__(self, max_requests: int, max_tokens: int) -> None:
         self.max_requests = max_requests
@@ -15,7 +16,7 @@ class RequestLimiter:
         self.num_tokens = 0
 
     def reserve(self, num_tokens: int) -> None:
-        """Take a place and `num_tokens`, or raise `ServiceError` QUEUE_FULL with a time to try again."""
+        """Counts one request and `num_tokens`. Raises `ServiceError` QUEUE_FULL with a time to retry."""
         if self.num_requests >= self.max_requests:
             raise queue_full(self.num_requests, self.max_requests)
         if self.num_requests and self.num_tokens + num_tokens > self.max_tokens:
@@ -24,13 +25,13 @@ class RequestLimiter:
         self.num_tokens += num_tokens
 
     def grow(self, num_tokens: int) -> None:
-        """Take `num_tokens` more for a request that is open, or raise `ServiceError` QUEUE_FULL."""
+        """Reserves `num_tokens` more for an open request. Raises `ServiceError` QUEUE_FULL."""
         if self.num_requests > 1 and self.num_tokens + num_tokens > self.max_tokens:
             raise _budget_full(self.num_requests, self.num_tokens, num_tokens, self.max_tokens)
         self.num_tokens += num_tokens
 
     def release(self, num_tokens: int) -> None:
-        """Give back what `reserve` took."""
+        """Releases what `reserve` and `grow` took for one request."""
         self.num_requests -= 1
         self.num_tokens -= num_tokens
 

@@ -1,4 +1,4 @@
-"""Who asks for something, under which trace, how urgently and until when, whatever the transport."""
+"""The metadata of a call, for any transport: caller, trace, priority, deadline."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from sluice_server.services.gateway.access.identity import LOCAL, Identity
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallMetadata:
-    """One call. `time_left_s` is None without a deadline; `traceparent` is "" without a trace."""
+    """The metadata of one call. `time_left_s` is None without a deadline; `traceparent` is "" without a trace."""
 
     method: str
     caller: Identity = LOCAL
@@ -18,6 +18,6 @@ class CallMetadata:
 
 
 def sooner(call: CallMetadata, seconds: float | None) -> CallMetadata:
-    """The call with a deadline no later than in `seconds`; None sets none."""
+    """Returns the call with a deadline in `seconds` at the latest; None changes nothing."""
     left_s = [one for one in (call.time_left_s, seconds) if one is not None]
     return dataclasses.replace(call, time_left_s=min(left_s, default=None))

@@ -1,8 +1,9 @@
-"""Who a caller is: tenants, their keys and certificates, as one file says. Nothing else that a client sends matters.
+"""Authenticates callers: tenants, their keys and certificates, as one file lists them. No other data of a client
+counts.
 
-The file is TOML; keys are 256 random bits, so their SHA-256 is kept and no slow hash is needed:
+The file is TOML. Keys are 256 random bits, so their SHA-256 is stored and no slow hash is needed:
 
-    [tenants.acme]               # limits; absent ones do not limit
+    [tenants.acme]               # limits; an absent one means no limit
     requests_per_minute = 600
     tokens_per_minute = 200_000  # prompt and output
     max_concurrent = 16
@@ -17,7 +18,7 @@ The file is TOML; keys are 256 random bits, so their SHA-256 is kept and no slow
     tenant = "acme"
     scopes = ["generate", "control"]
 
-Pure but for `read_access`, which reads the file. Knows no call.
+Pure except for `read_access`, which reads the file, and `new_key`, which draws random bits.
 """
 
 import contextvars
@@ -37,7 +38,7 @@ from sluice_server.services.gateway.access.quota import TenantLimits
 
 KEY_PREFIX = "sluice_"
 MAX_KEY_BYTES = 256
-SHELF_BYTES = 4  # of a digest: names a short list, in which digests are compared in constant time
+SHELF_BYTES = 4  # prefix of a digest: selects a short list, whose digests are compared in constant time
 
 
 class Scope(enum.StrEnum):
@@ -56,7 +57,7 @@ class Identity:
     scopes: frozenset[Scope]
 
 
-LOCAL = Identity("default", frozenset(Scope))  # everybody, where no access file was given
+LOCAL = Identity("default", frozenset(Scope))  # every caller, where there is no access file
 CALLER: contextvars.ContextVar[Identity] = contextvars.ContextVar("caller")  # set once per call, by the guard
 
 
@@ -91,7 +92,7 @@ class AccessPolicy:
             self._shelves.setdefault(digest[:SHELF_BYTES], []).append(entry)
 
     def by_key(self, key: str) -> Identity | None:
-        """Whose key it is."""
+        """Returns the identity of a key, or None; digests are compared in constant time."""
         if len(key) > MAX_KEY_BYTES:
             return None
         digest = digest_of(key)
@@ -102,16 +103,16 @@ class AccessPolicy:
         return found
 
     def by_names(self, names: Iterable[str]) -> Identity | None:
-        """Who shows a certificate of these names: the first that is known."""
+        """Returns the identity of a certificate with these names: that of the first known name, or None."""
         return next((self._names[name] for name in names if name in self._names), None)
 
     def limits_of(self, tenant: str) -> TenantLimits:
-        """Its limits; none where the file gives none."""
+        """Returns the tenant's limits; no limits where the file has none."""
         return self._limits.get(tenant) or TenantLimits()
 
 
 def read_access(path: Path) -> AccessPolicy:
-    """Read an access file. Raises ServiceError naming the file and the place, never a value: it holds secrets."""
+    """Reads an access file. Raises ServiceError naming the file and the place, but no value: the file holds secrets."""
     try:
         file = msgspec.toml.decode(path.read_bytes(), type=_File)
     except OSError as error:
@@ -122,7 +123,7 @@ def read_access(path: Path) -> AccessPolicy:
         raise bad_setting(
             "access_file", f"{path} nests its values too deeply; no setting needs more than two"
         ) from None
-    except (msgspec.DecodeError, ValueError):  # ValueError: also what is no UTF-8, and a number of 4,300 digits
+    except (msgspec.DecodeError, ValueError):  # ValueError: invalid UTF-8, or a number of 4,300 digits
         raise bad_setting("access_file", f"{path} is not TOML") from None
     for at, key in enumerate(file.keys):
         if not _is_digest(key.sha256):
@@ -134,22 +135,22 @@ def read_access(path: Path) -> AccessPolicy:
 
 
 def new_key() -> str:
-    """A key of 256 random bits."""
+    """Returns a new key of 256 random bits."""
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def digest_of(key: str) -> bytes:
-    """What is kept of a key."""
+    """Returns the SHA-256 of a key, which is stored in its place."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def unauthenticated(message: str) -> ServiceError:
-    """Nobody that we know."""
+    """CREDENTIALS_INVALID: the credentials are missing or unknown."""
     return ServiceError(Code.UNAUTHENTICATED, "CREDENTIALS_INVALID", message)
 
 
 def not_allowed(method: str, wanted: Iterable[Scope]) -> ServiceError:
-    """Known, but without the scope."""
+    """NOT_ALLOWED: the identity is known but has none of the scopes `wanted`."""
     scopes = " or ".join(sorted(wanted))
     return ServiceError(
         Code.PERMISSION_DENIED,

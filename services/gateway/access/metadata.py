@@ -1,4 +1,4 @@
-"""What a gRPC call carries besides its request: trace context, priority, deadline, read once at entry; its trailers."""
+"""The metadata of a gRPC call: reads trace context, priority and deadline; builds the trailers that name its trace."""
 
 import re
 from typing import Any, TypeAlias
@@ -9,7 +9,7 @@ from sluice_server.engine.errors import invalid
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.identity import CALLER
 
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]  # grpc's own type parameters; handlers differ in theirs
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]  # type parameters of grpc; handlers differ in them
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _KEYS = ("traceparent", "tracestate", "x-sluice-priority")
@@ -20,7 +20,7 @@ Trailers: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def read_call(method: str, context: Context) -> CallMetadata:
-    """Read the metadata and the deadline. Raises `ServiceError` for a key given twice or a malformed value."""
+    """Reads the metadata and the deadline. Raises `ServiceError` for a key given twice or a malformed value."""
     found: dict[str, str] = {}
     for key, value in context.invocation_metadata() or ():
         if key not in _KEYS:
@@ -40,13 +40,13 @@ def read_call(method: str, context: Context) -> CallMetadata:
 
 
 def read_trace(context: Context) -> str:
-    """The W3C header of a call that may be wrong in any way: "" when it is none, or several."""
+    """Returns the W3C traceparent, or "" if it is missing, malformed or given more than once. Never raises."""
     found = [value for key, value in context.invocation_metadata() or () if key == "traceparent"]
     return found[0] if len(found) == 1 and isinstance(found[0], str) and _TRACEPARENT.fullmatch(found[0]) else ""
 
 
 def trace_trailers(traceparent: str) -> Trailers:
-    """Metadata that name a trace; none for ""."""
+    """Returns the trailers that name a trace; none for ""."""
     return ((TRACE_KEY, traceparent[3:35]), ("traceresponse", traceparent)) if traceparent else ()
 
 

@@ -1,7 +1,7 @@
-"""What a tenant may use: requests a minute, tokens a minute, requests at once. Pure; the clock is passed in.
+"""Quotas of tenants: requests a minute, tokens a minute, concurrent requests. Pure; the clock is passed in.
 
-A request is charged what it reserves (prompt plus max_tokens) when it opens and settled by what it used when it ends,
-so a bucket can go below zero and the tenant then waits until it is refilled.
+A request is charged its reserved tokens (prompt plus max_tokens) when it opens, and settled by the used ones when it
+ends. So a bucket can go below zero; the tenant then waits until it is refilled.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ import msgspec
 from sluice_server.engine.errors import Code, ServiceError
 
 MINUTE_S = 60.0
-RETRY_S = 1.0  # for a place among the concurrent ones: nobody knows when one ends
+RETRY_S = 1.0  # at max_concurrent: when a request will end is unknown
 
 
 class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """None does not limit."""
+    """The limits of one tenant; None means no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -28,7 +28,8 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} is {value}; at least 1, or leave it out for no limit")
 
     def share(self, num: int) -> "TenantLimits":
-        """What one of `num` equal gateways may give away: together never more than the limit, but at least 1."""
+        """Returns the limits of one of `num` equal gateways. All shares together stay within the limit, but each is at
+        least 1."""
 
         def part(value: int | None) -> int | None:
             return None if value is None else max(1, value // num)
@@ -37,7 +38,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Bucket:
-    """A token bucket: full at first, refilled steadily, never above one minute's worth."""
+    """A token bucket: full at first, refilled at a constant rate, never above one minute's worth."""
 
     def __init__(self, per_minute: int, now_s: float) -> None:
         self.per_minute = per_minute
@@ -45,18 +46,19 @@ class Bucket:
         self._at_s = now_s
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Seconds until `amount` could be taken; 0 means now. More than a minute's worth counts as a minute's worth."""
+        """Returns the seconds until `amount` can be taken; 0 means now. An amount above one minute's worth counts as
+        that."""
         self._refill(now_s)
         missing = min(amount, self.per_minute) - self._level
         return max(0.0, missing * MINUTE_S / self.per_minute)
 
     def take(self, amount: int, now_s: float) -> None:
-        """Take it, also below zero; a negative `amount` gives back."""
+        """Takes `amount`, even below zero; a negative `amount` is given back."""
         self._refill(now_s)
         self._level = min(float(self.per_minute), self._level - amount)
 
     def resize(self, per_minute: int, now_s: float) -> None:
-        """Another rate from now on."""
+        """Changes the rate."""
         self._refill(now_s)
         self.per_minute = per_minute
         self._level = min(float(per_minute), self._level)
@@ -68,7 +70,7 @@ class Bucket:
 
 
 class _Account:
-    """One tenant's use."""
+    """The usage of one tenant."""
 
     def __init__(self) -> None:
         self.limits = TenantLimits()
@@ -85,16 +87,16 @@ class _Account:
 
 
 class Quotas:
-    """The use of all tenants; `limits_of` is asked at every request, so that a change of it holds at once."""
+    """The usage of all tenants. `limits_of` is called for every request, so that changed limits apply at once."""
 
     def __init__(self, limits_of: Callable[[str], TenantLimits], num_gateways: int) -> None:
-        """`num_gateways` share the limits: here their part of them is given away."""
+        """`num_gateways` share the limits; this gateway grants its share of them."""
         self._limits_of = limits_of
         self._num_gateways = num_gateways
         self._accounts: dict[str, _Account] = {}
 
     def take(self, tenant: str, num_tokens: int, now_s: float) -> int:
-        """Open a request; gives the tokens charged, for `settle`. Raises ServiceError QUOTA_EXCEEDED."""
+        """Opens a request; returns the tokens charged, for `settle`. Raises ServiceError QUOTA_EXCEEDED."""
         account = self._accounts.setdefault(tenant, _Account())
         whole = self._limits_of(tenant)
         account.limit(whole.share(self._num_gateways), now_s)
@@ -110,7 +112,7 @@ class Quotas:
         return charged
 
     def settle(self, tenant: str, charged: int, used: int, now_s: float) -> None:
-        """Close a request that used `used` tokens."""
+        """Closes a request that used `used` tokens."""
         account = self._accounts[tenant]
         account.num_open -= 1
         if account.tokens is not None:
@@ -120,7 +122,7 @@ class Quotas:
 
 
 class _UsedUp(Exception):
-    """Of an account: which limit, and for how long."""
+    """A limit of an account is used up: which, this gateway's share, and seconds to wait."""
 
     def __init__(self, name: str, share: int, wait_s: float) -> None:
         super().__init__(name)

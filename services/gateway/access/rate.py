@@ -1,10 +1,11 @@
-"""How fast frames of one stream are read: so many in a second at most, the rest later. Pure: the clock is passed in."""
+"""Limits how fast the frames of one stream are read: a number per second, the rest later. Pure: the clock is passed
+in."""
 
 from collections.abc import Callable
 
 
 class Rate:
-    """Counts in windows of a second."""
+    """A rate limit in windows of one second."""
 
     def __init__(self, per_second: int, clock: Callable[[], float]) -> None:
         self._per_second = per_second
@@ -13,7 +14,7 @@ class Rate:
         self._num = 0
 
     def wait_s(self) -> float:
-        """One more is to be read: after so many seconds."""
+        """Counts one more frame; returns the seconds to wait before reading it."""
         now_s = self._clock()
         if now_s - self._since_s >= 1.0:
             self._since_s, self._num = now_s, 0
@@ -21,5 +22,5 @@ class Rate:
         if self._num <= self._per_second:
             return 0.0
         wait_s = self._since_s + 1.0 - now_s
-        self._since_s, self._num = self._since_s + 1.0, 1  # the first of the window in which it is read
+        self._since_s, self._num = self._since_s + 1.0, 1  # it is the first frame of the next window
         return wait_s

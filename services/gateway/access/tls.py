@@ -1,7 +1,7 @@
-"""The server's certificate: read, proved by a handshake with itself, and read again when its files change.
+"""The server's certificate: reads it, proves it by a handshake in memory, and reads it again when its files change.
 
-Takes three paths, gives grpc credentials. Python's own ssl module judges the files, as grpc says only "failed to bind".
-Knows no port and no identity.
+Takes three paths and returns grpc credentials. Python's ssl module checks the files, because grpc says only "failed to
+bind".
 """
 
 import ssl
@@ -13,26 +13,26 @@ from sluice_server.services.config import bad_setting
 from sluice_server.services.gateway.access.tls_files import TlsFiles
 from sluice_server.services.process.watched import WatchedFile
 
-MAX_TURNS = 8  # of a handshake in memory; TLS 1.3 takes three
+MAX_TURNS = 8  # round trips of a handshake in memory; TLS 1.3 takes three
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials that follow the files: each handshake looks whether they changed. Raises ServiceError."""
+    """Returns credentials that follow the files: each handshake checks whether they changed. Raises ServiceError."""
     watched = WatchedFile(files.paths, lambda: read(files))
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        return watched.value if watched.refresh() else None  # None: go on with what there is
+        return watched.value if watched.refresh() else None  # None: keep the present one
 
     # Called by grpc at every handshake, on its own thread: a few stat() calls.
     return grpc.dynamic_ssl_server_credentials(
         watched.value,
-        changed,  # type: ignore[arg-type] # None is documented, the type package leaves it out
+        changed,  # type: ignore[arg-type] # None is documented but missing in the type package
         require_client_authentication=files.client_ca is not None,
     )
 
 
 def read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
-    """What grpc needs. Raises ServiceError naming the file and what is wrong with it."""
+    """Reads the files into grpc's configuration. Raises ServiceError naming the file and what is wrong with it."""
     chain, key = _read("tls_cert", files.certificate), _read("tls_key", files.key)
     prove(files, chain)
     authorities = None
@@ -43,10 +43,10 @@ def read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
 
 
 def prove(files: TlsFiles, chain: bytes) -> None:
-    """Shake hands with ourselves in memory: certificate and key belong together and are valid now."""
+    """Makes a TLS handshake in memory: certificate and key belong together and are valid now. Raises ServiceError."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        server.load_cert_chain(files.certificate, files.key, password="")  # "": never ask at the terminal
+        server.load_cert_chain(files.certificate, files.key, password="")  # "": no prompt at the terminal
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise bad_setting("tls_key", f"{files.key} is not the key of the certificate {files.certificate}") from None
@@ -61,9 +61,9 @@ def prove(files: TlsFiles, chain: bytes) -> None:
 
 
 def _trusting(setting: str, path: Path, certificates: bytes) -> ssl.SSLContext:
-    """A client that trusts exactly these."""
+    """Returns a client context that trusts exactly these certificates."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False  # names are the clients' business
+    client.check_hostname = False  # clients check the name
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         client.load_verify_locations(cadata=certificates.decode("ascii", "replace"))

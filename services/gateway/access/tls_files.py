@@ -1,4 +1,4 @@
-"""Where a server's certificate is: three paths, from three settings."""
+"""The paths of a server's certificate, from three settings."""
 
 import dataclasses
 from pathlib import Path
@@ -8,7 +8,8 @@ from sluice_server.services.config import bad_setting
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. With `client_ca` a client must show a certificate that one of its authorities signed (mTLS)."""
+    """PEM files. With `client_ca`, clients must present a certificate that is signed by one of its authorities
+    (mTLS)."""
 
     certificate: Path
     key: Path
@@ -16,12 +17,12 @@ class TlsFiles:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All of them."""
+        """All given paths."""
         return tuple(filter(None, (self.certificate, self.key, self.client_ca)))
 
 
 def files_of(certificate: str, key: str, client_ca: str) -> TlsFiles | None:
-    """The three settings as one value, or None without TLS. Raises ServiceError for a half."""
+    """Returns the three settings as one value; None without TLS. Raises ServiceError if only some are given."""
     if not certificate and not key and not client_ca:
         return None
     if not certificate:

@@ -1,1 +1,1 @@
-"""sluice.v1 over gRPC: who may call, one coroutine per call, and what comes as messages of the contract."""
+"""sluice.v1 over gRPC: authentication, one coroutine per call, and conversion of events to messages of the contract."""

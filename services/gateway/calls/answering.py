@@ -1,6 +1,6 @@
-"""One call that asks the generation service for one request: from its metadata to its answer, or to its status.
+"""Runs a call that makes one request of the generation service: from its metadata to its response or its status.
 
-The same for every protocol over gRPC: what comes is written by `body`, and a call that fails ends in `CallEnded`.
+Used for every protocol over gRPC: `body` writes the responses, and a call that fails raises `CallEnded`.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _R = TypeVar("_R", bound=RequestReader)
 
 
 class CallEnded(Exception):
-    """A call ends without success, in `status`."""
+    """Ends a call without success, with `status`."""
 
     def __init__(self, status: Status) -> None:
         super().__init__(status[1])
@@ -41,10 +41,10 @@ async def answer(
     begin: Callable[[CallMetadata], _R],
     body: Callable[[_R], Awaitable[_T]],
 ) -> _T:
-    """Begin a request, and give what `body` makes of it. Releases it on every path: closing waits for nothing, so a
-    cancelled call leaves at once, and cancellation is raised on. Raises CallEnded."""
+    """Begins a request with `begin` and returns the result of `body`. Closes the reader on every path, without waiting,
+    so that a cancelled call ends at once; cancellation is raised again. Raises CallEnded."""
     reader: _R | None = None
-    failure: ServiceError | None = cancelled()  # unless something else is found out
+    failure: ServiceError | None = cancelled()  # the default, replaced below
     try:
         reader = begin(read_call(method, context))
         with reader.interruptible():

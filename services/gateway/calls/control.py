@@ -1,4 +1,4 @@
-"""The handlers of ControlService that are built: models, server info, load, drain."""
+"""The implemented handlers of ControlService: models, server info, load, drain."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from sluice_server.services.gateway.requests.manager import RequestManager
 
 SCHEMA_REVISION = 4
 MAX_PAGE = 1000
-MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # of WatchLoad
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 3600.0  # intervals of WatchLoad
 MAX_GRACE_S = 24 * 3600.0
 DRAIN_INTERVAL_S = 0.25  # between two reports of Drain
 FEATURES = (
@@ -38,13 +38,13 @@ FEATURES = (
 
 
 def features(limits: Limits) -> "list[control_pb2.Feature.ValueType]":
-    """What this server offers: speculation only where somebody drafts."""
+    """Returns the features of this server; speculation only where the engine can draft."""
     missing = () if limits.max_draft_tokens else (control_pb2.FEATURE_SPECULATION,)
     return [feature for feature in FEATURES if feature not in missing]
 
 
 class Control:
-    """The handlers. `drain` makes the gateway refuse new work and ends the running after so many seconds."""
+    """The handlers. `drain` makes the gateway refuse new requests and ends the running ones after so many seconds."""
 
     def __init__(self, manager: RequestManager, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
         self.loads = Loads(manager)
@@ -56,7 +56,7 @@ class Control:
     async def list_models(
         self, request: control_pb2.ListModelsRequest, context: Context
     ) -> control_pb2.ListModelsResponse:
-        """ListModels: the one model, on one page."""
+        """ListModels: returns the one model, on one page."""
         size = request.page_size if request.HasField("page_size") else 1
         if not 1 <= size <= MAX_PAGE:
             await refuse(context, invalid("page_size", f"{size} is not in [1, {MAX_PAGE}]"))
@@ -65,7 +65,7 @@ class Control:
         return control_pb2.ListModelsResponse(models=[self._model()])
 
     async def get_model(self, request: control_pb2.GetModelRequest, context: Context) -> control_pb2.GetModelResponse:
-        """GetModel."""
+        """GetModel: returns the model; NOT_FOUND for any other name."""
         known = self._manager.settings.model.id
         if request.model != known:
             await refuse(context, not_found("model", request.model, f"this server serves {known!r}"))
@@ -74,7 +74,7 @@ class Control:
     async def get_server_info(
         self, request: control_pb2.GetServerInfoRequest, context: Context
     ) -> control_pb2.GetServerInfoResponse:
-        """GetServerInfo: version, limits, what is built, and what each engine that has reported computes with."""
+        """GetServerInfo: returns version, limits, features, and how each engine that has reported computes."""
         settings = self._manager.settings
         return control_pb2.GetServerInfoResponse(
             version=settings.version,
@@ -87,11 +87,11 @@ class Control:
         )
 
     async def get_load(self, request: control_pb2.GetLoadRequest, context: Context) -> control_pb2.GetLoadResponse:
-        """GetLoad: this gateway, and each engine as it last reported."""
+        """GetLoad: returns the load of this gateway, and that of each engine as last reported."""
         return control_pb2.GetLoadResponse(load=self.loads.now())
 
     async def watch_load(self, request: control_pb2.WatchLoadRequest, context: Context) -> None:
-        """WatchLoad: the same, again and again, until the caller has enough."""
+        """WatchLoad: sends the load every interval until the client ends the call."""
         interval_s = 1.0
         try:
             if request.HasField("interval"):
@@ -103,7 +103,7 @@ class Control:
             await asyncio.sleep(interval_s)
 
     async def drain(self, request: control_pb2.DrainRequest, context: Context) -> None:
-        """Drain: once begun it goes on, whoever watches."""
+        """Drain: begins to drain and reports progress. Draining goes on if the client ends the call."""
         grace_s = self._manager.settings.grace_s
         try:
             if request.HasField("grace"):

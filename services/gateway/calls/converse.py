@@ -1,7 +1,7 @@
-"""The handler of Converse: one task reads frames, one writes them; what is between them is a `ConverseSession`.
+"""The handler of Converse: one task reads frames, another writes events; the `ConverseSession` is between them.
 
-The task of the call writes. Both hold back for each other: frames are not read while too many answers wait. Ends like
-every call: nothing waits in the clean-up, and cancellation is raised on.
+The task of the call is the writer. Frames are not read while too many replies wait to be written. Like every call, its
+clean-up never waits, and cancellation is raised again.
 """
 
 import asyncio
@@ -25,21 +25,21 @@ from sluice_server.services.messages.messages import Role
 from sluice_server.services.telemetry.logs import about_stream, about_trace
 from sluice_server.services.telemetry.observed import Observer
 
-HALF_CLOSE_S = 1.0  # what a client gets to half-close after the server has said that it goes away
+HALF_CLOSE_S = 1.0  # time for the client to half-close after the going-away event
 
 
 class Converse:
-    """`converse` is the handler."""
+    """The handler `converse` and what it needs."""
 
     def __init__(self, service: GenerationService, observer: Observer, rate: Callable[[], Rate]) -> None:
-        """`rate` limits how fast the frames of one stream are read."""
+        """`rate` returns the rate limit for the frames of one stream."""
         self._service = service
         self._observer = observer
         self._rate = rate
 
     async def converse(self, requests: object, context: Context) -> None:
-        """Converse: many generations on one stream."""
-        failure: ServiceError | None = cancelled()  # unless something else is found out
+        """Converse: runs many generations on one stream."""
+        failure: ServiceError | None = cancelled()  # the default, replaced below
         talk: _Talk | None = None
         try:
             talk = _Talk(self._service, self._rate(), context, read_call("Converse", context))
@@ -65,7 +65,7 @@ class Converse:
 
 
 class _Talk:
-    """One call of Converse while it runs."""
+    """One running call of Converse."""
 
     def __init__(self, service: GenerationService, rate: Rate, context: Context, call: CallMetadata) -> None:
         self._context = context
@@ -75,7 +75,8 @@ class _Talk:
         self._reading: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Until nothing runs and nothing can come. Raises ServiceError for a fault of the stream."""
+        """Writes events until no generation runs and none can be opened. Raises ServiceError for an error of the
+        stream."""
         self._reading = asyncio.create_task(self._read(), name="converse reading")
         with self._session.interruptible():
             async for event in self._session:
@@ -84,17 +85,17 @@ class _Talk:
 
     @property
     def about(self) -> Mapping[str, Mapping[str, object]]:
-        """What a log line about the stream is about: its trace, and the generations that run on it."""
+        """The fields of log lines about the stream: its trace, and the generations that run on it."""
         return about_stream(self._call.traceparent, self._session.envelopes())
 
     def close(self, error: ServiceError | None) -> None:
-        """Release everything; waits for nothing."""
+        """Releases everything. Never waits."""
         self._session.close(error)
         if self._reading is not None:
             self._reading.cancel()
 
     async def _read(self) -> None:
-        """Take frames until the client half-closes."""
+        """Reads frames until the client half-closes."""
         try:
             while True:
                 await asyncio.sleep(self._rate.wait_s())
@@ -115,7 +116,7 @@ class _Talk:
 
 
 def say(session: ConverseSession, frame: inference_pb2.ConverseRequest) -> None:
-    """Do what a frame says; never raises for what it says wrong."""
+    """Applies a frame to the session. Errors in the frame become events and are not raised."""
     tag, kind = frame.tag, frame.WhichOneof("frame")
     if kind == "ping" and not tag:
         session.ping(frame.ping.nonce)

@@ -1,7 +1,7 @@
-"""Stands before every RPC: finds out who calls and whether they may. What passes finds its caller in `CALLER`.
+"""Authenticates every RPC and checks its scope. Handlers find the caller in `CALLER`.
 
-An interceptor, so that no service, whoever adds it, is left unguarded. Which scope a method needs is one table; a
-method that is not in it needs `admin`.
+An interceptor, so that every service is guarded, including ones added later. One table names the scopes of each method;
+a method that is not in the table needs `admin`.
 """
 
 import hmac
@@ -44,7 +44,7 @@ def _methods(service: str, scopes: frozenset[Scope], *names: str) -> dict[str, f
 
 _INFERENCE, _CONTROL = "sluice.v1.InferenceService", "sluice.v1.ControlService"
 _OIP = "inference.GRPCInferenceService"
-SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; none: open to all who can connect
+SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; an empty set needs no credentials
     **_methods(_INFERENCE, GENERATE, "Generate", "StreamGenerate", "Converse", "ResumeGenerate", "CancelGeneration"),
     **_methods(_INFERENCE, GENERATE, "Tokenize", "Detokenize", "Embed"),
     **_methods(_CONTROL, ANY, "ListModels", "GetModel", "GetServerInfo"),
@@ -58,7 +58,7 @@ SCOPES: Mapping[str, frozenset[Scope]] = {  # any one of them is enough; none: o
     **_methods("grpc.reflection.v1alpha.ServerReflection", ANY, "ServerReflectionInfo"),
 }
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # in quotes: a plain class at run time
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # in quotes: the class is not generic at run time
 Behaviour: TypeAlias = Callable[[Any, Context], Any]
 _KINDS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -69,7 +69,7 @@ _KINDS = {
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """`access` None lets everybody in as the one local tenant."""
+    """The interceptor. With `access` None, every caller is the one local tenant."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Guard(grpc.aio.ServerInterceptor):
         observer: Observer,
         peer_secret: str = "",
     ) -> None:
-        """`observer` is told of who is turned away; `peer_secret`: what another gateway shows that hands on a call; ""
-        believes nobody."""
+        """`observer` gets every refused call. `peer_secret` is what another gateway sends with a forwarded call; ""
+        accepts no forwarded calls."""
         self._observer = observer
         self._access = access
         self._peer_secret = peer_secret
@@ -92,17 +92,17 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The handler behind the check, made once for each method that exists."""
+        """Returns the handler with the check in front, made once for each method that exists."""
         method = handler_call_details.method
         if method not in self._guarded:
             handler = await continuation(handler_call_details)
             if handler is None:
-                return None  # grpc itself says that there is no such method
+                return None  # grpc answers that the method does not exist
             self._guarded[method] = self._behind_check(method, handler)
         return self._guarded[method]
 
     def identify(self, method: str, context: Context) -> Identity:
-        """Who calls. Raises ServiceError CREDENTIALS_INVALID or NOT_ALLOWED."""
+        """Returns the caller's identity. Raises ServiceError CREDENTIALS_INVALID or NOT_ALLOWED."""
         wanted = SCOPES.get(method, ADMIN)
         if self._access is None or not wanted:
             return LOCAL
@@ -115,7 +115,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return identity
 
     def _handed_on_for(self, context: Context) -> str | None:
-        """The tenant for whom another gateway, which knows the secret, hands on the call."""
+        """Returns the tenant of a call that another gateway forwards with the shared secret; otherwise None."""
         found = {key: value for key, value in context.invocation_metadata() or () if key in (PEER_KEY, TENANT_KEY)}
         shown = str(found.get(PEER_KEY, ""))
         if not self._peer_secret or not hmac.compare_digest(shown.encode(), self._peer_secret.encode()):
@@ -141,10 +141,10 @@ class Guard(grpc.aio.ServerInterceptor):
                 except ServiceError as error:
                     await turn_away(self._observer, method, context, error)
                 answering = _answered(run(request, context), method, context)
-                del request  # the traceback of an error that grpc keeps would hold it
+                del request  # else the traceback of an error that grpc keeps would hold it
                 return await answering
             except grpc.aio.AbortError as aborted:
-                # grpc keeps it, and raises it again itself: with our frames it would hold what holds it, for good.
+                # grpc keeps the error and raises it again. With our frames it would be in a cycle that is never freed.
                 aborted.__traceback__ = aborted.__context__ = None
                 return None
 
@@ -153,19 +153,21 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 async def _answered(answering: Awaitable[object], method: str, context: Context) -> object:
-    """What the handler answers; a fault of ours has its status and its line in the log, and its text stays inside."""
+    """Awaits the handler. An unexpected exception is logged and becomes a status; its text is not sent to the
+    client."""
     try:
         return await answering
     except (ServiceError, grpc.aio.BaseError):
-        raise  # the call has its status
-    except Exception as error:  # grpc itself would tell the client its text
+        raise  # the call has its status already
+    except Exception as error:  # grpc would send its text to the client
         told = about_trace(read_trace(context), method=method)
         await refuse(context, fault(Role.GATEWAY, told, "failed in the handler of this call", error))
         raise
 
 
 def _as_coroutine(behaviour: Behaviour) -> Behaviour:
-    """grpc tells the kinds of handlers apart by inspection; reflection's is a generator, all others are coroutines."""
+    """Wraps an asynchronous generator as a coroutine. grpc inspects the kind of a handler; reflection's is a
+    generator."""
     if not inspect.isasyncgenfunction(behaviour):
         return behaviour
 
@@ -177,7 +179,7 @@ def _as_coroutine(behaviour: Behaviour) -> Behaviour:
 
 
 def _authenticated(access: AccessPolicy, context: Context) -> Identity:
-    """A key that is sent counts before a certificate that is shown."""
+    """Returns the identity of a sent key; only without one, that of the client certificate."""
     given = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
     if not given:
         found = access.by_names(_certificate_names(context.auth_context()))
@@ -192,6 +194,6 @@ def _authenticated(access: AccessPolicy, context: Context) -> Identity:
 
 
 def _certificate_names(peer: Mapping[str, Iterable[bytes]]) -> list[str]:
-    """Subject alternative names, then the common name, of a certificate that grpc has verified."""
+    """Returns the subject alternative names, then the common name, of the certificate that grpc has verified."""
     kinds = ("x509_subject_alternative_name", "x509_common_name")
     return [name.decode("utf-8", "replace") for kind in kinds for name in peer.get(kind, ())]

@@ -1,6 +1,6 @@
-"""The handlers of InferenceService but Converse: the generation service for gRPC, one coroutine per call.
+"""The handlers of InferenceService except Converse: one coroutine per call, on top of the generation service.
 
-They translate events, write them (`context.write` and never a generator), and nothing else.
+They convert events and write them with `context.write`; none is a generator.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ _STATES = {
 
 
 class Inference:
-    """The handlers. Errors become a status in `answer` and nowhere else."""
+    """The handlers. Errors become a status in `answer` only."""
 
     def __init__(self, service: GenerationService, peers: PeerGateways, observer: Observer) -> None:
         self._service = service
         self._peers = peers
         self._observer = observer
-        self._making = asyncio.Lock()  # of answers that take long to make
+        self._making = asyncio.Lock()  # one response of Tokenize is made at a time
 
     async def generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
-        """Generate: everything at once, at the end."""
+        """Generate: returns the whole result at the end."""
 
         def begin(call: CallMetadata) -> RequestReader:
             return self._service.generate_whole(call, request.spec)
@@ -56,7 +56,7 @@ class Inference:
         return await self._answer("Generate", context, begin, body)
 
     async def stream_generate(self, request: inference_pb2.StreamGenerateRequest, context: Context) -> None:
-        """StreamGenerate: accepted, deltas, output_finished, finished."""
+        """StreamGenerate: writes accepted, deltas, output_finished, finished."""
 
         def begin(call: CallMetadata) -> GenerationStream:
             return self._service.generate(call, request.spec)
@@ -68,7 +68,9 @@ class Inference:
         await self._answer("StreamGenerate", context, begin, body)
 
     async def resume_generate(self, request: inference_pb2.ResumeGenerateRequest, context: Context) -> None:
-        """ResumeGenerate: what the reader lacks of a generation that outlived its last one, and what comes."""
+        """ResumeGenerate: writes the deltas that the client lacks of a detached generation, then those to come. A
+        generation of another gateway is forwarded there; if that fails, it is continued here where the request holds
+        all that is needed."""
         request_id, owner = self._peers.split(request.spec.resume.generation_id)
         if self._peers.is_other(owner):
             try:
@@ -88,7 +90,7 @@ class Inference:
         await self._answer("ResumeGenerate", context, begin, body)
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
-        """Tokenize. The answer comes encoded; one is made at a time."""
+        """Tokenize: returns the encoded response. One response is made at a time."""
 
         def begin(call: CallMetadata) -> RequestReader:
             return self._service.tokenize(call, request)
@@ -108,7 +110,7 @@ class Inference:
     async def detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        """Detokenize."""
+        """Detokenize: returns the text."""
 
         def begin(call: CallMetadata) -> RequestReader:
             return self._service.detokenize(call, request)
@@ -124,7 +126,7 @@ class Inference:
     async def cancel_generation(
         self, request: inference_pb2.CancelGenerationRequest, context: Context
     ) -> inference_pb2.CancelGenerationResponse:
-        """CancelGeneration: idempotent; says what it found."""
+        """CancelGeneration: idempotent; returns the state found and the state now."""
         try:
             check_id(request.generation_id)
             tenant = CALLER.get().tenant
@@ -143,7 +145,7 @@ class Inference:
     ) -> _T:
         async def signed(reader: _R) -> _T:
             answered = await body(reader)
-            # Only now, as grpc keeps some of those of a call that is cancelled.
+            # Set last: grpc leaks some of the trailers of a cancelled call.
             context.set_trailing_metadata(trailers_of(reader.request))
             return answered
 

@@ -1,7 +1,6 @@
-"""Large requests are read one after another, tenants in turn, and for half of the loop's time at most.
+"""Queues large requests: they are parsed one at a time, tenants in turn, for at most half of the event loop's time.
 
-What reading one takes, everybody else waits for: with eight of 1 MiB at once each turn of the loop took 20 ms. Knows
-no request.
+All other work of the loop waits while one is parsed: with eight of 1 MiB at once each turn of the loop took 20 ms.
 """
 
 import asyncio
@@ -11,29 +10,30 @@ from collections.abc import AsyncIterator, Callable
 
 from sluice_server.engine.errors import Code, ServiceError
 
-MAX_WAITING_BYTES = 64 << 20  # of a tenant
+MAX_WAITING_BYTES = 64 << 20  # per tenant
 MAX_REST_S = 0.05
 Later = Callable[[float, Callable[[], None]], object]
 
 
 class LargeLane:
-    """The way in for them, on one loop."""
+    """The queue of large requests, on one event loop."""
 
     def __init__(
         self, clock: Callable[[], float], later: Later | None = None, max_bytes: int = MAX_WAITING_BYTES
     ) -> None:
-        """`later` calls something after so many seconds; by default the running loop does."""
-        self._clock = clock  # of the loop's thread: what it computes counts, not what the machine does besides
+        """`max_bytes` limits the queue of a tenant. `later` calls a function after so many seconds; by default the loop
+        does."""
+        self._clock = clock  # CPU time of the loop's thread: other work of the machine must not count
         self._later = later or (lambda *due: asyncio.get_running_loop().call_later(*due))
         self._max_bytes = max_bytes
         self._is_taken = False
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, whose turn is next first
-        self._num_bytes: dict[str, int] = {}  # of a tenant that waits
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the next one first
+        self._num_bytes: dict[str, int] = {}  # queued bytes by tenant
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str, size: int) -> AsyncIterator[None]:
-        """The turn of a request of so many bytes: it lasts until the loop's next one, and as long again nobody else
-        has it. Raises `ServiceError` QUEUE_FULL."""
+        """Waits for the turn of a request of `size` bytes and holds it until the loop's next iteration. Afterwards the
+        queue pauses for as long as the turn computed, at most `MAX_REST_S`. Raises `ServiceError` QUEUE_FULL."""
         await self._enter(tenant, size)
         begun_s = self._clock()
         try:
@@ -55,7 +55,7 @@ class LargeLane:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                self._next()  # its turn had come
+                self._next()  # it had the turn: pass it on
             raise
         finally:
             self._num_bytes[tenant] -= size
@@ -63,18 +63,18 @@ class LargeLane:
                 del self._num_bytes[tenant]
 
     def _rest(self, begun_s: float) -> None:
-        """It is read, and all that was done with it at once is done."""
+        """Ends a turn: schedules the next one after the pause."""
         rest_s = min(max(self._clock() - begun_s, 0.0), MAX_REST_S)
         self._later(rest_s, self._next)
 
     def _next(self) -> None:
-        """Give the turn to the tenant who has waited longest for one."""
+        """Gives the turn to the tenant that has waited longest for one."""
         while self._waiting:
             tenant = next(iter(self._waiting))
             queue = self._waiting.pop(tenant)
             granted = queue.popleft()
             if queue:
-                self._waiting[tenant] = queue  # behind the others
+                self._waiting[tenant] = queue  # behind the other tenants
             if not granted.done():
                 granted.set_result(None)
                 return

@@ -1,4 +1,4 @@
-"""How loaded this gateway and the engines behind it are: the latest report of each engine, and what is open here."""
+"""The load of this gateway and of the engines behind it: open requests, and the latest report of each engine."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -15,39 +15,39 @@ MAX_TENANTS = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineReport:
-    """A report and when it came, by the gateway's clock."""
+    """A report, and when it arrived by the gateway's clock."""
 
     report: Report
     at_s: float
 
 
 class Loads:
-    """The latest report of each engine, by its id."""
+    """The latest report of each engine, by engine id."""
 
     def __init__(self, manager: RequestManager) -> None:
         self._manager = manager
         self._heard: dict[str, EngineReport] = {}
 
     def report(self, report: Report) -> None:
-        """An engine has said how it is."""
+        """Stores an engine's report."""
         self._heard[report.engine_id] = EngineReport(report, self._manager.clock())
 
     @property
     def any_report(self) -> Report | None:
-        """Of the first engine, as all serve the same."""
+        """The report of the first engine by id, or None; all engines serve the same model."""
         return next((heard.report for _, heard in sorted(self._heard.items())), None)
 
     def engines(self) -> list[control_pb2.EngineInfo]:
-        """What each engine computes with."""
+        """Returns how each engine computes: device, kernels, dtype."""
         return [_engine_info(heard.report) for _, heard in sorted(self._heard.items())]
 
     @property
     def step_s(self) -> float:
-        """The longest recent step of any engine."""
+        """The longest recent step of any engine, in seconds; 0 without a report."""
         return max((heard.report.load.step_s for heard in self._heard.values()), default=0.0)
 
     def now(self) -> control_pb2.Load:
-        """As the contract has it."""
+        """Returns the present load as a message of the contract."""
         admission, now_s = self._manager.admission, self._manager.clock()
         return control_pb2.Load(
             open_requests=admission.num_requests,
@@ -60,7 +60,8 @@ class Loads:
 
 
 def tenants_of(requests: Iterable[OpenRequest]) -> list[control_pb2.TenantLoad]:
-    """What each tenant has open, most first; those beyond `MAX_TENANTS` together, without a name."""
+    """Returns the open requests and reserved tokens of each tenant, largest first. At most `MAX_TENANTS` entries: the
+    last sums up all further tenants, without a name."""
     sums: dict[str, control_pb2.TenantLoad] = {}
     for request in requests:
         if request.is_own:

@@ -1,8 +1,7 @@
-"""The other gateways of this service, and calls handed on to the one that owns a generation.
+"""The other gateways of this service; forwards calls to the gateway that owns a generation.
 
 A generation's id names its gateway. Gateways reach each other by gRPC over Unix sockets beside their inboxes, in the
-private directory of the service; a secret that all have proves who hands on a call, and for which tenant. Knows no
-generation.
+private directory of the service. A shared secret proves that a gateway forwards the call, and for which tenant.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from sluice.v1 import inference_pb2, inference_pb2_grpc
 from sluice_server.services.gateway.access.metadata import Context
 from sluice_server.services.gateway.contract.errors import not_found
 
-SOCKET_SUFFIX = ".grpc"  # of the Unix socket, behind the name of the gateway's inbox
+SOCKET_SUFFIX = ".grpc"  # appended to the path of the gateway's inbox: its Unix socket
 PEER_KEY = "x-sluice-peer"
 TENANT_KEY = "x-sluice-tenant"
 CANCEL_TIMEOUT_S = 5.0
@@ -23,29 +22,30 @@ _GONE = "it is not known to its gateway, or that is gone: go on with the effecti
 
 
 class PeerGateways:
-    """Channels to the other gateways, made when first needed."""
+    """Channels to the other gateways, opened on first use."""
 
     def __init__(self, own_id: str, addresses: Mapping[str, str], secret: str) -> None:
-        """`addresses`: gRPC targets by id."""
+        """`addresses`: gRPC targets by gateway id."""
         self._own_id = own_id
         self._addresses = addresses
         self._secret = secret
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def is_other(self, owner: str) -> bool:
-        """Whether somebody else, who can be reached, owns what names `owner`."""
+        """Whether `owner` is another gateway that this one can reach."""
         return owner != self._own_id and owner in self._addresses and bool(self._secret)
 
     def split(self, generation_id: str) -> tuple[str, str]:
-        """The request's id and its gateway, as the public id names them. An id that names nobody names no request: a
-        part of an id is none."""
+        """Splits a public id into request id and gateway id. Without the id of a known gateway it returns the whole id
+        and "", which matches no request: a bare request id is not a public id."""
         request_id, _, owner = generation_id.partition(".")
         return (request_id, owner) if owner == self._own_id or self.is_other(owner) else (generation_id, "")
 
     async def cancel(
         self, owner: str, tenant: str, request: inference_pb2.CancelGenerationRequest, context: Context
     ) -> inference_pb2.CancelGenerationResponse:
-        """Hand on a cancel; ends the call as it ended there. Raises ServiceError when the owner is gone."""
+        """Forwards a cancel; ends this call with the owner's status. Raises ServiceError GENERATION_NOT_FOUND when the
+        owner is gone or does not have the generation."""
         async with self._handed_on(request.generation_id, context):
             answer: inference_pb2.CancelGenerationResponse = await self._stub(owner).CancelGeneration(
                 request, metadata=self._metadata(tenant), timeout=CANCEL_TIMEOUT_S
@@ -56,8 +56,8 @@ class PeerGateways:
     async def resume(
         self, owner: str, tenant: str, request: inference_pb2.ResumeGenerateRequest, context: Context
     ) -> None:
-        """Hand on a resume and all that it tells; ends the call as it ended there. Raises ServiceError when the owner
-        is gone."""
+        """Forwards a resume and its events; ends this call with the owner's status. Raises ServiceError
+        GENERATION_NOT_FOUND when the owner is gone or does not have the generation."""
         left_s = context.time_remaining()
         call = self._stub(owner).ResumeGenerate(request, metadata=self._metadata(tenant), timeout=left_s)
         try:
@@ -68,7 +68,7 @@ class PeerGateways:
             call.cancel()
 
     async def close(self) -> None:
-        """Close the channels."""
+        """Closes the channels."""
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close()
@@ -94,7 +94,7 @@ class PeerGateways:
 
 
 def _has_details(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the other gateway said it, not the transport."""
+    """Whether the status came from the other gateway, not from the transport."""
     return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
 
 

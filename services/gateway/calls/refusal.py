@@ -1,6 +1,6 @@
-"""How a call ends in an error, and what is left behind of a request that was not let in.
+"""Ends calls with an error, and reports calls that were refused before a request was opened.
 
-Who watches is told of it, so that it has its count, its span and its line; its client is told the trace.
+The observer gets each refused call, for its metric, span and log line; the client gets the trace id.
 """
 
 from typing import NoReturn
@@ -20,32 +20,32 @@ _OWN = "/sluice.v1.InferenceService/"
 
 
 async def refuse(context: Context, error: ServiceError) -> None:
-    """End the call with the status of `error`; grpc raises out of it."""
+    """Ends the call with the status of `error`; grpc raises AbortError."""
     code, message, details = to_status(error)
     await context.abort(code, message, (*(context.trailing_metadata() or ()), *details))
 
 
 async def turn_away(observer: Observer, path: str, context: Context, error: ServiceError) -> NoReturn:
-    """End a call that was not let in; `path` is /service/method, or the method of InferenceService alone."""
+    """Ends a call for which no request was opened. `path`: /service/method, or only the method of InferenceService."""
     context.set_trailing_metadata(tell_refused(observer, path, context, error))
     await refuse(context, error)
     raise error
 
 
 def tell_refused(observer: Observer, path: str, context: Context, error: ServiceError) -> Trailers:
-    """Tell who watches that a call was not let in; metadata that name the trace for its client, if there is one."""
+    """Reports a refused call to the observer; returns the trailers that name its trace, or none."""
     call = CallMetadata(path.removeprefix(_OWN).removeprefix("/"), CALLER.get(LOCAL), read_trace(context))
     refused = RefusedRequest(call.method, error, call.caller.tenant, call.traceparent)
     return trace_trailers(observer.refused(refused))
 
 
 def trailers_of(request: OpenRequest) -> Trailers:
-    """Metadata that name a generation and its trace."""
+    """Returns the trailers that name a generation and its trace."""
     return (("x-sluice-generation-id", request.generation_id), *trace_trailers(request.trace.traceparent))
 
 
 def failure_of(request: OpenRequest) -> tuple[dict[str, str], types_pb2.Usage | None]:
-    """What the status of a call says of the request that failed: which, how far it came, and what it used."""
+    """Returns generation id and last delta of a failed request, and its usage once it was admitted."""
     extra = {"generation_id": request.generation_id, "last_seq": str(request.delivery.last_seq)}
     used = responses.usage(request.used) if request.accounting.admitted is not None else None
     return extra, used

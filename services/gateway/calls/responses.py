@@ -1,4 +1,4 @@
-"""From events of the generation service to messages of the contract. Pure; the hot path of a stream."""
+"""Converts events of the generation service to messages of the contract. Pure; on the hot path of every stream."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -51,7 +51,7 @@ Response = TypeVar(
 
 
 def fill(made: Response, event: StreamEvent) -> Response:
-    """An event into the response of its call: copying a message costs as much as making it."""
+    """Fills the response of a streaming call with an event, in place: copying a message costs as much as making it."""
     match event:
         case DeltaEvent():
             fill_delta(made.delta, event)
@@ -67,7 +67,7 @@ def fill(made: Response, event: StreamEvent) -> Response:
 
 
 def converse_response(tagged: TaggedEvent) -> inference_pb2.ConverseResponse:
-    """An event of a stream of several generations."""
+    """Returns the response for an event of a Converse stream."""
     made, event = inference_pb2.ConverseResponse(tag=tagged.tag), tagged.event
     match event:
         case FailedEvent():
@@ -87,14 +87,14 @@ def converse_response(tagged: TaggedEvent) -> inference_pb2.ConverseResponse:
 
 
 def accepted(event: AcceptedEvent) -> types_pb2.Accepted:
-    """It was let in."""
+    """Converts the event of an admitted request."""
     return types_pb2.Accepted(
         generation_id=event.generation_id, model=event.model, revision=event.revision, params=event.params
     )
 
 
 def prompt_info(event: PromptEvent) -> types_pb2.PromptInfo:
-    """As far as it is known; its tokens where they are echoed."""
+    """Converts the prompt event; with tokens only where the client asked for them."""
     made = types_pb2.PromptInfo(generation_id=event.generation_id)
     if event.num_prompt or event.num_cached:
         made.prompt_tokens, made.cached_tokens = event.num_prompt, event.num_cached
@@ -107,7 +107,7 @@ def prompt_info(event: PromptEvent) -> types_pb2.PromptInfo:
 
 
 def fill_delta(made: types_pb2.Delta, event: DeltaEvent) -> None:
-    """Messages that waited together, as one delta."""
+    """Fills a delta with the messages of an event."""
     texts = event.texts
     first = texts[0]
     made.generation_id = event.generation_id
@@ -131,7 +131,7 @@ def fill_delta(made: types_pb2.Delta, event: DeltaEvent) -> None:
 
 
 def add_sections(made: types_pb2.Delta | types_pb2.Output, texts: Sequence[Text]) -> None:
-    """Add what is no text: most have none of it."""
+    """Adds reasoning and tool calls; most messages have none."""
     for one in texts:
         if one.reasoning:
             made.reasoning += one.reasoning
@@ -140,7 +140,7 @@ def add_sections(made: types_pb2.Delta | types_pb2.Output, texts: Sequence[Text]
 
 
 def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecord]) -> None:
-    """Add a `Token` for each record through `add`, a repeated field's own."""
+    """Adds a `Token` for each record through `add`, the `add` method of a repeated field."""
     for record in records:
         token = add(id=record.id, piece=record.piece)
         scores = record.logprobs
@@ -148,7 +148,7 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
             continue
         token.logprob = scores.logprob
         token.rank = scores.rank
-        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=False)  # more pieces are below
+        rivals = zip(scores.top_ids, record.top_pieces, scores.top_logprobs, strict=False)  # rest: asked_ids
         for rank, (rival, piece, logprob) in enumerate(rivals, start=1):
             token.candidates.add(id=rival, piece=piece, logprob=logprob, rank=rank)
         if scores.asked_ids:
@@ -158,7 +158,7 @@ def add_tokens(add: Callable[..., types_pb2.Token], records: Sequence[TokenRecor
 
 
 def output_finished(event: OutputFinishedEvent) -> types_pb2.OutputFinished:
-    """The end of one output."""
+    """Converts the end of one output."""
     last = event.last
     return types_pb2.OutputFinished(
         generation_id=event.generation_id,
@@ -170,7 +170,7 @@ def output_finished(event: OutputFinishedEvent) -> types_pb2.OutputFinished:
 
 
 def finished(event: FinishedEvent) -> types_pb2.Finished:
-    """The end of the generation."""
+    """Converts the successful end of a generation."""
     return types_pb2.Finished(
         generation_id=event.generation_id,
         last_seq=event.last_seq,
@@ -181,7 +181,7 @@ def finished(event: FinishedEvent) -> types_pb2.Finished:
 
 
 def failed(event: FailedEvent) -> inference_pb2.Failed:
-    """The end of a generation without success."""
+    """Converts the failure of a generation."""
     made = refused(event.error, generation_id=event.generation_id, last_seq=str(event.last_seq))
     made.generation_id, made.last_seq = event.generation_id, event.last_seq
     made.usage.CopyFrom(usage(event.used))
@@ -189,13 +189,13 @@ def failed(event: FailedEvent) -> inference_pb2.Failed:
 
 
 def refused(error: ServiceError, **extra: str) -> inference_pb2.Failed:
-    """An error of what is no generation yet; `extra` goes into its ErrorInfo."""
+    """Converts an error of a frame that has no generation; `extra` is added to its ErrorInfo."""
     status = to_rpc(error, extra)
     return inference_pb2.Failed(code=status.code, message=status.message, details=status.details)
 
 
 def whole(event: CompletedEvent) -> inference_pb2.GenerateResponse:
-    """The answer of a unary generation."""
+    """Returns the response of a unary generation."""
     accepted, used = event.accepted, event.used
     return inference_pb2.GenerateResponse(
         generation_id=accepted.generation_id,
@@ -210,7 +210,7 @@ def whole(event: CompletedEvent) -> inference_pb2.GenerateResponse:
 
 
 def _output(index: int, completed: CompletedOutput, has_records: bool) -> types_pb2.Output:
-    """One output, all of it."""
+    """Converts one complete output."""
     last, texts = completed.last, completed.texts
     output = types_pb2.Output(
         index=index,
@@ -227,8 +227,8 @@ def _output(index: int, completed: CompletedOutput, has_records: bool) -> types_
 
 
 def tokenized(envelope: Envelope, value: Tokenized) -> Iterator[bytes]:
-    """The answer of Tokenize in its encoding, in slices that take a millisecond at most: a text of 1 MiB may be a
-    million tokens, and other calls have their turns between."""
+    """Yields the encoded response of Tokenize in slices, each made in a millisecond at most. Other calls can run
+    between them: a text of 1 MiB may be a million tokens."""
     yield inference_pb2.TokenizeResponse(model=envelope.model, revision=envelope.revision).SerializeToString()
     ids, entries = ints(value.ids), _Entries(value.pieces)
     for at in range(0, len(ids), SLICE_TOKENS):
@@ -236,8 +236,8 @@ def tokenized(envelope: Envelope, value: Tokenized) -> Iterator[bytes]:
 
 
 class _Entries(dict[int, bytes]):
-    """Each token's entry in the encoding of an answer of Tokenize, made when it is first met: the same wherever it
-    stands, and most stand in many places."""
+    """Cache of each token's encoded entry in a response of Tokenize, made on first use. Most tokens occur many times,
+    and an entry does not depend on its position."""
 
     def __init__(self, pieces: Mapping[int, bytes]) -> None:
         super().__init__()
@@ -251,7 +251,7 @@ class _Entries(dict[int, bytes]):
 
 
 def usage(spent: RequestUsage) -> types_pb2.Usage:
-    """As the contract has it."""
+    """Converts a request's usage."""
     return types_pb2.Usage(
         prompt_tokens=spent.num_prompt,
         cached_tokens=spent.num_cached,
@@ -265,7 +265,7 @@ def usage(spent: RequestUsage) -> types_pb2.Usage:
 
 
 def timings(spent: RequestUsage) -> types_pb2.Timings:
-    """As the contract has it."""
+    """Converts a request's timings; times in seconds become Durations."""
     phases = spent.timings or Timings()
     return types_pb2.Timings(
         queue=duration(phases.queue_s),
@@ -279,18 +279,18 @@ def timings(spent: RequestUsage) -> types_pb2.Timings:
 
 
 def duration(seconds: float) -> Duration:
-    """Seconds, not negative, as a Duration."""
+    """Converts seconds to a Duration; negative values become 0."""
     whole_s, nanos = divmod(int(max(0.0, seconds) * 1e9), 10**9)
     return Duration(seconds=whole_s, nanos=nanos)
 
 
 def reason(last: Text) -> "types_pb2.FinishReason.ValueType":
-    """Why the output ended."""
+    """Returns the contract's finish reason of an output."""
     return types_pb2.FINISH_REASON_UNSPECIFIED if last.finish is None else _REASONS[last.finish]
 
 
 def stop_match(last: Text) -> types_pb2.StopMatch | None:
-    """What ended the output, if something of its own did."""
+    """Returns the stop string or stop token that ended the output; None for any other reason."""
     if last.finish is FinishReason.STOP_STRING:
         return types_pb2.StopMatch(text=last.stop_match)
     if last.finish in (FinishReason.EOS, FinishReason.STOP_TOKEN) and last.tokens:

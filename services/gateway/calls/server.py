@@ -1,4 +1,4 @@
-"""Builds the grpc.aio server: options, services, reflection, port. The only file that knows how grpc is wired."""
+"""Builds the grpc.aio server: channel options, services, reflection, port. All set-up of grpc is in this file."""
 
 import dataclasses
 import functools
@@ -50,24 +50,24 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Handlers:
-    """Whoever answers."""
+    """The handlers of all services."""
 
     inference: Inference
     converse: Converse
     control: Control
     adapter: OpenInference
-    observer: Observer  # told of what none of them sees
+    observer: Observer  # gets the refusals of calls that reach no handler
 
 
 def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
-    """Channel arguments. grpc ignores unknown keys silently, so a test looks each one up in its binary."""
+    """Returns the channel arguments. grpc ignores unknown keys silently, so a test looks each one up in its binary."""
     return (
         ("grpc.so_reuseport", int(settings.reuse_port)),
         ("grpc.max_receive_message_length", settings.max_receive_bytes),
         ("grpc.max_send_message_length", settings.max_send_bytes),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.ping_timeout_ms", 10_000),  # a minute by default, which outweighs the one above
+        ("grpc.http2.ping_timeout_ms", 10_000),  # the default of a minute would override the line above
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
@@ -80,9 +80,9 @@ def options(settings: GatewaySettings) -> tuple[tuple[str, int], ...]:
         ("grpc.max_metadata_size", settings.max_metadata_bytes),
         ("grpc.absolute_max_metadata_size", settings.max_metadata_bytes),
         ("grpc.server_handshake_timeout_ms", 10_000),
-        # Calls of one method that the loop has not taken yet: from here on grpc ends some of them at random, as
-        # CANCELLED, and all beyond the hard limit. What one connection may send at once must fit, which its own 1,000
-        # is not; but each that waits holds 34 KB, also when its client has given it up already.
+        # Calls of one method that the event loop has not taken yet. Above this number grpc ends some of them at random
+        # as CANCELLED, above the hard limit all. All calls that one connection may send at once must fit, so grpc's
+        # default of 1,000 is too low. Each waiting call holds 34 KB, even after its client has cancelled it.
         ("grpc.server.max_pending_requests", settings.max_concurrent_streams),
         ("grpc.server.max_pending_requests_hard_limit", 2 * settings.max_concurrent_streams),
     )
@@ -95,7 +95,7 @@ def build(
     checks: health.aio.HealthServicer,
     on_given_up: Callable[[], None] = lambda: None,
 ) -> grpc.aio.Server:
-    """A server with every service, not yet listening. `on_given_up`: see `acceptor.server`."""
+    """Returns a server with every service, not yet listening. `on_given_up`: see `acceptor.server`."""
     with yielding_threads():
         server: grpc.aio.Server = acceptor.server((guard,), options(settings), on_given_up)
     tables = (
@@ -115,8 +115,8 @@ def build(
 
 
 def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
-    """Bind the address and give the port. Raises `ServiceError` LISTEN_FAILED when it cannot be had, and one that names
-    the setting for a certificate that cannot be used or a plaintext address that other hosts reach."""
+    """Binds the address and returns the port. Raises `ServiceError` LISTEN_FAILED when the address is not available,
+    and one that names the setting for an unusable certificate or a plaintext address that other hosts can reach."""
     check_plaintext("listen", settings.listen, settings.tls is not None, settings.insecure)
     credentials = server_credentials(settings.tls) if settings.tls is not None else None
     try:
@@ -139,7 +139,7 @@ def listen(server: grpc.aio.Server, settings: GatewaySettings) -> int:
 
 
 def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
-    """The handlers that are built, by method."""
+    """Returns the implemented methods of InferenceService and their handlers."""
     inference = handlers.inference
     return {
         "Converse": handlers.converse.converse,
@@ -153,7 +153,7 @@ def inference_table(handlers: Handlers) -> Mapping[str, Behaviour]:
 
 
 def control_table(control: Control) -> Mapping[str, Behaviour]:
-    """The handlers that are built, by method."""
+    """Returns the implemented methods of ControlService and their handlers."""
     return {
         "ListModels": control.list_models,
         "GetModel": control.get_model,
@@ -187,12 +187,13 @@ def _service(
 
 
 def serialized(answer: Message | bytes) -> bytes:
-    """An answer as it is sent; one that took long to make comes so."""
+    """Serializes a response; one that is bytes already is returned as it is."""
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 class MalformedRequest:
-    """Stands for bytes that are no request: grpc itself would answer INTERNAL, as if we had broken."""
+    """Stands for bytes that cannot be parsed. Without it grpc would answer INTERNAL, which means a fault of the
+    server."""
 
 
 Parse = Callable[[bytes], Message | MalformedRequest]
@@ -209,13 +210,13 @@ def _parser(message: type[Message], level: wire.Level) -> Parse:
 
 
 def _later(parse: Parse) -> Callable[[bytes], Message | MalformedRequest | bytes]:
-    """Parses, but leaves large requests to who knows whose they are."""
+    """Wraps `parse` so that large requests stay bytes: they are parsed later, when their tenant is known."""
     return lambda data: data if len(data) > wire.LARGE else parse(data)
 
 
 def guarded(behaviour: Behaviour, type_name: str, away: TurnAway, parse: Parse, lane: LargeLane) -> Behaviour:
-    """The handler behind the one answer to malformed bytes: a true coroutine function, as grpc asks for its kind.
-    Large requests come as bytes, and are parsed when it is their turn."""
+    """Wraps a handler: rejects malformed requests, and parses large ones when the `LargeLane` admits them. They come as
+    bytes. The wrapper is a real coroutine function, because grpc inspects the kind of its handlers."""
 
     async def handle(request: object, context: Context) -> object:
         try:
@@ -229,16 +230,17 @@ def guarded(behaviour: Behaviour, type_name: str, away: TurnAway, parse: Parse, 
                 await away(context, malformed(type_name))
             return await behaviour(request, context)
         except grpc.aio.AbortError as error:
-            # grpc keeps it with the call, and its traceback the frames that hold call and request: until the garbage
-            # collector came, 1 MiB for each that was refused.
+            # grpc keeps the error with the call, and its traceback keeps the frames with call and request. Each
+            # refused call would hold 1 MiB until the next garbage collection.
             del request, context
-            raise error.with_traceback(None)  # noqa: B904 # it is the same one
+            raise error.with_traceback(None)  # noqa: B904 # it is the same error
 
     return handle
 
 
 def refusal(name: str, away: TurnAway) -> Behaviour:
-    """The handler of a method that is not built: a true coroutine function, as grpc asks for its kind."""
+    """Returns the handler of a method that is not implemented: it answers FEATURE_UNSUPPORTED. A real coroutine
+    function, because grpc inspects the kind of its handlers."""
 
     async def refuse_method(request: object, context: Context) -> None:
         await away(context, unsupported(name, f"{name} is not supported by this server"))
@@ -247,7 +249,7 @@ def refusal(name: str, away: TurnAway) -> Behaviour:
 
 
 def _add_reflection(server: grpc.aio.Server) -> None:
-    """Reflection v1alpha, and v1, which has the same messages under another name."""
+    """Adds reflection v1alpha, and v1, which has the same messages under another name."""
     names = [INFERENCE.full_name, CONTROL.full_name, OIP.full_name, HEALTH]
     servicer = reflection.ReflectionServicer(names)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)

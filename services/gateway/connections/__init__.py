@@ -1,1 +1,2 @@
-"""Connections of clients: who listens, what is accepted, what they may take, and which are cut. Knows no request."""
+"""Connections of clients: listening, accepting, their limits, and cutting those that exceed them. Works below
+requests."""

@@ -1,9 +1,9 @@
-"""The loop in which a grpc.aio server takes its calls: one for each method, and one for all that is no method.
+"""The accept loops of a grpc.aio server: one per method, and one for calls of unknown methods.
 
-The loop of grpc.aio (1.85.1) decodes the path of each call and ends, with the server, at one that is not UTF-8: every
-connection was then closed for four bytes of one client. Here core itself finds the method, by comparing bytes; what it
-finds none for is answered UNIMPLEMENTED and its path is never decoded. Needs parts of grpc.aio that are not public:
-`MISSING` names those that another version lacks: `server` then serves as grpc.aio does, and the log says so.
+The loop of grpc.aio (1.85.1) decodes the path of each call, and stops the server at a path that is not UTF-8: four
+bytes of one client closed every connection. Here gRPC core finds the method by comparing bytes. A call of an unknown
+method is answered UNIMPLEMENTED, and its path is never decoded. Uses private parts of grpc.aio. `MISSING` names those
+that the installed version lacks; if there are any, `server` returns a plain grpc.aio server and logs a warning.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Options = Sequence[tuple[str, int]]
 Table = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
-NO_METHOD = "no such method"  # what logs call it
+NO_METHOD = "no such method"  # its name in logs
 _PARTS = ("_handle_rpc", "_schedule_rpc_coro", "_MethodResolver", "get_working_loop")
 _LOOP = ("_make_request_call_future", "_request_call", "_request_registered_call")
 MISSING = [name for name in _PARTS if not hasattr(cygrpc, name)] + [
@@ -28,11 +28,14 @@ MISSING = [name for name in _PARTS if not hasattr(cygrpc, name)] + [
 
 
 class _NoEcho(logging.Filter):
-    """Keeps out what a client could fill the log with: grpc tells each header that is not UTF-8, with a traceback, each
-    time that the headers of its call are looked at. It takes them as Latin-1; ours are checked where they are read."""
+    """Drops a log message with which clients could fill the log.
+
+    grpc logs a traceback for each header that is not UTF-8, each time that the headers are read. It decodes them as
+    Latin-1; the gateway checks its own headers where it reads them.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is told."""
+        """Whether the record is logged."""
         return record.msg != "Invalid encoding on %s"
 
 
@@ -40,7 +43,8 @@ _NO_ECHO = _NoEcho()
 
 
 class _Acceptor(cygrpc.AioServer):  # type: ignore[misc] # a class without types
-    """What grpc.aio.server holds. Its own loop starts ours, waits for their ends, and starts them anew if need be."""
+    """The inner server of grpc.aio.server. The accept loop of grpc.aio starts these loops, waits for their end, and
+    starts them again if necessary."""
 
     def __init__(
         self,
@@ -57,16 +61,18 @@ class _Acceptor(cygrpc.AioServer):  # type: ignore[misc] # a class without types
         self._running: set[asyncio.Task[None]] = set()
 
     def add_registered_method_handlers(self, method_handlers: Table) -> None:
-        """Methods by their whole path."""
+        """Registers methods by their full path."""
         super().add_registered_method_handlers(dict(method_handlers))
         self._methods.update(method_handlers)
 
     def _make_request_call_future(self, method: bytes | None) -> "asyncio.Task[NoReturn]":
-        """grpc.aio has this give one call. It gives none: it takes all of them, until the server stops."""
+        """Returns a task that accepts all calls of a method until the server stops. grpc.aio expects a future of one
+        call."""
         return self._event_loop.create_task(self._accept(method), name="gRPC accept")
 
     async def _accept(self, method: bytes | None) -> NoReturn:
-        """Start each call of a method; None is what core knows no method for. Ends in grpc's error when it stops."""
+        """Starts each call of a method; None stands for unknown methods. Ends with grpc's error when the server
+        stops."""
         name = NO_METHOD if method is None else method.decode()
         resolver = cygrpc._MethodResolver([], {} if method is None else self._methods)
         interceptors = () if method is None else self._interceptors_of_methods
@@ -75,7 +81,7 @@ class _Acceptor(cygrpc.AioServer):  # type: ignore[misc] # a class without types
             handling = cygrpc._handle_rpc(name, resolver, interceptors, call, self._event_loop, False)
             running = cygrpc._schedule_rpc_coro(self._counted(handling), call, self._event_loop, name)
             task = self._event_loop.create_task(running, name="gRPC call")
-            self._running.add(task)  # a loop holds its tasks only weakly
+            self._running.add(task)  # the event loop keeps only weak references to tasks
             task.add_done_callback(self._running.discard)
 
     async def _counted(self, handling: Awaitable[None]) -> None:
@@ -87,7 +93,7 @@ class _Acceptor(cygrpc.AioServer):  # type: ignore[misc] # a class without types
 
 
 class _Server(_server.Server):
-    """grpc.aio.server's own class around our acceptor."""
+    """The class of grpc.aio.server, with an `_Acceptor` inside."""
 
     def __init__(
         self, interceptors: Sequence[grpc.aio.ServerInterceptor], options: Options, on_given_up: Callable[[], None]
@@ -100,10 +106,10 @@ def server(
     interceptors: Sequence[grpc.aio.ServerInterceptor],
     options: Options,
     on_given_up: Callable[[], None] = lambda: None,
-) -> Any:  # noqa: ANN401 # which grpc.aio.Server is not in the types
-    """A grpc.aio server, to which services are added by `add_registered_method_handlers`. `on_given_up` is told of each
-    call that ends by its client's reset, deadline or loss, before an answer."""
-    logging.getLogger(cygrpc.__name__).addFilter(_NO_ECHO)  # a second time does nothing
+) -> Any:  # noqa: ANN401 # in the type package this is no grpc.aio.Server
+    """Returns a grpc.aio server; services are added with `add_registered_method_handlers`. `on_given_up` is called for
+    each call that ends before its answer by its client's reset, deadline or loss."""
+    logging.getLogger(cygrpc.__name__).addFilter(_NO_ECHO)  # adding it again has no effect
     if MISSING:
         log.warning(
             "grpcio %s has no %s: a path that is not UTF-8 stops its server until another is there, and calls that are "

@@ -1,10 +1,11 @@
-"""The sockets of this process's gRPC servers: what the system tells of them, and ways to hold or end one.
+"""The TCP sockets of this process's gRPC servers: lists them, and holds, releases or ends connections.
 
-grpc.aio has no way to close a connection. So the socket is found by its peer among the files of this process, and shut
-down: core then sees its end. Linux; elsewhere, and for Unix sockets, whose peers have no names, nothing is found.
+grpc.aio has no way to close a connection. So the socket is found by its peer among the open files of this process and
+shut down; gRPC core then sees the end of the connection. Works on Linux. Elsewhere, and for Unix sockets, whose peers
+have no names, nothing is found.
 
-A connection that is held says nothing to core: the system wakes core only when more than SO_RCVLOWAT bytes have come,
-which new connections have from the socket that listens. Setting it to 1 wakes core at once.
+A held connection does not wake gRPC core: Linux wakes core only when more than SO_RCVLOWAT bytes have come, a value
+that new connections inherit from the listening socket. Setting it to 1 wakes core at once.
 """
 
 import contextlib
@@ -19,13 +20,13 @@ from sluice_server.services.gateway.connections.screen import Held, held
 
 FILES = "/proc/self/fd"
 CHUNK = 1 << 20
-HOLD_BYTES = 1 << 18  # more than a flood sends between two looks
+HOLD_BYTES = 1 << 18  # more than a flood sends between two screenings
 PEEK_BYTES = 1 << 16
-RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in the system's tcp_info
+RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in Linux's tcp_info
 
 
 def cut(peers: Iterable[Peer]) -> int:
-    """End the connections with these peers, and drop what they have sent; how many were found."""
+    """Ends the connections with these peers and drops what they have sent; returns how many were found."""
     wanted, num_cut = set(peers), 0
     for name in os.listdir(FILES) if os.path.isdir(FILES) else ():
         with contextlib.suppress(OSError):  # no socket, not connected, or closed meanwhile
@@ -34,33 +35,34 @@ def cut(peers: Iterable[Peer]) -> int:
 
 
 def peers(port: int) -> list[Peer]:
-    """Of the connections of this process to its `port`, handshakes included. Ten microseconds for each file."""
+    """Returns the peers of the connections to `port`, handshakes included. Takes ten microseconds per open file."""
     found = []
     for own in _opened(port):
-        with contextlib.suppress(OSError):  # it listens, or has gone
+        with contextlib.suppress(OSError):  # a listening socket, or closed meanwhile
             found.append(_peer(own))
     return found
 
 
 def received(port: int) -> dict[Peer, int]:
-    """Bytes that came on each connection to `port`."""
+    """Returns the bytes received on each connection to `port`."""
     found = {}
     for own in _opened(port):
-        with contextlib.suppress(OSError, struct.error):  # it listens, has gone, or the system does not tell
+        with contextlib.suppress(OSError, struct.error):  # a listening socket, closed, or not supported
             info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED.size)
             found[_peer(own)] = RECEIVED.unpack(info)[0]
     return found
 
 
 def hold(port: int) -> None:
-    """Have new connections to `port` say nothing to core, until `screen` or `release` lets them."""
+    """Holds back the data of new connections to `port` until `screen` or `release` lets it through."""
     for own in _opened(port):
         if _is_listening(own):
             own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HOLD_BYTES)
 
 
 def screen(port: int, judge: Callable[[Sequence[Held]], tuple[Sequence[Peer], Sequence[Peer]]]) -> list[Peer]:
-    """Show what is held to `judge`, let go on and cut what it says; which were cut. Two microseconds for each file."""
+    """Passes the held connections to `judge`; releases and cuts those that it names. Returns those that were cut. Takes
+    two microseconds per open file."""
     with contextlib.ExitStack() as stack:
         found = dict(_held(port, stack))
         go, over = judge([_told(peer, own) for peer, own in found.items()])
@@ -72,7 +74,8 @@ def screen(port: int, judge: Callable[[Sequence[Held]], tuple[Sequence[Peer], Se
 
 
 def release(port: int) -> None:
-    """Hold no new ones, and let those that are held go on. What core accepts meanwhile is let go by the next call."""
+    """Stops holding: new connections pass, and held ones are released. A connection that core accepts meanwhile may
+    stay held until the next call."""
     for own in _opened(port):
         if _is_listening(own):
             _let_go(own)
@@ -91,7 +94,7 @@ def _held(port: int, stack: contextlib.ExitStack) -> Iterator[tuple[Peer, socket
 
 
 def _least(number: int) -> int:
-    """The bytes that wake the reader of a socket. Its file may be closed meanwhile, or be another: it is only read."""
+    """Returns SO_RCVLOWAT of a socket. The file number may be closed or reused meanwhile, so it is only read."""
     own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, number)
     try:
         return own.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
@@ -101,7 +104,7 @@ def _least(number: int) -> int:
 
 def _told(peer: Peer, own: socket.socket) -> Held:
     data = b""
-    with contextlib.suppress(OSError):  # nothing has come, or it is gone
+    with contextlib.suppress(OSError):  # nothing has come, or the connection is closed
         data = own.recv(PEEK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return held(peer, data)
 
@@ -115,7 +118,7 @@ def _is_listening(own: socket.socket) -> bool:
 
 
 def _opened(port: int) -> Iterator[socket.socket]:
-    """The sockets of this process at its `port`, the one that listens among them."""
+    """Yields the sockets of this process at `port`, including the listening one."""
     for name in os.listdir(FILES) if os.path.isdir(FILES) else ():
         with contextlib.suppress(OSError), _socket(int(name)) as own:
             if own.getsockname()[1] == port:
@@ -124,8 +127,8 @@ def _opened(port: int) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _socket(number: int) -> Iterator[socket.socket]:
-    """A file of this process that is a socket of TCP. Raises OSError for any other."""
-    copy = os.dup(number)  # what it is cannot change meanwhile, and closing it leaves core's own alone
+    """Opens a TCP socket by its file number in this process. Raises OSError for any other file."""
+    copy = os.dup(number)  # a copy cannot be reused meanwhile; closing it leaves core's file open
     try:
         if not stat.S_ISSOCK(os.fstat(copy).st_mode):
             raise OSError
@@ -148,10 +151,10 @@ def _cut_if(number: int, wanted: set[Peer]) -> bool:
 
 
 def _end(own: socket.socket) -> None:
-    """Take what has come, which core would still read at the end (it may be megabytes of frames), then shut it down,
-    which wakes core, and take what came meanwhile."""
+    """Ends a connection. Drains it first, because core would still read what has come (maybe megabytes of frames);
+    shuts it down, which wakes core; and drains it again."""
     _drain(own)
-    with contextlib.suppress(OSError):  # its peer was first
+    with contextlib.suppress(OSError):  # the peer has closed it first
         own.shutdown(socket.SHUT_RDWR)
     _drain(own)
     _let_go(own)
@@ -169,7 +172,7 @@ def _peer(own: socket.socket) -> Peer:
 
 
 def plain(packed: bytes) -> str:
-    """An address as text; one of IPv4 that is told as one of IPv6 as what it is."""
+    """Returns a packed address as text; an IPv4 address mapped into IPv6 as IPv4."""
     if len(packed) == 16 and packed.startswith(b"\0" * 10 + b"\xff\xff"):
         packed = packed[12:]
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)

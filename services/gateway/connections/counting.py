@@ -1,6 +1,4 @@
-"""Core's counts of the streams of each connection: what channelz, its own view of itself, tells. grpc.aio has no other.
-Knows nothing of what is done with them.
-"""
+"""Counts the streams of each connection, from channelz, gRPC core's own statistics; grpc.aio has no other source."""
 
 import base64
 import contextlib
@@ -14,35 +12,36 @@ from sluice_server.services.gateway.connections import connections
 from sluice_server.services.gateway.connections.crowds import Peer
 from sluice_server.services.gateway.connections.resets import ConnectionCalls, Counts
 
-PAGE = 500  # sockets, as many as core lists at once
-BUSY_BYTES = 1 << 10  # three dozen calls that are reset
+PAGE = 500  # sockets that core lists at once
+BUSY_BYTES = 1 << 10  # about three dozen calls that are reset
 
 
 class Counter:
-    """Asks core for the counts of those connections that have received something since it was asked before: it takes a
-    third of a millisecond for each, and holds the interpreter's lock. The system tells who has, for a fiftieth of
-    that. Not for the loop's thread."""
+    """Reads the counts of the connections that have received something since the last call. Core takes a third of a
+    millisecond for each and holds the interpreter's lock; `connections.received` finds them for a fiftieth of that.
+    Must not run on the event loop's thread."""
 
     def __init__(self) -> None:
         self._servers: list[int] = []
         self._numbers: dict[Peer, int] = {}
-        self._received: dict[Peer, int] = {}  # bytes, when core was asked
+        self._received: dict[Peer, int] = {}  # bytes received at the last query of core
 
     def counts(self, port: int) -> Counts:
-        """Of connections over TCP to `port`."""
+        """Returns the counts of the TCP connections to `port`."""
         received = connections.received(port)
         self._received = {peer: num for peer, num in self._received.items() if peer in received}
         busy = {peer: num for peer, num in received.items() if num - self._received.get(peer, 0) >= BUSY_BYTES}
         self._find(busy)
         found = []
         for peer in busy:
-            with contextlib.suppress(ValueError, KeyError):  # it has gone, or is still at its handshake
+            with contextlib.suppress(ValueError, KeyError):  # closed, or still in its handshake
                 found.append(_count(self._numbers[peer]))
                 self._received[peer] = received[peer]
         return Counts(found, frozenset(self._numbers.values()))
 
     def _find(self, peers: Iterable[Peer]) -> None:
-        """Core's numbers of all connections; the servers are only looked for when one is missing, which takes long."""
+        """Updates core's numbers of all connections. Servers are listed again, which is slow, only if a connection is
+        missing."""
         self._number()
         if not self._numbers.keys() >= set(peers):
             self._servers = [int(one["ref"]["serverId"]) for one in _servers()]
@@ -53,7 +52,7 @@ class Counter:
         self._numbers = {}
         for server in self._servers:
             for number in _sockets(server):
-                with contextlib.suppress(ValueError, KeyError):  # it has gone, or has no address
+                with contextlib.suppress(ValueError, KeyError):  # closed, or without an address
                     self._numbers[known.get(number) or _count(number).peer] = number
 
 

@@ -1,4 +1,4 @@
-"""Which connections are more than one address may have. Pure: peers are told."""
+"""Finds connections beyond the limit of one address. Pure: peers are passed in."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class AddressLimiter:
         self._before: set[Peer] = set()
 
     def judge(self, peers: Sequence[Peer]) -> list[Peer]:
-        """Those that must be cut: of an address with too many, the ones that came last."""
+        """Returns the connections to cut: the latest ones of each address with too many."""
         of_hosts: dict[str, list[Peer]] = defaultdict(list)
         for peer in peers:
             of_hosts[peer[0]].append(peer)

@@ -1,8 +1,8 @@
-"""Looks after the connections, on another thread: cuts those that flood, and those that are too many for one address.
+"""Protects against floods: cuts connections that reset too many calls, and connections beyond the limit of an address.
 
-Costs nothing until many calls are given up: then each connection is counted. While connections are cut, new ones are
-held by the system and looked at before core reads them (`screen`). How many there are is looked at every second, or
-less often where there are thousands.
+Works on another thread. Connections are counted only after many calls were cancelled. While connections are cut, the
+operating system holds back the data of new ones until `screen` has judged it. Connections per address are listed every
+second, or less often where there are thousands.
 """
 
 import asyncio
@@ -22,42 +22,44 @@ from sluice_server.services.gateway.connections.screen import Held, Screen
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-ALARM = 50  # calls that were given up between two beats; a loop that is starved takes few of those that core begins
-RESETS_PER_S = 200.0  # of one connection, for ever
-LIST_EVERY_S, FEW = 1.0, 500  # seconds between two lists of up to so many connections
-AGAIN_S, PAUSES = 0.02, 4  # between two counts: at least so long, and so many times what counting took
-HOLD_S, SCREEN_S = 10.0, 0.005  # after a cut new connections are held so long, and looked at so often
-TELL_EVERY_S, MAX_HOSTS = 10.0, 5  # how often the log is told, and of how many
+ALARM = 50  # calls cancelled between two beats that start a count; a starved event loop sees few of core's calls
+RESETS_PER_S = 200.0  # that one connection may make indefinitely
+LIST_EVERY_S, FEW = 1.0, 500  # seconds between two listings, for up to FEW connections
+AGAIN_S, PAUSES = 0.02, 4  # between two counts: seconds at least, and a multiple of the time that counting took
+HOLD_S, SCREEN_S = 10.0, 0.005  # after a cut: seconds of holding new connections, and between two screenings
+TELL_EVERY_S, MAX_HOSTS = 10.0, 5  # seconds between two log lines, and addresses named in one
 
 
 class Counting(Protocol):
-    """What core knows of the connections."""
+    """Counts calls per connection, from gRPC core."""
 
     def counts(self, port: int) -> Counts:
-        """Of each connection to `port`."""
+        """Returns the counts of the connections to `port`."""
 
 
 class ConnectionControl(Protocol):
-    """What the system knows of the connections, and can do to them."""
+    """Lists, holds and ends connections, through the operating system."""
 
     def peers(self, port: int) -> list[Peer]:
-        """Of each connection to `port`."""
+        """Returns the peer of each connection to `port`."""
 
     def cut(self, peers: Iterable[Peer]) -> int:
-        """End the connections with these peers; how many were found."""
+        """Ends the connections with these peers; returns how many were found."""
 
     def hold(self, port: int) -> None:
-        """Have new connections to `port` wait."""
+        """Holds back the data of new connections to `port`."""
 
     def screen(self, port: int, judge: Callable[[Sequence[Held]], tuple[Sequence[Peer], Sequence[Peer]]]) -> list[Peer]:
-        """Let those that wait go on, or end them, as `judge` says; which were ended."""
+        """Passes held connections to `judge`, which returns those to release and those to end. Returns the ended
+        ones."""
 
     def release(self, port: int) -> None:
-        """Have no connection to `port` wait."""
+        """Stops holding connections to `port`."""
 
 
 class FloodGuard:
-    """`given_up` for each such call, `beat` now and then, `close` at the end."""
+    """Finds and cuts flooding connections. Call `given_up` for each cancelled call, `beat` regularly, `close` at the
+    end."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class FloodGuard:
         counter: Counting,
         door: ConnectionControl,
     ) -> None:
-        """`on_cut` is told of each connection that is cut."""
+        """`on_cut` is called for each connection that is cut."""
         self._resets = resets
         self._screen = Screen(resets.is_suspect)
         self._crowds = crowds
@@ -80,21 +82,21 @@ class FloodGuard:
         self._num_given_up = 0  # since the last beat, or since connections were counted
         self._count_s = clock()  # when connections may be counted again
         self._hold_until_s = 0.0
-        self._has_held = False  # and what came at its end was not let go yet
+        self._has_held = False  # and connections may still be held
         self._list_s = clock()
         self._tell_s = clock()
         self._watching: asyncio.Task[None] | None = None
         self._listing: asyncio.Task[None] | None = None
-        self._untold: collections.Counter[str] = collections.Counter()  # connections that were cut, by host
+        self._untold: collections.Counter[str] = collections.Counter()  # cut connections by host, not logged yet
 
     def given_up(self) -> None:
-        """A client gave up a call. Waits for nothing."""
+        """Counts a call that its client has cancelled; starts to count connections when there are many. Never waits."""
         self._num_given_up += 1
         if self._num_given_up >= ALARM and (self._watching is None or self._watching.done()):
             self._watching = asyncio.create_task(self._watch(), name="gateway floods")
 
     def beat(self, port: int) -> None:
-        """Look now and then who has come to `port`. Waits for nothing."""
+        """Starts to list the connections to `port` when it is time. Never waits."""
         self._port = port
         if self._watching is None or self._watching.done():
             self._num_given_up = 0
@@ -102,7 +104,7 @@ class FloodGuard:
             self._listing = asyncio.create_task(self._list(port), name="gateway crowds")
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancels running tasks and waits for their end."""
         tasks = [task for task in (self._watching, self._listing) if task is not None]
         for task in tasks:
             task.cancel()
@@ -115,7 +117,7 @@ class FloodGuard:
             await self._cut(self._crowds.judge(peers))
             if self._has_held and not self._is_holding:
                 self._has_held = False
-                await asyncio.to_thread(self._door.release, port)  # one may have come as the last hold ended
+                await asyncio.to_thread(self._door.release, port)  # a connection may have come as the last hold ended
         except Exception:
             log.exception("looking after the connections failed")
 
@@ -124,12 +126,12 @@ class FloodGuard:
         return self._clock() < self._hold_until_s
 
     async def _watch(self) -> None:
-        """Count, and cut what floods; after a cut look at what is new until there was none for a while."""
+        """Counts calls and cuts connections; after a cut, screens new connections until none was cut for `HOLD_S`."""
         try:
             await self._count()
             while self._is_holding:
                 took_s = await self._look_at_new()
-                if self._clock() >= self._count_s:  # not by what is given up: a loop that is starved takes few calls
+                if self._clock() >= self._count_s:  # by time: a starved loop sees few cancelled calls
                     await self._count()
                 await asyncio.sleep(max(SCREEN_S, PAUSES * took_s))
         except Exception:
@@ -137,7 +139,7 @@ class FloodGuard:
         finally:
             self._hold_until_s = 0.0
             if self._has_held:
-                self._door.release(self._port)  # at once: nobody may be left waiting
+                self._door.release(self._port)  # at once: no connection may stay held
 
     async def _count(self) -> None:
         await asyncio.sleep(self._count_s - self._clock())
@@ -149,16 +151,16 @@ class FloodGuard:
             self._tell(over)
 
     def _sweep(self) -> list[Peer]:
-        """Count and cut in one go, on another thread: where processors are short each change of threads takes long."""
+        """Counts and cuts in one go, on another thread: with few processors each change of threads takes long."""
         over = [one.peer for one in self._resets.judge(self._counter.counts(self._port), self._clock())]
         if over:
             self._has_held = True
-            self._door.hold(self._port)  # before the cut, as who is cut comes again at once
+            self._door.hold(self._port)  # before the cut, because a cut client connects again at once
             self._door.cut(over)
         return over
 
     async def _look_at_new(self) -> float:
-        """Returns the seconds that it took."""
+        """Screens held connections; returns the seconds that it took."""
         now_s = self._clock()
         look = functools.partial(self._door.screen, self._port, lambda held: self._screen.judge(held, now_s))
         over, took_s = await asyncio.to_thread(_timed, look)
@@ -187,7 +189,7 @@ class FloodGuard:
 
 
 def _timed(does: Callable[[], T]) -> tuple[T, float]:
-    """What it gives, and the seconds of the processor that it took."""
+    """Calls `does`; returns its result and the CPU seconds that it took."""
     start_s = time.thread_time()
     return does(), time.thread_time() - start_s
 
@@ -200,6 +202,7 @@ def floods(
     counter: Counting | None = None,
     door: ConnectionControl = connections,
 ) -> FloodGuard:
-    """A connection may give up at once as many calls as it may have open; an address may have `max_per_host`."""
+    """Returns a `FloodGuard`. A connection may cancel `max_streams` calls at once; an address may have `max_per_host`
+    connections."""
     resets = ResetLimiter(max_streams, RESETS_PER_S, clock())
     return FloodGuard(resets, AddressLimiter(max_per_host), clock, on_cut, counter or Counter(), door)

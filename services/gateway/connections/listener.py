@@ -1,9 +1,9 @@
-"""The gRPC server that listens, and another one in its place when it stops by itself.
+"""The listening gRPC server, which is replaced by a new one when it stops by itself.
 
-A server of grpc.aio stops for good when the loop that takes its calls raises, whatever raised. What runs then goes on
-at the old server until it ends; a new one takes the port and whatever comes. So it does where something removed the
-file of a Unix socket. What a client could make it raise with, a path that is not UTF-8, is `acceptor`'s matter:
-replacing a server closes its connections. Knows no handler.
+A server of grpc.aio stops for good when its accept loop raises any exception. Running calls then go on at the old
+server until they end; a new server takes the port and new calls. The same happens when the file of a Unix socket was
+removed. Replacing a server closes its connections, so the one exception that a client could cause, by a path that is
+not UTF-8, is prevented in `acceptor`. Independent of the handlers.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from sluice_server.services.process.socket_file import SocketFile
 
 log = logging.getLogger(__name__)
 
-LAST_CALLS_S = 3600.0  # what runs at a server that was replaced gets so long, as at one whose connections age
+LAST_CALLS_S = 3600.0  # time for the running calls of a replaced server; as the grace after max_connection_age
 
 
 class PortListener:
-    """`start`, `look_after` now and then, `stop`."""
+    """The listening server: call `start`, `look_after` regularly, and `stop`."""
 
     def __init__(self, settings: GatewaySettings, build: Callable[[], grpc.aio.Server]) -> None:
         self._settings = settings
@@ -39,7 +39,7 @@ class PortListener:
         self._files = [file for file in (self._own, self._peer) if file is not None]
 
     async def start(self) -> int:
-        """Listen; the port. Raises `ServiceError` LISTEN_FAILED."""
+        """Listens; returns the port. Raises `ServiceError` LISTEN_FAILED."""
         for file in self._files:
             file.claim()
         made = self._build()
@@ -52,7 +52,7 @@ class PortListener:
         return port
 
     async def look_after(self) -> bool:
-        """Whether the server had stopped by itself, or nobody could reach it, and another one has taken its place."""
+        """Replaces the server if it has stopped by itself or cannot be reached; returns whether it did."""
         why = await self._why_replace() if self._server is not None else ""
         if self._server is not None:
             if not why:
@@ -64,28 +64,28 @@ class PortListener:
         try:
             await self.start()
         except ServiceError:
-            return False  # the old one may still hold the port: the next time
+            return False  # the old server may still hold the port: tried again at the next call
         return True
 
     async def stop(self, grace_s: float) -> None:
-        """End all calls that still run after `grace_s`."""
+        """Stops all servers; calls that still run after `grace_s` are ended."""
         servers = [*self._replaced, *([self._server] if self._server is not None else [])]
         await asyncio.gather(*[_end(one, grace_s) for one in servers])
         for file in self._files:
             file.release()
 
     async def _why_replace(self) -> str:
-        """What is wrong with the server; "" while it serves."""
+        """Returns why the server must be replaced; "" while it serves."""
         assert self._server is not None
         try:
             await self._server.wait_for_termination(0.0)
-        except Exception as error:  # whatever it was: nobody is let in any more
+        except Exception as error:  # after any exception the server takes no more calls
             return f"stopped taking calls ({type(error).__name__})"
         gone = [str(file.path) for file in self._files if file.is_gone]
         return f"cannot be reached, as something removed {' and '.join(gone)}" if gone else ""
 
     def _unbound(self) -> GatewaySettings:
-        """The settings with the names that sockets have until they are published."""
+        """Returns the settings with the names that the Unix sockets have before they are published."""
         settings = self._settings
         if self._own is not None:
             settings = dataclasses.replace(settings, listen=f"{UNIX}{self._own.unbound}")

@@ -1,4 +1,4 @@
-"""Memory of a gateway: one heap for all of its threads, and what that keeps of freed memory given back."""
+"""Limits the memory of a gateway: one heap for all threads, and freed memory is returned to the system."""
 
 import contextlib
 import ctypes
@@ -12,11 +12,11 @@ M_ARENA_MAX = -8  # of glibc's mallopt
 
 
 def share_one_heap() -> None:
-    """Have malloc give all threads memory from one heap, from here on; other C libraries than glibc have but one.
+    """Makes malloc use one heap for all threads from now on; C libraries other than glibc have only one.
 
-    grpc's threads free what the loop's thread made and the other way round, so that heaps of their own only leave
-    holes: after 7,000 cancelled requests a gateway still grew by 700 bytes a request, of which 120 were in use. With
-    one heap it grew by 150.
+    grpc's threads free memory that the event loop's thread allocated, and the other way round, so heaps per thread only
+    leave holes: after 7,000 cancelled requests a gateway still grew by 700 bytes a request, of which 120 were in use.
+    With one heap it grew by 150.
     """
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
@@ -28,12 +28,12 @@ GROWTH_BYTES = 16 << 20
 
 
 class MallocTrim:
-    """Has malloc give back what it keeps of freed memory, while the process has more than it once had. It does so by
-    itself only at the end of its heap: after 600,000 calls that were reset as they began a gateway kept 133 MB of what
-    had been 64."""
+    """Makes malloc return freed memory while the process has more than it once had. By itself malloc does so only at
+    the end of its heap: after 600,000 calls that were reset as they began, a gateway kept 133 MB; it had had 64 MB
+    before."""
 
     def __init__(self, clock: Callable[[], float], resident: Callable[[], int] | None = None) -> None:
-        """`resident` tells the bytes that the process has."""
+        """`resident` returns the resident bytes of the process."""
         self._clock = clock
         self._resident = resident or _resident
         self._every_s = LOOK_EVERY_S
@@ -41,8 +41,8 @@ class MallocTrim:
         self._least = self._resident()
 
     def beat(self) -> bool:
-        """Look every few seconds, or less often while nothing is to be had; whether memory was asked for. Takes a few
-        milliseconds then."""
+        """Checks every few seconds, less often while nothing can be returned; returns whether memory was trimmed.
+        Trimming takes a few milliseconds."""
         if self._clock() < self._next_s:
             return False
         before = self._resident()
@@ -57,7 +57,7 @@ class MallocTrim:
 
 
 def _resident() -> int:
-    """Bytes, or 0 where the system does not tell them."""
+    """Returns the resident bytes, or 0 where the system does not report them."""
     try:
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

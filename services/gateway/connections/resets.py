@@ -1,8 +1,8 @@
-"""Which connections open streams only to reset them, as "rapid reset" (CVE-2023-44487) does. Pure: counts and time are
-told.
+"""Finds connections that open streams only to reset them ("rapid reset", CVE-2023-44487). Pure: counts and time are
+passed in.
 
-A bucket for each connection: a client may give up as many calls at once as it may have open, and some more a second for
-as long as it likes. An address from which one was cut is given less for its next connections, for a while.
+Each connection has a token bucket: a client may cancel as many calls at once as it may have open, and some more per
+second indefinitely. After a cut, new connections of the same address get a smaller bucket for `PROBATION_S`.
 """
 
 import dataclasses
@@ -16,11 +16,13 @@ PROBATION_BURST = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConnectionCalls:
-    """One connection.
+    """The calls of one connection.
 
     Attributes:
-        number: core's own; later ones are higher.
-        num_failed: of its streams that ended without a status of ours.
+        number: gRPC core's number of the connection; later connections have higher ones.
+        host: address of the client.
+        port: port of the client.
+        num_failed: streams that ended without a status of this server.
     """
 
     number: int
@@ -30,13 +32,13 @@ class ConnectionCalls:
 
     @property
     def peer(self) -> Peer:
-        """Host and port."""
+        """Host and port of the client."""
         return self.host, self.port
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Counts:
-    """Connections that have received something, and the numbers of all."""
+    """`busy`: the connections that have received something; `numbers`: the numbers of all connections."""
 
     busy: Sequence[ConnectionCalls]
     numbers: frozenset[int]
@@ -60,8 +62,8 @@ class ResetLimiter:
         self._probation_until_s: dict[str, float] = {}
 
     def judge(self, counts: Counts, now_s: float) -> list[ConnectionCalls]:
-        """Those that must be cut. What was not counted before came later, or was there in a quieter time: it is given
-        what it might have used since the last count."""
+        """Returns the connections to cut. A connection that was not counted before is either new or was quiet: it gets
+        what it could have used since the last count."""
         self._probation_until_s = {host: end_s for host, end_s in self._probation_until_s.items() if end_s > now_s}
         self._buckets = {number: one for number, one in self._buckets.items() if number in counts.numbers}
         over = []
@@ -76,7 +78,7 @@ class ResetLimiter:
         return over
 
     def _level(self, one: ConnectionCalls, now_s: float) -> float:
-        """What it may still reset at once."""
+        """Returns how many more calls the connection may reset at once; negative means too many."""
         before = self._buckets.get(one.number)
         if before is None:
             burst = PROBATION_BURST if self.is_suspect(one.host) else self._burst
@@ -85,7 +87,7 @@ class ResetLimiter:
         return min(float(self._burst), before.level + refill) - (one.num_failed - before.num_failed)
 
     def suspect(self, host: str, now_s: float) -> None:
-        """Put an address on probation: a connection of it was cut."""
+        """Puts an address on probation, because a connection of it was cut."""
         self._probation_until_s[host] = now_s + PROBATION_S
 
     def is_suspect(self, host: str) -> bool:

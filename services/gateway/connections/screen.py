@@ -1,9 +1,10 @@
-"""Which new connections may speak to core while addresses are on probation. Pure: bytes and time are told.
+"""Decides which new connections may reach gRPC core while addresses are on probation. Pure: bytes and time are passed
+in.
 
-Core takes in all that a new connection has sent at once: hundreds of calls for the price of one cut. So while somebody
-floods, the system holds what new connections send until it has been looked at here. One of an address on probation
-that begins by resetting its calls is cut, and of the others of that address so many a second go on; those of all other
-addresses go on at once.
+Core processes at once all that a new connection has sent: hundreds of calls before it can be cut. So during a flood the
+operating system holds back the data of new connections until it has been inspected here. For an address on probation, a
+connection that begins by resetting its calls is cut, and of the others a limited number per second is released.
+Connections of all other addresses are released at once.
 """
 
 import dataclasses
@@ -14,14 +15,14 @@ from sluice_server.services.gateway.connections.crowds import Peer
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER = 9
 HEADERS, RST_STREAM = 1, 3
-MOST_RESETS = 16  # in what a connection sends first; clients have nothing to reset yet
-PER_SECOND, BURST = 20.0, 20.0  # connections of an address on probation
-MOST_LOOKS = 4  # at one that sends more each time
+MOST_RESETS = 16  # in the first data of a connection; normal clients have nothing to reset yet
+PER_SECOND, BURST = 20.0, 20.0  # released connections of an address on probation
+MOST_LOOKS = 4  # at a connection that sends more each time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
-    """One connection, and what it has sent that nobody has read."""
+    """A held connection, and the data on it that core has not read: bytes, HEADERS frames and RST_STREAM frames."""
 
     peer: Peer
     num_bytes: int
@@ -36,8 +37,8 @@ class _Waiting:
 
 
 def held(peer: Peer, data: bytes) -> Held:
-    """What a connection has sent: its HEADERS and RST_STREAM frames are counted, up to just more than it may have. What
-    is no plain HTTP/2 counts as one call."""
+    """Counts the HEADERS and RST_STREAM frames that a connection has sent; stops just above the limit of resets. Data
+    that is not plain HTTP/2 counts as one call."""
     if not data.startswith(PREFACE):
         return Held(peer, len(data), 1, 0)
     at, num_calls, num_resets = len(PREFACE), 0, 0
@@ -49,16 +50,16 @@ def held(peer: Peer, data: bytes) -> Held:
 
 
 class Screen:
-    """Judges all connections that are held, each time that they are looked at."""
+    """Judges all held connections each time that they are inspected."""
 
     def __init__(self, is_suspect: Callable[[str], bool]) -> None:
-        """`is_suspect` tells of an address whether it is on probation."""
+        """`is_suspect` returns whether an address is on probation."""
         self._is_suspect = is_suspect
         self._waiting: dict[Peer, _Waiting] = {}
-        self._tokens: dict[str, tuple[float, float]] = {}  # of an address: how many, and when that was
+        self._tokens: dict[str, tuple[float, float]] = {}  # by address: tokens left, and when they were counted
 
     def judge(self, held: Sequence[Held], now_s: float) -> tuple[list[Peer], list[Peer]]:
-        """Those that may go on, and those that must be cut. The others stay held."""
+        """Returns the connections to release and those to cut. The others stay held."""
         self._waiting = {
             one.peer: self._waiting.get(one.peer, _Waiting(-1, 0)) for one in held if self._is_suspect(one.peer[0])
         }
@@ -74,7 +75,7 @@ class Screen:
         return go, cut
 
     def _has_said_all(self, one: Held) -> bool:
-        """Whether it has sent a call, and nothing since it was looked at before; or there were looks enough."""
+        """Whether the connection has sent a call and nothing since the last look, or had `MOST_LOOKS` looks."""
         waiting = self._waiting[one.peer]
         waiting.num_looks += one.num_bytes > 0
         is_done = one.num_calls > 0 and one.num_bytes == waiting.num_bytes

@@ -1,4 +1,4 @@
-"""How grpc's own threads share the processors with the loop that they serve. Knows nothing else."""
+"""Scheduling of gRPC core's threads relative to the event loop."""
 
 import contextlib
 import os
@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def yielding_threads() -> Iterator[None]:
-    """Threads that start in this block, and those that they start, push no other off its processor when they wake: they
-    take one that is free, or wait for their turn (SCHED_BATCH; their share of the time stays the same). Turns of
-    another length, as stages and engines have, would not do: see `services.process.slices`; they cost a fifth more.
+    """Keeps threads that start in this block from preempting others when they wake (SCHED_BATCH).
 
-    grpc's poller wakes at the end of every write, to say so to the loop, and took the loop's processor for that: 2.5
-    switches a message, of the loop in the midst of its writes to other streams. This way it says so of many at once.
-    Linux only; elsewhere, and where it is forbidden, nothing changes.
+    The same holds for threads that those start. They take a free processor or wait for one; their share of time stays
+    the same. Other time slices, as stages and engines have, would cost a fifth more: see `services.process.slices`.
+
+    gRPC's poller wakes at the end of every write to notify the event loop, and preempted it: 2.5 switches per message,
+    in the middle of the loop's writes to other streams. With SCHED_BATCH it notifies of many writes at once. Linux
+    only; elsewhere, and where it is forbidden, nothing changes.
     """
     if sys.platform != "linux":
         yield

@@ -1,1 +1,1 @@
-"""The contract and the ring, each in the other's words: requests, answers, errors. Pure."""
+"""Translates between the contract (sluice.v1) and the messages of the ring: requests, answers, errors. Pure."""

@@ -1,6 +1,6 @@
-"""A chat of the contract as the tokenizer takes it: roles, parts, tools, calls, answers, each within its limit.
+"""Translates a chat of the contract for the tokenizer: roles, parts, tools, tool calls, each within its limit.
 
-JSON is read here, so that what reaches the template is what the contract says it is. Knows no template.
+JSON fields are parsed here, so that the chat template gets values of the types that the contract names.
 """
 
 import re
@@ -41,7 +41,7 @@ _MODES = (
 
 
 def chat_prompt(chat: types_pb2.Chat, settings: GatewaySettings) -> ChatPrompt:
-    """Raises `ServiceError` naming the first field at fault, its value and its limit."""
+    """Returns the prompt of a chat. Raises `ServiceError` naming the first invalid field, its value and its limit."""
     check_num("chat.messages", len(chat.messages), settings.max_chat_messages)
     if not chat.messages:
         raise invalid("chat.messages", f"is empty; 1 to {settings.max_chat_messages} are allowed", limit=1)
@@ -56,7 +56,7 @@ def chat_prompt(chat: types_pb2.Chat, settings: GatewaySettings) -> ChatPrompt:
 
 
 def num_bytes(prompt: ChatPrompt) -> int:
-    """Of all its text, tools included."""
+    """Returns the bytes of the prompt's texts, tools included."""
     texts = [prompt.variables]
     for message in prompt.messages:
         texts += [message.content or "", message.reasoning or "", *(call.arguments for call in message.tool_calls)]
@@ -91,7 +91,7 @@ def _message(field: str, message: types_pb2.ChatMessage) -> ChatMessage:
 def _only_of(
     field: str, message: types_pb2.ChatMessage, role: "types_pb2.Role.ValueType", names: tuple[str, ...]
 ) -> None:
-    """Fields that would be ignored in a message of another role."""
+    """Refuses fields that are meant for another role: they would be ignored."""
     if message.role == role:
         return
     for set_field, _ in message.ListFields():
@@ -109,7 +109,7 @@ def _calls(field: str, message: types_pb2.ChatMessage) -> tuple[ToolCall, ...]:
 
 
 def _tools(chat: types_pb2.Chat) -> tuple[Tool, ...]:
-    """The tools that the model is told of."""
+    """Returns the tools that the prompt shows to the model; all are validated."""
     check_num("chat.tools", len(chat.tools), MAX_TOOLS)
     names: set[str] = set()
     tools = []
@@ -127,7 +127,7 @@ def _tools(chat: types_pb2.Chat) -> tuple[Tool, ...]:
 
 
 def _may_call(chat: types_pb2.Chat) -> bool:
-    """Whether the model is told of the tools."""
+    """Whether the prompt shows the tools to the model."""
     choice = chat.tool_choice
     if choice.mode not in _MODES:
         raise invalid("chat.tool_choice.mode", f"{choice.mode} is not a mode of this server")
@@ -135,7 +135,7 @@ def _may_call(chat: types_pb2.Chat) -> bool:
 
 
 def _must_call(choice: types_pb2.ToolChoice, tools: tuple[Tool, ...]) -> tuple[str, ...]:
-    """Names of the tools of which it must call one."""
+    """Returns the names of the tools of which the model must call one."""
     names = tuple(tool.name for tool in tools)
     if choice.WhichOneof("choice") == "name":
         if choice.name not in names:
@@ -149,7 +149,7 @@ def _must_call(choice: types_pb2.ToolChoice, tools: tuple[Tool, ...]) -> tuple[s
 
 
 def _variables(text: str) -> str:
-    """A JSON object as it came; "{}" where none did."""
+    """Returns the template variables, a JSON object, unchanged; "{}" where there are none."""
     if not text:
         return "{}"
     value = _check_object("chat.template_variables", text, MAX_VARIABLES_BYTES)

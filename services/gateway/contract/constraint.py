@@ -1,7 +1,4 @@
-"""What an output must look like, from the contract to work: its form and its size. What it says is for the tokenizer.
-
-Knows no grammar.
-"""
+"""Translates a constraint of the contract into work: checks its form and size. The tokenizer checks its contents."""
 
 from sluice.v1 import types_pb2
 
@@ -20,7 +17,8 @@ _ANY_OBJECT = '{"type": "object"}'
 
 
 def constraint(spec: types_pb2.GenerationSpec, prompt: PromptInput, params: SamplingParams) -> Constraint | None:
-    """None where the output is free, or is to be a tool call. Raises `ServiceError` naming the field at fault."""
+    """Returns the constraint; None where the output is free or must be a tool call. Raises `ServiceError` naming the
+    invalid field."""
     must_call = isinstance(prompt, ChatPrompt) and bool(prompt.must_call)
     if not spec.HasField("constraint"):
         if must_call:

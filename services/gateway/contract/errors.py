@@ -1,4 +1,5 @@
-"""Errors that a gateway itself tells, and those that a stage sent. Knows no transport."""
+"""The errors that a gateway itself raises, and the conversion of those that a stage sent. Independent of the
+transport."""
 
 from sluice_server.engine.errors import Code, ServiceError, invalid
 from sluice_server.services.gateway.contract.wire import MAX_FIELDS
@@ -6,14 +7,14 @@ from sluice_server.services.messages.messages import Failed
 
 
 def bare(error: ServiceError) -> ServiceError:
-    """The error without the frames that it passed through and the error before it: where it is kept, as the outcome of
-    a request or by the call that tells it, they would hold all that the call made, and it them."""
+    """Returns the error without traceback and context. An error that is kept, as a request's outcome or by its call,
+    would otherwise keep alive all objects of the frames that it passed through."""
     error.__context__ = None
     return error.with_traceback(None)
 
 
 def from_failed(failed: Failed) -> ServiceError:
-    """The error that a stage sent; a code that is not ours counts as an engine fault of ours."""
+    """Returns the error that a stage sent; an unknown code becomes INTERNAL."""
     code = Code(failed.code) if failed.code in Code._value2member_map_ else Code.INTERNAL
     return ServiceError(
         code,
@@ -26,7 +27,7 @@ def from_failed(failed: Failed) -> ServiceError:
 
 
 def malformed(type_name: str) -> ServiceError:
-    """Bytes that are no request."""
+    """INVALID_ARGUMENT: the bytes cannot be parsed as a request."""
     return invalid(
         "request",
         f"is not a valid {type_name}: broken encoding, text that is not UTF-8, or more than {MAX_FIELDS} fields",
@@ -34,7 +35,7 @@ def malformed(type_name: str) -> ServiceError:
 
 
 def not_found(kind: str, name: str, hint: str) -> ServiceError:
-    """NOT_FOUND for a `model` or a `generation`."""
+    """NOT_FOUND for a `model` or a `generation`; `hint` tells the client what to do."""
     shown = name if len(name) <= 128 else name[:128] + "…"
     return ServiceError(
         Code.NOT_FOUND,
@@ -45,7 +46,7 @@ def not_found(kind: str, name: str, hint: str) -> ServiceError:
 
 
 def duplicate(generation_id: str) -> ServiceError:
-    """The key names a generation that is in flight."""
+    """DUPLICATE_REQUEST: the idempotency key names a generation that is open."""
     return ServiceError(
         Code.ALREADY_EXISTS,
         "DUPLICATE_REQUEST",
@@ -56,21 +57,22 @@ def duplicate(generation_id: str) -> ServiceError:
 
 
 def draining() -> ServiceError:
-    """The server is going away and takes no new work."""
+    """DRAINING: the server shuts down and takes no new requests."""
     return ServiceError(
         Code.UNAVAILABLE, "DRAINING", "this server is shutting down: send the request to another one", retry_after_s=1.0
     )
 
 
 def loading() -> ServiceError:
-    """The server has not made its first token yet."""
+    """MODEL_LOADING: the service has not made its first token yet."""
     return ServiceError(
         Code.UNAVAILABLE, "MODEL_LOADING", "the model is not ready yet: try again shortly", retry_after_s=1.0
     )
 
 
 def slow_consumer(last_seq: int | None = None) -> ServiceError:
-    """The reader did not take what was generated for it; None for a stream of several generations."""
+    """SLOW_CONSUMER: the client did not read its stream fast enough. `last_seq` None: a stream of several
+    generations."""
     last = "" if last_seq is None else f"; delta {last_seq} is the last that was sent"
     return ServiceError(
         Code.ABORTED,
@@ -81,7 +83,7 @@ def slow_consumer(last_seq: int | None = None) -> ServiceError:
 
 
 def nobody_grants(last_seq: int) -> ServiceError:
-    """The credit is spent and the client has half-closed its stream: nobody can grant more."""
+    """SLOW_CONSUMER: the credit is spent, and the half-closed stream can bring no more grants."""
     return ServiceError(
         Code.ABORTED,
         "SLOW_CONSUMER",

@@ -1,8 +1,8 @@
-"""Which fields of a request this server acts on, and which it refuses: none is accepted and ignored.
+"""The fields of a request that this server acts on, and those that it refuses. No field is accepted and ignored.
 
-Two tables of field paths, the first with those of the sampling parameters; a test walks the descriptors and fails on a
-field that is in neither. Knows no values but the neutral ones, with which a field that is not built means the same as
-its absence.
+Two tables of field paths; the first includes those of the sampling parameters. A test walks the descriptors and fails
+on a field that is in neither. Of values only the neutral ones are listed: with them a field that is not built means the
+same as its absence.
 """
 
 from collections.abc import Iterable, Mapping
@@ -89,15 +89,15 @@ BUILT = frozenset(
     ]
 )
 
-NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are accepted, as they ask for nothing
+NOT_BUILT: Mapping[str, tuple[object, ...]] = {  # path → values that are accepted, because they have no effect
     "adapter": ("",),
     "chat.messages.parts.image": (),
 }
 
-# Only below these is anything that is not built: the rest of a request need not be looked through.
+# Messages with a field that is not built somewhere below; only these are searched.
 _WITH_UNBUILT = frozenset(path[:at] for path in NOT_BUILT for at, char in enumerate(path) if char == ".")
 
-FEATURE_FIELDS = (  # what GetServerInfo calls a feature, and the field that asks for it
+FEATURE_FIELDS = (  # a feature of GetServerInfo, and the field that uses it
     (control_pb2.FEATURE_CHAT, "chat"),
     (control_pb2.FEATURE_IMAGES, "chat.messages.parts.image"),
     (control_pb2.FEATURE_LOGPROBS, "output.logprobs"),
@@ -117,7 +117,7 @@ FEATURE_FIELDS = (  # what GetServerInfo calls a feature, and the field that ask
 
 
 def refuse_unbuilt(message: Message, path: str = "") -> None:
-    """Raise `ServiceError` FEATURE_UNSUPPORTED naming the first field of `message` that is set and not built."""
+    """Raises `ServiceError` FEATURE_UNSUPPORTED naming the first field of `message` that is set and not built."""
     for field, value in message.ListFields():
         name = path + field.name
         if name in NOT_BUILT:

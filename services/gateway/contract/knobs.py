@@ -1,6 +1,7 @@
-"""The knobs of a generation, from the contract to the engine's values and back as they are used.
+"""Translates a generation's options from the contract to the engine's values, and back to the effective parameters.
 
-Fills in defaults; the engine's own function says what is in range. Knows no prompt, no call and no state.
+Covers sampling, stop conditions, text, scheduling, speculation, detaching. Fills in defaults; the engine's own function
+checks ranges.
 """
 
 import dataclasses
@@ -24,14 +25,15 @@ _DETACH = types_pb2.DISCONNECT_ACTION_DETACH
 
 
 def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: Limits) -> SamplingParams:
-    """Effective parameters: what is absent takes the model's default; the seed is drawn here. Raises `ServiceError`.
+    """Returns the effective sampling parameters: absent ones take the model's default; an absent seed is drawn here.
+    Raises `ServiceError`.
 
-    Only sizes are looked at here, so that nothing large is copied.
+    Checks only sizes, before anything large is copied.
     """
     asked = spec.sampling
     if asked.HasField("max_tokens") and asked.max_tokens == 0:
         raise invalid("max_tokens", "0 is below 1; leave it out to generate all that the context leaves", limit=1)
-    if asked.HasField("best_of") and asked.best_of == 0:  # the engine cannot tell it from absence
+    if asked.HasField("best_of") and asked.best_of == 0:  # in the engine's parameters 0 means absent
         raise invalid("best_of", "0 is below n; leave it out to sample n outputs", limit=1)
     if asked.HasField("beam") and not asked.beam.width:
         raise invalid("beam.width", "is needed for a beam search: 2 or more hypotheses", limit=2)
@@ -39,15 +41,16 @@ def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: L
     if not asked.HasField("seed"):
         values["seed"] = secrets.randbits(64)
     if asked.HasField("beam") and not asked.HasField("repetition_penalty"):
-        values["repetition_penalty"] = 1.0  # the model's own is for sampling: a search ranks by its probabilities
+        values["repetition_penalty"] = 1.0  # the model's default is for sampling; a search uses plain probabilities
     return dataclasses.replace(defaults, **values)
 
 
 def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ...]) -> Stops:
-    """Stop strings, each within its size, and no condition that contradicts another. Raises `ServiceError`."""
+    """Returns the stop strings, each within its size; refuses conditions that contradict each other. Raises
+    `ServiceError`."""
     check_num("stop.strings", len(stop.strings), limits.max_stop_strings)
     for at, text in enumerate(stop.strings):
-        size = len(text.encode())  # of 10 MB it takes 5 ms: once
+        size = len(text.encode())  # encoded once: 10 MB take 5 ms
         if not 1 <= size <= limits.max_stop_bytes:
             raise invalid(f"stop.strings[{at}]", f"has {size} bytes; 1 to {limits.max_stop_bytes} are allowed")
     if stop.include and not stop.strings:
@@ -61,7 +64,7 @@ def stops(stop: types_pb2.StopConditions, limits: Limits, eos_ids: tuple[int, ..
 
 
 def bad_words(asked: types_pb2.SamplingParams, limits: Limits) -> tuple[str, ...]:
-    """Words that the output must not contain, each within its size. Raises `ServiceError`."""
+    """Returns the words that the output must not contain, each within its size. Raises `ServiceError`."""
     check_num("bad_words", len(asked.bad_words), limits.max_bad_words)
     most_bytes = limits.max_bad_word_bytes
     for at, word in enumerate(asked.bad_words):
@@ -72,7 +75,7 @@ def bad_words(asked: types_pb2.SamplingParams, limits: Limits) -> tuple[str, ...
 
 
 def text(spec: types_pb2.GenerationSpec) -> TextOptions:
-    """How tokens become text. Raises `ServiceError`."""
+    """Returns how tokens become text. Raises `ServiceError`."""
     output = spec.output
     if output.split_sections and not spec.HasField("chat"):
         raise invalid("output.split_sections", "is of no use without a chat: leave it out")
@@ -87,7 +90,7 @@ def text(spec: types_pb2.GenerationSpec) -> TextOptions:
 
 
 def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits, *, is_open: bool) -> Scheduling:
-    """When it runs; `priority` is that of the metadata. Raises `ServiceError`."""
+    """Returns the scheduling options; `priority` is that of the metadata. Raises `ServiceError`."""
     asked = spec.scheduling
     if asked.HasField("priority"):
         priority = asked.priority
@@ -101,7 +104,7 @@ def scheduling(spec: types_pb2.GenerationSpec, priority: int, limits: Limits, *,
 
 
 def max_draft_tokens(asked: types_pb2.SpeculationOptions, limits: Limits) -> int | None:
-    """Tokens drafted per step at most; None where it does not say. Raises `ServiceError`."""
+    """Returns the maximum of drafted tokens per step; None where the request sets none. Raises `ServiceError`."""
     if asked.enabled and not limits.max_draft_tokens:
         raise unsupported("speculation.enabled", "speculation.enabled: this server does not speculate: leave it out")
     if not asked.HasField("max_tokens"):
@@ -115,7 +118,8 @@ def max_draft_tokens(asked: types_pb2.SpeculationOptions, limits: Limits) -> int
 
 
 def detach_ttl_s(asked: types_pb2.SchedulingOptions) -> float | None:
-    """How long it is kept without a reader; None when it ends with its reader. Raises `ServiceError`."""
+    """Returns how long the generation is kept without a reader; None if it ends with its reader. Raises
+    `ServiceError`."""
     if asked.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
         if not asked.HasField("detach_ttl"):
             return DEFAULT_DETACH_TTL_S
@@ -129,7 +133,7 @@ def detach_ttl_s(asked: types_pb2.SchedulingOptions) -> float | None:
 
 
 def idempotency_key(spec: types_pb2.GenerationSpec) -> str:
-    """ "" where it is absent. Raises `ServiceError`."""
+    """Returns the key; "" where it is absent. Raises `ServiceError`."""
     size = len(spec.idempotency_key.encode())
     if spec.HasField("idempotency_key") and not 1 <= size <= MAX_KEY_BYTES:
         raise invalid("idempotency_key", f"has {size} bytes; 1 to {MAX_KEY_BYTES} are allowed", limit=MAX_KEY_BYTES)
@@ -137,7 +141,7 @@ def idempotency_key(spec: types_pb2.GenerationSpec) -> str:
 
 
 def seconds(field: str, asked: Duration, high_s: float, low_s: float | None = None) -> float:
-    """A time of `low_s`, or if that is None of more than 0, to `high_s`. Raises `ServiceError`."""
+    """Converts a Duration in [`low_s`, `high_s`], or in (0, `high_s`] where `low_s` is None. Raises `ServiceError`."""
     found = asked.seconds + asked.nanos / 1e9
     is_low = found <= 0 if low_s is None else found < low_s
     if is_low or found > high_s:
@@ -158,7 +162,7 @@ def effective(
     spec: types_pb2.GenerationSpec,
     detach_ttl_s: float | None,
 ) -> types_pb2.EffectiveParams:
-    """Every parameter as it is used; `max_tokens` is set when the engine has settled it."""
+    """Returns every parameter in effect; `max_tokens` is set when the engine has settled it."""
     records = spec.output.token_records if spec.output.HasField("token_records") else True
     return types_pb2.EffectiveParams(
         sampling=parameters.told_sampling(params, spec.sampling.bad_words),

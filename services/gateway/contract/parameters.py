@@ -1,6 +1,6 @@
-"""The sampling parameters between the contract's messages and the engine's values, by the engine's table of them. Pure.
+"""Converts sampling parameters between the contract's messages and the engine's values, by the engine's table. Pure.
 
-What is in range is said elsewhere, but how many entries there are is looked at before they are copied.
+Ranges are checked elsewhere; the number of entries is checked here, before they are copied.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,18 +16,18 @@ from sluice_server.engine.request import Limits, SamplingParams
 
 
 class Place(NamedTuple):
-    """Of a parameter in a message; `off` is the value that is told by leaving the field out, if there is one."""
+    """A parameter in a message; `off` is the value for which the field is left out, None if there is none."""
 
     row: Parameter
     off: float | None
 
     def told(self, params: SamplingParams) -> object:
-        """As the field takes it."""
+        """Returns the parameter's value in the field's type."""
         return dict(self.row.of(params)) if isinstance(self.row, Biases) else self.row.of(params)
 
 
 def _within(group: str) -> Mapping[str, Place]:
-    """The parameters that a message has, by field; its path in a GenerationSpec is `group`."""
+    """Returns the parameters in one message, by field; `group` is the message's path in a GenerationSpec."""
     found = {}
     for row in PARAMETERS:
         parent, _, field = row.field.rpartition(".")
@@ -37,11 +37,11 @@ def _within(group: str) -> Mapping[str, Place]:
 
 
 SAMPLING, BEAM, STOP, OUTPUT = (_within(group) for group in ("sampling", "sampling.beam", "stop", "output"))
-_SETTLED = "max_tokens"  # by the engine, which tells it
+_SETTLED = "max_tokens"  # settled by the engine
 
 
 def taken(spec: types_pb2.GenerationSpec, limits: Limits) -> dict[str, Any]:
-    """The parameters that a request has, by name. Raises `ServiceError` for too many entries."""
+    """Returns the parameters that a request sets, by name. Raises `ServiceError` for too many entries."""
     found: dict[str, Any] = {}
     parts: tuple[tuple[Mapping[str, Place], Message], ...] = (
         (SAMPLING, spec.sampling),
@@ -60,23 +60,23 @@ def taken(spec: types_pb2.GenerationSpec, limits: Limits) -> dict[str, Any]:
 
 
 def told_sampling(params: SamplingParams, bad_words: Iterable[str]) -> types_pb2.SamplingParams:
-    """All that are in use, but for `max_tokens`."""
+    """Returns all sampling parameters in effect, except `max_tokens`."""
     beam = types_pb2.BeamSearch(**_told(BEAM, params)) if params.beam_width else None
     return types_pb2.SamplingParams(**_told(SAMPLING, params), bad_words=bad_words, beam=beam)
 
 
 def told_stop(params: SamplingParams, strings: Iterable[str], *, include: bool) -> types_pb2.StopConditions:
-    """All that are in use."""
+    """Returns all stop conditions in effect."""
     return types_pb2.StopConditions(**_told(STOP, params), strings=strings, include=include)
 
 
 def told_output(params: SamplingParams) -> dict[str, Any]:
-    """All that are in use, as fields of OutputOptions, which has more."""
+    """Returns the output options in effect that are sampling parameters, as fields of OutputOptions."""
     return _told(OUTPUT, params)
 
 
 def model_defaults(params: SamplingParams) -> types_pb2.SamplingParams:
-    """What a model says of those that it may say something of."""
+    """Returns the model's defaults of the parameters for which a model may set one."""
     fields: dict[str, Any] = {row.name: row.of(params) for row in FROM_MODEL}
     return types_pb2.SamplingParams(**fields)
 

@@ -1,4 +1,5 @@
-"""The one mapping from our errors to a gRPC status with google.rpc details. Knows no call and no server."""
+"""Maps a `ServiceError` to a gRPC status with google.rpc details. All statuses are made here, independent of the
+call."""
 
 from collections.abc import Mapping
 
@@ -20,8 +21,11 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 def to_rpc(
     error: ServiceError, extra: Mapping[str, str] | None = None, used: Message | None = None
 ) -> status_pb2.Status:
-    """google.rpc.Status: ErrorInfo always, BadRequest with a field, RetryInfo where trying again makes sense; at last
-    what was used until then."""
+    """Returns the google.rpc.Status of an error.
+
+    It always has an ErrorInfo, with `extra` in its metadata; a BadRequest with a field; a RetryInfo where a retry makes
+    sense; a QuotaFailure or ResourceInfo where it fits; and last `used`, the usage until then.
+    """
     metadata = {**error.details, **(extra or {})}
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)]
     if error.field and error.code == Code.INVALID_ARGUMENT:
@@ -52,7 +56,7 @@ def to_rpc(
 def to_status(
     error: ServiceError, extra: Mapping[str, str] | None = None, used: Message | None = None
 ) -> tuple[grpc.StatusCode, str, Metadata]:
-    """Code, message and trailing metadata, as `context.abort` takes them."""
+    """Returns code, message and trailing metadata, as `context.abort` takes them."""
     status = rpc_status.to_status(to_rpc(error, extra, used))
     return _CODES[int(error.code)], error.message, tuple(status.trailing_metadata)
 

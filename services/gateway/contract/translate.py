@@ -1,6 +1,6 @@
-"""From the contract to messages: defaults filled in, limits checked, what is not built refused.
+"""Translates requests of the contract into work for the ring: defaults, limits, refusal of what is not built.
 
-Takes sluice.v1 requests, gives work for the ring and the effective parameters. Knows no call, no state and no socket.
+Takes sluice.v1 requests; returns the work and the effective parameters. Depends on no call, no state and no socket.
 """
 
 import dataclasses
@@ -36,18 +36,19 @@ MAX_ID_BYTES = 128
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TranslatedRequest:
-    """What a client asked for, ready for the ring.
+    """A client's request, ready for the ring.
 
     Attributes:
+        work: what the ring computes.
         reserve: tokens that admission sets aside.
-        effective: parameters to echo; `max_tokens` is set when the engine has said it. None without a generation.
-        token_records: whether the client wants a record per token.
-        tells_prompt: whether it wants the prompt's tokens.
-        idempotency_key: names it while it is in flight, or "".
-        detach_ttl_s: how long it is kept when its reader has gone; None lets it end with its reader.
-        resume: per output the ids that it goes on behind (int32); empty for a generation from its beginning.
+        num_outputs: outputs that the client gets.
+        effective: parameters to echo; `max_tokens` is set when the engine has settled it. None without a generation.
+        token_records: whether the client asked for a record per token.
+        tells_prompt: whether it asked for the prompt's tokens.
+        idempotency_key: name of the generation while it is open, or "".
+        detach_ttl_s: how long the generation is kept without a reader; None: it ends with its reader.
+        resume: per output the ids that it continues behind (int32); empty for a new generation.
         after_seq: sequence number behind which its deltas are numbered.
-        num_outputs: that it gets back.
     """
 
     work: Work
@@ -63,19 +64,19 @@ class TranslatedRequest:
 
     @property
     def is_search(self) -> bool:
-        """Whether outputs are chosen, and emitted, only at the end."""
+        """Whether outputs are chosen among candidates, and so emitted only at the end."""
         return isinstance(self.work, Generate) and self.work.params.is_search
 
 
 def whole(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> TranslatedRequest:
-    """The work of Generate; `priority` is that of the metadata. Raises `ServiceError`."""
+    """Returns the work of Generate; `priority` is that of the metadata. Raises `ServiceError`."""
     if spec.scheduling.on_disconnect == types_pb2.DISCONNECT_ACTION_DETACH:
         raise invalid("scheduling.on_disconnect", "DETACH is for streams, which can be resumed: leave it out")
     return generation(spec, priority, settings)
 
 
 def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> TranslatedRequest:
-    """The work of StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
+    """Returns the work of StreamGenerate; `priority` is that of the metadata. Raises `ServiceError`."""
     if spec.HasField("credit_window"):
         raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
     _check_no_resume(spec)
@@ -83,14 +84,14 @@ def generation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewayS
 
 
 def continuation(spec: types_pb2.GenerationSpec, priority: int, settings: GatewaySettings) -> TranslatedRequest:
-    """The work of ResumeGenerate where nobody knows the generation any more: from what its client has. Raises
+    """Returns the work of ResumeGenerate for a generation whose owner is gone, from what its client received. Raises
     `ServiceError`."""
     for field, is_there in (("revision", spec.HasField("revision")), ("seed", spec.sampling.HasField("seed"))):
         if not is_there:
             raise invalid(field, "is needed, as Accepted named it: the owner of the generation is gone")
     if spec.HasField("credit_window"):
         raise invalid("credit_window", "is for Converse, where there are grants: leave it out")
-    if settings.model.revision and spec.revision != settings.model.revision:  # a label may have named another one
+    if settings.model.revision and spec.revision != settings.model.revision:  # a label is not exact
         raise other_revision(spec.revision, settings.model.revision)
     asked = _generation(spec, priority, settings, is_open=False)
     if asked.is_search:
@@ -113,7 +114,7 @@ def _check_no_resume(spec: types_pb2.GenerationSpec) -> None:
 
 
 def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings) -> TranslatedRequest:
-    """The work of a generation of Converse. Raises `ServiceError`."""
+    """Returns the work of a generation of Converse. Raises `ServiceError`."""
     spec, is_open = frame.spec, frame.keep_input_open
     _check_no_resume(spec)
     if spec.HasField("credit_window"):
@@ -132,7 +133,7 @@ def opening(frame: inference_pb2.Open, priority: int, settings: GatewaySettings)
 
 
 def check_resume(spec: types_pb2.GenerationSpec) -> None:
-    """Raise `ServiceError` unless it names a generation and a point of it."""
+    """Raises `ServiceError` unless `spec` names a generation to resume."""
     if not spec.HasField("resume"):
         raise invalid("resume", "is missing; name the generation and the last delta received")
     size = len(spec.resume.generation_id.encode())
@@ -155,7 +156,7 @@ def _generation(
     keep_last = _keep_last(spec, limits)
     prompt, size = _prompt(spec, params, settings)
     limit = constraint(spec, prompt, params)
-    echo = spec.output.echo and params.prompt_logprobs < 0  # else the engine tells more of it
+    echo = spec.output.echo and params.prompt_logprobs < 0  # prompt_logprobs bring the prompt's tokens
     size = min(size, keep_last or size)
     output = params.max_tokens or max(0, limits.context_length - size)
     detach_ttl_s = knobs.detach_ttl_s(spec.scheduling)
@@ -172,7 +173,7 @@ def _generation(
 
 
 def _keep_last(spec: types_pb2.GenerationSpec, limits: Limits) -> int:
-    """0 where it is absent."""
+    """Returns truncate_prompt_tokens; 0 where it is absent."""
     asked = spec.truncate_prompt_tokens
     if spec.HasField("truncate_prompt_tokens") and not 1 <= asked <= limits.context_length:
         raise invalid("truncate_prompt_tokens", f"{asked} is not in [1, {limits.context_length}]")
@@ -180,7 +181,7 @@ def _keep_last(spec: types_pb2.GenerationSpec, limits: Limits) -> int:
 
 
 def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettings) -> TranslatedRequest:
-    """The work of Tokenize. Raises `ServiceError`."""
+    """Returns the work of Tokenize. Raises `ServiceError`."""
     _check_model(request, settings.model)
     add = request.add_special_tokens if request.HasField("add_special_tokens") else True
     if request.WhichOneof("prompt") == "text":
@@ -194,7 +195,7 @@ def tokenization(request: inference_pb2.TokenizeRequest, settings: GatewaySettin
 
 
 def detokenization(request: inference_pb2.DetokenizeRequest, settings: GatewaySettings) -> TranslatedRequest:
-    """The work of Detokenize. Raises `ServiceError`."""
+    """Returns the work of Detokenize. Raises `ServiceError`."""
     _check_model(request, settings.model)
     ids = pack_checked("token_ids", request.token_ids, settings)
     skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
@@ -217,10 +218,10 @@ def _check_model(
 def _prompt(
     spec: types_pb2.GenerationSpec, params: SamplingParams, settings: GatewaySettings
 ) -> tuple[PromptInput, int]:
-    """The prompt and its size in tokens: exact for ids, estimated for text."""
+    """Returns the prompt and its size in tokens: exact for ids, estimated for text and chat."""
     match spec.WhichOneof("prompt"):
         case "text":
-            text = spec.text  # read once: each look at it copies it
+            text = spec.text  # read once: protobuf copies it at each access
             size = _size(text)
             check_bytes(size, settings)
             if not size:
@@ -229,7 +230,7 @@ def _prompt(
                 text_bound.check_bytes(size, settings.model.longest_token, params, settings.limits)
             return TextPrompt(text), size // BYTES_PER_TOKEN + 1
         case "token_ids":
-            num = len(spec.token_ids.ids)  # looked at before what they are
+            num = len(spec.token_ids.ids)  # the count is checked before the ids
             check_prompt(min(num, spec.truncate_prompt_tokens or num), params, settings.limits)
             return TokenPrompt(pack_checked("prompt.token_ids", spec.token_ids.ids, settings)), num
         case "chat":
@@ -240,17 +241,18 @@ def _prompt(
 
 
 def pack_checked(field: str, ids: Sequence[int], settings: GatewaySettings, num_before: int = 0) -> bytes:
-    """The ids as the ring carries them; they follow `num_before` others. Raises `ServiceError`."""
+    """Validates ids and packs them as int32, as the ring carries them; they follow `num_before` others. Raises
+    `ServiceError`."""
     num, limit = num_before + len(ids), settings.max_token_ids
     if num > limit:
         raise invalid(field, f"{num} ids in all; at most {limit}", limit=limit, actual=num)
-    found = list(ids[:])  # read once, as a slice: going through a protobuf list takes twice as long
+    found = list(ids[:])  # as a slice: iterating over a protobuf list takes twice as long
     check_ids(field, found, settings.limits)
     return pack_ids(found)
 
 
 def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, int]:
-    """The conversation and its bytes."""
+    """Returns the conversation and its size in bytes."""
     prompt = chat_prompt(chat, settings)
     size = num_bytes(prompt)
     check_bytes(size, settings)
@@ -258,12 +260,12 @@ def _chat(chat: types_pb2.Chat, settings: GatewaySettings) -> tuple[ChatPrompt, 
 
 
 def _size(text: str) -> int:
-    """Its bytes."""
+    """Returns the size of a text in bytes of UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 
 def check_bytes(size: int, settings: GatewaySettings, field: str = "prompt") -> None:
-    """Raise `ServiceError` for more text than a prompt may have."""
+    """Raises `ServiceError` for more bytes of text than a prompt may have."""
     limit = settings.limits.max_prompt_bytes
     if size > limit:
         raise invalid(field, f"has {size} bytes; this server takes {limit}", limit=limit, actual=size)

@@ -1,8 +1,9 @@
-"""Large requests cut short before they are parsed: a million entries would hold up everybody else meanwhile. Pure.
+"""Truncates large requests before they are parsed: parsing a million entries would block all other calls meanwhile.
+Pure.
 
-Bytes of a request go in, bytes of a request come out. Behind the first entry that a list has too many, the message that
-holds the list ends: what is left is parsed in no time, and whoever checks the request finds the list too long and says
-so. Knows the encoding (protobuf.dev, "Encoding"), descriptors and how many entries lists may have; no value.
+Takes the bytes of a request and returns the bytes of a request. A message is cut off behind the first entry that one of
+its lists has too many. The rest is parsed quickly, and the later validation finds the list too long and reports it.
+Works on the encoding (protobuf.dev, "Encoding"), descriptors and the lists' limits; does not read values.
 """
 
 from collections import Counter
@@ -15,32 +16,32 @@ from sluice_server.services.gateway.contract.chat import MAX_CALLS, MAX_PARTS, M
 from sluice_server.services.gateway.contract.constraint import MAX_CHOICES
 from sluice_server.services.gateway.settings import GatewaySettings
 
-LARGE = 128 << 10  # bytes below which parsing takes no time
-MAX_FIELDS = 1 << 15  # of a large request, strings and numbers in a packed list not counted
-MAX_VARINT = 10  # bytes
+LARGE = 128 << 10  # bytes; smaller requests are parsed fast enough
+MAX_FIELDS = 1 << 15  # of a large request; entries of packed lists do not count
+MAX_VARINT = 10  # bytes at most
 _VARINT, _BYTES = 0, 2  # wire types
-_FIXED = {1: 8, 5: 4}  # their bytes
+_FIXED = {1: 8, 5: 4}  # wire types of fixed size, and their bytes
 Buffer = bytes | memoryview
 
 
 class Level(NamedTuple):
-    """What is looked at in the messages of one type, by field number."""
+    """What to inspect in the messages of one type, by field number."""
 
-    most: Mapping[int, int]  # entries
-    numbers: frozenset[int]  # of these lists, those whose entries may come as one string of bytes
-    inner: Mapping[int, "Level"]  # messages that have lists in them
+    most: Mapping[int, int]  # maximum of entries per list
+    numbers: frozenset[int]  # those of these lists that may come packed
+    inner: Mapping[int, "Level"]  # fields whose messages contain such lists
 
 
 class TooManyFieldsError(Exception):
-    """More than MAX_FIELDS."""
+    """A large request has more than MAX_FIELDS fields."""
 
 
 class _BrokenError(Exception):
-    """The encoding is broken: let the parser say so."""
+    """The encoding is broken. The bytes are left to the parser, which reports it."""
 
 
 def bounds(settings: GatewaySettings) -> Mapping[str, int]:
-    """Entries that lists may have, by the field's full name."""
+    """Returns the maximum of entries of each limited list, by the field's full name."""
     limits = settings.limits
     found = {
         "SamplingParams.logit_bias": limits.max_logit_biases,
@@ -60,7 +61,7 @@ def bounds(settings: GatewaySettings) -> Mapping[str, int]:
 
 
 def level_of(message: Descriptor, most: Mapping[str, int], above: frozenset[str] = frozenset()) -> Level:
-    """Where the lists of `most` are in messages of this type."""
+    """Returns where the lists of `most` are in messages of this type. `above`: enclosing types, not entered again."""
     above |= {message.full_name}
     inner = {}
     for field in message.fields:
@@ -74,7 +75,7 @@ def level_of(message: Descriptor, most: Mapping[str, int], above: frozenset[str]
 
 
 def cut_short(data: bytes, level: Level) -> bytes:
-    """The request, without what follows an entry too many in the message that holds it. Raises TooManyFieldsError."""
+    """Returns the request, cut off where a list has an entry too many. Raises TooManyFieldsError."""
     if len(data) <= LARGE:
         return data
     try:
@@ -85,16 +86,16 @@ def cut_short(data: bytes, level: Level) -> bytes:
 
 
 class _Walk:
-    """One request, from its first field to its last."""
+    """One pass over the fields of a request."""
 
     def __init__(self) -> None:
         self._num_fields = 0
 
     def cut(self, data: Buffer, level: Level) -> Buffer:
-        """A message of the type that `level` is of; itself where nothing is cut."""
+        """Returns a message, described by `level`, cut short; the same object where nothing is cut."""
         kept: list[Buffer] = []
         num: Counter[int] = Counter()
-        at = done = 0  # what is before `done` is in `kept`
+        at = done = 0  # all before `done` is in `kept`
         is_over = False
         while at < len(data) and not is_over:
             start, (field, kind, begin, at) = at, self._next(data, at)
@@ -113,7 +114,7 @@ class _Walk:
         return b"".join((*kept, data[done:at])) if kept or is_over else data
 
     def _next(self, data: Buffer, at: int) -> tuple[int, int, int, int]:
-        """The field there: its number, its wire type, where its value begins (behind a length) and ends."""
+        """Returns the field at `at`: number, wire type, begin of the value (behind a length) and its end."""
         self._num_fields += 1
         if self._num_fields > MAX_FIELDS:
             raise TooManyFieldsError
@@ -134,7 +135,7 @@ class _Walk:
 
 
 def _varint(data: Buffer, at: int) -> tuple[int, int]:
-    """The number there, and where it ends."""
+    """Returns the number at `at`, and where it ends."""
     value = shift = 0
     for end in range(at, min(at + MAX_VARINT, len(data))):
         value |= (data[end] & 0x7F) << shift
@@ -153,7 +154,7 @@ def _as_varint(value: int) -> bytes:
 
 
 def _first_numbers(packed: Buffer, num: int) -> Buffer:
-    """At least so many of the varints, where there are many more."""
+    """Returns the beginning of a packed list with at least `num` varints; the whole list where it is short."""
     end = num * MAX_VARINT
     while end < len(packed) and packed[end - 1] >= 0x80:
         end += 1

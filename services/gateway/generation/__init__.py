@@ -1,1 +1,2 @@
-"""The generation service: typed requests in, typed events out, errors as `ServiceError`. Knows no transport."""
+"""The generation service: typed requests in, typed events out, errors as `ServiceError`. Independent of the
+transport."""

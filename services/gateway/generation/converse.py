@@ -1,6 +1,6 @@
-"""Many generations on one stream: each by its tag, what its client says of it, and whose turn it is to tell.
+"""A stream of many generations: holds them by tag, applies the client's frames and orders the events.
 
-What is said waits for nothing and raises nothing: what is wrong is told as an event. Knows no transport.
+Methods that take a frame never wait and never raise: an error becomes an event. Independent of the transport.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from sluice_server.services.gateway.requests.progress import WriteProgress
 from sluice_server.services.messages.messages import Envelope, Role
 from sluice_server.services.telemetry.logs import about
 
-MAX_REPLIES = 64  # that wait for a slow reader; its client's words then wait too
+MAX_REPLIES = 64  # queued for a slow reader; beyond, its client's frames are not read
 
 
 class ConverseSession:
-    """Every generation of a stream by its tag; the highest tag so far tells what has ended from what never was. Iterate
-    over its events, and close it."""
+    """The generations of one stream, by tag. Iterate over its events, then close it. The highest tag so far separates
+    tags of ended generations from tags that were never opened."""
 
     def __init__(
         self,
@@ -39,18 +39,18 @@ class ConverseSession:
         call: Callable[[], CallMetadata],
         on_refused: Callable[[CallMetadata, ServiceError], object],
     ) -> None:
-        """`call` is the stream's, with the time that is left now; `on_refused` is told of what is not let in."""
+        """`call` returns the stream's metadata with the time that is left now. `on_refused` gets each refused open."""
         self._manager = manager
         self._detached = detached
         self._call = call
         self._on_refused = on_refused
         self._generations: dict[int, GenerationSession] = {}
         self._highest_tag = 0
-        self._ready: dict[int, None] = {}  # tags whose generation may have something to say, in turn
+        self._ready: dict[int, None] = {}  # tags whose generation may have an event, in round-robin order
         self._replies: deque[TaggedEvent] = deque()
         self.is_half_closed = False
         self._is_leaving = False
-        self._fault: ServiceError | None = None  # of the stream itself
+        self._fault: ServiceError | None = None  # an error of the stream itself
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._progress = WriteProgress()
@@ -60,11 +60,11 @@ class ConverseSession:
             self.go_away(manager.refusal.message if manager.refusal else "")
 
     def ping(self, nonce: int) -> None:
-        """Is anybody there?"""
+        """Answers a ping with a pong."""
         self._reply(TaggedEvent(0, PongEvent(nonce)))
 
     def open(self, tag: int, asked: inference_pb2.Open) -> None:
-        """Begin a generation."""
+        """Opens a generation. Tags must increase."""
         if tag <= self._highest_tag:
             self._refuse(0, invalid("tag", f"{tag} is not above {self._highest_tag}, which was named before"), tag)
             return
@@ -82,31 +82,31 @@ class ConverseSession:
         self._wake(tag)
 
     def append(self, tag: int, asked: inference_pb2.Append) -> None:
-        """More prompt."""
+        """Appends to the prompt of a generation."""
         self._change(tag, "append", lambda generation: generation.append(asked))
 
     def update(self, tag: int, asked: inference_pb2.Update) -> None:
-        """Other parameters."""
+        """Changes the parameters of a generation."""
         self._change(tag, "update", lambda generation: generation.update(asked))
 
     def grant(self, tag: int, num_tokens: int) -> None:
-        """More credit."""
+        """Adds credit to a generation."""
         self._change(tag, "grant", lambda generation: generation.grant(num_tokens))
 
     def cancel(self, tag: int, output_index: int | None) -> None:
-        """End it, or one output of it."""
+        """Cancels a generation, or one output of it."""
         self._change(tag, "cancel", lambda generation: generation.cancel(output_index))
 
     def close_input(self, tag: int) -> None:
-        """The prompt is complete."""
+        """Marks the prompt of a generation as complete."""
         self._change(tag, "close_input", lambda generation: generation.close_input())
 
     def reject(self, tag: int) -> None:
-        """Its client says what has no meaning there."""
+        """Answers a frame that is unknown, or not allowed for its tag, with an error event."""
         self._refuse(0, invalid("frame", _MISPLACED), tag)
 
     def half_close(self) -> None:
-        """Its client says nothing more."""
+        """Handles the client's half-close: closes the input of every generation."""
         self.is_half_closed = True
         for tag, generation in self._generations.items():
             generation.close_input()
@@ -114,38 +114,38 @@ class ConverseSession:
         self._news.set()
 
     def fail(self, error: ServiceError) -> None:
-        """The stream itself is at fault: it ends in `error` when all is told that there is."""
+        """Ends the stream with `error`, after all available events."""
         self._fault = error
         self._news.set()
 
     def go_away(self, message: str) -> None:
-        """The server drains: open nothing more."""
+        """Sends a going-away event, once: the server drains and this stream opens no more generations."""
         if not self._is_leaving:
             self._is_leaving = True
             self._reply(TaggedEvent(0, GoingAwayEvent(message)))
 
     def pause(self) -> None:
-        """A process of the service is coming back: who runs is told that it waits."""
+        """Marks every generation as waiting for a process that is restarting; its client gets an event."""
         for tag, generation in self._generations.items():
             generation.pause()
             self._wake(tag)
 
     async def wait_for_room(self) -> None:
-        """Until its client may say more."""
+        """Waits until fewer than `MAX_REPLIES` replies are queued, so that another frame may be read."""
         while len(self._replies) >= MAX_REPLIES:
             self._room.clear()
             await self._room.wait()
 
     def envelopes(self) -> list[Envelope]:
-        """Of what runs."""
+        """Returns the envelopes of the running generations."""
         return [generation.request.envelope for generation in self._generations.values()]
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """The block in which a task reads and writes: it ends in SLOW_CONSUMER when it takes nothing."""
+        """A context manager for the task that reads and writes. Raises SLOW_CONSUMER when the client takes nothing."""
         return self._interruption.scope()
 
     def close(self, error: ServiceError | None) -> None:
-        """Release everything; `error` is what ended the stream early. Waits for nothing."""
+        """Releases everything; `error` is what ended the stream early, None otherwise. Never waits."""
         self._manager.streams.discard(self)
         for generation in self._generations.values():
             generation.close(error)
@@ -156,8 +156,8 @@ class ConverseSession:
         return self
 
     async def __anext__(self) -> TaggedEvent:
-        """Between two events their reader is taken to write the first. Ends when nothing runs and nothing can come;
-        raises the fault of the stream."""
+        """Waits for the next event. Until the next call, the stream counts as being written to. Ends when no generation
+        runs and none can be opened; raises the error of the stream if there is one."""
         self._progress.end_write()
         if len(self._replies) < MAX_REPLIES:
             self._room.set()
@@ -175,7 +175,7 @@ class ConverseSession:
             await self._news.wait()
 
     def next(self) -> TaggedEvent | None:
-        """The next event; None while there is none."""
+        """Returns the next event, or None while there is none. Generations take turns."""
         if self._replies:
             return self._replies.popleft()
         while self._ready:
@@ -185,16 +185,17 @@ class ConverseSession:
             event = generation.next(can_grant=not self.is_half_closed)
             if generation.is_over:
                 del self._generations[tag]
-                self._ready.pop(tag, None)  # its own end may have woken it
+                self._ready.pop(tag, None)  # ending may have marked it as ready again
                 generation.close(None)
             elif event is not None:
-                self._ready[tag] = None  # behind all others
+                self._ready[tag] = None  # behind all other generations
             if event is not None:
                 return TaggedEvent(tag, event)
         return None
 
     def _opened(self, asked: inference_pb2.Open) -> OpenRequest:
-        """Raises `ServiceError` when it is not let in. The time left of the call is that of the stream."""
+        """Returns the admitted request; raises `ServiceError` if it is refused. Its deadline is the stream's, or its
+        own if that is sooner."""
         settings = self._manager.settings
         if len(self._generations) >= settings.max_stream_generations:
             raise _stream_full(settings.max_stream_generations)
@@ -213,7 +214,7 @@ class ConverseSession:
             except Exception as error:
                 told = about(generation.request.envelope, frame=kind)
                 generation.fail(fault(Role.GATEWAY, told, "failed on a frame of this generation", error))
-            self._wake(tag)  # credit may have changed
+            self._wake(tag)  # the credit may have changed
         elif tag > self._highest_tag:
             self._highest_tag = tag
             self._refuse(tag, not_found("generation", f"tag {tag}", "open it first"))
@@ -224,12 +225,12 @@ class ConverseSession:
             self._news.set()
 
     def _break_off(self, error: ServiceError) -> None:
-        """A write does not end, and there is news."""
+        """Interrupts the reader: a write does not end although events wait."""
         self._interruption.interrupt(slow_consumer())
         self._news.set()
 
     def _refuse(self, tag: int, error: ServiceError, meant_tag: int | None = None) -> None:
-        """Answer what has no generation."""
+        """Queues an error event for a frame that has no generation."""
         self._reply(TaggedEvent(tag, RefusedEvent(error, meant_tag)))
 
     def _reply(self, event: TaggedEvent) -> None:

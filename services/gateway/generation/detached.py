@@ -1,7 +1,7 @@
-"""Generations that outlive their reader (DISCONNECT_ACTION_DETACH): who reads each now, and how long it waits for one.
+"""Generations that outlive their reader (DISCONNECT_ACTION_DETACH): each with its present reader or its timer.
 
-Without a reader a generation goes on, and what it tells goes into its history. It is let go when nobody has come for it
-in its time. The timer is passed in. Knows no call.
+Without a reader a generation goes on, and its deltas go into its history. It ends when no reader has come before its
+TTL is over. The timer is passed in. Independent of calls and transport.
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ HINT = (
 
 
 class Timer(Protocol):
-    """What `call_later` gives."""
+    """The handle that `call_later` returns."""
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancels the callback."""
 
 
 class SessionReader(Protocol):
-    """Whoever has a generation now."""
+    """The present reader of a generation."""
 
     def lose(self, error: ServiceError) -> None:
-        """Another reader has taken it over."""
+        """Ends this reader with `error`: another reader has taken over."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -44,7 +44,7 @@ class DetachedSession:
 
 
 class DetachedSessions:
-    """Every generation that outlives its reader, until its time is over."""
+    """All generations that may outlive their reader, by request id, until their TTL is over."""
 
     def __init__(
         self, manager: RequestManager, call_later: Callable[[float, Callable[[], None]], Timer], max_detached: int
@@ -58,13 +58,14 @@ class DetachedSessions:
         return len(self._sessions)
 
     def attach(self, request: OpenRequest, reader: SessionReader) -> None:
-        """`reader` has it now. Only those that outlive their readers are kept here."""
+        """Makes `reader` the request's reader. Requests without a detach TTL are not recorded here."""
         ttl_s, request_id = request.asked.detach_ttl_s, request.envelope.request_id
         if ttl_s is not None:
             self._sessions.setdefault(request_id, DetachedSession(request, ttl_s, reader)).reader = reader
 
     def detach(self, request: OpenRequest, reader: SessionReader, error: ServiceError | None) -> None:
-        """Its reader has gone, for `error` or at the end. A reader that lost it before leaves nothing."""
+        """Removes `reader`, which ended with `error` or normally. Does nothing if another reader has taken over. A
+        request without a detach TTL is closed."""
         session = self._sessions.get(request.envelope.request_id)
         if session is None:
             self._manager.close(request, error)
@@ -72,7 +73,7 @@ class DetachedSessions:
             self._wait_for_reader(session)
 
     def take(self, request_id: str, tenant: str) -> OpenRequest:
-        """One for a new reader, who then attaches; the one it has, if any, loses it. Raises ServiceError
+        """Returns the request for a new reader, which then attaches; a present reader loses it. Raises ServiceError
         GENERATION_NOT_FOUND."""
         session = self._sessions.get(request_id)
         if session is None or session.request.envelope.tenant != tenant:
@@ -94,15 +95,16 @@ class DetachedSessions:
             self.forget(waiting[0])
 
     def forget(self, session: DetachedSession) -> None:
-        """Nobody has come for it: it ends."""
+        """Ends a generation for which no reader has come in time."""
         if session.timer is not None:
             session.timer.cancel()
-            session.timer = None  # it calls with its session
+            session.timer = None  # breaks a cycle: the timer's callback holds the session
         self._sessions.pop(session.request.envelope.request_id, None)
         self._manager.close(session.request, cancelled())
 
     def _absorb(self, request: OpenRequest) -> None:
-        """Nobody reads: what came is remembered; what has ended holds nothing but its history."""
+        """Moves waiting messages into the history while there is no reader. A request that has ended is closed; its
+        history stays."""
         while request.delivery.take():
             pass
         if request.outcome is not None:

@@ -1,7 +1,7 @@
 """The events of one generation in order: accepted, prompt, deltas and the ends of outputs, finished.
 
-One at a time, whenever there is one: the same for every call that streams. How a generation that failed ends is the
-caller's. Pure.
+Returns one event at a time, the same for every call that streams. The error of a failed generation is not an event
+here: the caller reports it. Pure.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ from sluice_server.services.messages.work import Generate
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EventOptions:
-    """What a reader wants.
+    """What a reader asks for.
 
     Attributes:
-        is_eager: accepted comes at once, not when the engine has seen the request.
-        tells_prompt: the prompt comes before the first delta.
-        after_seq: the reader has all deltas up to this one.
+        is_eager: the accepted event comes at once, not when the engine has admitted the request.
+        tells_prompt: the prompt event comes before the first delta.
+        after_seq: the reader has all deltas up to this number.
     """
 
     is_eager: bool
@@ -45,19 +45,19 @@ class EventSequence:
     """The events of one request for one reader."""
 
     def __init__(self, request: OpenRequest, options: EventOptions) -> None:
-        """Raises ServiceError when what comes after `after_seq` is not there."""
-        self.is_over = False  # the last event is out
+        """Raises ServiceError RESUME_WINDOW_EXPIRED or INVALID_ARGUMENT if deltas behind `after_seq` are missing."""
+        self.is_over = False  # the last event has been returned
         self._request = request
         self._options = options
         self._is_accepted = False
         self._tells_prompt = options.tells_prompt
-        self._told_before: deque[tuple[int, Sequence[Text]]] = deque()  # that this reader lacks
+        self._told_before: deque[tuple[int, Sequence[Text]]] = deque()  # kept deltas that this reader lacks
         if request.delivery.history is not None:
             self._told_before.extend(request.delivery.history.since(options.after_seq))
-        self._ended: Text | None = None  # an output whose end is to be told
+        self._ended: Text | None = None  # last message of an output whose end event is due
 
     def next(self) -> StreamEvent | None:
-        """The next event; None while there is none, after the last, and when all is told of one that failed."""
+        """Returns the next event; None while there is none, after the last, or when a failed generation has no more."""
         request = self._request
         if not self._is_accepted:
             if not self._options.is_eager and request.accounting.admitted is None:
@@ -103,20 +103,20 @@ class EventSequence:
 
 
 def accepted_event(request: OpenRequest) -> AcceptedEvent:
-    """It was let in."""
+    """Returns the event of an admitted request."""
     envelope = request.envelope
     return AcceptedEvent(request.generation_id, envelope.model, envelope.revision, effective_params(request))
 
 
 def prompt_event(request: OpenRequest) -> PromptEvent:
-    """Its prompt, as far as it is known."""
+    """Returns the prompt event, with what is known of the prompt so far."""
     admitted = request.accounting.admitted
     num_cached = admitted.num_cached if admitted is not None else 0
     return PromptEvent(request.generation_id, request.accounting.num_prompt, num_cached, request.prompt)
 
 
 def completed_event(request: OpenRequest) -> CompletedEvent:
-    """A generation that has ended well, as a whole."""
+    """Returns a generation that has finished successfully as one event."""
     outputs = []
     for index, output in enumerate(request.outputs):
         assert output.last is not None, "the request has ended well"
@@ -126,7 +126,7 @@ def completed_event(request: OpenRequest) -> CompletedEvent:
 
 
 def effective_params(request: OpenRequest) -> types_pb2.EffectiveParams | None:
-    """Parameters as used; `max_tokens` as the engine settled it, or until then as it was asked for."""
+    """Returns the parameters in effect; `max_tokens` as the engine settled it, before that as requested."""
     params, work = request.asked.effective, request.asked.work
     max_tokens = request.max_tokens or (work.params.max_tokens if isinstance(work, Generate) else 0)
     if params is not None and max_tokens:

@@ -1,6 +1,6 @@
-"""What a generation tells its reader, whatever carries it there: accepted, prompt, deltas, ends.
+"""The events of a generation: accepted, prompt, deltas, ends. Independent of the transport.
 
-Values, each complete by itself: an adapter needs nothing else to make its message of them.
+Each event is complete by itself: an adapter builds its message from the event alone.
 """
 
 import enum
@@ -17,7 +17,7 @@ from sluice_server.services.telemetry.observed import RequestUsage
 
 
 class AcceptedEvent(msgspec.Struct, frozen=True):
-    """It was let in; `params` as used, as far as they are known."""
+    """The request was admitted; `params` are the parameters in effect, as far as they are known."""
 
     generation_id: str
     model: str
@@ -26,7 +26,7 @@ class AcceptedEvent(msgspec.Struct, frozen=True):
 
 
 class PromptEvent(msgspec.Struct, frozen=True):
-    """Its prompt, as far as it is known; its tokens where they are echoed."""
+    """The prompt, as far as it is known; `tokens` only where the client asked for them."""
 
     generation_id: str
     num_prompt: int
@@ -35,7 +35,7 @@ class PromptEvent(msgspec.Struct, frozen=True):
 
 
 class DeltaEvent(msgspec.Struct, frozen=True):
-    """Messages of one output that waited together; `has_records`: its client wants a record per token."""
+    """Messages of one output that are sent together; `has_records`: the client asked for a record per token."""
 
     generation_id: str
     seq: int
@@ -44,7 +44,7 @@ class DeltaEvent(msgspec.Struct, frozen=True):
 
 
 class OutputFinishedEvent(msgspec.Struct, frozen=True):
-    """The end of one output, by its last message."""
+    """The end of one output; `last` is its last message, `num_tokens` the length of the output."""
 
     generation_id: str
     last: Text
@@ -52,7 +52,7 @@ class OutputFinishedEvent(msgspec.Struct, frozen=True):
 
 
 class FinishedEvent(msgspec.Struct, frozen=True):
-    """The end of the generation."""
+    """The successful end of the generation."""
 
     generation_id: str
     last_seq: int
@@ -61,7 +61,7 @@ class FinishedEvent(msgspec.Struct, frozen=True):
 
 
 class FailedEvent(msgspec.Struct, frozen=True):
-    """The end of one generation of several without success; elsewhere its error is raised."""
+    """The failure of one generation of a Converse stream; other calls raise the error instead."""
 
     generation_id: str
     last_seq: int
@@ -70,7 +70,7 @@ class FailedEvent(msgspec.Struct, frozen=True):
 
 
 class ThrottleReason(enum.Enum):
-    """Why nothing comes."""
+    """Why no token comes for a while: no credit, preempted, or waiting for a process to recover."""
 
     CREDIT = enum.auto()
     PREEMPTED = enum.auto()
@@ -78,14 +78,14 @@ class ThrottleReason(enum.Enum):
 
 
 class ThrottledEvent(msgspec.Struct, frozen=True):
-    """Nothing comes for a while."""
+    """No token comes for a while, for `reason`."""
 
     generation_id: str
     reason: ThrottleReason
 
 
 class CompletedOutput(msgspec.Struct, frozen=True):
-    """One output, all of it."""
+    """One complete output."""
 
     texts: Sequence[Text]
     last: Text
@@ -93,7 +93,7 @@ class CompletedOutput(msgspec.Struct, frozen=True):
 
 
 class CompletedEvent(msgspec.Struct, frozen=True):
-    """A generation as a whole, for whoever wants it at once."""
+    """A complete generation, for unary calls."""
 
     accepted: AcceptedEvent
     prompt: PromptEvent | None
@@ -103,7 +103,8 @@ class CompletedEvent(msgspec.Struct, frozen=True):
 
 
 class RefusedEvent(msgspec.Struct, frozen=True):
-    """What was asked on a stream of several has no generation; `meant_tag`: the tag that it named in vain."""
+    """An error for a frame of a Converse stream that has no generation. `meant_tag`: the frame's invalid tag, or
+    None."""
 
     error: ServiceError
     meant_tag: int | None
@@ -116,7 +117,7 @@ class PongEvent(msgspec.Struct, frozen=True):
 
 
 class GoingAwayEvent(msgspec.Struct, frozen=True):
-    """The server drains: nothing more can be opened."""
+    """The server drains: no generation can be opened on this stream any more."""
 
     message: str
 
@@ -126,7 +127,7 @@ SessionEvent: TypeAlias = StreamEvent | FailedEvent | ThrottledEvent
 
 
 class TaggedEvent(msgspec.Struct, frozen=True):
-    """An event of a stream of several generations: of the one that its client calls `tag`; 0 is the stream itself."""
+    """An event of a Converse stream, for the generation with the client's `tag`; tag 0 is the stream itself."""
 
     tag: int
     event: SessionEvent | RefusedEvent | PongEvent | GoingAwayEvent

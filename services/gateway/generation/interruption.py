@@ -1,4 +1,4 @@
-"""Ends the task that reads a stream in an error of ours, even while it waits for its transport."""
+"""Ends the task that reads a stream with a `ServiceError`, even while it waits for its transport."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from sluice_server.services.gateway.contract.errors import bare
 
 
 class Interruption:
-    """Of one reader. `error` is what it was interrupted with."""
+    """The interruption of one reader. `error` is the error that it was interrupted with, or None."""
 
     def __init__(self) -> None:
         self.error: ServiceError | None = None
@@ -17,7 +17,8 @@ class Interruption:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """The task that runs this block reads: interrupted, the block raises `error` in place of the cancellation."""
+        """A context manager around the reading task. Raises `error` instead of CancelledError when it was
+        interrupted."""
         task = self._task = asyncio.current_task()
         try:
             yield
@@ -29,13 +30,13 @@ class Interruption:
             self._task = None
 
     def interrupt(self, error: ServiceError) -> None:
-        """Have the reader end with `error`; only the first counts."""
+        """Ends the reader with `error`; only the first call counts."""
         if self.error is None:
             self.error = error
             if self._task is not None:
                 self._task.cancel()
 
     def check(self) -> None:
-        """Raise `error`, if there is one."""
+        """Raises `error`, if there is one."""
         if self.error is not None:
             raise bare(self.error)

@@ -1,8 +1,7 @@
-"""The generation service: everything that can be asked of generations, for any transport.
+"""The generation service: all operations on generations, for any transport.
 
-A `CallMetadata` says who asks, a message of the contract what; what comes back is typed events. All raise
-`ServiceError`. What
-is returned open is closed by whoever has it.
+Each call takes a `CallMetadata` (caller, trace, deadline) and a message of the contract, and returns typed events. All
+calls raise `ServiceError`. The caller closes the readers and streams that it gets.
 """
 
 from collections.abc import Callable
@@ -26,14 +25,14 @@ MAX_ID_LENGTH = 128
 
 
 class GenerationService:
-    """Of one gateway."""
+    """The generation service of one gateway."""
 
     def __init__(self, manager: RequestManager, detached: DetachedSessions) -> None:
         self._manager = manager
         self._detached = detached
 
     def generate(self, call: CallMetadata, spec: types_pb2.GenerationSpec) -> GenerationStream:
-        """Begin a generation; its events."""
+        """Begins a generation; returns the stream of its events."""
         asked = translate.generation(spec, call.priority, self._manager.settings)
         request = self._manager.open(call, asked, streams=True)
         options = EventOptions(is_eager=False, tells_prompt=asked.tells_prompt)
@@ -42,12 +41,12 @@ class GenerationService:
         return stream
 
     def generate_whole(self, call: CallMetadata, spec: types_pb2.GenerationSpec) -> RequestReader:
-        """Begin a generation that is told at once, at its end."""
+        """Begins a generation whose result is returned at once, at its end."""
         return self._read(call, translate.whole(spec, call.priority, self._manager.settings))
 
     def resume(self, call: CallMetadata, spec: types_pb2.GenerationSpec, request_id: str) -> GenerationStream:
-        """What a reader lacks of a generation that outlived its last one, and what comes. When nobody knows it any more
-        it is gone on with, where `spec` says from what."""
+        """Returns a stream of the deltas that a reader lacks and of those to come. A generation that this gateway no
+        longer has is continued as a new request, if `spec` holds the prompt and what was received."""
         point = spec.resume
         translate.check_resume(spec)
         try:
@@ -70,25 +69,25 @@ class GenerationService:
         return stream
 
     def converse(self, call: Callable[[], CallMetadata]) -> ConverseSession:
-        """Many generations on one stream; `call` gives it with the time that is left now."""
+        """Begins a stream of many generations; `call` returns its metadata with the time that is left now."""
         return ConverseSession(self._manager, self._detached, call, self.refused)
 
     def cancel(
         self, tenant: str, request_id: str, output_index: int | None = None
     ) -> tuple[RequestStatus, RequestStatus]:
-        """State in which the generation, or one output of it, was found, and state now."""
+        """Cancels a generation, or one output of it; returns the status found and the status now."""
         return self._manager.cancel(request_id, tenant, output_index)
 
     def tokenize(self, call: CallMetadata, asked: inference_pb2.TokenizeRequest) -> RequestReader:
-        """Encode a text; through the ring, as everything."""
+        """Encodes a text, through the ring like every request."""
         return self._read(call, translate.tokenization(asked, self._manager.settings))
 
     def detokenize(self, call: CallMetadata, asked: inference_pb2.DetokenizeRequest) -> RequestReader:
-        """Decode ids; through the ring, as everything."""
+        """Decodes ids, through the ring like every request."""
         return self._read(call, translate.detokenization(asked, self._manager.settings))
 
     def refused(self, call: CallMetadata, error: ServiceError) -> str:
-        """A call was not let in, here or before it came here: who watches is told; the W3C header of its trace."""
+        """Reports a refused call to the observer; returns the W3C traceparent of its trace, or ""."""
         refused = RefusedRequest(call.method, error, call.caller.tenant, call.traceparent, call.tracestate)
         return self._manager.observer.refused(refused)
 
@@ -100,11 +99,11 @@ class GenerationService:
 
 
 def can_go_on(spec: types_pb2.GenerationSpec) -> bool:
-    """Whether a reader says what it has, so that another process can go on with it."""
+    """Whether `spec` holds a prompt, so that the generation can be continued without its owner."""
     return spec.WhichOneof("prompt") is not None
 
 
 def check_id(generation_id: str) -> None:
-    """Raise `ServiceError` for what cannot name a generation."""
+    """Raises `ServiceError` GENERATION_NOT_FOUND for an id of impossible length."""
     if not 1 <= len(generation_id) <= MAX_ID_LENGTH:
         raise not_found("generation", generation_id, "send the id that Accepted named")

@@ -1,7 +1,7 @@
-"""One generation that its client may change while it runs: what the client says of it goes in, its events come out.
+"""One generation that its client may change while it runs: takes the client's changes, returns the events.
 
-What is said is checked here, as far as that goes; the engine checks again, on exact tokens. Its stream decides whose
-turn it is. Pure but for the manager.
+Changes are validated here as far as possible; the engine validates them again, on exact tokens. The stream decides when
+`next` is called. Pure, except for the calls to the request manager.
 """
 
 from collections.abc import Callable
@@ -26,15 +26,15 @@ MAX_DEADLINE_S = 24 * 3600.0
 
 
 class GenerationSession:
-    """Reads one request until `close`, which leaves it on every path. What a client says raises `ServiceError` when it
-    cannot be; nothing has happened then."""
+    """The reader of one request of a Converse stream; `close` detaches it on every path. Methods for a client's change
+    raise `ServiceError` for an invalid one; nothing is sent into the ring then."""
 
     def __init__(
         self, manager: RequestManager, detached: DetachedSessions, request: OpenRequest, on_news: Callable[[], None]
     ) -> None:
-        """`on_news` is told when `next` may have something."""
+        """`on_news` is called when `next` may return an event."""
         assert isinstance(request.asked.work, Generate)
-        self.is_over = False  # its last event is out
+        self.is_over = False  # the last event has been returned
         self.request = request
         self._manager = manager
         self._detached = detached
@@ -45,29 +45,29 @@ class GenerationSession:
         self._num_bytes = len(prompt.text.encode()) if isinstance(prompt, TextPrompt) else 0
         self._num_ids = len(prompt.ids) // 4 if isinstance(prompt, TokenPrompt) else 0
         self._events = EventSequence(request, EventOptions(is_eager=True, tells_prompt=True))
-        self._told_allowed: int | None = None  # tokens allowed when its client was last told that they are spent
-        self._is_paused = False  # its client is to be told that a process is coming back
+        self._told_allowed: int | None = None  # allowed tokens at the last CREDIT event
+        self._is_paused = False  # a RECOVERY event is due
         self._lost: ServiceError | None = None
         detached.attach(request, self)
 
     def append(self, asked: inference_pb2.Append) -> None:
-        """More prompt."""
+        """Appends a piece to the prompt."""
         if not self._is_input_open:
             text = "append: the input of this generation is closed; open it with keep_input_open"
             raise ServiceError(Code.FAILED_PRECONDITION, "INPUT_CLOSED", text)
         piece, num_tokens = self._piece(asked)
-        if self._params.max_tokens:  # otherwise its output shrinks by as much
+        if self._params.max_tokens:  # without max_tokens the output shrinks by as much
             self._manager.reserve_more(self.request, num_tokens)
         self._manager.change(self.request, Append(self.request.envelope, piece))
 
     def close_input(self) -> None:
-        """The prompt is complete."""
+        """Marks the prompt as complete."""
         if self._is_input_open:
             self._is_input_open = False
             self._manager.change(self.request, CloseInput(self.request.envelope))
 
     def grant(self, num_tokens: int) -> None:
-        """More credit."""
+        """Adds credit."""
         limits, unused = self._manager.settings.limits, self.request.credit.unused(self.request.num_tokens)
         if unused is None:
             raise invalid("grant.tokens", "the generation was opened without credit_window: its credit is unlimited")
@@ -77,7 +77,7 @@ class GenerationSession:
         self._manager.grant(self.request, num_tokens)
 
     def update(self, asked: inference_pb2.Update) -> None:
-        """Other parameters."""
+        """Changes max_tokens, priority or deadline."""
         if asked.HasField("stop"):
             raise unsupported("update.stop", "update.stop is not supported by this server: leave it out")
         max_tokens = self._max_tokens(asked.max_tokens) if asked.HasField("max_tokens") else None
@@ -93,25 +93,26 @@ class GenerationSession:
         self._manager.change(self.request, Update(self.request.envelope, max_tokens, priority, left_s))
 
     def cancel(self, output_index: int | None) -> None:
-        """End it, or one output of it."""
+        """Cancels the generation, or one output of it."""
         envelope = self.request.envelope
         self._manager.cancel(envelope.request_id, envelope.tenant, output_index)
 
     def fail(self, error: ServiceError) -> None:
-        """Its client asked for what cannot be."""
+        """Ends the request with `error`, because of an invalid frame of its client."""
         self.request.end(error)
 
     def lose(self, error: ServiceError) -> None:
-        """Another reader has it now."""
+        """Ends this reader with `error`, because another reader has taken the generation over."""
         self._lost = error
         self._on_news()
 
     def pause(self) -> None:
-        """A process that it needs is coming back."""
+        """Notes that the generation waits for a process that is restarting; the client gets an event."""
         self._is_paused = True
 
     def next(self, *, can_grant: bool) -> SessionEvent | None:
-        """The next event; None while there is none. `can_grant`: its client may still send more credit."""
+        """Returns the next event, or None while there is none. `can_grant`: whether the client may still grant
+        credit."""
         if self._lost is not None:
             return self._fail(self._lost)
         event = self._events.next()
@@ -128,12 +129,13 @@ class GenerationSession:
         return ThrottledEvent(request.generation_id, reason) if reason is not None else None
 
     def close(self, error: ServiceError | None) -> None:
-        """Leave it; `error` is what ended it early: its own, if it has one, counts."""
+        """Detaches this reader. `error` is why it ended early; the request's own error, if there is one, takes
+        precedence."""
         outcome = self.request.outcome
         self._detached.detach(self.request, self, outcome if isinstance(outcome, ServiceError) else error)
 
     def _why_throttled(self) -> ThrottleReason | None:
-        """What its client was not told yet."""
+        """Returns why no token comes, if no event has reported that yet; None otherwise."""
         request = self.request
         if request.is_spent and self._told_allowed != request.credit.allowed:
             self._told_allowed = request.credit.allowed
@@ -152,7 +154,7 @@ class GenerationSession:
         return FailedEvent(request.generation_id, request.delivery.last_seq, request.used, error)
 
     def _piece(self, asked: inference_pb2.Append) -> tuple[TextPrompt | TokenPrompt, int]:
-        """The piece and its size in tokens: exact for ids, estimated for text."""
+        """Returns the piece and its size in tokens: exact for ids, estimated for text."""
         settings = self._manager.settings
         match asked.WhichOneof("piece"):
             case "text":

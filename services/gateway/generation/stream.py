@@ -15,7 +15,7 @@ from sluice_server.services.messages.messages import Text
 
 
 class RequestReader:
-    """Waits for the end of a request. Whoever has one closes it on every path; that waits for nothing."""
+    """Waits for the end of a request. Its owner calls `close` on every path; `close` never waits."""
 
     def __init__(self, request: OpenRequest, detached: DetachedSessions) -> None:
         self.request = request
@@ -27,36 +27,37 @@ class RequestReader:
         request.delivery.attach(self._news.set, self.lose, self._progress)
 
     def interruptible(self) -> contextlib.AbstractContextManager[None]:
-        """The block in which a task reads and writes: when the request lets go of its reader, as that takes nothing or
-        another one has come, the block ends in that `ServiceError`, also while it waits for its transport."""
+        """A context manager for the task that reads and writes. When the reader is broken off or another reader takes
+        over, the block raises that `ServiceError`, even while the task waits for its transport."""
         return self._interruption.scope()
 
     def lose(self, error: ServiceError) -> None:
-        """Read no longer, and end with `error`."""
+        """Ends this reader with `error`."""
         self._interruption.interrupt(error)
         self._news.set()
 
     async def outcome(self) -> Text | Tokenized | Detokenized:
-        """Wait for the end; raises the error that ended the request."""
+        """Waits for the end and returns the outcome; raises the error that ended the request."""
         while self.request.outcome is None:
             await self._next_news()
         self.request.note_first_token()
         if isinstance(self.request.outcome, ServiceError):
-            # shared by all that one loss ended: it must not gather their frames
+            # one error object may be shared by many requests: drop the frames of earlier raises
             raise self.request.outcome.with_traceback(None)
         return self.request.outcome
 
     async def completed(self) -> CompletedEvent:
-        """Wait for the end of a generation; all of it. Raises the error that ended it."""
+        """Waits for the end of a generation and returns all of it; raises the error that ended it."""
         await self.outcome()
         return completed_event(self.request)
 
     def close(self, error: ServiceError | None) -> None:
-        """Leave, for `error` or at the end. What does not outlive its reader ends; a second time does nothing."""
+        """Detaches this reader, with `error` or None at the normal end. A request without a detach TTL ends. A second
+        call does nothing."""
         self._detached.detach(self.request, self, error)
 
     async def _next_news(self) -> None:
-        """Wait until something has come."""
+        """Waits until a message has come."""
         await self._news.wait()
         self._news.clear()
         self._interruption.check()
@@ -64,7 +65,7 @@ class RequestReader:
 
 
 class GenerationStream(RequestReader):
-    """The events of one generation: iterate, then close. Raises the error that ended it."""
+    """The events of one generation: iterate, then close. Raises the error that ended the generation."""
 
     def __init__(self, request: OpenRequest, detached: DetachedSessions, options: EventOptions) -> None:
         super().__init__(request, detached)
@@ -75,7 +76,7 @@ class GenerationStream(RequestReader):
         return self
 
     async def __anext__(self) -> StreamEvent:
-        """Between two events their reader is taken to write the first."""
+        """Waits for the next event. Until the next call, the reader counts as writing it."""
         if self._events is None:
             self._events = EventSequence(self.request, self._options)
         events = self._events
@@ -93,7 +94,7 @@ class GenerationStream(RequestReader):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Leave early: what does not outlive its reader is cancelled."""
+        """Closes early: cancels the generation unless it has finished or may outlive its reader."""
         outcome = self.request.outcome
         if self._events is not None and self._events.is_over:
             self.close(None)

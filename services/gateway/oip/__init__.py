@@ -1,1 +1,1 @@
-"""The Open Inference Protocol as Triton speaks it, laid over our own contract: `inference.GRPCInferenceService`."""
+"""Triton's form of the Open Inference Protocol, `inference.GRPCInferenceService`, on top of the generation service."""

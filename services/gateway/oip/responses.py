@@ -1,4 +1,4 @@
-"""From events of the generation service to responses of this protocol. Pure."""
+"""Converts events of the generation service to responses of the Open Inference Protocol. Pure."""
 
 from collections.abc import Iterator
 
@@ -22,11 +22,11 @@ from sluice_server.services.gateway.oip.translate import (
     InferRequest,
 )
 
-UNFINISHED = "None"  # what vLLM's backend says of an output that goes on
+UNFINISHED = "None"  # the value of vLLM's backend for an unfinished output
 
 
 class InferResponses:
-    """The responses of one generation: one for every delta, or one for all."""
+    """The responses of one generation: one per delta, or one for all."""
 
     def __init__(self, asked: InferRequest) -> None:
         self._asked = asked
@@ -37,7 +37,7 @@ class InferResponses:
         self._num_input = 0
 
     def of(self, event: StreamEvent) -> Iterator[oip.ModelInferResponse]:
-        """What one event adds."""
+        """Yields the responses that one event adds."""
         match event:
             case AcceptedEvent():
                 self._model = event.model
@@ -53,7 +53,7 @@ class InferResponses:
                 yield from self._last()
 
     def _last(self) -> Iterator[oip.ModelInferResponse]:
-        """In a stream only what was asked for and is known last; otherwise everything."""
+        """Yields the last responses: in a stream only requested outputs that are known last; otherwise everything."""
         asked = self._asked
         if not asked.streams or asked.extras & {FINISH_REASON.name, NUM_INPUT.name}:
             yield self._flushed()

@@ -1,4 +1,4 @@
-"""The handlers of `inference.GRPCInferenceService`: the generation service for this protocol."""
+"""The handlers of `inference.GRPCInferenceService`, on top of the generation service."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,19 +22,19 @@ from sluice_server.services.gateway.oip.translate import INPUTS, OUTPUTS, VERSIO
 from sluice_server.services.gateway.requests.manager import RequestManager
 
 SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-MAX_AT_ONCE = 256  # requests of one stream; the next is read when one has ended
+MAX_AT_ONCE = 256  # concurrent requests of one stream; the next one is read when one has ended
 Send = Callable[[oip.ModelInferResponse], Awaitable[None]]
 
 
 class OpenInference:
-    """The handlers."""
+    """The handlers of the Open Inference Protocol."""
 
     def __init__(self, service: GenerationService, manager: RequestManager) -> None:
         self._service = service
         self._manager = manager
 
     def table(self) -> Mapping[str, Callable[[Any, Context], Awaitable[Any]]]:
-        """The handlers, by method."""
+        """Returns the handlers, by method."""
         return {
             "ServerLive": self.server_live,
             "ServerReady": self.server_ready,
@@ -46,24 +46,24 @@ class OpenInference:
         }
 
     async def server_live(self, request: oip.ServerLiveRequest, context: Context) -> oip.ServerLiveResponse:
-        """ServerLive: who can answer lives."""
+        """ServerLive: true whenever the server can answer."""
         return oip.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: oip.ServerReadyRequest, context: Context) -> oip.ServerReadyResponse:
-        """ServerReady: as health has it."""
+        """ServerReady: whether requests are admitted, as in the health service."""
         return oip.ServerReadyResponse(ready=self._manager.refusal is None)
 
     async def model_ready(self, request: oip.ModelReadyRequest, context: Context) -> oip.ModelReadyResponse:
-        """ModelReady: false for one that is not here."""
+        """ModelReady: whether requests are admitted; false for an unknown model."""
         known = request.name == self._manager.settings.model.id and request.version in ("", VERSION)
         return oip.ModelReadyResponse(ready=known and self._manager.refusal is None)
 
     async def server_metadata(self, request: oip.ServerMetadataRequest, context: Context) -> oip.ServerMetadataResponse:
-        """ServerMetadata."""
+        """ServerMetadata: returns name and version of the server."""
         return oip.ServerMetadataResponse(name="sluice", version=self._manager.settings.version)
 
     async def model_metadata(self, request: oip.ModelMetadataRequest, context: Context) -> oip.ModelMetadataResponse:
-        """ModelMetadata: the tensors of Triton's vLLM backend."""
+        """ModelMetadata: returns the tensors, those of Triton's vLLM backend."""
         known = self._manager.settings.model.id
         try:
             check_version(request.name, request.version)
@@ -80,7 +80,7 @@ class OpenInference:
         )
 
     async def model_infer(self, request: oip.ModelInferRequest, context: Context) -> oip.ModelInferResponse:
-        """ModelInfer: one response, so no stream."""
+        """ModelInfer: returns one response; a request for a stream is refused."""
         made: list[oip.ModelInferResponse] = []
 
         async def keep(response: oip.ModelInferResponse) -> None:
@@ -96,7 +96,7 @@ class OpenInference:
         raise AssertionError("abort raises")
 
     async def model_stream_infer(self, requests: object, context: Context) -> None:
-        """ModelStreamInfer: requests run side by side; the error of one is a message and the stream lives on."""
+        """ModelStreamInfer: runs requests concurrently. The error of one request is a message; the stream goes on."""
         places, writing = asyncio.Semaphore(MAX_AT_ONCE), asyncio.Lock()
 
         async def write(response: oip.ModelStreamInferResponse) -> None:
@@ -137,7 +137,7 @@ class OpenInference:
     async def _infer(
         self, request: "oip.ModelInferRequest | None", context: Context, send: Send, *, may_stream: bool
     ) -> None:
-        """Raises CallEnded."""
+        """Runs one request and sends its responses. Raises CallEnded."""
         observer = self._manager.observer
         try:
             asked = _read(request, may_stream=may_stream)

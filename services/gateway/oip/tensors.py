@@ -1,6 +1,6 @@
-"""Tensors of one element, as the protocol carries them: text as BYTES, switches as BOOL, counts as UINT32.
+"""Tensors of one element, as the protocol encodes them: text as BYTES, switches as BOOL, counts as UINT32.
 
-Both forms of contents are read (raw and typed); raw ones are written, as Triton does. Knows no tensor's meaning.
+Reads both forms of contents, raw and typed; writes raw ones, as Triton does. Independent of what the tensors mean.
 """
 
 import dataclasses
@@ -14,14 +14,15 @@ _LENGTH = struct.Struct("<I")  # before each element of raw BYTES
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
-    """Name and type, for metadata and checks."""
+    """Name and type of a tensor, for metadata and checks."""
 
     name: str
     datatype: str
 
 
 def read_inputs(request: oip.ModelInferRequest, known: dict[str, Tensor]) -> dict[str, str | bool]:
-    """The inputs by name. Raises `ServiceError` for one that is unknown, doubled, or of another type or size."""
+    """Returns the inputs by name. Raises `ServiceError` for an unknown or duplicate one, or one of the wrong type or
+    size."""
     found: dict[str, str | bool] = {}
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
@@ -41,7 +42,7 @@ def read_inputs(request: oip.ModelInferRequest, known: dict[str, Tensor]) -> dic
 
 
 def add_output(response: oip.ModelInferResponse, tensor: Tensor, value: str | int) -> None:
-    """Add a tensor of one element."""
+    """Adds a tensor of one element to a response."""
     response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=[1])
     if isinstance(value, str):
         data = value.encode()

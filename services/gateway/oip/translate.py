@@ -1,4 +1,4 @@
-"""From the protocol's requests to specs of our contract, with the tensors of Triton's vLLM backend. Pure."""
+"""Translates requests of the protocol to specs of sluice.v1, with the tensors of Triton's vLLM backend. Pure."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from sluice_server.services.gateway.contract.errors import not_found
 from sluice_server.services.gateway.oip.contract import open_inference_pb2 as oip
 from sluice_server.services.gateway.oip.tensors import Tensor, read_inputs
 
-VERSION = "1"  # of a model, which has revisions here
-MAX_TOKENS = 16  # vLLM's, where sampling_parameters names none
+VERSION = "1"  # of the model; sluice has revisions instead of versions
+MAX_TOKENS = 16  # vLLM's default, where sampling_parameters has none
 MAX_ID_BYTES = 256
 FINAL = "triton_final_response"
 WANTS_FINAL = "triton_enable_empty_final_response"
@@ -30,11 +30,15 @@ OUTPUTS = {one.name: one for one in (TEXT_OUTPUT, *EXTRAS.values())}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InferRequest:
-    """Attributes:
-    streams: a response for every delta; otherwise one for all.
-    prefix: what the text output begins with: the prompt, where that was not switched off.
-    extras: outputs besides the text.
-    marks_end: an empty last response says that it is the last.
+    """A request of the Open Inference Protocol, translated.
+
+    Attributes:
+        id: the client's id of the request, echoed in its responses.
+        spec: the generation in the contract's terms.
+        streams: whether there is a response per delta; otherwise there is one for all.
+        prefix: beginning of the text output: the prompt, unless it is excluded.
+        extras: names of the requested outputs besides the text.
+        marks_end: whether an empty last response marks the end.
     """
 
     id: str
@@ -46,7 +50,7 @@ class InferRequest:
 
 
 def read(request: oip.ModelInferRequest) -> InferRequest:
-    """What a request asks for. Raises `ServiceError`."""
+    """Translates a request. Raises `ServiceError`."""
     if len(request.id.encode()) > MAX_ID_BYTES:
         raise invalid("id", f"has more than {MAX_ID_BYTES} bytes")
     check_version(request.model_name, request.model_version)
@@ -69,7 +73,7 @@ def read(request: oip.ModelInferRequest) -> InferRequest:
 
 
 def check_version(model: str, version: str) -> None:
-    """Raise `ServiceError` MODEL_NOT_FOUND for a version that is not there."""
+    """Raises `ServiceError` MODEL_NOT_FOUND for an unknown version."""
     if version not in ("", VERSION):
         raise not_found("model", f"{model}/{version}", f"its one version here is {VERSION!r}")
 
@@ -90,7 +94,7 @@ def _marks_end(request: oip.ModelInferRequest) -> bool:
 
 
 class Plain(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What sampling_parameters may hold besides the rest of `CHOICE`, by vLLM's names."""
+    """The sampling_parameters that are handled here, by vLLM's names; `CHOICE` adds the others."""
 
     max_tokens: int = MAX_TOKENS
     stop: str | list[str] = []
@@ -128,13 +132,13 @@ def _spec(model: str, text: str, parameters: str) -> types_pb2.GenerationSpec:
 
 
 def _choice(asked: Plain) -> dict[str, Any]:
-    """How tokens are chosen, as the contract has it."""
+    """Returns the parameters that choose tokens, as fields of the contract's SamplingParams."""
     given = msgspec.structs.asdict(asked)
     found = {row.name: given[row.name] for row in CHOICE if given[row.name] is not None}
     if "top_k" in found:
-        found["top_k"] = max(found["top_k"], 0)  # -1 keeps all, too
+        found["top_k"] = max(found["top_k"], 0)  # vLLM's -1 also means no limit
     if "seed" in found:
-        found["seed"] &= (1 << 64) - 1  # theirs is signed
+        found["seed"] &= (1 << 64) - 1  # vLLM's seed is signed
     return found
 
 

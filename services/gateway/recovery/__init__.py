@@ -1,1 +1,1 @@
-"""Whether the ring is whole, and what is sent again after it was not. Pure but for the requests."""
+"""Health of the ring, and which requests are sent again after a loss. Does no I/O; messages leave through callbacks."""

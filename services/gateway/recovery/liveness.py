@@ -1,5 +1,7 @@
-"""Whether the ring is alive, told from probes that went round it. Pure; time comes in as seconds that passed while we
-were running ourselves, so that our own pause does not look like a death of others.
+"""Determines from returned probes whether the ring is alive.
+
+Pure. Time is passed in as the seconds during which this process ran, so that a pause of its own does not look like the
+death of others.
 """
 
 import collections
@@ -12,7 +14,7 @@ STEPS_OF_PATIENCE = 10
 
 
 class LivenessChanges(NamedTuple):
-    """Ids of processes that are new, and of others that lost frames."""
+    """Ids of processes that have restarted, and of others that lost frames."""
 
     new: frozenset[str]
     missed: frozenset[str]
@@ -22,10 +24,11 @@ UNCHANGED = LivenessChanges(frozenset(), frozenset())
 
 
 class Liveness:
-    """Probes that are under way, and the boot epochs of the processes they found."""
+    """The probes under way, and the latest visit of each process that they found."""
 
     def __init__(self, origin: str, epoch: int, stages: tuple[tuple[str, ...], ...], timeout_s: float) -> None:
-        """`stages`: ids of the tokenizers, engines and detokenizers."""
+        """`stages`: ids of tokenizers, engines and detokenizers. `timeout_s`: silence after which the ring counts as
+        lost."""
         self._origin = origin
         self._epoch = epoch
         self._routes = routes = routes_of(stages)
@@ -34,26 +37,26 @@ class Liveness:
         self._nonce = 0
         self._under_way: list[collections.deque[tuple[int, float]]] = [collections.deque() for _ in routes]
         self._answered = [False for _ in routes]
-        self._forgotten = 0  # probes up to this one say nothing about the ring as it is now
-        self._known: dict[str, Visit] = {}  # what is known of each process
+        self._forgotten = 0  # probes up to this one were sent before the last loss
+        self._known: dict[str, Visit] = {}  # the latest visit of each process, by id
 
     @property
     def is_complete(self) -> bool:
-        """Whether a probe has come back on every way round."""
+        """Whether a probe has come back on every route."""
         return all(self._answered)
 
     @property
     def revision(self) -> str | None:
-        """What all processes serve, as far as they have been visited; None while they differ."""
+        """The revision that all visited processes serve; None while they differ."""
         return agreed(self._known.values())
 
     @property
     def revisions(self) -> str:
-        """What each process serves, for people."""
+        """The revision of each process, as text for the log."""
         return ", ".join(f"{name} {visit.revision}" for name, visit in sorted(self._known.items()))
 
     def send(self, elapsed_s: float, *, is_mixed: bool = False) -> list[Probe]:
-        """Let `elapsed_s` pass, and give the probes to send now, one per way round."""
+        """Advances the time by `elapsed_s` and returns the probes to send now, one per route."""
         self._now_s += elapsed_s
         self._nonce += 1
         for sent in self._under_way:
@@ -61,12 +64,12 @@ class Liveness:
         return [Probe(self._origin, self._nonce, route, epoch=self._epoch, is_mixed=is_mixed) for route in self._routes]
 
     def is_lost(self, step_s: float) -> bool:
-        """Whether a way round has been silent for too long; `step_s` is the engines' longest recent step."""
+        """Whether a route has been silent for too long; `step_s` is the engines' longest recent step."""
         patience_s = max(self._timeout_s, STEPS_OF_PATIENCE * step_s)
         return any(sent and self._now_s - sent[0][1] > patience_s for sent in self._under_way)
 
     def returned(self, probe: Probe) -> LivenessChanges:
-        """A probe is back, and earlier ones with it; gives what has changed since."""
+        """Records a returned probe, which also settles earlier ones of its route; returns what has changed."""
         if probe.route not in self._routes or probe.epoch != self._epoch:
             return UNCHANGED
         at = self._routes.index(probe.route)
@@ -84,11 +87,12 @@ class Liveness:
         return LivenessChanges(frozenset(new), frozenset(missed))
 
     def forget(self) -> None:
-        """The ring was lost: it counts as complete only when every way round has answered again."""
+        """Forgets all answers after a loss. The ring is complete again when a later probe has come back on every
+        route."""
         self._forgotten = self._nonce
         self._answered = [False for _ in self._routes]
 
 
 def routes_of(stages: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
-    """Ways round the ring that together visit every process: one for each of the most numerous role."""
+    """Returns routes round the ring that together visit every process: as many as the largest stage has processes."""
     return tuple(tuple(ids[i % len(ids)] for ids in stages) for i in range(max(map(len, stages))))

@@ -1,9 +1,9 @@
-"""Which open requests are sent again when a process of the ring was replaced, when, and which are not.
+"""Decides which open requests are sent again after a process of the ring was replaced, and when.
 
 Pure: requests and times in, requests out; the gateway sends them. A request that has brought a token since it was last
-sent is *proven*: it did not end its engine. Only a few unproven ones run at a time after a loss, so that a request
-whose work ends its process is found: one that was alone unproven at a second loss is not sent a third time. When
-several were, they go one by one.
+sent is *proven*: it did not crash its engine. After a loss only a few unproven requests run at a time, so that a
+request whose work crashes its process is found. A request that was the only unproven one at a second loss is not sent a
+third time. If there were several, they are sent one by one.
 """
 
 from collections.abc import Callable, Iterable, Set
@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Set
 from sluice_server.services.gateway.requests.open_request import OpenRequest
 
 WINDOW = 8  # unproven requests at a time
-PATIENCE_S = 1.0  # after which one that brings nothing (a long prompt, no credit) holds up the others no longer
-STRICT_PATIENCE_S = 5.0  # the same while they go one by one
+PATIENCE_S = 1.0  # an unproven request (long prompt, no credit) delays the others no longer than this
+STRICT_PATIENCE_S = 5.0  # the same while requests are sent one by one
 
 
 class Recovery:
-    """The ring's losses, and the requests that they concern."""
+    """The losses of the ring, and the requests that must be sent again."""
 
     def __init__(self, way_of: Callable[[str], tuple[str, str, str]], timeout_s: float) -> None:
-        """`way_of` names the tokenizer, engine and detokenizer of a request id."""
+        """`way_of` returns the tokenizer, engine and detokenizer of a request id. `timeout_s`: how long requests may
+        wait."""
         self._way_of = way_of
         self._timeout_s = timeout_s
         self._lost_s: float | None = None
@@ -34,27 +35,27 @@ class Recovery:
         return bool(self._pending)
 
     def lost(self, now_s: float, *, planned: bool = False) -> None:
-        """The ring is broken from now on; `planned`: by a restart that no request is to blame for."""
+        """Marks the ring as broken; `planned`: by a restart that no request caused."""
         self._is_planned = self._is_planned or planned
         if self._lost_s is None:
             self._lost_s = now_s
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether the ring has been broken for too long."""
+        """Whether the ring has been broken for longer than `timeout_s`."""
         return self._lost_s is not None and now_s - self._lost_s > self._timeout_s
 
     def restored(self) -> None:
-        """The ring serves again."""
+        """Marks the ring as working again."""
         self._lost_s = None
         self._is_planned = False
 
     def missed(self, ids: Set[str], requests: Iterable[OpenRequest]) -> None:
-        """Processes did not get all that was sent to them: whom it was about is unknown."""
+        """Queues all requests of processes that lost frames: which requests the frames were about is unknown."""
         self.again([one for one in requests if self._is_affected(one, ids)])
 
     def replaced(self, ids: Set[str], requests: Iterable[OpenRequest]) -> OpenRequest | None:
-        """Processes are new: what they knew of `requests` is gone. Gives the request to blame: alone unproven when a
-        process ended that had ended with it before."""
+        """Queues the requests of restarted processes, whose state is lost. Returns the request to fail, or None: the
+        only unproven one, when a process has ended with it for the second time."""
         affected = [one for one in requests if self._is_affected(one, ids)]
         ran = [one for one in affected if one.envelope.request_id not in self._pending]
         suspects = [one for one in ran if one.is_unproven]
@@ -69,13 +70,13 @@ class Recovery:
         return repeated[0] if repeated else None
 
     def again(self, requests: Iterable[OpenRequest]) -> None:
-        """Have requests sent again."""
+        """Queues requests to be sent again."""
         for request in requests:
             self._pending[request.envelope.request_id] = request
             self._under_way.pop(request.envelope.request_id, None)
 
     def due(self, now_s: float) -> list[OpenRequest]:
-        """Requests to send again now."""
+        """Returns the requests to send again now."""
         if self._lost_s is not None:
             return []
         window, patience_s = (1, STRICT_PATIENCE_S) if self._one_by_one else (WINDOW, PATIENCE_S)
@@ -101,5 +102,5 @@ class Recovery:
         tokenizer, engine, detokenizer = self._way_of(request.envelope.request_id)
         if engine in ids or detokenizer in ids:
             return True
-        # A tokenizer knows nothing any more of a request that has brought tokens; what its client says passes there.
+        # A tokenizer keeps no state of a request that has brought tokens, but its client's changes pass through there.
         return tokenizer in ids and (request.is_unproven or bool(request.replay.changes))

@@ -1,7 +1,7 @@
-"""Keeps the door as wide open as the ring is whole: probes, warm-up, losses, and what is sent again after them.
+"""Admits requests only while the ring works: sends probes, makes the warm-up token, detects losses, resends requests.
 
-Between the requests and the ring; time comes in with `beat`. Knows no gRPC, no task and no loop: the gateway calls, and
-is told by `on_change` that there is something new to publish.
+Stands between the request manager and the ring. Time is passed in with `beat`. Has no task and no loop of its own: the
+gateway calls it, and gets `on_change` when there is something to publish. Independent of gRPC.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ ReadModel: TypeAlias = Callable[[str], tuple[ModelInfo, Limits] | None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WatchInputs:
-    """What the watch asks its process for.
+    """What the watch gets from its process.
 
     Attributes:
-        step_s: the engines' longest recent step.
-        num_lost_frames: of the ring, that never came to this process.
-        read_model: the model of a revision, from this process's own files; None where they hold another one.
-        on_change: there is something to publish.
+        step_s: returns the engines' longest recent step, in seconds.
+        num_lost_frames: returns how many frames of the ring never arrived at this process.
+        read_model: returns the model of a revision from this process's files; None if they hold another revision.
+        on_change: called when there is something to publish.
     """
 
     step_s: Callable[[], float]
@@ -48,7 +48,7 @@ class WatchInputs:
 
 
 class RingWatch:
-    """Of one gateway."""
+    """The watch over the ring of one gateway."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class RingWatch:
         self._num_lost_frames = 0
         self._warm_up: OpenRequest | None = None
         self._is_warm = False
-        self._is_mixed = False  # the ring is whole, of processes that serve different revisions
-        self._mismatch: ServiceError | None = None  # two processes of the ring do not understand each other
-        self._mismatch_s = 0.0  # when it was told of
+        self._is_mixed = False  # probes come back, but the revisions differ
+        self._mismatch: ServiceError | None = None  # schema versions of two processes differ
+        self._mismatch_s = 0.0  # when it was reported
 
     def beat(self, elapsed_s: float) -> None:
-        """Send probes and see what has become of earlier ones; `elapsed_s` is the time that this process ran since."""
+        """Sends probes and evaluates earlier ones; `elapsed_s`: seconds that this process ran since the last call."""
         for probe in self._liveness.send(elapsed_s, is_mixed=self._is_mixed):
             self._emit(probe)
         if self._is_warm and self._liveness.is_lost(self._senses.step_s()):
@@ -81,7 +81,7 @@ class RingWatch:
         if self._recovery.is_overdue(self._clock()):
             self._manager.fail_all(self._why())
         num_lost = self._senses.num_lost_frames()
-        if num_lost != self._num_lost_frames:  # what came to us was lost on its way: who it was for is unknown
+        if num_lost != self._num_lost_frames:  # any request may have lost a message
             self._num_lost_frames = num_lost
             self._recovery.again([one for one in self._manager.requests if one.outcome is None and not one.is_own])
             self._missed()
@@ -89,7 +89,7 @@ class RingWatch:
         self._replay()
 
     def returned(self, probe: Probe) -> None:
-        """A probe has come round."""
+        """Handles a probe that has come back."""
         changes = self._liveness.returned(probe)
         if changes.missed:
             self._recovery.missed(changes.missed, self._manager.requests)
@@ -102,19 +102,20 @@ class RingWatch:
         self._warm()
 
     def mismatched(self, found: Mismatch) -> None:
-        """A process refuses what another one sends: while the door is closed, that is why."""
+        """Handles the report that a process refuses another one's frames. Requests are refused with that error
+        meanwhile."""
         self._mismatch = schema_mismatch(found.reader, found.reader_schema, found.sender, found.sender_schema)
         self._mismatch_s = self._clock()
         if not self._is_warm and not self._manager.is_draining:
             self._manager.refusal = self._mismatch
 
     def send_pending(self) -> None:
-        """Something has come for a request: the next may be sent again."""
+        """Sends further waiting requests again; called after each message for a request."""
         if self._recovery.is_busy:
             self._replay()
 
     def stage_lost(self, *, planned: bool = False) -> None:
-        """A process of the ring is gone, and will be back: close the door until then. Open requests wait."""
+        """Refuses new requests until a lost process of the ring is back. Open requests wait."""
         self._manager.pause_streams()
         self._recovery.lost(self._clock(), planned=planned)
         self._is_warm = self._is_mixed = False
@@ -125,18 +126,18 @@ class RingWatch:
         self._senses.on_change()
 
     def _missed(self) -> None:
-        """Frames were lost: the warm-up or a Cancel may have been in one."""
+        """Reacts to lost frames: the warm-up or a Cancel may have been in one."""
         self._give_up_warm_up()
         self._manager.take_census()
 
     def _why(self) -> ServiceError:
-        """Why nothing is served."""
+        """Returns the error for requests while the ring does not work."""
         if self._mismatch is not None and self._clock() - self._mismatch_s <= FRESH_S:
             return self._mismatch
         return stage_lost("serving")
 
     def _ended_twice(self, request: OpenRequest) -> ServiceError:
-        """Of the processes of its way, by their role."""
+        """Returns the error of a request with which a process has ended twice; it names the role of that process."""
         way = zip(NEXT.values(), self._way_of(request.envelope.request_id), strict=False)
         role = next((role for role, name in way if request.replay.losses[name] > 1), Role.ENGINE)
         return fault(role, about(request.envelope), "ended twice while it worked on this request")
@@ -154,8 +155,9 @@ class RingWatch:
             self._manager.resubmit(request)
 
     def _is_of_one_revision(self) -> bool:
-        """Whether all processes serve one revision, this one too: then it is that of new requests, and open ones of
-        another end. Else the door stays closed: processes whose files were replaced since they read them start again.
+        """Whether all processes, this one included, serve one revision. A new common revision is adopted here.
+
+        Otherwise requests stay refused: processes whose files were replaced since they were read start again.
         """
         revision, was_mixed = self._liveness.revision, self._is_mixed
         before = self._manager.settings.model.revision
@@ -170,14 +172,14 @@ class RingWatch:
         return not self._is_mixed
 
     def _adopt(self, model: ModelInfo, limits: Limits) -> None:
-        """What is opened from now on is of this model; what was begun on another revision ends."""
+        """Serves this model from now on. Open requests of another revision end."""
         self._manager.settings = dataclasses.replace(self._manager.settings, model=model, limits=limits)
         for request in self._manager.requests:
             if request.envelope.revision != model.revision:
                 request.end(other_revision(request.envelope.revision, model.revision))
 
     def _warm(self) -> None:
-        """Have one token made, once a probe has come back on every way; open the door when it is there."""
+        """Requests one token once a probe has come back on every route; admits requests when the token has come."""
         if self._warm_up is None:
             if not self._is_warm and self._liveness.is_complete and self._is_of_one_revision():
                 self._warm_up = self._manager.open_own(CallMetadata("warm-up"), one_token(self._manager.settings))
@@ -198,7 +200,7 @@ class RingWatch:
 
 
 def one_token(settings: GatewaySettings) -> TranslatedRequest:
-    """The work of a warm-up."""
+    """Returns the work of a warm-up request."""
     token_id = settings.model.eos_ids[0] if settings.model.eos_ids else 0
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     return TranslatedRequest(

@@ -1,1 +1,1 @@
-"""What is open at this gateway: admitted, told, remembered, ended. Knows no transport."""
+"""The open requests of a gateway: admission, deltas, history, and how each ends. Independent of the transport."""

@@ -1,4 +1,5 @@
-"""What one request is charged and has used: quota, reserved tokens, first token, drafts. Pure: time is told."""
+"""Counts what one request is charged and has used: quota, reserved tokens, first token, drafts. Pure: time is passed
+in."""
 
 from collections.abc import Sequence
 
@@ -11,32 +12,32 @@ from sluice_server.services.telemetry.observed import RequestUsage
 
 
 class Accounting:
-    """One request's account.
+    """The account of one request.
 
     Attributes:
-        reserved: tokens that admission sets aside for it.
-        charged: tokens, against its tenant's quota.
-        admitted: what the engine said when it took the request.
-        first_token_s: when the first token came.
+        reserved: tokens that admission sets aside for the request.
+        charged: tokens charged against the tenant's quota.
+        admitted: the engine's message about the admitted request; None before.
+        first_token_s: time when the first token came; None before.
     """
 
     def __init__(self, started_s: float, reserved: int = 0, gaps: Histogram | None = None) -> None:
-        """`gaps` observes the seconds between two messages with tokens of one output."""
+        """`gaps`: histogram of the seconds between two messages with tokens of one output."""
         self.reserved = reserved
         self.charged = 0
         self.admitted: Admitted | None = None
         self.first_token_s: float | None = None
         self._started_s = started_s
         self._gaps = gaps
-        self._drafts = DraftStats()  # for all outputs
+        self._drafts = DraftStats()  # of all outputs
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of the prompt, as far as they are known."""
+        """Tokens of the prompt; 0 until the engine has admitted the request."""
         return self.admitted.num_prompt if self.admitted is not None else 0
 
     def record(self, text: Text, output: OutputState, now_s: float) -> None:
-        """A message has come for `output`."""
+        """Counts a message that has come for `output`."""
         if self.admitted is None and text.admitted is not None:
             self.admitted = text.admitted
         for num_drafted, num_accepted in text.drafts:
@@ -50,7 +51,7 @@ class Accounting:
         output.came_s = now_s
 
     def used(self, outputs: Sequence[OutputState], last: Text | None) -> RequestUsage:
-        """What has been used so far; `last` is the message that finished the generation, once it has."""
+        """Returns the usage so far; `last` is the message that finished the generation, None before."""
         drafts, admitted = self._drafts, self.admitted
         return RequestUsage(
             num_prompt=self.num_prompt,

@@ -1,7 +1,7 @@
-"""What one request has for its reader: messages that wait, deltas by number, and how the reader is woken or let go.
+"""Delivers one request's messages to its reader: queues them, numbers deltas, wakes the reader or breaks it off.
 
-While a reader is busy writing, messages gather here and leave as one delta; the first always leaves alone. Pure: no
-clock and no loop; readers are woken by a callback.
+While the reader is busy writing, messages gather here and are sent as one delta; the first message is always a delta of
+its own. Pure: no clock and no loop; readers are woken by a callback.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,25 @@ from sluice_server.services.messages.messages import Text
 
 
 def _nothing() -> None:
-    """Wakes nobody."""
+    """Does nothing: the stream has no reader to wake."""
 
 
 def _ignore(error: ServiceError) -> None:
-    """Nobody is told."""
+    """Does nothing: the stream has no reader to interrupt."""
 
 
 class Delivery:
-    """One request's messages on their way to its reader."""
+    """The queue of one request's messages for its reader."""
 
     def __init__(self, *, streams: bool, num_outputs: int = 1, last_seq: int = 0) -> None:
-        """`streams`: text is news, too, that is not the last; `last_seq`: deltas up to this one were told elsewhere."""
+        """`streams`: the reader is woken for every message, not only at the end. `last_seq`: deltas up to this number
+        were sent by another process."""
         self.last_seq = last_seq
-        self.history: History | None = None  # of a request that outlives its reader
+        self.history: History | None = None  # only of a request that outlives its reader
         self.progress = WriteProgress()
         self.on_news: Callable[[], None] = _nothing
-        self.is_broken_off = False  # its reader is being let go
-        self._interrupt: Callable[[ServiceError], object] = _ignore  # tells its reader that it is let go
+        self.is_broken_off = False  # the reader is being interrupted
+        self._interrupt: Callable[[ServiceError], object] = _ignore  # ends the reader's task with the error
         self._streams = streams
         self._has_one_output = num_outputs == 1
         self._waiting: list[Text] = []
@@ -40,33 +41,35 @@ class Delivery:
     def attach(
         self, on_news: Callable[[], None], interrupt: Callable[[ServiceError], object], progress: WriteProgress
     ) -> None:
-        """Somebody reads from now on."""
+        """Sets the reader: its wake-up callback, its interrupt callback and its write progress."""
         self.on_news, self._interrupt, self.progress = on_news, interrupt, progress
         self.is_broken_off = False
 
     def detach(self, on_news: Callable[[], None] = _nothing) -> None:
-        """Nobody reads any more."""
+        """Removes the reader; `on_news` is called in its place."""
         self.attach(on_news, _ignore, WriteProgress())
 
     def break_off(self, error: ServiceError) -> None:
-        """Let the reader go, who is told `error`."""
+        """Interrupts the reader with `error`."""
         self.is_broken_off = True
         self._interrupt(error)
 
     def add(self, text: Text) -> None:
-        """A message waits for the reader."""
+        """Queues a message for the reader."""
         self._waiting.append(text)
         self._waiting_bytes += num_bytes(text)
 
     def announce(self) -> None:
-        """Wake a reader who wants text as it comes."""
+        """Wakes the reader of a streaming request."""
         if self._streams:
             self.on_news()
 
     def take(self) -> list[Text]:
-        """Messages of one output for the next delta: the first of all alone, later ones together up to
-        `MAX_DELTA_BYTES`. Empty when nothing waits. The last of an output may hold nothing but its end: then there is
-        no delta."""
+        """Takes the messages of one output for the next delta; empty when none waits.
+
+        The first message is taken alone, later ones together up to `MAX_DELTA_BYTES`. The last message of an output may
+        hold only its end: then there is no delta, and `last_seq` stays.
+        """
         waiting = self._waiting
         if not waiting:
             return waiting
@@ -86,13 +89,13 @@ class Delivery:
         return taken
 
     def take_all(self, index: int) -> list[Text]:
-        """Everything that waits for one output."""
+        """Takes all waiting messages of one output."""
         taken = [one for one in self._waiting if one.output_index == index]
         self._waiting = [one for one in self._waiting if one.output_index != index]
         return taken
 
     def is_stuck(self, limits: SlotLimits, *, has_ended: bool) -> bool:
-        """Whether its reader must be let go: it takes nothing for too long, or too much waits for it meanwhile."""
+        """Whether the reader must be broken off: its write has stalled for too long, or too much has queued up."""
         if not self.progress.is_stalled or (not self._waiting and not has_ended):
             return False
         too_long = self.progress.stalled_s >= limits.stall_timeout_s

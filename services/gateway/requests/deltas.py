@@ -1,17 +1,18 @@
-"""Which of the messages that wait for a reader leave together as one delta. Pure."""
+"""Chooses which waiting messages are sent together as one delta. Pure."""
 
 from collections.abc import Sequence
 
 from sluice_server.services.gateway.requests.history import num_bytes
 from sluice_server.services.messages.messages import Text
 
-# Of what `num_bytes` counts: characters may take four bytes and tokens have candidates, and a client that was told
-# nothing else receives messages of 4 MiB at most.
+# As counted by `num_bytes`. A character may take four bytes and a token has candidates; a client with default options
+# receives messages of 4 MiB at most.
 MAX_DELTA_BYTES = 256 << 10
 
 
 def taken_of(waiting: list[Text], max_bytes: int | None = None) -> tuple[list[Text], list[Text]]:
-    """Messages of the first one's output, up to so many bytes but at least one; and the rest."""
+    """Splits `waiting` into messages for one delta and the rest. The delta gets messages of the first one's output, at
+    least one, up to `max_bytes`."""
     index, size = waiting[0].output_index, 0
     taken: list[Text] = []
     for one in waiting:
@@ -26,8 +27,8 @@ def taken_of(waiting: list[Text], max_bytes: int | None = None) -> tuple[list[Te
 
 
 def has_content(texts: Sequence[Text]) -> bool:
-    """Whether there is anything in them for a delta."""
-    for one in texts:  # noqa: SIM110 # a generator costs more than all of it, as nearly always the first decides
+    """Whether the messages hold tokens, text, reasoning or tool calls for a delta."""
+    for one in texts:  # noqa: SIM110 # a generator would cost more: nearly always the first message decides
         if one.tokens or one.text or one.reasoning or one.tool_calls:
             return True
     return False

@@ -1,4 +1,4 @@
-"""What one generation has told, for a reader that comes back: the last deltas, bounded by number and bytes. Pure."""
+"""The latest deltas of one generation, kept for a reader that comes back; bounded by number and bytes. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from sluice_server.engine.errors import Code, ServiceError, invalid
 from sluice_server.services.messages.messages import Text
 
-TOKEN_BYTES = 64  # what a token record weighs at most, without its log probabilities
+TOKEN_BYTES = 64  # of a token record at most, without its log probabilities
 
 
 class History:
-    """Deltas by sequence number. An output's end that came without text lies behind the delta before it."""
+    """Deltas by sequence number. An output's end without text is kept under the number of the delta before it."""
 
     def __init__(self, max_deltas: int, max_bytes: int, after_seq: int = 0) -> None:
-        """`after_seq`: deltas up to this one were told elsewhere."""
+        """`after_seq`: deltas up to this number were sent by another process and are not here."""
         self._max_deltas = max_deltas
         self._max_bytes = max_bytes
         self._told: deque[tuple[int, Sequence[Text], int]] = deque()  # sequence number, messages, bytes
         self._num_bytes = 0
-        self._ends: list[tuple[int, Sequence[Text]]] = []  # last messages of outputs, whose deltas are gone
-        self._evicted_seq = after_seq  # of the last delta that is gone
+        self._ends: list[tuple[int, Sequence[Text]]] = []  # last messages of outputs whose deltas were evicted
+        self._evicted_seq = after_seq  # number of the last delta that was evicted
         self.last_seq = after_seq
 
     def add(self, seq: int, texts: Sequence[Text]) -> None:
-        """`texts`, of one output, were told as the delta `seq`, or behind it."""
+        """Adds messages of one output that were sent as the delta `seq`, or as an end without text behind it."""
         size = sum([num_bytes(one) for one in texts])
         self._told.append((seq, texts, size))
         self._num_bytes += size
@@ -35,9 +35,10 @@ class History:
                 self._ends.append((self._evicted_seq, gone[-1:]))
 
     def since(self, after_seq: int) -> list[tuple[int, Sequence[Text]]]:
-        """What a reader lacks that has all up to the delta `after_seq`. Ends that lay behind that are told again.
+        """Returns what a reader lacks that has all deltas up to `after_seq`. Output ends behind that delta are
+        repeated.
 
-        Raises ServiceError RESUME_WINDOW_EXPIRED, and INVALID_ARGUMENT for a delta that was not told yet.
+        Raises ServiceError RESUME_WINDOW_EXPIRED, and INVALID_ARGUMENT for a delta that has not been sent yet.
         """
         if after_seq > self.last_seq:
             raise invalid("resume.after_seq", f"{after_seq} was not told yet; {self.last_seq} is the last")
@@ -48,7 +49,7 @@ class History:
 
 
 def num_bytes(text: Text) -> int:
-    """What it weighs at most while it waits."""
+    """Returns the most bytes that a message takes while it waits."""
     return len(text.text) + len(text.reasoning) + TOKEN_BYTES * len(text.tokens)
 
 

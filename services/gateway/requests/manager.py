@@ -1,6 +1,6 @@
-"""Opens and closes requests: the only place that admits, submits and cancels.
+"""Opens and closes the requests of a gateway: the one place that admits, submits and cancels them.
 
-Between the generation service and the ring. `emit` never blocks; the clock is passed in. Knows no transport.
+Stands between the generation service and the ring. `emit` never blocks; the clock is passed in.
 """
 
 import secrets
@@ -43,17 +43,17 @@ GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.
 
 
 class Stream(Protocol):
-    """A stream on which requests are opened until it is told that the server goes away."""
+    """A stream that can carry many requests and is notified about the server's state."""
 
     def go_away(self, message: str) -> None:
-        """Open nothing more."""
+        """Opens no further requests; called when the server drains."""
 
     def pause(self) -> None:
-        """What runs waits for a process that is coming back."""
+        """Tells the clients of running requests that they wait for a process that is restarting."""
 
 
 class RequestManager:
-    """The open requests of a gateway. `refusal` is what new ones are told, or None to let them in."""
+    """The open requests of a gateway. `refusal` is the error that new requests get; None while they are admitted."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class RequestManager:
         self.admission = RequestLimiter(settings.max_open_requests, settings.max_reserved_tokens)
         self.requests = OpenRequests()
         self._quotas = quotas
-        self._keys: dict[tuple[str, str], str] = {}  # tenant and idempotency key of what is open → its id
+        self._keys: dict[tuple[str, str], str] = {}  # (tenant, idempotency key) of open requests → id
         self.refusal: ServiceError | None = loading()
         self.is_draining = False
-        self.streams: set[Stream] = set()  # of many requests each
+        self.streams: set[Stream] = set()  # each carries many requests
         self.on_empty: Callable[[], None] = lambda: None
         self.gaps = Histogram(GAP_S)  # seconds between two messages with tokens of one output
         self._num_opened = 0
@@ -82,14 +82,13 @@ class RequestManager:
 
     @property
     def num_open(self) -> int:
-        """Requests of clients that are open."""
+        """Open requests of clients; the gateway's own requests are not counted."""
         return self.admission.num_requests
 
     def open(self, call: CallMetadata, asked: TranslatedRequest, *, streams: bool) -> OpenRequest:
-        """Admit a request, or raise `ServiceError`. It is sent round the ring by `submit`, and released by `close` on
-        every path."""
+        """Admits a request, or raises `ServiceError`. `submit` then sends it; `close` releases it on every path."""
         if self.refusal is not None:
-            raise self.refusal.with_traceback(None)  # one object for many: it must not gather their frames
+            raise self.refusal.with_traceback(None)  # shared: drop the frames of earlier raises
         tenant = call.caller.tenant
         self._check_key(tenant, asked)
         charged = self._quotas.take(tenant, asked.reserve, self.clock())
@@ -111,20 +110,20 @@ class RequestManager:
         return request
 
     def open_own(self, call: CallMetadata, asked: TranslatedRequest) -> OpenRequest:
-        """Open a request of the gateway itself, past admission, and send it."""
+        """Opens and sends a request of the gateway itself, without admission."""
         request = self._add(call, asked, is_own=True)
         self.submit(request)
         return request
 
     def submit(self, request: OpenRequest) -> None:
-        """Send it round the ring, under the span of its trace."""
+        """Sends a request into the ring, with the span of its trace as parent."""
         envelope, traceparent = request.envelope, request.trace.traceparent
         if traceparent != envelope.traceparent:
             request.envelope = envelope = msgspec.structs.replace(envelope, traceparent=traceparent)
         self._emit(Submit(envelope=envelope, work=request.asked.work, resume=request.asked.resume))
 
     def resubmit(self, request: OpenRequest) -> None:
-        """Send it round the ring once more: it goes on where it is; what an earlier attempt still says is dropped."""
+        """Sends a request as a new attempt, behind the tokens that came. Messages of older attempts are dropped."""
         resume = request.send_again(self.clock())
         self.observer.count("replayed")
         request.trace.happened("replayed", attempt=request.envelope.attempt)
@@ -133,13 +132,13 @@ class RequestManager:
             self._emit(cancel)
 
     def take_census(self) -> None:
-        """Tell the ring what is open: Cancels may have been lost on their way."""
+        """Sends the ring the serials of all open requests, because Cancels may have been lost."""
         serials = frozenset(request.envelope.serial for request in self.requests if request.outcome is None)
         self._emit(OpenSerials(self.settings.gateway_id, self.settings.epoch, self._num_opened + 1, serials))
 
     def close(self, request: OpenRequest, error: ServiceError | None = None) -> None:
-        """Release everything, and tell the ring unless that ended it; `error` is what ended it without success. Never
-        waits. A second time, after another reader, it only lets go of that one."""
+        """Releases all that a request holds. Never waits. Sends a Cancel unless the ring itself ended the request;
+        `error` is why it failed, None on success. A second call, made for a later reader, only detaches that reader."""
         request.note_first_token()
         request.end(cancelled())
         request.delivery.detach()
@@ -158,10 +157,9 @@ class RequestManager:
     def cancel(
         self, request_id: str, tenant: str, output_index: int | None = None
     ) -> tuple[RequestStatus, RequestStatus]:
-        """State in which the request, or one output of it, was found, and state now.
+        """Cancels a request, or one output of it; returns the status found and the status now.
 
-        Raises `ServiceError` GENERATION_NOT_FOUND, also for others' requests; INVALID_ARGUMENT for an output that it
-        does not have.
+        Raises `ServiceError` GENERATION_NOT_FOUND (also for another tenant's) or INVALID_ARGUMENT (unknown output).
         """
         found = self.requests.state(request_id, tenant)
         request = self.requests.get(request_id)
@@ -177,19 +175,19 @@ class RequestManager:
         return found, RequestStatus.CANCELLED
 
     def change(self, request: OpenRequest, change: Change | Cancel) -> None:
-        """Tell the ring what the client says of its request, and remember it."""
+        """Records a client's change of its running request and sends it into the ring."""
         numbered = request.replay.record(change)
         if isinstance(change, Update) and change.time_left_s is not None:
             request.replay.set_time_left(change.time_left_s, self.clock())
         self._emit(numbered)
 
     def grant(self, request: OpenRequest, num_tokens: int) -> None:
-        """Let it have so many tokens more than its credit allowed."""
+        """Adds `num_tokens` to the credit of a request."""
         request.credit.grant(num_tokens)
         self.change(request, Grant(request.envelope, num_tokens))
 
     def lift_credit(self, request: OpenRequest) -> None:
-        """Its reader has no way to grant more: let it have all that may be had."""
+        """Raises the credit of a request to the maximum, because its new reader has no call that grants more."""
         unused = request.credit.unused(request.num_tokens)
         if unused is None or request.outcome is not None:
             return
@@ -198,12 +196,12 @@ class RequestManager:
             self.grant(request, more)
 
     def reserve_more(self, request: OpenRequest, num_tokens: int) -> None:
-        """Its prompt or its bound has grown. Raises `ServiceError` QUEUE_FULL."""
+        """Reserves more tokens for a grown prompt or `max_tokens`. Raises `ServiceError` QUEUE_FULL."""
         self.admission.grow(num_tokens)
         request.accounting.reserved += num_tokens
 
     def handle(self, message: Text | Failed | Result | Preempted) -> None:
-        """Take a message that came round the ring; what is late, stale, doubled or unknown is dropped and counted."""
+        """Handles a message from the ring. Late, stale, duplicate and unknown messages are dropped and counted."""
         request = self.requests.get(message.envelope.request_id)
         if request is None:
             self.observer.count("dropped", reason="unknown")
@@ -217,7 +215,7 @@ class RequestManager:
             self._cancel_stopped(request, message.output_index)
 
     def take_back(self, unused: Grant) -> None:
-        """Tokens were sampled behind a stop string: what they spent of the request's credit may be spent again."""
+        """Returns the credit of tokens that were sampled behind a stop string: they may be spent again."""
         request = self.requests.get(unused.envelope.request_id)
         if request is None or request.outcome is not None or request.credit.allowed is None:
             return
@@ -225,36 +223,36 @@ class RequestManager:
             self.change(request, Grant(request.envelope, unused.tokens))
 
     def _cancel_stopped(self, request: OpenRequest, output_index: int) -> None:
-        """The detokenizer has found a stop string, of which the engine knows nothing."""
-        if request.outcome is None:  # others of its outputs go on: only this one is over
+        """Cancels an output that the detokenizer ended at a stop string: the engine would compute on."""
+        if request.outcome is None:  # the other outputs go on
             self._emit(Cancel(envelope=request.envelope, output_index=output_index))
 
     def _close_gap(self, request: OpenRequest) -> None:
-        """A message was lost on its way: the request is sent again, unless that has brought nothing several times."""
+        """Sends a request again after a lost message; fails it after `MAX_FUTILE_ATTEMPTS` attempts without a token."""
         if request.replay.num_futile >= MAX_FUTILE_ATTEMPTS:
             request.end(stage_lost("detokenizer"))
         else:
             self.resubmit(request)
 
     def fail_all(self, error: ServiceError) -> None:
-        """End every open request with `error`."""
+        """Ends every open request with `error`."""
         for request in self.requests:
             request.end(error)
 
     def drain(self) -> None:
-        """Refuse everything new from now on, and tell the streams that are open."""
+        """Refuses new requests from now on, and tells the open streams."""
         self.refusal = draining()
         self.is_draining = True
         for stream in tuple(self.streams):
             stream.go_away(self.refusal.message)
 
     def pause_streams(self) -> None:
-        """A process is gone, and will be back: tell the streams on which requests run."""
+        """Tells the streams with running requests that a process is gone and will be back."""
         for stream in tuple(self.streams):
             stream.pause()
 
     def release_stuck(self, elapsed_s: float) -> None:
-        """Let go of readers that take nothing; called every `elapsed_s`."""
+        """Breaks off readers that take nothing; called every `elapsed_s` seconds."""
         for progress in {request.delivery.progress for request in self.requests}:
             progress.watch(elapsed_s)
         for request in self.requests:
@@ -263,7 +261,7 @@ class RequestManager:
                 request.break_off(slow_consumer(request.delivery.last_seq))
 
     def _cancel_output(self, request: OpenRequest, index: int) -> tuple[RequestStatus, RequestStatus]:
-        """The engine ends the output, and tells so like any other end."""
+        """Asks the engine to end one output. The end arrives like any other."""
         if index >= len(request.outputs):
             raise invalid("output_index", f"{index}: this generation has {len(request.outputs)} outputs")
         if request.asked.is_search:

@@ -1,7 +1,7 @@
-"""A request that is open, and its one terminal state.
+"""An open request and its one terminal state.
 
-Messages of the ring go in by `handle`; its parts own what follows of them: `delivery` what waits for its reader,
-`replay` how it is sent again, `credit` what it may have, `accounting` what it has used. Pure: no clock, no loop.
+`handle` takes the messages of the ring. The parts hold the rest: `delivery` what waits for the reader, `replay` what is
+needed to send the request again, `credit` the granted tokens, `accounting` the tokens used. Pure: no clock, no loop.
 """
 
 import enum
@@ -23,12 +23,12 @@ from sluice_server.services.messages.messages import Cancel, Envelope, Failed, P
 from sluice_server.services.messages.work import Generate, Work, pack_ids, unpack_ids
 from sluice_server.services.telemetry.observed import RequestTrace, RequestUsage, Unobserved
 
-Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the one that finished a generation
+Outcome = Text | Tokenized | Detokenized | ServiceError  # Text: the message that finished a generation
 _OUR_FAULT = (Code.INTERNAL, Code.UNAVAILABLE)
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands."""
+    """The state of a request: running, or how it ended."""
 
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -37,16 +37,19 @@ class RequestStatus(enum.Enum):
 
 
 class OpenRequest:
-    """One request: what was asked, what came for it, how it ended.
+    """One request: what was asked, what came for it, and how it ended.
 
     Attributes:
-        generation_id: its id as clients know it.
-        is_own: of the gateway itself.
-        trace: follows it.
-        prompt: where it is to be told.
-        max_tokens: as the engine settled or the client changed it; 0 before.
-        is_preempted: it lost its place in the engine, which its client was not told yet.
-        ring_knows_end: the ring said so itself: it needs no Cancel.
+        envelope: the envelope of the present attempt.
+        generation_id: the id that clients use: request id, dot, gateway id.
+        asked: the translated request.
+        is_own: whether the gateway itself made the request.
+        trace: the request's trace.
+        outcome: the terminal state; None while the request runs.
+        prompt: the prompt's tokens, if the client asked for them and they have come.
+        max_tokens: as the engine settled it or the client changed it; 0 before.
+        is_preempted: whether it was preempted and its client has not been told yet.
+        ring_knows_end: whether the ring has ended the request itself, so that no Cancel is needed.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class OpenRequest:
         is_own: bool = False,
         gaps: Histogram | None = None,
     ) -> None:
-        """`streams`: text is news, too, that is not the last; else its caller wants all at once."""
+        """`streams`: the reader is woken for every message with text; otherwise only at the end."""
         self.envelope = envelope
         self.generation_id = f"{envelope.request_id}.{envelope.origin}"
         self.asked = asked
@@ -80,7 +83,7 @@ class OpenRequest:
 
     @property
     def state(self) -> RequestStatus:
-        """Where it stands."""
+        """The request's status."""
         if self.outcome is None:
             return RequestStatus.RUNNING
         if self.is_cancelled:
@@ -94,27 +97,27 @@ class OpenRequest:
 
     @property
     def num_used(self) -> int:
-        """Tokens it has cost so far, prompt and output."""
+        """Tokens used so far, prompt and output."""
         return self.num_tokens + self.accounting.num_prompt
 
     @property
     def is_spent(self) -> bool:
-        """Whether every token that its credit allows has come."""
+        """Whether every token that the credit allows has come."""
         return self.credit.is_spent(self.num_tokens)
 
     @property
     def is_unproven(self) -> bool:
-        """Whether it has brought nothing since it was last sent."""
+        """Whether no token has come since the request was last sent."""
         return self.replay.is_unproven(self.num_tokens)
 
     @property
     def used(self) -> RequestUsage:
-        """What it has used so far, finished or not."""
+        """The usage so far, whether the request has finished or not."""
         return self.accounting.used(self.outputs, self.outcome if isinstance(self.outcome, Text) else None)
 
     def handle(self, message: Text | Failed | Result | Preempted, now_s: float) -> str:
-        """Take a message of the ring; the reason if it was dropped, else "". A gap means loss: the request must be sent
-        again."""
+        """Handles a message of the ring; returns why it was dropped, or "". "gap" means that a message was lost and the
+        request must be sent again."""
         if message.envelope.attempt != self.envelope.attempt:
             return "stale_attempt"
         if self.outcome is not None:
@@ -127,18 +130,18 @@ class OpenRequest:
             self.is_preempted = True
             self.delivery.on_news()
         else:
-            self.ring_knows_end = message.code not in _OUR_FAULT  # what broke may go on in other processes of its way
+            self.ring_knows_end = message.code not in _OUR_FAULT  # after a fault, other stages may still work on it
             self.end(from_failed(message))
         return ""
 
     def note_first_token(self) -> None:
-        """Its reader has looked: if the first token has come since, the trace is told."""
+        """Records the first token in the trace, once, when the reader looks after it has come."""
         if not self._is_first_token_noted and self.accounting.first_token_s is not None:
             self._is_first_token_noted = True
             self.trace.first_token()
 
     def end(self, outcome: Outcome) -> bool:
-        """Set the one outcome; False if there is one already."""
+        """Sets the outcome; returns False if there is one already."""
         if self.outcome is not None:
             return False
         self.outcome = outcome
@@ -146,28 +149,28 @@ class OpenRequest:
         return True
 
     def break_off(self, error: ServiceError) -> None:
-        """Let its reader go, who is told `error`. Without a history that is its end."""
+        """Detaches the reader with `error`. A request without a history ends with it."""
         if self.delivery.history is None:
             self.end(error)
         self.delivery.break_off(error)
 
     def is_stuck(self, limits: SlotLimits) -> bool:
-        """Whether its reader must be let go."""
+        """Whether the reader must be broken off, because it takes nothing."""
         return self.delivery.is_stuck(limits, has_ended=self.outcome is not None)
 
     def send_again(self, now_s: float) -> Resume:
-        """Begin another attempt; what it goes on behind."""
+        """Begins another attempt; returns per output the ids that it resumes behind, or () to begin anew."""
         self.envelope = self.replay.next_attempt(self.envelope, self.num_tokens, now_s)
         if not self.num_tokens or self.asked.is_search:
             return ()
         return tuple([None if one.last is not None else pack_ids(one.ids) for one in self.outputs])
 
     def work_now(self) -> Work:
-        """What is asked for now: the work with all that its client has said since."""
+        """Returns the work with all changes that the client has made since."""
         return self.replay.work_now(self.asked.work, self.credit.unused(self.num_tokens))
 
     def cancels(self) -> list[Cancel]:
-        """Ends of single outputs that the present attempt must be told."""
+        """Returns the Cancels of single outputs that the present attempt must get again."""
         return self.replay.cancels(self.envelope, self.outputs)
 
     def _add(self, text: Text, now_s: float) -> str:
@@ -191,9 +194,9 @@ class OpenRequest:
         return ""
 
     def _end_if_last(self, text: Text) -> None:
-        """One output has ended; the request with its last one."""
+        """Ends the request when its last output has ended."""
         if all([output.last is not None for output in self.outputs]):
-            # After a stop string, which the detokenizer found, the engine still computes: it needs the Cancel.
+            # The detokenizer found the stop string; the engine still computes and needs the Cancel.
             self.ring_knows_end = not any(_by_stop_string(output.last) for output in self.outputs)
             self.end(text)
 
@@ -201,7 +204,7 @@ class OpenRequest:
         value = result.value
         if isinstance(value, Tokenized | Scored) and self.asked.tells_prompt:
             if self.prompt is not None:
-                return "duplicate"  # of a later attempt
+                return "duplicate"  # a later attempt sent it again
             self.prompt = value
             self.delivery.on_news()
             return ""

@@ -1,4 +1,4 @@
-"""One output of a request: the tokens that came, and the message that ended it."""
+"""The state of one output of a request: the tokens received and the message that ended it."""
 
 import dataclasses
 from array import array
@@ -8,20 +8,20 @@ from sluice_server.services.messages.messages import Text
 
 @dataclasses.dataclass(slots=True)
 class OutputState:
-    """Grows with every message until `last`."""
+    """The state of one output; grows with every message until `last` is set."""
 
-    ids: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))  # received
-    num_reasoning: int = 0  # of them
-    came_s: float = 0.0  # the latest of them
+    ids: "array[int]" = dataclasses.field(default_factory=lambda: array("i"))  # tokens received
+    num_reasoning: int = 0  # of these tokens, how many are reasoning
+    came_s: float = 0.0  # arrival time of the latest token
     last: Text | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Received: the next message must start here."""
+        """Tokens received; the next message must start at this index."""
         return len(self.ids)
 
     def unfit(self, text: Text) -> str:
-        """Why a message does not follow what came, or ""."""
+        """Returns why a message does not follow the received ones ("ended", "duplicate", "gap"), or ""."""
         if self.last is not None:
             return "ended"
         if text.first_index != len(self.ids):
@@ -29,7 +29,7 @@ class OutputState:
         return ""
 
     def add(self, text: Text) -> None:
-        """A message that fits has come."""
+        """Appends a message for which `unfit` returned ""."""
         self.ids.extend([token.id for token in text.tokens])
         self.num_reasoning += text.num_reasoning
         if text.finish is not None:

@@ -1,4 +1,4 @@
-"""All open requests of a gateway, and how the last few thousand others ended. Pure."""
+"""The open requests of a gateway, and how the last few thousand others ended. Pure."""
 
 import collections
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from sluice_server.services.gateway.requests.open_request import OpenRequest, Re
 
 
 class OpenRequests:
-    """All of them, by id, and how the last few thousand others ended."""
+    """Open requests by request id, and the final status of the last `num_remembered` others."""
 
     def __init__(self, num_remembered: int = 4096) -> None:
         self._open: dict[str, OpenRequest] = {}
@@ -21,21 +21,21 @@ class OpenRequests:
         return iter(tuple(self._open.values()))
 
     def add(self, request: OpenRequest) -> None:
-        """Open it."""
+        """Adds an open request."""
         self._open[request.envelope.request_id] = request
 
     def get(self, request_id: str) -> OpenRequest | None:
-        """The open request of that id."""
+        """Returns the open request with this id, or None."""
         return self._open.get(request_id)
 
     def state(self, request_id: str, tenant: str) -> RequestStatus | None:
-        """Where it stands or how it ended; None if unknown, forgotten or another tenant's."""
+        """Returns the status of a request, open or ended; None if it is unknown, forgotten or another tenant's."""
         request = self._open.get(request_id)
         found = (request.envelope.tenant, request.state) if request else self._ended.get(request_id)
         return found[1] if found is not None and found[0] == tenant else None
 
     def remove(self, request: OpenRequest) -> bool:
-        """Close it; False if it was closed already."""
+        """Removes a request and remembers its status; returns False if it was removed before."""
         request_id = request.envelope.request_id
         if self._open.pop(request_id, None) is None:
             return False

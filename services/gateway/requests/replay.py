@@ -1,7 +1,7 @@
-"""What is needed to send one request again: what its client has said since it opened it, and how its attempts went.
+"""What is needed to send one request again: the client's changes since it was opened, and how its attempts went.
 
-A process that is new goes on with the request as it would be asked for now: the changes are part of the work, so that
-prompt and bounds are whole before the first token is sampled again. Pure: time is told.
+A restarted process gets the request with all changes applied to the work, so that prompt and limits are complete before
+the next token is sampled. Pure: time is passed in.
 """
 
 import dataclasses
@@ -16,33 +16,33 @@ from sluice_server.services.messages.work import Generate, TextPrompt, TokenProm
 
 
 class Replay:
-    """Of one request.
+    """The replay state of one request.
 
     Attributes:
-        changes: what the client said after the open, in order, as the ring was told.
-        losses: of processes, by id, that ended while they worked on it.
-        num_futile: attempts in a row that brought nothing.
+        changes: the client's changes since the request was opened, in the order in which they were sent.
+        losses: how often each process, by id, ended while it worked on the request.
+        num_futile: attempts in a row that brought no token.
     """
 
     def __init__(self, started_s: float, time_left_s: float | None, num_tokens: int) -> None:
-        """`num_tokens`: that it has when it is first sent round the ring."""
+        """`num_tokens`: tokens that the request has when it is first sent."""
         self.changes: list[Change | Cancel] = []
         self.losses: Counter[str] = Counter()
         self.num_futile = 0
-        self._num_sent_changes = 0  # behind its present attempt
-        self._num_sent_tokens = num_tokens  # it had when it was last sent round the ring
+        self._num_sent_changes = 0  # in the present attempt
+        self._num_sent_tokens = num_tokens  # that the request had when it was last sent
         self._deadline_s = None if time_left_s is None else started_s + time_left_s
 
     def is_unproven(self, num_tokens: int) -> bool:
-        """Whether it has brought nothing since it was last sent."""
+        """Whether no token has come since the request was last sent."""
         return num_tokens == self._num_sent_tokens
 
     def set_time_left(self, seconds: float, now_s: float) -> None:
-        """From now on it has so long; what is sent again says so."""
+        """Sets the deadline to `seconds` from now; later attempts carry it."""
         self._deadline_s = now_s + seconds
 
     def record(self, change: Change | Cancel) -> Change | Cancel:
-        """Remember what the ring is told, and give it with its number; grants that follow each other are one."""
+        """Records a change and returns it with its index in the attempt. Consecutive grants are merged into one."""
         if not isinstance(change, Cancel):
             change = msgspec.structs.replace(change, index=self._num_sent_changes)
             self._num_sent_changes += 1
@@ -54,7 +54,7 @@ class Replay:
         return change
 
     def next_attempt(self, envelope: Envelope, num_tokens: int, now_s: float) -> Envelope:
-        """Begin another attempt; its envelope."""
+        """Begins another attempt; returns its envelope."""
         left_s = None if self._deadline_s is None else self._deadline_s - now_s
         self._num_sent_changes = 0
         self.num_futile = self.num_futile + 1 if self.is_unproven(num_tokens) else 0
@@ -62,7 +62,7 @@ class Replay:
         return msgspec.structs.replace(envelope, attempt=envelope.attempt + 1, time_left_s=left_s)
 
     def work_now(self, work: Work, credit: int | None) -> Work:
-        """The work with every change in it; `credit` counts what may be sampled from now on."""
+        """Returns the work with every change applied; `credit` counts the tokens that may be sampled from now on."""
         if not isinstance(work, Generate):
             return work
         params, scheduling = work.params, work.scheduling
@@ -83,7 +83,7 @@ class Replay:
         return msgspec.structs.replace(work, params=params, scheduling=scheduling, more=tuple(more))
 
     def cancels(self, envelope: Envelope, outputs: Sequence[OutputState]) -> list[Cancel]:
-        """Ends of single outputs that were asked for and have not come, for the attempt of `envelope`."""
+        """Returns Cancels, for the attempt of `envelope`, of single outputs whose requested end has not come."""
         asked = [one.output_index for one in self.changes if isinstance(one, Cancel)]
         return [
             Cancel(envelope, index)
