@@ -200,8 +200,7 @@ class Preempted(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """An answer that later stages forward unchanged. Tokenized and Scored of a generation describe its prompt and do
-    not end it."""
+    """An answer that later stages forward unchanged. Tokenized and Scored do not end their generation."""
 
     envelope: Envelope
     value: Tokenized | Detokenized | Scored
