@@ -50,8 +50,10 @@ class Answers:
         self._longest = encoder.longest_token
 
     def answer(self, message: Submit | Append, start: float, rendered: RenderedChat | None = None) -> EncodedMessage:
-        """Answers a message that arrived at `start`; an error becomes `Failed`. `rendered`: its chat, if it is rendered
-        already."""
+        """Answers a message that arrived at `start`; errors become `Failed`.
+
+        `rendered` is the message's chat, if it is rendered already.
+        """
         try:
             if isinstance(message, Append):
                 ids = pack_ids(self._encode_more(message.piece))
@@ -61,10 +63,9 @@ class Answers:
             return EncodedMessage(failed(message.envelope, error))
 
     def prepare(self, message: Submit | Append) -> RenderedChat | None:
-        """Renders the chat of a message, if it has one. Raises ServiceError for a prompt that is certain to be too
-        long.
+        """Renders the message's chat, if it has one, and checks the prompt's length in bytes; encodes nothing.
 
-        Encodes nothing, so an oversized prompt is rejected cheaply.
+        Raises ServiceError for a prompt that is certain to be rejected.
         """
         work = message.work if isinstance(message, Submit) else None
         if not isinstance(work, Generate | Tokenize):

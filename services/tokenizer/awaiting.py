@@ -17,8 +17,7 @@ _T = TypeVar("_T")
 def chained(
     first: "Future[_T]", executor: Executor, at_once: Callable[[_T], _T | None], then: Callable[[_T], _T]
 ) -> "Future[_T]":
-    """Returns a future of `at_once(first.result())`, or, where that is None, of `then(first.result())` run in the
-    executor.
+    """Returns a future of `at_once(first's result)`; where that is None, of `then(first's result)`, run in `executor`.
 
     When it is cancelled, nothing more is started.
     """
@@ -52,8 +51,8 @@ def chained(
 
 
 def with_grammar(prompt: Prompt, grammar: str, limits: Limits, took: float = 0.0) -> Prompt:
-    """Adds a grammar to a prompt that is `took` seconds older. Raises ServiceError for parameters that exclude a
-    grammar."""
+    """Returns the prompt with a grammar, `took` seconds later. Raises ServiceError if its parameters exclude a grammar.
+    """
     params = dataclasses.replace(prompt.params, grammar=grammar)
     check_params(params, limits)
     return msgspec.structs.replace(

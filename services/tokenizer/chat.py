@@ -49,8 +49,8 @@ class ChatTemplate:
         return cls(read_template(directory), num_renderers)
 
     def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
-        """Returns the prompt as text. Raises ServiceError: no template, messages that the template rejects, or a limit
-        exceeded."""
+        """Returns the prompt as text. Raises ServiceError: no template, messages that it rejects, or a limit exceeded.
+        """
         if self._renderers is None:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,

@@ -80,14 +80,16 @@ class ChildPool(Generic[_Answer]):
     ) -> None:
         """Runs `module` in each child. `setup` is its first frame; `decode` reads its answers and raises MsgspecError.
         """
-        self._free: queue.LifoQueue[_Child[_Answer]] = queue.LifoQueue()  # last in, first out: further children start only when needed
+        self._free: queue.LifoQueue[_Child[_Answer]] = queue.LifoQueue()  # LIFO: another child starts only when needed
         self._children = [_Child((EXECUTABLE, "-m", module), setup, decode, patience) for _ in range(num)]
         for child in self._children:
             self._free.put(child)
 
     def ask(self, job: msgspec.Struct) -> _Answer:
-        """Returns a child's answer. Raises ChildError when there is none; the child is then dead, except after
-        CrashedError."""
+        """Returns a child's answer. Raises ChildError when there is none.
+
+        After any error but CrashedError that child is dead.
+        """
         child = self._free.get()
         try:
             return child.ask(job)
@@ -187,8 +189,8 @@ class _Deadline:
         self._wall_end = time.monotonic() + WALL_FACTOR * limit_s
 
     def left_s(self) -> float:
-        """Returns how long to wait before the next check; 0 when the limit is reached. Raises OSError when the process
-        is gone."""
+        """Returns the seconds to wait before the next check; 0 at the limit. Raises OSError when the process is gone.
+        """
         left = min(self._cpu_end - time.clock_gettime(self._clock), self._wall_end - time.monotonic())
         return max(left, TICK_S) if left > 0 else 0.0
 

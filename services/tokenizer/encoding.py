@@ -70,13 +70,14 @@ class TextEncoder:
                 assert_never(prompt)
 
     def encode_more(self, text: str, limits: Limits) -> list[int]:
-        """Returns the token ids of a further piece of a prompt: encoded separately, without special tokens. Raises as
-        `encode`."""
+        """Returns the token ids of a further piece of a prompt: encoded separately, without special tokens.
+
+        Raises as `encode` does.
+        """
         return self._encode(text, limits, "append.text", add_special_tokens=False)
 
     def render(self, prompt: ChatPrompt, limits: Limits) -> RenderedChat:
-        """Returns a conversation as text. Raises ServiceError: no template, messages that it rejects, or a limit
-        exceeded."""
+        """Returns a conversation as text. Raises ServiceError: no template, rejected messages, or a limit exceeded."""
         text = self._template.render(prompt, limits.max_prompt_bytes)
         return RenderedChat(text, self._template.sections(prompt, text))
 
@@ -94,8 +95,8 @@ class TextEncoder:
         return tuple(found)
 
     def mark(self, text: str) -> str:
-        """Returns a mark in a grammar's notation: a special token by its id, because text cannot spell it; else a
-        literal."""
+        """Returns a mark in a grammar's notation: a special token by its id, as text cannot spell it; else a literal.
+        """
         token = self.tokenizer.token_to_id(text)
         return f"<[{token}]>" if token in self.pieces.special_ids else json.dumps(text, ensure_ascii=False)
 
