@@ -100,8 +100,7 @@ def remembered() -> Remembered:
 
 
 def digest_of(path: Path, key: FileKey, memory: Remembered) -> bytes:
-    """Returns the 32-byte digest of the file with this key. Raises ServiceError MODEL_CHANGED if the file has changed.
-    """
+    """Returns the 32-byte digest of the file with this key. Raises ServiceError MODEL_CHANGED if the file changed."""
     found = memory.find(key) if key.size > SMALL_BYTES else None
     if found is not None:
         return found

@@ -86,11 +86,11 @@ class CheckpointFiles:
         return CheckpointName(whole(self.configuration, weights.hex()[:SHOWN]), self._configuration + weights)
 
     def is_changed(self) -> bool:
-        """Returns True if the files are not the same any more."""
+        """Returns True if the files have changed since construction."""
         return self._look() != self._files
 
     def check(self) -> None:
-        """Raises ServiceError MODEL_CHANGED if the files are not the same any more."""
+        """Raises ServiceError MODEL_CHANGED if the files have changed since construction."""
         if self.is_changed():
             raise changed(self.path)
 

@@ -7,6 +7,8 @@ from sluice_server.services.messages.messages import Text
 
 def joined(texts: Sequence[Text]) -> Text:
     """Joins one or more messages of one attempt of an output, in order: `admitted` of the first, `finish` of the last.
+
+    Sums and concatenates the other fields.
     """
     first, last = texts[0], texts[-1]
     if first is last:

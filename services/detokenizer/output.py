@@ -20,8 +20,7 @@ ID_LENGTH = 9  # of a call's id; some templates reject another length
 
 
 class OutputProgress(msgspec.Struct, frozen=True, gc=False):
-    """The result of pushing tokens. `num_consumed` counts the tokens used: all, unless a stop string ended the output.
-    """
+    """The result of pushing tokens. `num_consumed` counts the tokens used: all, unless a stop string ended it."""
 
     text: str
     num_consumed: int

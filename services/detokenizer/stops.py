@@ -72,8 +72,7 @@ class StopMatcher:
         self._match[state] = string
 
     def _link(self) -> None:
-        """Builds the failure links, breadth first; a state without a match inherits that of its longest proper suffix.
-        """
+        """Builds the failure links, breadth first; a state without a match inherits its longest proper suffix's."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()

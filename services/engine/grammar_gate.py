@@ -1,5 +1,4 @@
-"""Holds back requests whose grammar is being compiled, in front of the engine stage, so that they delay no other
-request.
+"""Holds back requests whose grammar is being compiled, in front of the engine stage; other requests pass.
 
 Compiling runs on threads. Messages of a waiting request wait with it, in order. A grammar is kept while its request is
 open, so that the engine need not compile it during a step.

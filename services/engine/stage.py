@@ -104,8 +104,10 @@ class EngineStage:
         return request_id in self._open
 
     def handle(self, message: Message) -> None:
-        """Handles Prompt, Cancel, OpenSerials and changes of a request; forwards Cancel, OpenSerials, Failed and
-        Result."""
+        """Handles Prompt, Cancel, OpenSerials and changes; forwards Cancel, OpenSerials, Failed and Result.
+
+        Raises TypeError for any other message.
+        """
         match message:
             case Prompt():
                 self._add(message)
@@ -127,7 +129,7 @@ class EngineStage:
                 raise TypeError(f"an engine takes no {type(message).__name__}")
 
     def turn(self) -> bool:
-        """Runs one engine step, also if all requests are paused, as a deadline may pass. Without requests calls
+        """Runs one engine step, also with paused requests only, as a deadline may pass; without requests,
         `engine.idle`.
 
         Returns True if there is more work.
@@ -165,8 +167,7 @@ class EngineStage:
             self.engine.cancel(message.envelope.request_id, message.output_index)
 
     def _change(self, message: Change) -> None:
-        """Applies a client's change; an invalid change ends the request. A change of a request that has ended is
-        ignored."""
+        """Applies a client's change; a rejected one ends the request. Ignores changes of a request that has ended."""
         envelope = message.envelope
         opened = self._open.get(envelope.request_id)
         if opened is None or opened.prompt.envelope.attempt != envelope.attempt:
@@ -257,8 +258,7 @@ class EngineStage:
         )
 
     def _end(self, opened: _Open, times: RequestTimes, num_tokens: int, *, has_spans: bool) -> Timings:
-        """Returns the timings of an output that finished; with `has_spans`, for the last one, also ends the request's
-        trace."""
+        """Returns the timings of an output that finished; with `has_spans` (the last output) also ends the trace."""
         prompt = opened.prompt
         if has_spans:
             attributes: dict[str, Value] = {names.NUM_TOKENS: num_tokens, names.NUM_PREEMPTIONS: times.num_preemptions}

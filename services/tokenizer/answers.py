@@ -115,8 +115,7 @@ class Answers:
         return self.encoder.encode_chat(chat, self._limits), chat.sections
 
     def _check_bytes(self, work: Generate, chat: RenderedChat | None) -> None:
-        """Raises ServiceError for a text that is certain to be longer than the context, unless the prompt is truncated.
-        """
+        """Raises ServiceError for a text that is certain to exceed the context, unless the prompt is truncated."""
         text = work.prompt.text if isinstance(work.prompt, TextPrompt) else chat.text if chat else ""
         if not work.keep_last:  # a character has at least one byte
             check_bytes(len(text), self._longest, work.params, self._limits)

@@ -51,8 +51,7 @@ def chained(
 
 
 def with_grammar(prompt: Prompt, grammar: str, limits: Limits, took: float = 0.0) -> Prompt:
-    """Returns the prompt with a grammar, `took` seconds later. Raises ServiceError if its parameters exclude a grammar.
-    """
+    """Returns the prompt with a grammar, `took` seconds later. Raises ServiceError if its parameters exclude one."""
     params = dataclasses.replace(prompt.params, grammar=grammar)
     check_params(params, limits)
     return msgspec.structs.replace(

@@ -49,8 +49,7 @@ class ChatTemplate:
         return cls(read_template(directory), num_renderers)
 
     def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
-        """Returns the prompt as text. Raises ServiceError: no template, messages that it rejects, or a limit exceeded.
-        """
+        """Returns the prompt as text. Raises ServiceError: no template, rejected messages, or a limit exceeded."""
         if self._renderers is None:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
@@ -114,8 +113,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _named(value: object) -> dict[str, str]:
-    """Returns the templates "default" and "tool_use" by name; chat_template is a string or a list of named templates.
-    """
+    """Returns the templates "default" and "tool_use" by name; chat_template is a string or a list of named ones."""
     if isinstance(value, list):
         named = {entry["name"]: entry["template"] for entry in value}
         return {name: named[name] for name in ("default", "tool_use") if name in named}

@@ -78,8 +78,7 @@ class ChildPool(Generic[_Answer]):
         num: int = 1,
         patience: CpuTimeLimit = PATIENCE,
     ) -> None:
-        """Runs `module` in each child. `setup` is its first frame; `decode` reads its answers and raises MsgspecError.
-        """
+        """Runs `module` in each child. `setup` is its first frame; `decode` reads its answers, raising MsgspecError."""
         self._free: queue.LifoQueue[_Child[_Answer]] = queue.LifoQueue()  # LIFO: another child starts only when needed
         self._children = [_Child((EXECUTABLE, "-m", module), setup, decode, patience) for _ in range(num)]
         for child in self._children:
@@ -189,15 +188,13 @@ class _Deadline:
         self._wall_end = time.monotonic() + WALL_FACTOR * limit_s
 
     def left_s(self) -> float:
-        """Returns the seconds to wait before the next check; 0 at the limit. Raises OSError when the process is gone.
-        """
+        """Returns the seconds to wait before the next check; 0 at the limit. Raises OSError if the process is gone."""
         left = min(self._cpu_end - time.clock_gettime(self._clock), self._wall_end - time.monotonic())
         return max(left, TICK_S) if left > 0 else 0.0
 
 
 def _read(source: int, size: int, deadline: _Deadline) -> bytes | None:
-    """Reads exactly `size` bytes; returns None when the time limit is reached. Raises OSError at the end of the pipe.
-    """
+    """Reads exactly `size` bytes; returns None when the time limit is reached. Raises OSError when the pipe ends."""
     data = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)

@@ -1,5 +1,4 @@
-"""Defines the frames between an encoding child process and its parent: an EncoderSetup, then Tasks and EncodedMessages.
-"""
+"""Defines the frames between an encoding child and its parent: an EncoderSetup, then Tasks and EncodedMessages."""
 
 import msgspec
 

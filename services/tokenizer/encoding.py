@@ -95,8 +95,7 @@ class TextEncoder:
         return tuple(found)
 
     def mark(self, text: str) -> str:
-        """Returns a mark in a grammar's notation: a special token by its id, as text cannot spell it; else a literal.
-        """
+        """Returns a mark in a grammar's notation: a special token's id, as text cannot spell it; else a literal."""
         token = self.tokenizer.token_to_id(text)
         return f"<[{token}]>" if token in self.pieces.special_ids else json.dumps(text, ensure_ascii=False)
 

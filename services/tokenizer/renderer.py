@@ -42,8 +42,7 @@ class Renderers:
         self._children: ChildPool[Answer] = ChildPool(MODULE, setup, _decode, num, patience)
 
     def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
-        """Returns the prompt as text. Raises ServiceError INVALID_ARGUMENT: rejected by the template, or over a limit.
-        """
+        """Returns the prompt as text. Raises ServiceError INVALID_ARGUMENT: rejected by the template, or a limit."""
         answer = self._ask(RenderJob(prompt, max_bytes))
         match answer:
             case Rendered():

@@ -99,8 +99,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _variables(prompt: ChatPrompt) -> dict[str, Any]:
-    """Returns the variables that every template gets; `tools` is None without tools, because templates test for that.
-    """
+    """Returns the variables that every template gets; `tools` is None without tools, as templates test for it."""
     return {
         "messages": [_message(one) for one in prompt.messages],
         "tools": [_tool(one) for one in prompt.tools] or None,
