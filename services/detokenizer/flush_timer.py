@@ -47,7 +47,7 @@ class FlushTimer(Generic[_T]):
 
     @property
     def num_parts(self) -> int:
-        """The number of parts in which due outputs are sent."""
+        """The number of parts into which the due outputs are divided."""
         return max(1, min(self.num_open // PART, MAX_PARTS))
 
     def text_came(self, output: _T) -> None:

@@ -30,7 +30,7 @@ def fields() -> dict[str, "dataclasses.Field[Any]"]:
 
 
 def settings_of(options: Mapping[str, object]) -> Settings:
-    """Builds the settings. Raises TypeError for an unknown name or wrong type, ServiceError for a value out of range.
+    """Builds the settings. Raises TypeError for an unknown name or a wrong type, ServiceError for a value out of range.
     """
     known = fields()
     for name in options:

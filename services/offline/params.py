@@ -112,7 +112,7 @@ def fill(spec: types_pb2.GenerationSpec, params: SamplingParams) -> None:
             raise invalid(name, f"{_short(value)} is no value of it: {error}") from None
 
 
-def _set(spec: types_pb2.GenerationSpec, path: str, value: Any) -> None:  # noqa: ANN401 # any knob's
+def _set(spec: types_pb2.GenerationSpec, path: str, value: Any) -> None:  # noqa: ANN401 # the value of any parameter
     *above, name = path.split(".")
     message: Message = spec
     for step in above:
@@ -120,7 +120,7 @@ def _set(spec: types_pb2.GenerationSpec, path: str, value: Any) -> None:  # noqa
         message = getattr(message, step)
     field = message.DESCRIPTOR.fields_by_name[name]
     if field.message_type is not None and not field.message_type.GetOptions().map_entry:
-        if value:  # JsonObject, which says no more
+        if value:  # JsonObject, an empty message: only its presence counts
             _check_alone(message, name)
             getattr(message, name).SetInParent()
         return
