@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Alarm(NamedTuple):
-    """A clock in seconds, and a timer: `call_later(seconds, callback)`; None: nothing waits."""
+    """A clock in seconds, and a timer, `call_later(seconds, callback)`; without a timer nothing waits."""
 
     clock: Callable[[], float]
     call_later: Callable[[float, Callable[[], None]], object] | None

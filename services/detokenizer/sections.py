@@ -67,7 +67,7 @@ class _Lines:
         return taken
 
     def drop_ends(self) -> None:
-        """Drops the held line ends, because they belong to a mark that follows."""
+        """Drops the held line ends, because they belong to the mark that follows."""
         self._ends = ""
 
 

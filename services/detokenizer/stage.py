@@ -253,6 +253,7 @@ class DetokenizerStage:
 
 
 def _timings(timings: Timings | None, busy_s: float) -> Timings:
-    """Returns the engine's timings with this stage's own; the engine's are unknown after a stop string."""
+    """Returns the engine's timings with this stage's own; zeros for the engine's if a stop string ended the output
+    here."""
     known = timings or Timings()
     return Timings(known.tokenize_s, known.queue_s, known.prefill_s, known.decode_s, busy_s, known.num_preemptions)

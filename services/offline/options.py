@@ -30,7 +30,9 @@ def fields() -> dict[str, "dataclasses.Field[Any]"]:
 
 
 def settings_of(options: Mapping[str, object]) -> Settings:
-    """Builds the settings. Raises TypeError for an unknown name or a wrong type, ServiceError for a value out of range.
+    """Builds and checks the settings.
+
+    Raises TypeError for an unknown name or a value of the wrong type, ServiceError for a value out of range.
     """
     known = fields()
     for name in options:

@@ -63,8 +63,8 @@ class FairExecutor(Generic[_T]):
     def submit(self, tenant: str, size: int, call: Callable[[], _T]) -> "Future[_T]":
         """Queues a job of `size` bytes and returns its future; a cancelled job leaves the queue.
 
-        Raises ServiceError QUEUE_FULL when the tenant would have more than `max_bytes` waiting. A single job always
-        fits.
+        Raises ServiceError QUEUE_FULL when the tenant would have more than `max_bytes` waiting; its only job is always
+        accepted.
         """
         future: Future[_T] = Future()
         with self._lock:
