@@ -35,8 +35,7 @@ class Naming:
         return self._contents[1].directory if len(self._contents) > 1 else None
 
     def digests(self) -> Digests:
-        """Waits for the digests of model and draft. Raises ServiceError MODEL_CHANGED if a file changed while being
-        read."""
+        """Waits for the digests of model and draft. Raises ServiceError MODEL_CHANGED if a file changed meanwhile."""
         return Digests(*(one.result().digest for one in self._named))
 
     def check(self) -> str:

@@ -129,10 +129,9 @@ class EngineStage:
                 raise TypeError(f"an engine takes no {type(message).__name__}")
 
     def turn(self) -> bool:
-        """Runs one engine step, also with paused requests only, as a deadline may pass; without requests,
-        `engine.idle`.
+        """Runs one engine step, or `engine.idle` if there are no requests. Returns True if there is more work.
 
-        Returns True if there is more work.
+        Paused requests need steps too, because a deadline may pass.
         """
         again = self._step() if self._open or self.engine.has_work else self.engine.idle()
         self._report()

@@ -1,5 +1,4 @@
-"""Defines the records that ring messages carry: admission, timings, log probabilities, tokens as clients see them,
-answers.
+"""Defines the records that ring messages carry: admission, timings, log probabilities, tokens, answers.
 
 A record is always a field of a message and is never sent alone.
 """
@@ -21,7 +20,7 @@ class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Durations in seconds, each filled in by the stage that measured it; sent with the last message of a request."""
+    """Durations in seconds, each filled in by the stage that measured it; sent with the last message of an output."""
 
     tokenize_s: float = 0.0
     queue_s: float = 0.0
@@ -32,10 +31,10 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unk
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """The natural log probability of one sampled token, before temperature and truncation, and those of its
-    alternatives.
+    """The log probability of one sampled token and of its alternatives.
 
-    `top_*` are the most likely alternatives; `asked_*` are the ids that the client listed.
+    Natural logarithms, before temperature and truncation. `top_*` are the most likely alternatives; `asked_*` are the
+    ids that the client listed.
     """
 
     logprob: float

@@ -107,8 +107,7 @@ class TextOptions(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Scheduling options: priority and latency target, use of the prefix cache, credit, and whether the prompt is still
-    open."""
+    """Scheduling options: priority, latency target, use of the prefix cache, credit, open prompt, drafts."""
 
     priority: int = 0
     ttft_target_s: float | None = None  # target time to first token; not a guarantee

@@ -1,6 +1,7 @@
 """Answers one message of the tokenizer: a prompt as token ids, a result, or an error.
 
-Pure: runs in a thread of the tokenizer process or in a process of its own. Compiles no grammar; see `GrammarJob`.
+Runs in a thread of the tokenizer process or in a process of its own; no queues, no I/O but the encoder's. Compiles no
+grammar; see `GrammarJob`.
 """
 
 import dataclasses
