@@ -1,1 +1,1 @@
-"""The directory of a model: where it is found, what names its contents, and its tokenizer as grammars follow it."""
+"""Finds a model's directory, names its contents, and reads its tokenizer for grammars."""

@@ -1,8 +1,8 @@
-"""Digests of files by content, remembered in the user's cache folder under what the file system says of each file.
+"""Computes digests of files by content, and caches them in the user's cache folder under the files' metadata.
 
-A file's digest is BLAKE3 over the digests of its pieces, which threads read and hash side by side. What is remembered
-holds for a device, inode, size and both times: the file system moves the second one at every change, and nobody can set
-it. Knows no model.
+A file's digest is BLAKE3 over the digests of its pieces, which threads read and hash in parallel. A cached digest is
+valid for one device, inode, size, mtime and ctime: the file system updates ctime at every change, and programs cannot
+set it.
 """
 
 import contextlib
@@ -25,16 +25,16 @@ from sluice_server.engine.worker.host.cores import find_cores
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 32 << 20
-READ_BYTES = 1 << 20  # at once
-SMALL_BYTES = 1 << 20  # up to this size a file is read each time: that takes as long as to look it up
+READ_BYTES = 1 << 20  # bytes of one read
+SMALL_BYTES = 1 << 20  # smaller files are always read: that is as fast as a lookup
 MAX_THREADS = 16
-MAX_REMEMBERED = 4096  # digests of 64 bytes, a file each
-SETTLED_NS = 50_000_000  # a file system's clock ticks every few milliseconds: a later change has another time for sure
+MAX_REMEMBERED = 4096  # digests of 64 bytes, each in a file
+SETTLED_NS = 50_000_000  # a file system's clock ticks every few milliseconds: a later change gets another time
 HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class FileKey(NamedTuple):
-    """What the file system says of a file's content. The same key: the same content."""
+    """A file's metadata that identifies its content: equal keys mean equal content."""
 
     device: int
     inode: int
@@ -44,20 +44,19 @@ class FileKey(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> "FileKey":
-        """From what `stat` gives."""
+        """Builds the key from the result of `stat`."""
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 class Remembered:
-    """Digests of earlier, a file each in `folder`, which is made when there is something to remember. None: nothing is
-    remembered."""
+    """A cache of digests, each in a file in `folder`, which is created on the first write. None: nothing is cached."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._has_complained = False
 
     def find(self, key: FileKey) -> bytes | None:
-        """The digest of the content with that key."""
+        """Returns the cached digest of the content with that key, or None."""
         if self._folder is None:
             return None
         try:
@@ -67,7 +66,7 @@ class Remembered:
         return bytes.fromhex(text) if HEX.fullmatch(text) else None
 
     def keep(self, key: FileKey, digest: bytes) -> None:
-        """Remember it. Says once where that cannot be."""
+        """Stores a digest. Logs one warning if that fails."""
         try:
             if self._folder is None:
                 raise FileNotFoundError(2, "there is no home directory")
@@ -83,7 +82,7 @@ class Remembered:
             self._has_complained = True
 
     def _trim(self, folder: Path) -> None:
-        """Forget the oldest of too many."""
+        """Removes the oldest digests above `MAX_REMEMBERED`."""
         found = [one for one in os.scandir(folder) if one.is_file()]
         if len(found) > MAX_REMEMBERED:
             for one in sorted(found, key=lambda one: one.stat().st_mtime)[: len(found) - MAX_REMEMBERED]:
@@ -92,17 +91,16 @@ class Remembered:
 
 @functools.cache
 def remembered() -> Remembered:
-    """Of this user."""
+    """Returns the cache of this user."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # without HOME, of a user that the system does not know
+    except RuntimeError:  # no HOME, and the user has no entry in the system's table
         return Remembered(None)
     return Remembered(base / "sluice" / "digests" if base.is_absolute() else None)
 
 
 def digest_of(path: Path, key: FileKey, memory: Remembered) -> bytes:
-    """32 bytes that name the content of the file that had this key. Raises ServiceError MODEL_CHANGED when it is
-    another one by now."""
+    """Returns the 32-byte digest of the file with this key. Raises ServiceError MODEL_CHANGED if the file changed."""
     found = memory.find(key) if key.size > SMALL_BYTES else None
     if found is not None:
         return found
@@ -117,7 +115,7 @@ def digest_of(path: Path, key: FileKey, memory: Remembered) -> bytes:
 
 
 def changed(path: Path) -> ServiceError:
-    """Files were replaced while they were read."""
+    """Builds the error for files that were replaced while they were read."""
     text = f"{path} changed while it was being read: start again when its files are complete"
     return ServiceError(Code.FAILED_PRECONDITION, "MODEL_CHANGED", text, field="model")
 
@@ -128,16 +126,16 @@ def _check(path: Path, key: FileKey, descriptor: int) -> None:
 
 
 def _settle(key: FileKey) -> bool:
-    """Wait until a change from now on has another time than the last one; False if that cannot be said."""
+    """Waits until any later change gets another ctime than the last one; returns False if that cannot be determined."""
     age_ns = time.time_ns() - key.ctime_ns
-    if age_ns < 0:  # by another machine's clock
+    if age_ns < 0:  # ctime is from another machine's clock
         return False
     time.sleep(max(0, SETTLED_NS - age_ns) / 1e9)
     return True
 
 
 def _read(descriptor: int, size: int) -> bytes:
-    """Hash pieces side by side, then their digests."""
+    """Hashes the pieces in parallel, then their digests."""
     starts = range(0, size, PIECE_BYTES)
     piece = functools.partial(_piece, descriptor)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer as grammars follow it: read for the engine and for who tries grammars out."""
+"""Reads a checkpoint's tokenizer for grammars: for the engine, and for the child process that tests grammars."""
 
 import logging
 from pathlib import Path
@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(path: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer | None:
-    """The tokenizer of a tokenizer.json, for logits of that width; None for one of a kind that grammars cannot follow.
+    """Returns the tokenizer of a tokenizer.json for logits of that width; None if grammars cannot follow its kind.
 
-    Takes 2 s for 152,000 ids, and leaves the interpreter to nobody meanwhile.
+    Takes 2 s for 152,000 ids and holds the GIL meanwhile.
     """
     if not is_file(path) or not eos_ids:
         return None
@@ -26,5 +26,5 @@ def load_tokenizer(path: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> LLT
 
 
 def grammars_of(directory: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> Grammars:
-    """What compiles grammars for a checkpoint; it refuses them all where they cannot follow its tokenizer."""
+    """Returns the grammar compiler of a checkpoint; it rejects every grammar if it cannot follow the tokenizer."""
     return Grammars(load_tokenizer(directory / "tokenizer.json", vocab_size, eos_ids))

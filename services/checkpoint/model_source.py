@@ -1,7 +1,7 @@
-"""Finds a model's directory (a path, a Hugging Face hub id, or the embedded demo model) and names what lies there.
+"""Finds a model's directory (a path, a Hugging Face hub id, or the embedded demo model) and names its contents.
 
-The name is of the content, read once and remembered (`services.checkpoint.digests`); of the hub's own snapshots it is
-the commit.
+The name is a digest of the contents, computed once and cached (`services.checkpoint.digests`); for a snapshot in the
+hub's cache it is the commit.
 """
 
 import dataclasses
@@ -24,15 +24,17 @@ LABEL = re.compile(r"[\w.+-]{0,64}")
 WEIGHTS = ("*.safetensors",)
 CONFIGURATION = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "tokenizer.model")
 HUB_FILES = [*WEIGHTS, *CONFIGURATION]
-SHOWN = 12  # hex digits of a digest in a revision
+SHOWN = 12  # hex digits of a digest that a revision shows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Attributes:
-    path: where its files are, as it was given: may be a link that is turned to another directory later.
-    name: what clients ask for, if nothing else was set.
-    label: stands before a digest in its revision; what the operator calls it.
+    """Where a model's files are, and its names.
+
+    Attributes:
+        path: the directory as given; may be a link that is changed to another directory later.
+        name: the model name for clients, unless another is configured.
+        label: the operator's prefix of the revision, before the digest.
     """
 
     path: Path
@@ -41,29 +43,28 @@ class ModelSource:
 
     @property
     def directory(self) -> Path:
-        """Where its files are now."""
+        """The directory that `path` leads to now."""
         return self.path.resolve()
 
 
 class CheckpointName(NamedTuple):
-    """The whole revision of a checkpoint, and what names its content to every bit."""
+    """The whole revision of a checkpoint, and the digest of its entire content."""
 
     revision: str
     digest: bytes
 
 
 class CheckpointFiles:
-    """Files of a checkpoint as they are when this is made: a process makes it, reads the files, and then checks that
-    they are still the same.
+    """The files of a checkpoint at the time of construction, to be compared after a process has read them.
 
     Attributes:
-        path: of the checkpoint, as it was given.
-        directory: that they are read from.
-        configuration: the revision of all but the weights; see `services.checkpoint.revisions`.
+        path: the checkpoint's path as given.
+        directory: the directory that the files are read from.
+        configuration: the revision of all files but the weights; see `services.checkpoint.revisions`.
     """
 
     def __init__(self, source: ModelSource, memory: Remembered, *, with_weights: bool = False) -> None:
-        """Reads the configuration, no weights."""
+        """Reads the configuration files, not the weights."""
         self.path = source.path
         self.directory = source.directory
         self._memory = memory
@@ -75,19 +76,21 @@ class CheckpointFiles:
         self.configuration = f"{source.label}+{named}" if source.label else named
 
     def named(self) -> CheckpointName:
-        """What names all files. Reads the weights, or what is remembered of them, which may take long. Raises
-        ServiceError MODEL_CHANGED."""
+        """Returns the name of all files. Reads the weights unless their digests are cached, which may take long.
+
+        Raises ServiceError MODEL_CHANGED.
+        """
         if self._commit:
             return CheckpointName(self.configuration, self._commit.encode())
         weights = self._digest(WEIGHTS)
         return CheckpointName(whole(self.configuration, weights.hex()[:SHOWN]), self._configuration + weights)
 
     def is_changed(self) -> bool:
-        """Whether other files are there now."""
+        """Returns True if the files have changed since construction."""
         return self._look() != self._files
 
     def check(self) -> None:
-        """Raise ServiceError MODEL_CHANGED if other files are there now."""
+        """Raises ServiceError MODEL_CHANGED if the files have changed since construction."""
         if self.is_changed():
             raise changed(self.path)
 
@@ -99,7 +102,7 @@ class CheckpointFiles:
             raise changed(directory) from error
 
     def _digest(self, patterns: Iterable[str]) -> bytes:
-        """Over names and contents."""
+        """Hashes names and contents of the files."""
         state = blake3()
         for path in _matching(self.directory, patterns):
             name = _name(path, self.directory)
@@ -110,7 +113,7 @@ class CheckpointFiles:
 
 
 def resolve_model(model: str, revision: str) -> ModelSource:
-    """`revision` is what to fetch from a hub, or what a directory's revision is to begin with.
+    """Finds a model. `revision` is the hub's revision to fetch, or for a directory the label of its revision.
 
     Raises ServiceError NOT_FOUND saying what was tried and what to do.
     """
@@ -127,7 +130,7 @@ def resolve_model(model: str, revision: str) -> ModelSource:
 
 
 def resolve_draft(model: str, kind: str) -> ModelSource:
-    """What drafts, for speculation of a `kind`. Raises ServiceError as `resolve_model` does."""
+    """Finds the draft model or head for speculation of a `kind`. Raises ServiceError as `resolve_model` does."""
     if model == DEMO:
         return ModelSource(
             Path(str(resources.files("sluice_server.demo"))) / {"draft": "draft", "eagle": "head"}[kind], DEMO
@@ -139,8 +142,10 @@ def resolve_draft(model: str, kind: str) -> ModelSource:
 
 
 def commit_of(directory: Path) -> str:
-    """The commit whose snapshot of the hub's own cache a directory is, "" for any other: its files are links to blobs,
-    which are named by what they hold."""
+    """Returns the commit if a directory is a snapshot in the hub's cache, else "".
+
+    The files of such a snapshot are links to blobs, which are named by their contents.
+    """
     is_snapshot = directory.parent.name == "snapshots" and directory.parent.parent.name.startswith("models--")
     if not is_snapshot or not COMMIT.fullmatch(directory.name):
         return ""
@@ -148,7 +153,7 @@ def commit_of(directory: Path) -> str:
 
 
 def _matching(directory: Path, patterns: Iterable[str]) -> list[Path]:
-    """Files of these names, in order; none that are hidden, as those are that are being written."""
+    """Returns the files that match, sorted; without hidden files, which may be incomplete downloads."""
     found = {path for pattern in patterns for path in directory.glob(pattern)}
     return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
 
@@ -165,7 +170,7 @@ def _label(revision: str) -> str:
 
 
 def _from_hub(model: str, revision: str) -> ModelSource:
-    # Imported here: most starts need no hub, and this costs time.
+    # Imported here because most starts need no hub, and the import takes time.
     import httpx2
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -1,8 +1,8 @@
-"""Revisions: what a model is named by, beside what clients call it, and which of them go together. Pure.
+"""Defines revisions: the names of a checkpoint's contents, and which of them are compatible. Pure.
 
-A checkpoint's *configuration* (its config, tokenizer and templates) and its *weights* are named by what they hold. A
-whole revision is `CONFIGURATION-WEIGHTS`: what engines serve. Gateways, tokenizers and detokenizers read no weights and
-serve every revision of their configuration. The commit of a hub names both and is its own configuration.
+A checkpoint's *configuration* (its config, tokenizer and templates) and its *weights* are each named by their contents.
+A whole revision is `CONFIGURATION-WEIGHTS`; engines serve it. Gateways, tokenizers and detokenizers read no weights,
+and serve every revision with their configuration. A hub commit names both and is its own configuration.
 """
 
 from collections.abc import Iterable
@@ -11,17 +11,17 @@ from sluice_server.services.messages.messages import Role, Visit
 
 
 def whole(configuration: str, weights: str) -> str:
-    """The revision of both."""
+    """Joins the names of configuration and weights to a whole revision."""
     return f"{configuration}-{weights}"
 
 
 def fits(revision: str, served: str) -> bool:
-    """Whether a process that serves `served`, a whole revision or the configuration of several, serves `revision`."""
+    """Returns True if a process that serves `served` (a whole revision or a configuration) also serves `revision`."""
     return revision == served or revision.startswith(f"{served}-")
 
 
 def agreed(visits: Iterable[Visit]) -> str | None:
-    """The one revision that all these processes serve; None where they differ."""
+    """Returns the revision that all these processes serve; None if they differ."""
     of_engines: set[str] = set()
     of_others: set[str] = set()
     for visit in visits:

@@ -1,1 +1,1 @@
-"""Token ids to text as it becomes certain: incremental decoding and stop strings."""
+"""Turns token ids into text as it becomes certain: incremental decoding, stop strings, reasoning and tool calls."""

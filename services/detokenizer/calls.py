@@ -1,6 +1,6 @@
-"""One tool call in a stream of text: where its JSON object ends, and what it says. Pure.
+"""Parses one tool call in a stream of text: where its JSON object ends, and what it contains. Pure.
 
-A call counts only when it is whole and of the right shape; what breaks before that was text all along.
+A call counts only when it is complete and valid. If it breaks earlier, all of it is text.
 """
 
 import enum
@@ -10,13 +10,13 @@ import msgspec
 
 from sluice_server.services.tokenizer.tool_formats import ToolFormat
 
-MAX_CALL = 256 << 10  # characters; what is longer is text
-MAX_DEPTH = 500  # of objects and lists; what is nested deeper is text: how deep JSON is read differs between Pythons
-_PLAIN = frozenset('{}[]:,"+-.0123456789eEtrufalsn \t\r\n')  # what JSON has outside strings
+MAX_CALL = 256 << 10  # characters; a longer call is text
+MAX_DEPTH = 500  # of objects and lists; a deeper call is text, because Python versions differ in their limit
+_PLAIN = frozenset('{}[]:,"+-.0123456789eEtrufalsn \t\r\n')  # the characters of JSON outside strings
 
 
 class ParserState(enum.Enum):
-    """Where reading an object stands."""
+    """The state of the parser: more text needed, object complete, or not a call."""
 
     OPEN = enum.auto()
     DONE = enum.auto()
@@ -24,19 +24,19 @@ class ParserState(enum.Enum):
 
 
 class FoundCall(NamedTuple):
-    """A call as the model wrote it."""
+    """A tool call of the model, with its arguments re-encoded as JSON."""
 
     name: str
     arguments: str  # a JSON object
 
 
 class CallReader:
-    """Feed text from behind the opening until the object is done, or broken."""
+    """An incremental parser, fed with the text after the opening until the object is done or broken."""
 
     def __init__(self, known: ToolFormat, *, is_bare: bool) -> None:
-        """`is_bare`: nothing announced the call, so it must begin as one to be waited for."""
+        """`is_bare`: the call has no opening, so its first characters must match one of `ToolFormat.bare`."""
         self._known = known
-        self._beginnings = known.bare if is_bare else ()  # how it may go on, cut off as characters come
+        self._beginnings = known.bare if is_bare else ()  # what may follow, shortened with every character
         self._pieces: list[str] = []
         self._size = 0
         self._depth = 0
@@ -45,13 +45,13 @@ class CallReader:
 
     @property
     def raw(self) -> str:
-        """The text that was taken."""
+        """The text consumed so far."""
         return "".join(self._pieces)
 
     def feed(self, text: str) -> tuple[ParserState, str]:
-        """Where it stands now, and the text behind the object, or from where it broke: that is not taken."""
+        """Returns the state, and the text that was not consumed: after the object, or from where it broke."""
         start = 0
-        if self._depth == 0:  # only white space has come
+        if self._depth == 0:  # only white space so far
             start = len(text) - len(text.lstrip())
             if text[start : start + 1] not in ("", "{"):
                 return self._take(text, start, ParserState.BROKEN)
@@ -64,12 +64,12 @@ class CallReader:
         return (ParserState.OPEN if self._size <= MAX_CALL else ParserState.BROKEN), ""
 
     def call(self) -> FoundCall | None:
-        """What the object says; None if it is no call."""
+        """Returns the call; None if the object is not a valid call."""
         try:
             value = msgspec.json.decode(self.raw)
             name = value["name"]
             arguments = next(value[key] for key in self._known.arguments if key in value)
-            if isinstance(arguments, str):  # some models quote them
+            if isinstance(arguments, str):  # some models write arguments as a JSON string
                 arguments = msgspec.json.decode(arguments)
             written = msgspec.json.encode(arguments).decode()
         except (msgspec.MsgspecError, KeyError, TypeError, StopIteration, ValueError, RecursionError):
@@ -84,15 +84,15 @@ class CallReader:
         return reading, text[end:]
 
     def _begins(self, char: str) -> bool:
-        """Whether a call that nothing announced may go on so."""
+        """Returns True if a call without an opening may continue with this character."""
         if not self._beginnings or char.isspace():
             return True
         left = tuple([one[1:] for one in self._beginnings if one[0] == char])
-        self._beginnings = left if all(left) else ()  # one is there whole: what follows is free
+        self._beginnings = left if all(left) else ()  # one matched completely: the rest is free
         return bool(left)
 
     def _step(self, char: str) -> bool:
-        """Take a character; False if JSON cannot have it there."""
+        """Consumes a character; returns False if JSON does not allow it there."""
         if self._in_string:
             if self._escaped:
                 self._escaped = False

@@ -1,25 +1,25 @@
-"""When text leaves for a gateway: at once while there is little of it, together at intervals when there is much.
+"""Decides when an output's text is sent to its gateway: at once at low load, joined at intervals at high load.
 
-A gRPC message, and one of the ring, cost far more than a token: passing every token on alone is what limits a busy
-service. Here an output is told of at most every `interval`: open requests of the gateway ÷ deltas a second, at most
-`MAX_INTERVAL_S`. When many are due they leave in parts, spread over the interval: whatever else the gateway has to do,
-a cancel say, waits for a part and not for all. Clock and timer are passed in. Knows no message.
+A gRPC message and a ring message cost far more than a token, so sending each token alone limits the throughput of a
+busy service. An output is sent at most once per `interval_s`: open requests of the gateway ÷ `DELTAS_PER_S`, at most
+`MAX_INTERVAL_S`. When many outputs are due, they are sent in parts, spread over the interval, so that the gateway's
+other work, such as a cancel, waits for one part only. Takes a clock and a timer; generic in the outputs.
 """
 
 import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-DELTAS_PER_S = 800  # of one gateway; about a tenth of a core: each costs what six tokens do
-MAX_INTERVAL_S = 0.04  # a frame of a film: nobody sees text stand still for so short a time
-PART = 16  # outputs that leave together at least: with 8 a token cost all stages together a tenth more
+DELTAS_PER_S = 800  # of one gateway; about a tenth of a core: a delta costs as much as six tokens
+MAX_INTERVAL_S = 0.04  # one frame of a film: too short for a reader to notice
+PART = 16  # least outputs in a part: with 8 a token cost all stages together a tenth more
 MAX_PARTS = 8
 
 _T = TypeVar("_T")
 
 
 class Alarm(NamedTuple):
-    """A clock in seconds, and what calls back after so many of them; None: nothing ever waits."""
+    """A clock in seconds, and a timer, `call_later(seconds, callback)`; without a timer nothing waits."""
 
     clock: Callable[[], float]
     call_later: Callable[[float, Callable[[], None]], object] | None
@@ -29,33 +29,33 @@ AT_ONCE = Alarm(time.monotonic, None)
 
 
 class FlushTimer(Generic[_T]):
-    """Tells when the outputs of one gateway's requests are to be sent."""
+    """Schedules the sending of the outputs of one gateway's requests."""
 
     def __init__(self, send: Callable[[_T], None], timer: Alarm) -> None:
-        self.num_open = 0  # requests
+        self.num_open = 0  # open requests of the gateway
         self._send = send
         self._timer = timer
         self._due: dict[_T, None] = {}  # in order of arrival
-        self._sent: dict[_T, float] = {}  # less than an interval ago, in order
-        self._part_s = float("-inf")  # when the latest part left
+        self._sent: dict[_T, float] = {}  # when outputs were sent, within the last interval, in order
+        self._part_s = float("-inf")  # when the latest part was sent
         self._has_timer = False
 
     @property
     def interval_s(self) -> float:
-        """Time between two deltas of an output."""
+        """The least time between two deltas of an output."""
         return min(self.num_open / DELTAS_PER_S, MAX_INTERVAL_S) if self._timer.call_later is not None else 0.0
 
     @property
     def num_parts(self) -> int:
-        """In which those that are due leave."""
+        """The number of parts into which the due outputs are divided."""
         return max(1, min(self.num_open // PART, MAX_PARTS))
 
     def text_came(self, output: _T) -> None:
-        """There is text of an output."""
+        """Marks an output as having text to send."""
         self._due[output] = None
 
     def turn(self) -> None:
-        """All that came together is here: send what may be sent, or wait."""
+        """Sends a part or starts the timer; called when all messages that arrived together are handled."""
         if not self._due or self._has_timer:
             return
         left_s = self._part_s + self.interval_s / self.num_parts - self._timer.clock()
@@ -65,7 +65,7 @@ class FlushTimer(Generic[_T]):
             self._wait(left_s)
 
     def _send_part(self) -> None:
-        """Those that have waited longest."""
+        """Sends the outputs that have waited longest."""
         self._has_timer = False
         self._part_s = now_s = self._timer.clock()
         part_s = self.interval_s / self.num_parts

@@ -1,4 +1,4 @@
-"""Text of one output that waited together, as one message. Pure."""
+"""Joins the waiting text messages of one output into one message. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,10 @@ from sluice_server.services.messages.messages import Text
 
 
 def joined(texts: Sequence[Text]) -> Text:
-    """Of one attempt of an output, in order, at least one: the first tells its beginning, the last its end."""
+    """Joins one or more messages of one attempt of an output, in order: `admitted` of the first, `finish` of the last.
+
+    Sums and concatenates the other fields.
+    """
     first, last = texts[0], texts[-1]
     if first is last:
         return first

@@ -1,7 +1,7 @@
-"""One output while its tokens come: its text, its sections and its end. Pure: no message, no clock.
+"""Processes the tokens of one output: text, sections and finish reason. Pure: no message, no clock.
 
-Joins decoding and stop strings (`stream`) with reasoning and tool calls (`sections`). Stop strings are looked for in
-all that the model wrote, sections or not.
+Combines decoding and stop strings (`stream`) with reasoning and tool calls (`sections`). Stop strings match anywhere in
+the model's text, in every section.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from sluice_server.services.messages.work import Sections, Stops, TextOptions, T
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.tool_formats import FORMATS
 
-ID_LENGTH = 9  # of a call's id: some templates refuse another length
+ID_LENGTH = 9  # of a call's id; some templates reject another length
 
 
 class OutputProgress(msgspec.Struct, frozen=True, gc=False):
-    """What tokens brought. `num_consumed` of them count: all, unless a stop string ended the output."""
+    """The result of pushing tokens. `num_consumed` counts the tokens used: all, unless a stop string ended it."""
 
     text: str
     num_consumed: int
@@ -32,10 +32,10 @@ class OutputProgress(msgspec.Struct, frozen=True, gc=False):
 
 
 class Output:
-    """Push tokens until `finish`."""
+    """The state of one output; push tokens until `finish` is set."""
 
     def __init__(self, encoder: TextEncoder, name: str, stops: Stops, options: TextOptions) -> None:
-        """`name` tells this output from all others: ids of its calls are made of it, so that a replay repeats them."""
+        """`name` is unique for the output: the ids of its calls are derived from it, so that a replay repeats them."""
         self._name = name
         self._num_calls = 0
         marks = _marks(encoder, options.sections)
@@ -52,8 +52,8 @@ class Output:
             self._splitter = SectionSplitter(options.sections, shows_opening=shows)
 
     def push(self, ids: Sequence[int], finish: FinishReason | None) -> OutputProgress:
-        """The next tokens, and why the engine ended the output with them, if it did."""
-        if len(ids) == 1 and finish is None:  # as nearly always: without loops
+        """Processes the next tokens; `finish` is the engine's reason if the output ends with them."""
+        if len(ids) == 1 and finish is None:  # by far the most frequent case, without loops
             text = self._text.push_one(ids[0])
             if self._text.stopped is None:
                 return OutputProgress(text, 1) if self._splitter is None else self._split_one(self._splitter, text)
@@ -64,7 +64,7 @@ class Output:
         return self._split(self._splitter, self._steps(ids, finish))
 
     def _steps(self, ids: Sequence[int], finish: FinishReason | None) -> Iterator[OutputProgress]:
-        """Token by token, so that those of the reasoning can be counted."""
+        """Processes token by token, so that reasoning tokens can be counted."""
         for at in range(max(1, len(ids))):
             step = self._advance(ids[at : at + 1], finish if at >= len(ids) - 1 else None)
             yield step
@@ -74,13 +74,13 @@ class Output:
     def _advance(self, ids: Sequence[int], finish: FinishReason | None) -> OutputProgress:
         text, num_consumed = self._text.push(ids)
         if finish is not None and self._text.stopped is None:
-            text += self._text.finish()  # a stop string can end in what was held back until now
+            text += self._text.finish()  # text that was held back can complete a stop string
         if self._text.stopped is not None:
             return OutputProgress(text, num_consumed, FinishReason.STOP_STRING, self._text.stopped)
         return OutputProgress(text, num_consumed, finish)
 
     def _split_one(self, splitter: SectionSplitter, text: str) -> OutputProgress:
-        """One token that ended nothing."""
+        """Splits the text of one token that is not the last."""
         was_reasoning = splitter.is_reasoning
         split = splitter.feed(text)
         num_reasoning = 1 if was_reasoning or splitter.is_reasoning else 0
@@ -88,7 +88,7 @@ class Output:
         return OutputProgress(split.text, 1, None, "", split.reasoning, num_reasoning, calls)
 
     def _split(self, splitter: SectionSplitter, steps: Iterable[OutputProgress]) -> OutputProgress:
-        """Several tokens, or the last ones."""
+        """Splits the text of several tokens, or of the last ones."""
         advance = OutputProgress("", 0)
         for step in steps:
             part = self._split_one(splitter, step.text)
@@ -111,7 +111,7 @@ class Output:
 
 
 def _marks(encoder: TextEncoder, sections: Sections | None) -> frozenset[int]:
-    """Special tokens that open calls: they must be seen to be found."""
+    """Returns the special tokens that open calls; they must stay in the text to be found."""
     known = FORMATS.get(sections.tools) if sections is not None else None
     token = encoder.tokenizer.token_to_id(known.opening) if known is not None else None
     return frozenset([token]) & encoder.pieces.special_ids if token is not None else frozenset()

@@ -1,4 +1,4 @@
-"""The detokenizer process: the stage with its decoder."""
+"""Runs the detokenizer process: the stage with its decoder."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from sluice_server.services.tokenizer.encoding import TextEncoder
 
 
 async def run(process: Process) -> int:
-    """Run until told to stop; the exit status."""
+    """Runs the stage until the process is stopped; returns the exit status."""
     encoder = TextEncoder.load(process.contents.directory)
     timer = Alarm(time.monotonic, asyncio.get_running_loop().call_later)
     stage = DetokenizerStage(encoder, process.ring.emit, process.record, process.ring.leases, timer)

@@ -1,6 +1,6 @@
-"""Records of tokens as clients see them: id, bytes, and log probabilities where they were asked for. Pure.
+"""Builds the token records that clients see: id, bytes, and log probabilities if requested. Pure.
 
-A token's record without log probabilities is the same wherever it appears: it is made once.
+A record without log probabilities is the same everywhere, so it is built once for each id.
 """
 
 from sluice_server.services.messages.details import PromptScores, TokenLogprobs, TokenRecord
@@ -10,14 +10,14 @@ from sluice_server.services.tokenizer.pieces import Pieces
 
 
 class Records:
-    """Makes the records of messages."""
+    """Builds the records of messages."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
         self._alone = _Alone(pieces)
 
     def of(self, message: Tokens, num: int) -> tuple[TokenRecord, ...]:
-        """Of the first `num` tokens."""
+        """Returns the records of the first `num` tokens of a message."""
         ids = message.ids
         if num == 1 and not message.logprobs:
             return self._alone[ids[0]]
@@ -26,7 +26,7 @@ class Records:
         return tuple(self._scored(token, scores) for token, scores in zip(ids[:num], message.logprobs, strict=False))
 
     def of_prompt(self, prompt: PromptScores) -> tuple[TokenRecord, ...]:
-        """Of its tokens: the first has nothing before it that it could be likely after."""
+        """Returns the records of a prompt's tokens; the first token has no log probability."""
         first, *rest = unpack_ids(prompt.ids)
         scored = [self._scored(token, scores) for token, scores in zip(rest, prompt.scores, strict=True)]
         return (*self._alone[first], *scored)
@@ -37,7 +37,7 @@ class Records:
 
 
 class _Alone(dict[int, tuple[TokenRecord]]):
-    """id → its record, in a tuple as messages hold it. At most as many as the vocabulary has."""
+    """A dict from id to its record, in a tuple as messages hold it. At most as large as the vocabulary."""
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__()

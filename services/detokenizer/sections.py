@@ -1,8 +1,8 @@
-"""The text of a chat's output told apart: reasoning, tool calls, and what is left. Pure: no token, no socket.
+"""Splits the text of a chat's output into reasoning, tool calls and the remaining text. Pure: no tokens, no I/O.
 
-Marks are never half streamed: what may still become one is held back, and so are line ends that may turn out to belong
-to a mark. Calls come whole; what looked like one and is none comes as text, all of it. Reasoning is looked for where an
-output begins and nowhere else: later on its marks are text.
+A mark is never emitted in part: text that may become one is held back, and so are line ends that may belong to one. A
+call is emitted as a whole; a candidate that turns out not to be one is emitted as text, completely. Reasoning is
+recognised at the start of an output only; later its marks are text.
 """
 
 import enum
@@ -16,7 +16,7 @@ _OPEN, _CLOSE = REASONING
 
 
 class Split(NamedTuple):
-    """What became certain."""
+    """The parts of the output that became certain."""
 
     text: str
     reasoning: str
@@ -27,18 +27,18 @@ NOTHING = Split("", "", ())
 
 
 class _State(enum.Enum):
-    BEGIN = enum.auto()  # nothing but white space has come, or nothing behind the reasoning
+    BEGIN = enum.auto()  # only white space so far, or since the reasoning ended
     REASONING = enum.auto()
     TEXT = enum.auto()
     CALL = enum.auto()
-    CALLED = enum.auto()  # behind a call: its closing, or another one
+    CALLED = enum.auto()  # after a call: its closing or another call may follow
 
 
 class _Lines:
-    """Text whose last line ends are held back."""
+    """Text whose trailing line ends are held back."""
 
     def __init__(self, *, drops_first: bool) -> None:
-        self._drops = drops_first  # line ends before anything else
+        self._drops = drops_first  # drop line ends at the start
         self._ends = ""
         self._certain: list[str] = []
 
@@ -55,11 +55,11 @@ class _Lines:
         self._ends += text[len(body) :]
 
     def passes(self, text: str) -> bool:
-        """Whether `text` is certain as it is, and nothing waits before it."""
+        """Returns True if `text` is certain unchanged, and nothing is held back before it."""
         return not (self._drops or self._ends or self._certain or text[-1:] == "\n")
 
     def take(self, *, holds_ends: bool) -> str:
-        """What is certain; the last line ends too, unless a mark could still claim them."""
+        """Returns and removes the certain text; with the trailing line ends unless a mark may still claim them."""
         taken = "".join(self._certain)
         self._certain.clear()
         if not holds_ends:
@@ -67,15 +67,15 @@ class _Lines:
         return taken
 
     def drop_ends(self) -> None:
-        """A mark came: the line ends before it were its own."""
+        """Drops the held line ends, because they belong to the mark that follows."""
         self._ends = ""
 
 
 class SectionSplitter:
-    """Feed an output's text, get its sections."""
+    """Splits the text of one output, fed in pieces, into its sections."""
 
     def __init__(self, sections: Sections, *, shows_opening: bool = True) -> None:
-        """`shows_opening`: the opening of calls belongs to the text where there is no call; else it is special."""
+        """`shows_opening`: an opening without a call is text; False for an opening that is a hidden special token."""
         self._tools = FORMATS.get(sections.tools)
         self._may_reason = sections.has_reasoning
         self._state = _State.REASONING if sections.is_reasoning else _State.BEGIN
@@ -84,16 +84,16 @@ class SectionSplitter:
         self._reasoning = _Lines(drops_first=True)
         self._calls: list[FoundCall] = []
         self._reader: CallReader | None = None
-        self._opening = ""  # that of the call being read, as text
+        self._opening = ""  # opening of the call being read, as text
         self._shows_opening = shows_opening
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning, as far as is known."""
+        """True if the next text is reasoning, as far as is known."""
         return self._state is _State.REASONING
 
     def feed(self, text: str) -> Split:
-        """What is certain with `text`."""
+        """Takes more text; returns the parts that became certain."""
         if not self._buffer and self._passes(text):
             return Split("", text, ()) if self._state is _State.REASONING else Split(text, "", ())
         self._buffer += text
@@ -103,7 +103,7 @@ class SectionSplitter:
         return self._taken(holds_ends=self._tools is not None)
 
     def _passes(self, text: str) -> bool:
-        """Whether `text` belongs where we are, all of it, and nothing is held back: so it is with nearly all text."""
+        """Returns True if all of `text` belongs to the current section and nothing is held back: the usual case."""
         if self._state is _State.REASONING:
             return _CLOSE[0] not in text and self._reasoning.passes(text)
         if self._state is not _State.TEXT:
@@ -111,7 +111,7 @@ class SectionSplitter:
         return self._tools is None or (self._tools.opening[0] not in text and self._text.passes(text))
 
     def flush(self) -> Split:
-        """No more comes: what was held back."""
+        """Returns the text that was held back; no more follows."""
         if self._state is _State.CALL:
             self._break()
         if self._state is _State.REASONING:
@@ -127,7 +127,7 @@ class SectionSplitter:
         return Split(self._text.take(holds_ends=holds_ends), self._reasoning.take(holds_ends=True), calls)
 
     def _advance(self) -> bool:
-        """Take from the buffer; False when more is needed."""
+        """Consumes text from the buffer; returns False when more is needed."""
         match self._state:
             case _State.BEGIN:
                 return self._begin()
@@ -201,7 +201,7 @@ class SectionSplitter:
         return True
 
     def _break(self) -> None:
-        """It was no call."""
+        """Emits the text of a candidate that is not a call."""
         assert self._reader is not None
         self._text.add(self._opening + self._reader.raw)
         self._reader = None
@@ -229,7 +229,10 @@ class SectionSplitter:
 
 
 def _split(text: str, mark: str) -> tuple[str, str, str]:
-    """Text before the mark, the mark, text behind it; without a mark: text that is certain, "", what may become one."""
+    """Returns the text before the mark, the mark, and the text after it.
+
+    Without a mark: the certain text, "", and the end that may become a mark.
+    """
     before, found, rest = text.partition(mark)
     if found:
         return before, found, rest

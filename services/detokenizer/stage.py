@@ -1,8 +1,8 @@
-"""The detokenizer's place in the ring: Tokens in, Text out; a matched stop string ends the stream here.
+"""The detokenizer stage of the ring: takes Tokens, gives Text; a matched stop string ends the output here.
 
-Text leaves in the turn in which its tokens came, or together with other text when there is much (`pace`). An output's
-first never waits, nor does its end. After a stop string the engine still sends tokens until the gateway's Cancel has
-gone round; they are dropped, and the credit they were sampled for goes back. Knows no engine and no socket.
+Text is sent in the turn in which its tokens arrived, or joined with other text at high load (`flush_timer`). The first
+and the last text of an output are sent at once. After a stop string the engine still sends tokens until the gateway's
+Cancel arrives; they are dropped, and their credit is returned by a Grant.
 """
 
 import dataclasses
@@ -39,29 +39,29 @@ Emit = Callable[[Message], None]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Output:
-    """One output that is being detokenised."""
+    """The state of one output."""
 
     output: Output
-    pace: "FlushTimer[_Output]"  # of its gateway
+    pace: "FlushTimer[_Output]"  # the flush timer of its gateway
     start: float
     next_index: int = 0
     busy_s: float = 0.0
-    ended: bool = False  # by a stop string: what still comes is dropped
-    num_unused: int = 0  # tokens that came behind the stop string
-    resumed_at_end: OutputProgress | None = None  # what came before it was resumed had ended it
+    ended: bool = False  # by a stop string: later tokens are dropped
+    num_unused: int = 0  # tokens after the stop string
+    resumed_at_end: OutputProgress | None = None  # set: the tokens before a resume had already ended the output
     waiting: list[Text] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True)
 class _Request:
-    """One request's outputs, in its newest attempt."""
+    """The outputs of one request, in its newest attempt."""
 
     envelope: Envelope
     outputs: dict[int, _Output] = dataclasses.field(default_factory=dict)
 
 
 class DetokenizerStage:
-    """Turns tokens into text, per output of each request."""
+    """Turns tokens into text for each output of each request."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class DetokenizerStage:
         leases: Leases | None = None,
         timer: Alarm = AT_ONCE,
     ) -> None:
-        """`leases` tell which gateways live; with the default timer no text waits beyond the next turn."""
+        """`leases` say which gateways are alive. With the default `timer` no text waits beyond the next turn."""
         self.progress = 0
-        self.num_late = 0  # tokens dropped because their output had ended or began without its first message
+        self.num_late = 0  # tokens dropped: their output had ended, or its first message was missing
         self._encoder = encoder
         self._emit = emit
         self._record = record
@@ -85,29 +85,29 @@ class DetokenizerStage:
 
     @property
     def num_open(self) -> int:
-        """Requests with state here."""
+        """The number of requests with state in this process."""
         return len(self._requests)
 
     def turn(self) -> bool:
-        """Send what is due."""
+        """Sends the text that is due."""
         for pace in self._paces.values():
             pace.turn()
         return False
 
     def reap(self) -> None:
-        """Forget requests whose gateway is gone."""
+        """Drops requests whose gateway is gone."""
         for request in list(self._requests.values()):
             if self._leases.is_over(request.envelope):
                 self._end(request.envelope)
 
     def handle(self, message: Message) -> None:
-        """Take Tokens; forget a request that failed or was cancelled; pass anything else on."""
+        """Handles Tokens, drops the state of requests that ended elsewhere, and forwards all other messages."""
         self.progress += 1
         match message:
             case Tokens():
                 self._take(message)
             case Cancel():
-                if message.output_index is None:  # the end of one output comes from the engine, like any other
+                if message.output_index is None:  # a cancelled single output ends by the engine's Tokens
                     self._end(message.envelope)
             case OpenSerials():
                 for request in list(self._requests.values()):
@@ -165,7 +165,7 @@ class DetokenizerStage:
         )
 
     def _send(self, output: _Output) -> None:
-        """What waits of it leaves as one message. A timer may call this, which has no other guard."""
+        """Sends the waiting text of an output as one message. Catches exceptions, because a timer may call this."""
         waiting, output.waiting = output.waiting, []
         if not waiting:
             return
@@ -178,7 +178,10 @@ class DetokenizerStage:
             self._emit(failed(envelope, broken))
 
     def _output(self, message: Tokens, now: float) -> _Output | None:
-        """The output's state; made by the first message of an attempt, which says how to detokenise."""
+        """Returns the state of the message's output, or None for a message without state.
+
+        The first message of an attempt creates it, from the options in `admitted`.
+        """
         envelope = message.envelope
         request = self._requests.get(envelope.request_id)
         if request is not None and request.envelope.attempt == envelope.attempt:
@@ -187,12 +190,12 @@ class DetokenizerStage:
                 return output
         if message.admitted is None or (request is not None and envelope.attempt < request.envelope.attempt):
             return None
-        if request is None or request.envelope.attempt < envelope.attempt:  # a later attempt supersedes all of it
+        if request is None or request.envelope.attempt < envelope.attempt:  # a later attempt replaces all of it
             self._leases.seen(envelope.origin, envelope.epoch)
             request = self._open(envelope)
         name, admitted = f"{envelope.request_id}/{message.output_index}", message.admitted
         output = _Output(Output(self._encoder, name, admitted.stops, admitted.text), self._paces[envelope.origin], now)
-        if admitted.resumed:  # its text was emitted before: go on behind it
+        if admitted.resumed:  # its text was emitted before: continue after it
             resumed = unpack_ids(admitted.resumed)
             before = output.output.push(resumed, None)
             output.next_index = len(resumed)
@@ -202,7 +205,7 @@ class DetokenizerStage:
         return output
 
     def _open(self, envelope: Envelope) -> _Request:
-        """State of an attempt, in the place of an earlier one."""
+        """Creates the state of an attempt; replaces an earlier one."""
         if envelope.request_id in self._requests:
             self._close(self._requests[envelope.request_id])
         if envelope.origin not in self._paces:
@@ -212,30 +215,29 @@ class DetokenizerStage:
         return request
 
     def _close(self, request: _Request) -> None:
-        """Drop its state. What waits is for nobody."""
+        """Drops the state of a request, with the text that waits."""
         del self._requests[request.envelope.request_id]
         self._paces[request.envelope.origin].num_open -= 1
         for output in request.outputs.values():
             output.waiting = []
 
     def _forget(self, message: Tokens) -> None:
-        """The engine has sent an output's last token: drop the output's state."""
+        """Drops the state of an output after the engine has sent its last token; returns unused credit."""
         request = self._requests.get(message.envelope.request_id)
         if request is None or request.envelope.attempt != message.envelope.attempt:
             return
         output = request.outputs.pop(message.output_index, None)
-        if output is not None and output.num_unused:  # others of its outputs may wait for them
+        if output is not None and output.num_unused:  # other outputs of the request may wait for this credit
             self._emit(Grant(message.envelope, output.num_unused))
         if not request.outputs:
             self._close(request)
 
     def _end(self, envelope: Envelope, error: str = "") -> None:
-        """Forget a request, unless a later attempt of it has begun. Outputs that still run end here: cut off without an
-        `error`, else failed."""
+        """Drops a request, unless a later attempt has begun. Open outputs end: failed with `error`, else cancelled."""
         request = self._requests.get(envelope.request_id)
         if request is None or request.envelope.attempt > envelope.attempt:
             return
-        if error:  # its client is told how far it came
+        if error:  # the client still gets the text so far
             for output in request.outputs.values():
                 self._send(output)
         self._close(request)
@@ -251,6 +253,7 @@ class DetokenizerStage:
 
 
 def _timings(timings: Timings | None, busy_s: float) -> Timings:
-    """The engine's timings with this stage's own; none are known when a stop string ended the output here."""
+    """Returns the engine's timings with this stage's own; zeros for the engine's if a stop string ended the output
+    here."""
     known = timings or Timings()
     return Timings(known.tokenize_s, known.queue_s, known.prefill_s, known.decode_s, busy_s, known.num_preemptions)

@@ -1,8 +1,8 @@
-"""Stop strings over a stream of text: never half streamed, found across any boundary. Pure text.
+"""Finds stop strings in a stream of text: across any boundary, and without emitting a part of one. Pure.
 
-An Aho-Corasick automaton (1975) over characters: one state after each character, whose depth is the length of the
-longest suffix that could still become a stop string: exactly that much is held back. The match that ends first wins,
-of several that end together the longest.
+An Aho-Corasick automaton (1975) over characters. The depth of a state is the length of the longest suffix that can
+still become a stop string; exactly that much text is held back. The match that ends first wins; of several that end
+together, the longest.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Feed text, get what may be shown. After a match nothing more comes out."""
+    """Takes text and returns the part that can be emitted; nothing after a match."""
 
     def __init__(self, strings: Sequence[str], include: bool = False) -> None:
         self._next: list[dict[str, int]] = [{}]
@@ -27,11 +27,11 @@ class StopMatcher:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to look for."""
+        """True if there are no stop strings."""
         return len(self._next) == 1
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Text that is certain now, and the stop string if one was completed."""
+        """Returns the text that became certain, and the stop string that was completed, if any."""
         if not self._state and self._firsts.isdisjoint(text):
             return text, None
         state = self._state
@@ -46,7 +46,7 @@ class StopMatcher:
         return whole[: len(whole) - keep], None
 
     def flush(self) -> str:
-        """No more text comes: what was held back."""
+        """Returns the text that was held back; no more follows."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -72,7 +72,7 @@ class StopMatcher:
         self._match[state] = string
 
     def _link(self) -> None:
-        """Failure links, breadth first; a state inherits the match of its longest proper suffix if it has none."""
+        """Builds the failure links, breadth first; a state without a match inherits its longest proper suffix's."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()

@@ -1,9 +1,9 @@
-"""The text of one output as its tokens come: decoding, then stop strings. Pure: no socket, no clock.
+"""Turns the tokens of one output into text: decoding, then stop strings. Pure: no I/O, no clock.
 
-Without a stop match the emitted pieces together are `tokenizer.decode` of all ids, whatever the ids. Text that may
-become a stop string, half a character, and a run of byte-fallback tokens (one bad byte changes all of it) are held
-back. Built on the bytes of each token, not on `tokenizers`' DecodeStream: 0.23.3 raised on 1,160 of 2,000 random
-sequences with byte fallback, and while nothing comes out it decodes all of it again at every token.
+Without a stop match the emitted text equals `tokenizer.decode` of all ids. Held back are: text that may become a stop
+string, half a character, and a run of byte-fallback tokens (one bad byte changes all of the run). Uses the bytes of
+each token and not `tokenizers`' DecodeStream: its version 0.23.3 raised on 1,160 of 2,000 random sequences with byte
+fallback, and while nothing is emitted it decodes everything again at each token.
 """
 
 import codecs
@@ -16,14 +16,14 @@ from sluice_server.services.tokenizer.encoding import TextEncoder
 
 
 class TextDelta(NamedTuple):
-    """Text that became certain, and how many of the pushed tokens count (all, unless a stop string ended it)."""
+    """Text that became certain, and the number of tokens that were used: all, unless a stop string ended the output."""
 
     text: str
     num_consumed: int
 
 
 class OutputText:
-    """Push tokens, get text; `stopped` is the stop string that ended the output, if one did."""
+    """The text of one output; `stopped` is the stop string that ended it, if any."""
 
     def __init__(
         self,
@@ -42,17 +42,17 @@ class OutputText:
         self._run: _Run | None = None
         self._first = encoder.pieces.first_differs
         self._ended = False
-        # Whether the next token's text depends on those before it: half a character, a run, or none at all.
+        # True if the next token's text depends on its place: after half a character, in a run, or at the start.
         self._depends = self._first
         self._whole_texts = encoder.pieces.whole_texts
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that was matched."""
+        """The stop string that was matched, or None."""
         return self._sink.stopped
 
     def push(self, ids: Sequence[int]) -> TextDelta:
-        """The next tokens. After a stop string or `finish` nothing is consumed."""
+        """Decodes the next tokens. After a stop string or `finish` it consumes none."""
         if self._ended or self.stopped is not None:
             return TextDelta("", 0)
         emitted: list[str] = []
@@ -63,11 +63,11 @@ class OutputText:
         return TextDelta("".join(emitted), len(ids))
 
     def push_one(self, token: int) -> str:
-        """The same for one token, which is what nearly always comes: without lists and tuples."""
+        """Decodes one token: the most frequent case, without lists and tuples."""
         return "" if self._ended or self._sink.stopped is not None else self._step(token)
 
     def finish(self) -> str:
-        """No more tokens come: what was held back. It may complete a stop string after all."""
+        """Returns the text that was held back, after the last token. It may complete a stop string."""
         if self._ended or self.stopped is not None:
             return ""
         self._ended = True
@@ -81,7 +81,7 @@ class OutputText:
         return self._decode(token) if text is None else self._sink.feed(text)
 
     def _decode(self, token: int) -> str:
-        """A token whose text is more than its own bytes."""
+        """Decodes a token whose text depends on more than its own bytes."""
         piece = self._pieces.get(token)
         if piece is None:
             return ""
@@ -103,22 +103,22 @@ class OutputText:
 
 
 class _Sink:
-    """Where text becomes certain: drops what leads the text, then looks for stop strings. Nothing follows a stop."""
+    """Drops `lead` at the start of the text, then matches stop strings. Emits nothing after a stop."""
 
     def __init__(self, matcher: StopMatcher, lead: tuple[str, int]) -> None:
         self.stopped: str | None = None
         self._matcher = matcher
         self._lead, self._num_lead = lead
-        self._is_open = matcher.is_empty and not self._num_lead  # everything passes
+        self._is_open = matcher.is_empty and not self._num_lead  # text passes unchanged
 
     def fork(self) -> "_Sink":
-        """The same state, to go on from in another way."""
+        """Returns a copy of the state, for a trial."""
         other = copy.copy(self)
-        other._matcher = copy.copy(self._matcher)  # its tables are shared, its state is two values
+        other._matcher = copy.copy(self._matcher)  # shares its tables, copies its two state values
         return other
 
     def feed(self, text: str) -> str:
-        """What may be shown."""
+        """Returns the text that can be emitted."""
         if self._is_open:
             return text
         if self.stopped is not None:
@@ -136,9 +136,9 @@ class _Sink:
 
 
 class _Run:
-    """A run of byte-fallback tokens: the characters they spell, or one U+FFFD for each if they are not all UTF-8.
+    """A run of byte-fallback tokens: the characters that they spell, or one U+FFFD for each if they are not all UTF-8.
 
-    Its text is certain only when it is over, but a stop string in it counts at once: newlines are such tokens.
+    Its text is certain only at its end, but a stop string in it counts at once, because newlines are such tokens.
     """
 
     def __init__(self, sink: _Sink) -> None:
@@ -162,7 +162,7 @@ class _Run:
         return "" if self._trial.stopped is None else self._sink.feed("".join(self._text))
 
     def end(self) -> str:
-        """The run is over: all of it, but for what was given before."""
+        """Ends the run; returns its text without what was emitted before."""
         if self._broken:
             return ""
         is_whole = self._strict.getstate() == (b"", 0)

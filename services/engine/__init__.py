@@ -1,1 +1,1 @@
-"""The engine in the ring: the only room that knows both messages and the engine."""
+"""The engine process of the ring: translates between the ring's messages and the engine."""

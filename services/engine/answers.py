@@ -1,4 +1,4 @@
-"""What an engine found, as the ring carries it: its load, log probabilities, a prompt's scores. Pure."""
+"""Converts the engine's results to ring records: load, log probabilities, prompt scores. Pure."""
 
 from sluice_server.engine.engine import Engine
 from sluice_server.engine.plan import TokenLogprob
@@ -8,7 +8,7 @@ from sluice_server.services.messages.messages import Load, Prompt
 
 
 def load_of(engine: Engine) -> Load:
-    """The engine's load as the ring carries it."""
+    """Returns the engine's load as a ring record."""
     scheduler = engine.scheduler
     pool, stats = scheduler.cache.pool, scheduler.cache.stats
     return Load(
@@ -26,13 +26,13 @@ def load_of(engine: Engine) -> Load:
 
 
 def logprobs_of(found: TokenLogprob) -> TokenLogprobs:
-    """Of one token."""
+    """Returns the log probabilities of one token as a ring record."""
     asked = found.asked_ids, found.asked_logprobs, found.asked_ranks
     return TokenLogprobs(found.logprob, found.rank, found.top_ids, found.top_logprobs, *asked)
 
 
 def scores_of(prompt: Prompt, sampled: Sampled) -> PromptScores | None:
-    """On a request's first message, if they are asked for."""
+    """Returns the prompt's scores, which come with a request's first message; None if they were not requested."""
     if sampled.admission is None or sampled.admission.prompt_scores is None:
         return None
     return PromptScores(prompt.ids, tuple(logprobs_of(one) for one in sampled.admission.prompt_scores))

@@ -1,4 +1,4 @@
-"""What a client says of its open request, said to the engine. Knows no ring and no request's state."""
+"""Applies a client's change of a running request to the engine. Keeps no state of its own."""
 
 from typing import assert_never
 
@@ -8,7 +8,7 @@ from sluice_server.services.messages.work import TokenPrompt, unpack_ids
 
 
 def carry_out(engine: Engine, message: Change, now: float) -> None:
-    """Raises ServiceError when the engine refuses it."""
+    """Applies one change; `now` is the engine's clock. Raises ServiceError when the engine rejects it."""
     request_id = message.envelope.request_id
     match message:
         case Grant():

@@ -1,6 +1,6 @@
-"""The engine's figures as samples, read when somebody asks: queue, steps, cache, preemption, speculation.
+"""Reads the engine's metrics as samples when they are collected: queue, steps, cache, preemption, speculation.
 
-Everything here is a plain number that the engine keeps for itself.
+Every value is a plain number that the engine keeps for itself.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from sluice_server.services.telemetry.metrics import MAX_VALUES, OTHER, MetricSa
 
 
 def figures(stage: EngineStage, policy: str) -> Iterator[MetricSample]:
-    """All of them; `policy` names the order of service."""
+    """Yields all samples; `policy` is the name of the scheduling policy."""
     scheduler, stats = stage.engine.scheduler, stage.engine.stats
     yield MetricSample(catalogue.OPEN, stage.num_open)
     yield MetricSample(catalogue.WAITING, scheduler.num_waiting)
@@ -50,7 +50,7 @@ def _cache(stage: EngineStage) -> Iterator[MetricSample]:
 
 
 def _tiers(tiers: Tiers | None) -> Iterator[MetricSample]:
-    """Occupancy and traffic of the tiers below the device, if there are any."""
+    """Yields blocks and transfers of the host and disk tiers, if there are any."""
     if tiers is None:
         return
     yield MetricSample(catalogue.BLOCKS, tiers.num_host, ("host", "used"))
@@ -68,14 +68,14 @@ def _tiers(tiers: Tiers | None) -> Iterator[MetricSample]:
 
 
 def _drafts(stats: DraftStats) -> Iterator[MetricSample]:
-    """Tokens drafted and kept, by their place in the draft; nothing where nobody drafts."""
+    """Yields tokens drafted and accepted, by position in the draft; nothing without speculation."""
     for place, (drafted, accepted) in enumerate(zip(list(stats.drafted_at), list(stats.accepted_at), strict=False), 1):
         yield MetricSample(catalogue.DRAFTED, drafted, (str(place),))
         yield MetricSample(catalogue.ACCEPTED, accepted, (str(place),))
 
 
 def _few(counts: Counter[str]) -> dict[str, int]:
-    """The most frequent, and the others together."""
+    """Returns the `MAX_VALUES` largest counts, and the sum of all others under `OTHER`."""
     shown = dict(counts.most_common(MAX_VALUES))
     rest = counts.total() - sum(shown.values())
     return {**shown, OTHER: rest} if rest else shown

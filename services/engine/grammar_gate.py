@@ -1,7 +1,7 @@
-"""In front of the engine's stage: requests whose grammar is still to be compiled wait here, and hold up nobody.
+"""Holds back requests whose grammar is being compiled, in front of the engine stage; other requests pass.
 
-Compiling runs in threads; what comes behind a waiting request waits with it, in order. A grammar is kept for as long as
-its request is open, so that the engine need not compile it in the middle of a step. Knows no grammar.
+Compiling runs on threads. Messages of a waiting request wait with it, in order. A grammar is kept while its request is
+open, so that the engine need not compile it during a step.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from sluice_server.services.faults import fault
 from sluice_server.services.messages.messages import Cancel, Message, OfNoRequest, OpenSerials, Prompt, Role, failed
 from sluice_server.services.telemetry.logs import about
 
-WORTHWHILE_BYTES = 16 << 20  # to look through the heap takes some milliseconds
+WORTHWHILE_BYTES = 16 << 20  # returning heap memory takes some milliseconds, so it is done for no less
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Waiting:
-    """A request that waits, and what has come behind it."""
+    """A request that waits for its grammar, and the messages that arrived after it."""
 
     prompt: Prompt
     came: float
@@ -34,12 +34,12 @@ class _Waiting:
 
 
 class GrammarGate:
-    """A stage around the engine's."""
+    """A stage that wraps the engine stage."""
 
     def __init__(
         self, stage: EngineStage, grammars: Grammars, executor: Executor, wake: Callable[[], None], emit: Emit
     ) -> None:
-        """`wake` asks for a turn; it is called from the executor's threads."""
+        """`wake` schedules a turn; the executor's threads call it."""
         self._stage = stage
         self._grammars = grammars
         self._executor = executor
@@ -48,25 +48,25 @@ class GrammarGate:
         self._waiting: dict[str, _Waiting] = {}
         self._compiled: deque[_Waiting] = deque()
         self._kept: dict[str, Grammar] = {}
-        self._dropped_bytes = 0  # of grammars, that the C library may keep
+        self._dropped_bytes = 0  # of dropped grammars; the C library may not have returned them yet
 
     @property
     def progress(self) -> int:
-        """The engine's."""
+        """The engine stage's progress."""
         return self._stage.progress
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for their grammar."""
+        """The number of requests that wait for their grammar."""
         return len(self._waiting)
 
     @property
     def num_kept(self) -> int:
-        """Open requests that have one."""
+        """The number of open requests with a grammar."""
         return len(self._kept)
 
     def handle(self, message: Message) -> None:
-        """Take what needs a grammar, and what is about such a request; let anything else pass."""
+        """Holds back requests that need a grammar, and messages about them; passes all others to the engine stage."""
         if isinstance(message, OpenSerials):
             for name in [one for one, it in self._waiting.items() if message.has_ended(it.prompt.envelope)]:
                 self._drop(name)
@@ -76,7 +76,7 @@ class GrammarGate:
         envelope = message.envelope
         waiting = self._waiting.get(envelope.request_id)
         if waiting is not None and envelope.attempt < waiting.prompt.envelope.attempt:
-            return  # of an attempt that was given up
+            return  # of an earlier attempt
         match message:
             case Prompt():
                 if waiting is None or envelope.attempt > waiting.prompt.envelope.attempt:
@@ -91,7 +91,7 @@ class GrammarGate:
                 self._stage.handle(message)
 
     def turn(self) -> bool:
-        """Let in whose grammar is there, then a turn of the engine."""
+        """Admits requests whose grammar is compiled, then runs a turn of the engine stage."""
         while self._compiled:
             waiting = self._compiled.popleft()
             if self._waiting.get(waiting.prompt.envelope.request_id) is waiting:
@@ -101,7 +101,10 @@ class GrammarGate:
         return self._stage.turn()
 
     def reap(self) -> None:
-        """Who waits comes in, and goes then. While no request has a grammar, memory of those dropped goes back."""
+        """Reaps the engine stage; waiting requests are reaped after their admission.
+
+        While no request has a grammar, returns the memory of dropped grammars to the operating system.
+        """
         self._stage.reap()
         if not self._waiting and not self._kept:
             self._dropped_bytes += self._grammars.take_dropped_bytes()
@@ -123,12 +126,15 @@ class GrammarGate:
         future.add_done_callback(lambda _: self._done(waiting))
 
     def _done(self, waiting: _Waiting) -> None:
-        """In a thread."""
+        """Marks a compilation as done, on its thread."""
         self._compiled.append(waiting)
         self._wake()
 
     def _let_in(self, waiting: _Waiting) -> None:
-        """The grammar is there, or will never be. What breaks here must cost this request only."""
+        """Passes a request and the messages behind it to the engine stage, or fails it if its grammar did not compile.
+
+        An exception here must fail this request only.
+        """
         envelope = waiting.prompt.envelope
         del self._waiting[envelope.request_id]
         try:
@@ -142,7 +148,7 @@ class GrammarGate:
         except ServiceError as error:
             self._emit(failed(envelope, error))
         except Exception as error:
-            self._stage.handle(Cancel(envelope))  # part of it may be in
+            self._stage.handle(Cancel(envelope))  # the engine may have accepted part of it
             what = "failed while it compiled the grammar of this request and let it in"
             self._emit(failed(envelope, fault(Role.ENGINE, about(envelope), what, error)))
 

@@ -1,7 +1,4 @@
-"""Loads a service's engine: the model that its settings name, what drafts for it, and grammars for its tokenizer.
-
-Knows no ring and no process.
-"""
+"""Loads a service's engine: the model that its settings name, the draft model, and the grammars for its tokenizer."""
 
 from typing import NamedTuple
 
@@ -23,7 +20,10 @@ class Loaded(NamedTuple):
 
 
 def load_engine(config: EngineConfig, contents: CheckpointFiles, model: ModelConfig, limits: Limits) -> Loaded:
-    """Read the weights. Raises ServiceError when the checkpoint cannot be served, or was replaced meanwhile."""
+    """Reads the weights and builds the engine.
+
+    Raises ServiceError when the checkpoint cannot be served, or was replaced during loading.
+    """
     directory = contents.directory
     with Naming(contents, drafting(config)) as naming:
         grammars = grammars_of(directory, limits.vocab_size, model.eos_ids)
@@ -32,7 +32,7 @@ def load_engine(config: EngineConfig, contents: CheckpointFiles, model: ModelCon
 
 
 def drafting(config: EngineConfig) -> CheckpointFiles | None:
-    """The files of what drafts, where something reads any."""
+    """Returns the files of the draft model or head; None if the settings name none."""
     if not config.draft_model:
         return None
     return CheckpointFiles(resolve_draft(config.draft_model, config.speculation), remembered(), with_weights=True)

@@ -1,7 +1,7 @@
-"""Names the contents of an engine's checkpoints while they are being loaded.
+"""Computes the digests of an engine's checkpoints while they are loaded.
 
-Reading and hashing run in a thread of their own beside the loading, which reads the same pages; the engine waits for
-them before it keeps anything under the names.
+Reading and hashing run on a separate thread beside the loading, which reads the same pages. The engine waits for the
+digests before it stores cache blocks under them.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +13,7 @@ from sluice_server.services.checkpoint.model_source import CheckpointFiles, Chec
 
 
 class Naming:
-    """Begins when it is entered; at its exit the thread has ended."""
+    """Starts hashing on entry, as a context manager; its thread has ended on exit."""
 
     def __init__(self, model: CheckpointFiles, draft: CheckpointFiles | None) -> None:
         self._contents = [model, *([draft] if draft is not None else [])]
@@ -31,16 +31,18 @@ class Naming:
 
     @property
     def draft(self) -> Path | None:
-        """The directory of what drafts."""
+        """The directory of the draft model or head, or None."""
         return self._contents[1].directory if len(self._contents) > 1 else None
 
     def digests(self) -> Digests:
-        """Of both; waits. Raises ServiceError MODEL_CHANGED where files were replaced while they were read."""
+        """Waits for the digests of model and draft. Raises ServiceError MODEL_CHANGED if a file changed meanwhile."""
         return Digests(*(one.result().digest for one in self._named))
 
     def check(self) -> str:
-        """The model's revision, when both have been loaded. Raises ServiceError MODEL_CHANGED where what was loaded may
-        not be what was named."""
+        """Returns the model's revision, after both are loaded.
+
+        Raises ServiceError MODEL_CHANGED if the loaded files may differ from the hashed ones.
+        """
         for contents in self._contents:
             contents.check()
         return self._named[0].result().revision

@@ -1,4 +1,4 @@
-"""The engine process: loads the model and drives it from the ring. The only one that imports torch."""
+"""Runs the engine process: loads the model and drives it from the ring. The only process that imports torch."""
 
 import asyncio
 import dataclasses
@@ -18,15 +18,18 @@ from sluice_server.services.telemetry.metrics import Labelled, MetricSample
 
 logger = logging.getLogger(__name__)
 
-NUM_COMPILERS = 2  # threads that compile grammars: one that takes long does not hold up the next
-ATTEND_S = 0.1  # how often probes are answered during a step, between two layers
+NUM_COMPILERS = 2  # threads that compile grammars, so that one slow grammar does not delay the next
+ATTEND_S = 0.1  # least time between two checks for probes during a step, made between layers
 
 
 async def run(process: Process) -> int:
-    """Run until told to stop; the exit status. Raises ServiceError when the checkpoint cannot be served."""
+    """Runs the stage until the process is stopped; returns the exit status.
+
+    Raises ServiceError when the checkpoint cannot be served.
+    """
     start = time.monotonic()
     config = process.engine_config
-    take_turns_of(LONG_S)  # this thread and those that compute with it: whoever has a message to pass on goes first
+    take_turns_of(LONG_S)  # this thread and the compute threads: other stages' threads get a core first
     built, process.ring.revision = load_engine(config, process.contents, process.model, process.limits)
     took = time.monotonic() - start
     how = built.computing
@@ -72,7 +75,7 @@ async def run(process: Process) -> int:
 
 
 def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-    """`call`, passed over while the last one is less than `seconds` ago."""
+    """Returns a function that calls `call`, but at most once in `seconds`."""
     last = time.monotonic()
 
     def passed_over_or_called() -> None:
@@ -86,7 +89,7 @@ def at_most_every(seconds: float, call: Callable[[], None]) -> Callable[[], None
 
 
 def grammar_figures(gate: GrammarGate) -> list[MetricSample]:
-    """Requests with grammars."""
+    """Returns the samples of the grammar gate."""
     return [
         MetricSample(catalogue.AWAITING_GRAMMAR, gate.num_waiting),
         MetricSample(catalogue.WITH_GRAMMAR, gate.num_kept),

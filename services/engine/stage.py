@@ -1,6 +1,6 @@
-"""The engine's place in the ring: Prompt in; Tokens or Failed out; a step a turn; reports of its load.
+"""The engine stage of the ring: takes Prompt, gives Tokens or Failed; one step per turn; reports its load.
 
-The only file that knows both ring and engine.
+This is the place where ring messages become engine requests and engine results become messages.
 """
 
 import dataclasses
@@ -50,16 +50,16 @@ Emit = Callable[[Message], None]
 
 @dataclasses.dataclass(slots=True)
 class _Open:
-    """What the ring needs to know of a request that the engine works on."""
+    """A request that the engine is working on, as the ring sees it."""
 
     prompt: Prompt
-    traced: TracedRequest | None  # None: nobody traces it
-    num_changes: int = 0  # that have come
+    traced: TracedRequest | None  # None: the request is not traced
+    num_changes: int = 0  # changes received
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RingMembership:
-    """An engine's place in the ring: who it is, which boot of it, which gateways live, what time it is."""
+    """The identity of this engine in the ring: its id and boot epoch, the gateways' leases, and a clock."""
 
     id: str
     epoch: int
@@ -68,20 +68,20 @@ class RingMembership:
 
 
 def _unheard(tenant: str, seconds: float) -> None:
-    """Nobody counts."""
+    """The default of `on_scheduled`: does nothing."""
 
 
 class EngineStage:
-    """Drives one engine."""
+    """Drives one engine from the ring's messages."""
 
     def __init__(
         self, engine: Engine, place: RingMembership, emit: Emit, record: Record, computing: Computing = UNKNOWN
     ) -> None:
         self.engine = engine
-        self.ended: dict[str, int] = {}  # requests by end; stale: an attempt that came late
-        self.errors: Counter[str] = Counter()  # those that failed, by reason
-        self.on_scheduled: Callable[[str, float], None] = _unheard  # told tenant and seconds in the queue
-        self.computing = computing  # as reports tell it
+        self.ended: dict[str, int] = {}  # requests by kind of end; "stale": an attempt that came too late
+        self.errors: Counter[str] = Counter()  # failed requests by reason
+        self.on_scheduled: Callable[[str, float], None] = _unheard  # called with tenant and seconds in the queue
+        self.computing = computing  # sent in reports
         self._place = place
         self._emit = emit
         self._trace = EngineTrace(record)
@@ -91,20 +91,23 @@ class EngineStage:
 
     @property
     def progress(self) -> int:
-        """Layers computed since start."""
+        """The number of layers computed since start."""
         return self.engine.runner.progress
 
     @property
     def num_open(self) -> int:
-        """Requests with state here."""
+        """The number of requests with state in this process."""
         return len(self._open)
 
     def is_open(self, request_id: str) -> bool:
-        """Whether the engine works on it."""
+        """Returns True if the engine is working on the request."""
         return request_id in self._open
 
     def handle(self, message: Message) -> None:
-        """Take a Prompt, a Cancel or a change of a request; pass anything else on."""
+        """Handles Prompt, Cancel, OpenSerials and changes; forwards Cancel, OpenSerials, Failed and Result.
+
+        Raises TypeError for any other message.
+        """
         match message:
             case Prompt():
                 self._add(message)
@@ -126,7 +129,10 @@ class EngineStage:
                 raise TypeError(f"an engine takes no {type(message).__name__}")
 
     def turn(self) -> bool:
-        """One engine step; also for paused requests, as a deadline may pass. Without any, prepare for those to come."""
+        """Runs one engine step, or `engine.idle` if there are no requests. Returns True if there is more work.
+
+        Paused requests need steps too, because a deadline may pass.
+        """
         again = self._step() if self._open or self.engine.has_work else self.engine.idle()
         self._report()
         return again
@@ -147,26 +153,26 @@ class EngineStage:
         return self.engine.has_work
 
     def reap(self) -> None:
-        """Let go of requests whose gateway is gone: nobody takes their tokens."""
+        """Drops requests whose gateway is gone."""
         for request_id, opened in list(self._open.items()):
             if self._place.leases.is_over(opened.prompt.envelope):
                 self._drop(request_id)
 
     def _cancel(self, message: Cancel) -> None:
-        """End the whole request silently; or one output of it, whose end the engine tells like any other."""
+        """Drops the whole request silently, or cancels one output, which then ends by an engine event."""
         if message.output_index is None:
             self._drop(message.envelope.request_id)
         else:
             self.engine.cancel(message.envelope.request_id, message.output_index)
 
     def _change(self, message: Change) -> None:
-        """Carry out what a client says of its request; one that cannot be ends it. Its request may have ended."""
+        """Applies a client's change; a rejected one ends the request. Ignores changes of a request that has ended."""
         envelope = message.envelope
         opened = self._open.get(envelope.request_id)
         if opened is None or opened.prompt.envelope.attempt != envelope.attempt:
             return
         if message.index != opened.num_changes:
-            self._drop(envelope.request_id)  # one was lost on its way: a replay, which is coming, has all of them
+            self._drop(envelope.request_id)  # a change was lost: the replay that follows has all of them
             return
         opened.num_changes += 1
         try:
@@ -176,7 +182,7 @@ class EngineStage:
             self._fail(envelope.request_id, error)
 
     def _drop(self, request_id: str) -> None:
-        """Let go of a request whose end is told by somebody else."""
+        """Drops a request without a message to the gateway."""
         self.engine.cancel(request_id)
         self._trace.end(self._open.pop(request_id).traced, RequestEnd(self._place.clock(), is_cancelled=True))
         self._count("cancelled")
@@ -189,7 +195,7 @@ class EngineStage:
             if envelope.attempt <= opened.prompt.envelope.attempt:
                 self._count("stale")
                 return
-            self._drop(envelope.request_id)  # a replay and what it replaces must not both speak
+            self._drop(envelope.request_id)  # only one attempt may send tokens
         now, scheduling = self._place.clock(), prompt.scheduling
         traced = self._trace.begin(envelope, now)
         request = EngineRequest(
@@ -251,7 +257,7 @@ class EngineStage:
         )
 
     def _end(self, opened: _Open, times: RequestTimes, num_tokens: int, *, has_spans: bool) -> Timings:
-        """Durations of an output that finished; spans with the last output of a request."""
+        """Returns the timings of an output that finished; with `has_spans` (the last output) also ends the trace."""
         prompt = opened.prompt
         if has_spans:
             attributes: dict[str, Value] = {names.NUM_TOKENS: num_tokens, names.NUM_PREEMPTIONS: times.num_preemptions}
@@ -279,7 +285,7 @@ class EngineStage:
             self.errors[error] += 1
 
     def _report(self) -> None:
-        """Tell the load, now and then."""
+        """Sends a report of the load every `REPORT_INTERVAL_S`."""
         now = self._place.clock()
         if now - self._reported_at < REPORT_INTERVAL_S:
             return

@@ -1,7 +1,7 @@
-"""A request's time in the engine as phases: queue, prefill, decode, told after the fact from the marks of its trail.
+"""Turns a request's timeline in the engine into phases, after its end: queue, prefill, decode.
 
-What has not begun is no phase; the one in which a request failed or was cancelled says so. Now and then a step is
-looked at, and becomes a span linked to the requests in it. Reads no clock and knows no span.
+A phase that did not begin is omitted; the phase in which a request failed or was cancelled says so. Sometimes a step is
+sampled and becomes a span that is linked to its requests. Times are arguments; spans are made elsewhere.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from sluice_server.services.messages.messages import Envelope
 from sluice_server.services.telemetry import names
 from sluice_server.services.telemetry.phases import Phase, PhaseEvent, Record, Value
 
-STEP_INTERVAL_S = 1.0  # between two steps that are looked at
-MAX_LINKS = 32  # of such a step
-MAX_STEPS = 32  # of such steps that a request's own phases tell of
-NOBODY = Envelope("", "")  # whom a step belongs to
+STEP_INTERVAL_S = 1.0  # between two sampled steps
+MAX_LINKS = 32  # links of a sampled step
+MAX_STEPS = 32  # sampled steps that a request's phases list
+NOBODY = Envelope("", "")  # the envelope of a step's span, which belongs to no request
 
 _EVENTS = {
     EventKind.CHUNK: names.EVENT_CHUNK,
@@ -27,7 +27,7 @@ _EVENTS = {
 
 
 class RequestEnd(NamedTuple):
-    """How it ended: well, with an error's reason, or cancelled; and what is told of its last phase."""
+    """How a request ended: finished, failed with a reason, or cancelled; and the attributes of its last phase."""
 
     at_s: float
     error: str = ""
@@ -37,7 +37,7 @@ class RequestEnd(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class TracedRequest:
-    """An open request that somebody traces."""
+    """An open request that is traced."""
 
     envelope: Envelope
     arrival_s: float
@@ -46,18 +46,18 @@ class TracedRequest:
 
 
 class EngineTrace:
-    """Tells the phases of requests, and some steps, through `record`."""
+    """Records the phases of requests, and some steps, through `record`."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._looked_at_s = 0.0
 
     def begin(self, envelope: Envelope, now: float) -> TracedRequest | None:
-        """A request has come; None if nobody traces it."""
+        """Starts the trace of a request; returns None if it has no trace context."""
         return TracedRequest(envelope, now, RequestTimeline()) if envelope.traceparent else None
 
     def end(self, traced: TracedRequest | None, end: RequestEnd) -> None:
-        """It is over."""
+        """Records the phases of a request that has ended."""
         if traced is None:
             return
         attempt = traced.envelope.attempt
@@ -66,11 +66,11 @@ class EngineTrace:
             self._record(traced.envelope, told)
 
     def wants_step(self, start_s: float) -> bool:
-        """Whether the step that began then is to be looked at."""
+        """Returns True if the step that began at `start_s` is to be sampled."""
         return start_s - self._looked_at_s >= STEP_INTERVAL_S
 
     def step(self, start_s: float, end_s: float, inside: Sequence[TracedRequest | None], num_tokens: int) -> None:
-        """One step that brought the requests `inside` so many tokens: they tell of it too."""
+        """Records a sampled step that produced `num_tokens` for the requests `inside`, and adds it to their phases."""
         traced = [one for one in inside if one is not None]
         if not traced:
             return
@@ -84,8 +84,7 @@ class EngineTrace:
 
 
 def phases_of(arrival_s: float, timeline: RequestTimeline, steps: Sequence[PhaseEvent], end: RequestEnd) -> list[Phase]:
-    """The phases that a request went through, one behind the other without a gap; `steps` are those of its steps that
-    were looked at."""
+    """Returns the phases of a request, one after another without gaps; `steps` are its sampled steps."""
     bounds = [
         (names.SPAN_QUEUE, arrival_s),
         (names.SPAN_PREFILL, timeline.time_of(EventKind.ADMITTED)),
@@ -132,5 +131,5 @@ def _happening(mark: TimelineEvent) -> PhaseEvent:
 
 
 def by_position(times: RequestTimes) -> str:
-    """Of drafts' first tokens, their second and so on: accepted/drafted."""
+    """Returns accepted/drafted for each position of the drafts, as text."""
     return " ".join(f"{kept}/{num}" for kept, num in zip(times.accepted_at, times.drafted_at, strict=True))

@@ -1,1 +1,1 @@
-"""What travels round the ring: messages, the work that they ask for, and the details that they carry."""
+"""Messages of the ring, the work that they request, and the records that they carry."""

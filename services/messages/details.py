@@ -1,6 +1,6 @@
-"""What messages of the ring carry: how a request was taken and how long it took, tokens as a client sees them, answers.
+"""Defines the records that ring messages carry: admission, timings, log probabilities, tokens, answers.
 
-Records and no messages: none travels alone.
+A record is always a field of a message and is never sent alone.
 """
 
 import msgspec
@@ -9,18 +9,18 @@ from sluice_server.services.messages.work import Stops, TextOptions
 
 
 class Admitted(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What the engine found when it took the request; rides on its first Tokens."""
+    """The engine's findings when it accepted the request; sent with the first `Tokens` of each output."""
 
     num_prompt: int
     num_cached: int  # prompt tokens whose keys and values were in the prefix cache
-    max_tokens: int  # effective
+    max_tokens: int  # the effective limit
     stops: Stops
     text: TextOptions = TextOptions()
-    resumed: bytes = b""  # ids of this output (int32) that came before: their text was emitted, and is not again
+    resumed: bytes = b""  # ids (int32) that this output had before a resume: their text is not emitted again
 
 
 class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Durations in seconds, filled in by the stage that measured them; ride on the last message of a request."""
+    """Durations in seconds, each filled in by the stage that measured it; sent with the last message of an output."""
 
     tokenize_s: float = 0.0
     queue_s: float = 0.0
@@ -31,7 +31,11 @@ class Timings(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unk
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Log probability (natural) of one sampled token, before temperature and truncation, and its best rivals."""
+    """The log probability of one sampled token and of its alternatives.
+
+    Natural logarithms, before temperature and truncation. `top_*` are the most likely alternatives; `asked_*` are the
+    ids that the client listed.
+    """
 
     logprob: float
     rank: int  # 1 is the most likely
@@ -46,27 +50,30 @@ class PromptScores(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     """The log probabilities of a prompt's tokens."""
 
     ids: bytes  # little-endian int32
-    scores: tuple[TokenLogprobs, ...]  # from the second token on
+    scores: tuple[TokenLogprobs, ...]  # of the second token and all later ones
 
 
 class TokenRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One token as the client sees it; bytes, because a token can be half a code point."""
+    """One token as the client sees it: bytes, because a token can be half a code point."""
 
     id: int
     piece: bytes
     logprobs: TokenLogprobs | None = None
-    top_pieces: tuple[bytes, ...] = ()  # of the rivals, then of the ids asked for
+    top_pieces: tuple[bytes, ...] = ()  # of `logprobs.top_ids`, then of `logprobs.asked_ids`
 
 
 class Tokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Answer to Tokenize: each token's bytes once, as there may be a million ids, of few tokens."""
+    """The answer to `Tokenize`: all ids, and the bytes of each distinct id once.
+
+    There may be a million ids, with few distinct tokens among them.
+    """
 
     ids: bytes  # little-endian int32
-    pieces: dict[int, bytes]  # of every id among them
+    pieces: dict[int, bytes]  # by id, for every id in `ids`
 
 
 class Detokenized(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Answer to Detokenize."""
+    """The answer to `Detokenize`."""
 
     text: str
 

@@ -1,14 +1,13 @@
-"""What travels round the ring. msgspec tagged structs, schema-checked on arrival; no pickle, no ext types.
+"""Defines the messages of the ring: msgspec tagged structs, checked against their schema on arrival.
 
-Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind its request on the same way: Cancel, and what a
-client says of a running one: Grant, Append, Update, CloseInput; and Keep, for its trace. For the gateway alone:
-Preempted. For all: Failed (a request's end, from any stage), Result (an answer that later stages pass on untouched),
-Probe, Report, Census, Mismatch. From the detokenizer home: a Grant of credit spent on tokens that nobody is told of.
-How they travel is `services.ring.frames`. Knows nothing of sockets, protobuf or tensors.
+Forward, each to the next stage: Submit → Prompt → Tokens → Text. Behind their request on the same route: Cancel, the
+client's changes to a running request (Grant, Append, Update, CloseInput), and KeepTrace. To the gateway only:
+Preempted, and the detokenizer's Grant, which returns credit. To all: Failed (a request's end, from any stage), Result
+(an answer that later stages forward unchanged), Probe, Report, OpenSerials, Mismatch. `services.ring.frames` sends
+them, without pickle and extension types. Every change in this file requires another SCHEMA_VERSION: a process rejects
+frames of another version by name.
 
-Any change of what is here is another SCHEMA_VERSION: processes of two versions refuse each other's frames by name.
-
-All are `gc=False`: none can be part of a cycle, and not being tracked halves the time that decoding takes.
+All structs are `gc=False`: none can be part of a cycle, and without tracking decoding takes half the time.
 """
 
 import enum
@@ -31,7 +30,7 @@ from sluice_server.services.messages.details import (
 )
 from sluice_server.services.messages.work import Scheduling, Stops, TextOptions, TextPrompt, TokenPrompt, ToolCall, Work
 
-SCHEMA_VERSION = 2  # 1: frames without a header
+SCHEMA_VERSION = 2  # version 1 had frames without a header
 
 
 class Role(enum.StrEnum):
@@ -44,23 +43,21 @@ class Role(enum.StrEnum):
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Who and what a message is about; copied from stage to stage.
-
-    The time left to the deadline is re-stamped at every hop, as clocks of two hosts are not compared.
-    """
+    """The identity and routing of a message; copied from stage to stage. `time_left_s` is updated at every hop, because
+    the clocks of two hosts are not compared."""
 
     request_id: str  # 128 random bits, hex, made by the gateway
-    origin: str  # id of the gateway that owns the request: a key of the peer table, never an address
+    origin: str  # id of the gateway that owns the request: a key of the peer table, not an address
     tenant: str = ""
     model: str = ""
     revision: str = ""
     adapter: str = ""
     attempt: int = 0
-    traceparent: str = ""  # W3C context of the span that later stages hang theirs under
+    traceparent: str = ""  # W3C context of the parent span for later stages
     tracestate: str = ""
     time_left_s: float | None = None  # None: no deadline
-    epoch: int = 0  # boot of the origin: what an earlier incarnation of it asked for, nobody waits for
-    serial: int = 0  # counts the requests of an incarnation
+    epoch: int = 0  # boot epoch of the origin: messages of an earlier epoch are stale
+    serial: int = 0  # number of the request within that epoch
 
 
 Resume: TypeAlias = tuple[bytes | None, ...]  # per output: ids received so far (int32), None if it has ended; or ()
@@ -75,14 +72,14 @@ class Submit(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Tokenizer → engine: the same as token ids (little-endian int32)."""
+    """Tokenizer → engine: the request as token ids (little-endian int32)."""
 
     envelope: Envelope
     ids: bytes
     params: SamplingParams
     stops: Stops
     scheduling: Scheduling
-    tokenize_s: float  # time from arrival at the tokenizer to this message
+    tokenize_s: float  # from arrival at the tokenizer to this message
     text: TextOptions = TextOptions()
     resume: Resume = ()
 
@@ -94,17 +91,17 @@ class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
     first_index: int
     ids: tuple[int, ...]
     output_index: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()  # as many as ids, or none
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each id, or none at all
     admitted: Admitted | None = None  # on the first message of each output
-    finish: FinishReason | None = None  # the output ends with these tokens
+    finish: FinishReason | None = None  # set: the output ends with these tokens
     timings: Timings | None = None  # with finish
-    num_drafted: int = 0  # for these tokens
-    num_accepted: int = 0  # of them
-    prompt: PromptScores | None = None  # where it is asked for, on a request's first message
+    num_drafted: int = 0  # drafts proposed for these tokens
+    num_accepted: int = 0  # drafts accepted
+    prompt: PromptScores | None = None  # on a request's first message, if requested
 
 
 class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Detokenizer → gateway: text that became certain, and the tokens consumed (also those held back)."""
+    """Detokenizer → gateway: text that became certain, and the tokens consumed, including those held back."""
 
     envelope: Envelope
     first_index: int
@@ -116,76 +113,76 @@ class Text(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_field
     stop_match: str = ""  # with FinishReason.STOP_STRING
     timings: Timings | None = None
     reasoning: str = ""
-    num_reasoning: int = 0  # of the tokens
-    tool_calls: tuple[ToolCall, ...] = ()  # those that became complete
-    num_steps: int = 1  # of the engine, which brought these tokens
-    drafts: tuple[tuple[int, int], ...] = ()  # for them: tokens of each, and how many of them were accepted
+    num_reasoning: int = 0  # how many of the tokens are reasoning
+    tool_calls: tuple[ToolCall, ...] = ()  # calls that became complete
+    num_steps: int = 1  # engine steps that made these tokens
+    drafts: tuple[tuple[int, int], ...] = ()  # (drafted, accepted) of each step that had drafts
 
 
 class Cancel(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Behind its request, all the way round: release everything, or what one output holds. Idempotent everywhere."""
+    """Releases the whole request, or one output, at every stage of the ring; sent behind its request. Idempotent."""
 
     envelope: Envelope
     output_index: int | None = None  # None: the whole request
 
 
 class KeepTrace(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Gateway → every stage, behind its request: it was slow or failed; send what is held back of its trace."""
+    """Gateway → every stage, behind its request: export the withheld trace, because the request was slow or failed."""
 
     envelope: Envelope
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Gateway → engine, behind its request: so many more tokens may be sampled, over all outputs. From the detokenizer
-    home: so many were sampled behind a stop string, which no client will be told of."""
+    """Gateway → engine, behind its request: `tokens` more may be sampled, over all outputs. Detokenizer → gateway:
+    `tokens` were sampled behind a stop string and are not sent to the client."""
 
     envelope: Envelope
     tokens: int
-    index: int = 0  # counts the changes of an attempt: a gap is loss
+    index: int = 0  # number of the change within the attempt: a gap means loss
 
 
 class Append(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Gateway → engine, behind its request: more prompt. Text for the tokenizer, which makes ids of it."""
+    """Gateway → engine, behind its request: more prompt. The tokenizer replaces text by token ids."""
 
     envelope: Envelope
     piece: TextPrompt | TokenPrompt
-    index: int = 0  # counts the changes of an attempt: a gap is loss
+    index: int = 0  # number of the change within the attempt: a gap means loss
 
 
 class Update(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Gateway → engine, behind its request: new parameters; what is None stays."""
+    """Gateway → engine, behind its request: new parameters. A field that is None stays unchanged."""
 
     envelope: Envelope
     max_tokens: int | None = None
     priority: int | None = None
-    time_left_s: float | None = None  # to its deadline, re-stamped as that of an envelope
-    index: int = 0  # counts the changes of an attempt: a gap is loss
+    time_left_s: float | None = None  # to the deadline; updated at every hop as in an envelope
+    index: int = 0  # number of the change within the attempt: a gap means loss
 
 
 class CloseInput(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
     """Gateway → engine, behind its request: the prompt is complete."""
 
     envelope: Envelope
-    index: int = 0  # as above
+    index: int = 0  # as in Grant
 
 
 class OpenSerials(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Gateway → every process, after a loss: of its requests with a serial below `below` only these are open. Cancels
-    may have been lost: what a stage has of others, it lets go of."""
+    """Gateway → every process, after frames were lost: of its requests with a serial below `below` these are open.
+    Stages release all others, because Cancels may have been lost."""
 
     origin: str
     epoch: int
     below: int
-    open: frozenset[int]  # serials
+    open: frozenset[int]  # their serials
 
     def has_ended(self, envelope: Envelope) -> bool:
-        """Whether a request is none that is open."""
+        """Returns True if the request belongs to this origin and epoch, is below `below` and is not open."""
         is_ours = (envelope.origin, envelope.epoch) == (self.origin, self.epoch)
         return is_ours and envelope.serial < self.below and envelope.serial not in self.open
 
 
 class Failed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """From any stage, forward to the gateway: this request has ended without success."""
+    """Any stage → gateway: the request has ended with an error."""
 
     envelope: Envelope
     code: int
@@ -197,39 +194,38 @@ class Failed(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fie
 
 
 class Preempted(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Engine → gateway: this request lost its place to others, and goes on when it has another one."""
+    """Engine → gateway: the request was preempted; it continues when it is admitted again."""
 
     envelope: Envelope
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """An answer that later stages pass on untouched. Of a generation, Tokenized and Scored are its prompt and not its
-    end."""
+    """An answer that later stages forward unchanged. Tokenized and Scored do not end their generation."""
 
     envelope: Envelope
     value: Tokenized | Detokenized | Scored
 
 
 class Visit(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """One process that a Probe came through."""
+    """One process that a Probe has passed."""
 
     role: Role
     id: str
     epoch: int
-    progress: int  # engine: layers computed since start; others: messages handled
-    lost: int = 0  # frames that never came, of all that were sent to it
-    revision: str = ""  # that it serves; of other stages than engines the configuration's (see `revisions`)
+    progress: int  # engine: layers computed since start; other stages: messages handled
+    lost: int = 0  # frames sent to it that did not arrive
+    revision: str = ""  # that the engine serves; at other stages the configuration's (see `revisions`)
 
 
 class Probe(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Health: sent by a gateway, visits one process of each role named in `route`, comes back to its origin."""
+    """A health check: sent by a gateway, visits one process of each role in `route` and returns to its origin."""
 
     origin: str
     nonce: int
     route: tuple[str, ...]  # ids of the tokenizer, engine and detokenizer to visit
     visits: tuple[Visit, ...] = ()
-    epoch: int = 0  # boot of the origin
-    is_mixed: bool = False  # the processes serve different revisions: who reads other files by now must start again
+    epoch: int = 0  # boot epoch of the origin
+    is_mixed: bool = False  # revisions differ: a process whose files have changed must restart
 
 
 class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -240,7 +236,7 @@ class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknow
     num_blocks: int = 0
     num_free_blocks: int = 0  # free or reclaimable
     block_size: int = 0
-    step_s: float = 0.0  # recent mean
+    step_s: float = 0.0  # mean of recent steps
     tokens_per_s: float = 0.0
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
@@ -248,18 +244,18 @@ class Load(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknow
 
 
 class Report(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """An engine's state, flowing on round the ring to every gateway."""
+    """Engine → every gateway, round the ring: the engine's state."""
 
     engine_id: str
     epoch: int
     load: Load
-    served_token: bool  # a real token has been made since start
+    served_token: bool  # at least one token was generated since start
     computing: Computing = UNKNOWN
 
 
 class Mismatch(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """From any process, forward to every gateway: frames of `sender` are refused by `reader`, as their versions of this
-    schema differ. Said again while frames come."""
+    """Any process → every gateway: `reader` rejects frames of `sender`, because their schema versions differ. Repeated
+    while such frames arrive."""
 
     reader: str
     reader_schema: int
@@ -268,23 +264,23 @@ class Mismatch(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_f
 
 
 class Blob(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """In place of a message that is too large for a frame: where to find it (see `services.ring.blobs`)."""
+    """A reference to a message that is too large for a frame (see `services.ring.blobs`)."""
 
     envelope: Envelope
     digest: str  # SHA-256 of the encoded message, hex
     size: int
-    kind: str = ""  # of the message, by its tag: who only passes such a one on need not read it
+    kind: str = ""  # the message's tag: a stage that only forwards it need not read the blob
 
 
 class BlobChunk(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """A piece of a blob, before it, where sender and receiver share no disk."""
+    """A part of a blob, sent before the Blob where sender and receiver share no disk."""
 
     digest: str
     offset: int
     data: bytes
 
 
-Change: TypeAlias = Grant | Append | Update | CloseInput  # what a client says of a running request
+Change: TypeAlias = Grant | Append | Update | CloseInput  # a client's change to a running request
 Ending: TypeAlias = Failed | Result
 RequestMessage: TypeAlias = Submit | Prompt | Tokens | Text | Cancel | KeepTrace | Change | Ending | Preempted | Blob
 OfNoRequest: TypeAlias = Probe | Report | OpenSerials | Mismatch
@@ -292,7 +288,7 @@ Message: TypeAlias = RequestMessage | OfNoRequest
 
 
 def failed(envelope: Envelope, error: ServiceError) -> Failed:
-    """The message that carries an error round the ring."""
+    """Builds the message that carries an error to the gateway."""
     return Failed(
         envelope=envelope,
         code=int(error.code),

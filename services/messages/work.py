@@ -1,6 +1,6 @@
-"""What a Submit asks for: a prompt in one of its forms, and what to do with it. Frozen values, checked on arrival.
+"""Defines the work that a `Submit` requests: a prompt in one of its forms, and what to do with it.
 
-Knows nothing of envelopes, stages or sockets.
+Frozen structs, checked when they are decoded. Depends on the engine's `SamplingParams` only.
 """
 
 import enum
@@ -15,19 +15,19 @@ from sluice_server.engine.request import SamplingParams
 
 
 class TextPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """A prompt as text; special tokens of the tokenizer's own template are added."""
+    """A prompt as text; the tokenizer adds the special tokens of its own template."""
 
     text: str
 
 
 class TokenPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """A prompt as token ids, used as they are. `ids` is little-endian int32."""
+    """A prompt as token ids, which are used unchanged. `ids` is little-endian int32."""
 
     ids: bytes
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A call that the model made in an earlier turn."""
+    """A tool call of the model: in an earlier turn of a conversation, or in an output."""
 
     name: str
     arguments: str  # a JSON object
@@ -35,14 +35,14 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
 
 
 class ChatMessage(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """One turn of a conversation, text parts already joined. What is None or empty the template does not see."""
+    """One turn of a conversation, with its text parts joined. The template gets no field that is None or empty."""
 
     role: str
     content: str | None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str = ""  # of a tool's answer: the call that it answers
-    name: str = ""  # of a tool's answer: the tool
+    tool_call_id: str = ""  # in a tool's answer: the id of the call that it answers
+    name: str = ""  # in a tool's answer: the tool's name
 
 
 class Tool(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -54,7 +54,7 @@ class Tool(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class ConstraintForm(enum.StrEnum):
-    """How a constraint is written."""
+    """The language in which a constraint is written."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -63,11 +63,11 @@ class ConstraintForm(enum.StrEnum):
 
 
 class Constraint(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """What an output must look like, as its client wrote it."""
+    """A constraint on an output, as the client wrote it."""
 
     form: ConstraintForm
     source: str = ""
-    choices: tuple[str, ...] = ()  # of CHOICE
+    choices: tuple[str, ...] = ()  # for CHOICE only
 
 
 class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
@@ -76,8 +76,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
     tools: tuple[Tool, ...] = ()
-    variables: str = "{}"  # a JSON object: further variables of the template
-    must_call: tuple[str, ...] = ()  # names of the tools of which the output must call one; empty: it need not
+    variables: str = "{}"  # a JSON object: additional variables for the template
+    must_call: tuple[str, ...] = ()  # tools of which the output must call at least one; empty: no call is required
 
 
 PromptInput: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
@@ -91,56 +91,56 @@ class Stops(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class Sections(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """What is told apart from the text of a chat's output; the tokenizer knows it by the template."""
+    """The sections of a chat's output, as the tokenizer derives them from the chat template."""
 
     has_reasoning: bool = False  # the output may begin with <think>
-    is_reasoning: bool = False  # the prompt ended inside it
-    tools: str = ""  # name of the format of tool calls; "": none is looked for
+    is_reasoning: bool = False  # the prompt ended inside <think>
+    tools: str = ""  # name of the tool-call format; "": tool calls are not parsed
 
 
 class TextOptions(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """How the detokenizer makes text of tokens, besides stop strings."""
+    """Options for how the detokenizer turns tokens into text, besides stop strings."""
 
     skip_special_tokens: bool = True
-    split_sections: bool = True  # of a chat's output
+    split_sections: bool = True  # split a chat's output into its sections
     sections: Sections | None = None  # filled in by the tokenizer
 
 
 class Scheduling(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """When it runs among others, what of the cache it uses, and what holds it back."""
+    """Scheduling options: priority, latency target, use of the prefix cache, credit, open prompt, drafts."""
 
     priority: int = 0
-    ttft_target_s: float | None = None  # time to first token that the client hopes for
+    ttft_target_s: float | None = None  # target time to first token; not a guarantee
     bypasses_cache: bool = False
-    credit: int | None = None  # tokens that may be sampled before the first Grant; None is without limit
-    is_open: bool = False  # more prompt comes by Append, until CloseInput
-    max_draft_tokens: int | None = None  # drafted per step; None is as the server decides
+    credit: int | None = None  # tokens that may be sampled before the first Grant; None: no limit
+    is_open: bool = False  # Append messages extend the prompt until CloseInput
+    max_draft_tokens: int | None = None  # per step; None: the server decides
 
 
 class Generate(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Work: generate from a prompt."""
+    """Work: generate outputs from a prompt."""
 
     prompt: PromptInput
     params: SamplingParams
     stops: Stops = Stops()
     text: TextOptions = TextOptions()
-    echo: bool = False  # tell the prompt's tokens: a Result, ahead of the generation
-    keep_last: int = 0  # tokens of the prompt; 0 keeps all
+    echo: bool = False  # send the prompt's tokens as a Result ahead of the generation
+    keep_last: int = 0  # keep only so many of the prompt's last tokens; 0 keeps all
     scheduling: Scheduling = Scheduling()
-    more: tuple[TextPrompt | TokenPrompt, ...] = ()  # of the prompt, each piece encoded by itself
+    more: tuple[TextPrompt | TokenPrompt, ...] = ()  # further pieces of the prompt, each encoded separately
     constraint: Constraint | None = None
-    bad_words: tuple[str, ...] = ()  # that the output must not contain
+    bad_words: tuple[str, ...] = ()  # words that the output must not contain
 
 
 class Tokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Work: token ids of a prompt."""
+    """Work: return the token ids of a prompt."""
 
     prompt: PromptInput
     add_special_tokens: bool = True
 
 
 class Detokenize(msgspec.Struct, frozen=True, gc=False, tag=True, forbid_unknown_fields=True):
-    """Work: the text of token ids (little-endian int32)."""
+    """Work: return the text of token ids (little-endian int32)."""
 
     ids: bytes
     skip_special_tokens: bool = True
@@ -150,7 +150,7 @@ Work: TypeAlias = Generate | Tokenize | Detokenize
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian int32, four bytes each whatever their size."""
+    """Encodes token ids as little-endian int32, four bytes each on every platform."""
     packed = array("i", ids)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -158,7 +158,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def ints(data: bytes) -> "array[int]":
-    """The int32 in `data`. Raises ValueError when its length is no multiple of four."""
+    """Returns the int32 values in `data`. Raises ValueError when its length is not a multiple of four."""
     packed = array("i")
     packed.frombytes(data)
     if sys.byteorder == "big":
@@ -167,5 +167,5 @@ def ints(data: bytes) -> "array[int]":
 
 
 def unpack_ids(data: bytes) -> list[int]:
-    """The ids in `data`. Raises ValueError when its length is no multiple of four."""
+    """Returns the token ids in `data` as a list. Raises ValueError when its length is not a multiple of four."""
     return ints(data).tolist()

@@ -1,4 +1,4 @@
-"""A model in this process: prompts in, texts out, by the service's own tokenizer, engine and detokenizer."""
+"""Offline inference: runs a model in this process with the service's own tokenizer, engine and detokenizer."""
 
 from sluice_server.engine.errors import ServiceError
 from sluice_server.services.offline.errors import PromptError

@@ -1,4 +1,4 @@
-"""Runs requests to their ends: all at once, or one whose text is told as it comes. Releases them on every path."""
+"""Runs requests to their ends: a batch at once, or one request whose text is streamed. Releases them on every path."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +9,14 @@ from sluice_server.services.gateway.requests.open_request import OpenRequest, Ou
 from sluice_server.services.offline.errors import PromptError
 from sluice_server.services.offline.pipeline import Pipeline
 
-Progress = Callable[[int, int], None]  # requests that have ended, tokens that there are
+Progress = Callable[[int, int], None]  # called with the number of ended requests and of their tokens
 
 
 def run(pipeline: Pipeline, asked: Sequence[TranslatedRequest], progress: Progress) -> list[OpenRequest]:
-    """Each ended well, in their order. Raises PromptError for the first that did not: before the first step where that
-    can be known."""
+    """Runs all requests and returns them in order, all finished.
+
+    Raises PromptError for the first one that failed: before the first step where the error is known by then.
+    """
     requests: list[OpenRequest] = []
     ended: list[int] = []
     num_ended = num_tokens = 0
@@ -40,7 +42,7 @@ def run(pipeline: Pipeline, asked: Sequence[TranslatedRequest], progress: Progre
 
 
 def stream(pipeline: Pipeline, asked: TranslatedRequest) -> Iterator[str]:
-    """The text of its one output as it becomes certain. Raises PromptError."""
+    """Yields the text of the single output as it becomes certain. Raises PromptError."""
     if asked.num_outputs > 1:
         raise PromptError(
             0, invalid("n", f"{asked.num_outputs} outputs, and a stream is of one: use generate", limit=1)
@@ -52,7 +54,7 @@ def stream(pipeline: Pipeline, asked: TranslatedRequest) -> Iterator[str]:
         pipeline.wait_encoded()
         is_over = False
         while not is_over:
-            if request.outcome is None:  # else a turn of another call has ended it
+            if request.outcome is None:  # otherwise a turn of another call has ended it
                 pipeline.turn()
             is_over = request.outcome is not None
             text = "".join([one.text for one in request.delivery.take_all(0)])
@@ -64,7 +66,7 @@ def stream(pipeline: Pipeline, asked: TranslatedRequest) -> Iterator[str]:
 
 
 def answer(pipeline: Pipeline, asked: TranslatedRequest) -> Outcome:
-    """Of what needs no engine. Raises ServiceError."""
+    """Returns the result of a request that needs no engine. Raises ServiceError."""
     opened: list[OpenRequest] = []
     try:
         pipeline.open(asked, opened)
@@ -78,12 +80,12 @@ def answer(pipeline: Pipeline, asked: TranslatedRequest) -> Outcome:
 
 
 def _note(request: OpenRequest, index: int, ended: list[int]) -> None:
-    """There is news of it, which may be its end."""
+    """Adds a request to `ended` if it has ended; called when its state changes."""
     if request.outcome is not None:
         ended.append(index)
 
 
 def _check(request: OpenRequest, index: int) -> None:
-    """Raise PromptError if it failed."""
+    """Raises PromptError if the request failed."""
     if isinstance(request.outcome, ServiceError):
         raise PromptError(index, request.outcome.with_traceback(None))

@@ -1,15 +1,15 @@
-"""Errors of one prompt among several."""
+"""Defines the error of one prompt in a batch."""
 
 from sluice_server.engine.errors import ServiceError, invalid, unsupported
 from sluice_server.services.edge.errors import EdgeError
 
 
 class PromptError(ServiceError):
-    """What is wrong with one prompt, or with its parameters.
+    """An error in one prompt or its parameters.
 
     Attributes:
-        index: of the prompt.
-        limit: that was passed, or "" where there is none.
+        index: the prompt's place in the batch.
+        limit: the limit that was exceeded, or "".
     """
 
     def __init__(self, index: int, error: ServiceError) -> None:
@@ -26,7 +26,7 @@ class PromptError(ServiceError):
 
 
 def from_edge(error: EdgeError) -> ServiceError:
-    """What reading a chat in OpenAI's form found."""
+    """Converts an error from reading a chat in OpenAI's form."""
     if error.code == "unsupported_parameter":
         return unsupported(error.param, error.message)
     return invalid(error.param or "messages", error.message.removeprefix(f"{error.param}: "))

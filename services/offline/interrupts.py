@@ -1,4 +1,4 @@
-"""^C at a time when everything is whole."""
+"""Delays SIGINT until the state is consistent."""
 
 import contextlib
 import signal
@@ -9,7 +9,10 @@ from types import FrameType
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """A ^C that comes within is heard at the end, by whoever hears it otherwise; a second one at once."""
+    """Delays a SIGINT to the end of the block, and then calls the usual handler; a second SIGINT is handled at once.
+
+    Does nothing outside the main thread, or without a Python handler.
+    """
     before = signal.getsignal(signal.SIGINT)
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield

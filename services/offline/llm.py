@@ -1,4 +1,4 @@
-"""`LLM`: what a program calls. Joins options, prompts, pipeline and outputs; decides nothing itself."""
+"""Defines `LLM`, the class for offline inference. Combines options, prompts, pipeline and outputs."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +36,12 @@ from sluice_server.services.offline.prompts import (
 
 
 class LLM:
-    """A model in this process, for one thread at a time. A context manager; `close` gives everything back."""
+    """A model in this process, for use by one thread at a time. A context manager; `close` releases everything."""
 
     def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:  # noqa: ANN401 # their fields' types
-        """`model` and `options` are those of `sluice serve`; see `services.offline.options`.
+        """Loads a model. `model` and `options` are those of `sluice serve`; see `services.offline.options`.
 
-        Raises TypeError for an option that there is not, ServiceError for a value or a checkpoint that cannot be used.
+        Raises TypeError for an unknown option, ServiceError for a value or a checkpoint that cannot be used.
         """
         loaded = load(settings_of({"model": model, **options}))
         self._closing = loaded.closing
@@ -62,9 +62,9 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Outputs for each prompt, in their order; `params` for all of them, or one for each.
+        """Generates outputs for each prompt, in order; `params` are for all prompts, or one for each.
 
-        Raises PromptError, before anything is computed, for a prompt or parameters that cannot be. On ^C everything is
+        Raises PromptError for an invalid prompt or parameters, before anything is computed. On SIGINT everything is
         released.
         """
         found = prompts_of(prompts)
@@ -81,20 +81,26 @@ class LLM:
         add_generation_prompt: bool = True,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """The same for conversations, which the checkpoint's template lays out. Messages, tools and the choice of one
-        are in OpenAI's form."""
+        """Generates outputs for each conversation, which the checkpoint's chat template renders; otherwise as
+        `generate`.
+
+        Messages, tools and tool choice are in OpenAI's form.
+        """
         found = conversations_of(messages)
         options = chat_options(tools, tool_choice, chat_template_kwargs, add_generation_prompt)
         return self._run(chats_of(found, each_with(params, len(found)), options), progress)
 
     def stream(self, prompt: Prompt, params: Given = None) -> Iterator[str]:
-        """Text of one output as it becomes certain. Runs between two pieces only; closed early, it is cancelled."""
+        """Yields the text of one output as it becomes certain; closing the iterator cancels the request.
+
+        Computes only while the caller waits for the next piece.
+        """
         pipeline = self._open()
         (asked,) = _asked(specs_of([prompt], [params]), pipeline.settings)
         yield from batch.stream(pipeline, asked)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Raises ServiceError."""
+        """Returns the token ids of a text. Raises ServiceError."""
         pipeline = self._open()
         request = inference_pb2.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
         found = batch.answer(pipeline, translate.tokenization(request, pipeline.settings))
@@ -102,7 +108,7 @@ class LLM:
         return unpack_ids(found.ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids. Raises ServiceError."""
+        """Returns the text of token ids. Raises ServiceError."""
         pipeline = self._open()
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         found = batch.answer(pipeline, translate.detokenization(request, pipeline.settings))
@@ -110,7 +116,7 @@ class LLM:
         return found.text
 
     def close(self) -> None:
-        """End threads and processes, and let go of weights and cache. A second time does nothing."""
+        """Ends threads and processes, and releases weights and cache. Idempotent."""
         if self._pipeline is None:
             return
         with held():
@@ -132,7 +138,7 @@ class LLM:
 
 
 def _asked(specs: Specs, settings: GatewaySettings) -> list[translate.TranslatedRequest]:
-    """What the service would take. Raises PromptError."""
+    """Validates specs as the gateway does. Raises PromptError."""
     made = []
     for index, spec in enumerate(specs):
         try:
@@ -143,7 +149,7 @@ def _asked(specs: Specs, settings: GatewaySettings) -> list[translate.Translated
 
 
 def _text(spec: types_pb2.GenerationSpec, request: OpenRequest, pipeline: Pipeline) -> str | None:
-    """Of a prompt: as it came, or as the template laid it out."""
+    """Returns the text of a prompt: as given, or as the chat template rendered it; None for a prompt of ids."""
     if spec.HasField("text"):
         return spec.text
     if spec.HasField("token_ids") or request.prompt is None:

@@ -1,4 +1,4 @@
-"""Loads what a pipeline is made of: the model's files, as every process of a service reads its own part of them."""
+"""Loads the parts of a pipeline from the model's files, as the processes of a service do."""
 
 import contextlib
 import sys
@@ -19,13 +19,13 @@ from sluice_server.services.tokenizer.constraints import Constraints
 from sluice_server.services.tokenizer.encoding import TextEncoder
 from sluice_server.services.tokenizer.loading import load_encoder
 
-NAME = "offline"  # of the one who asks
-NUM_COMPILERS = 2  # processes that try constraints out
-MAX_OPEN = sys.maxsize  # a batch is let in as a whole
+NAME = "offline"  # of the gateway, the client and the engine
+NUM_COMPILERS = 2  # child processes that test constraints
+MAX_OPEN = sys.maxsize  # a batch is admitted as a whole
 
 
 class Loaded(NamedTuple):
-    """All of it; `closing` ends it."""
+    """The parts of a pipeline; `closing` releases them."""
 
     gateway: GatewaySettings
     encoder: TextEncoder
@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
 
 
 def load(settings: Settings) -> Loaded:
-    """Raises ServiceError naming what is wrong and what to do; nothing is left behind then."""
+    """Loads all parts. Raises ServiceError saying what is wrong and what to do, and releases everything then."""
     engine, service = settings
     source = resolve_model(service.model, service.revision)
     contents = CheckpointFiles(source, remembered(), with_weights=True)
@@ -58,6 +58,6 @@ def load(settings: Settings) -> Loaded:
 
 
 def _give_back() -> None:
-    """Weights and cache, to which nothing refers any more."""
+    """Returns the memory of weights and cache to the operating system, after all references are gone."""
     give_back_unused()
     give_back()

@@ -1,4 +1,4 @@
-"""The options of `LLM`: those of `sluice serve` that concern model, tokenizer and engine, from the same two tables."""
+"""Defines the options of `LLM`: those of `sluice serve` for model, tokenizer and engine, from the same two tables."""
 
 import dataclasses
 import difflib
@@ -10,27 +10,30 @@ from typing import Any, NamedTuple
 from sluice_server.engine.config import EngineConfig
 from sluice_server.services.config import ServiceConfig, check
 
-OF_SERVICE = frozenset({"model", "revision", "max_prompt_bytes"})  # the others are of processes, doors and telemetry
-# How much may wait in front of an engine: of a door. Here a batch waits as a whole, in the order of the policy.
+OF_SERVICE = frozenset({"model", "revision", "max_prompt_bytes"})  # others: processes, network, telemetry
+# The limits of an engine's queue, for servers only: here a batch is queued as a whole, in the order of the policy.
 OF_QUEUE: dict[str, Any] = {"max_queued_requests": sys.maxsize, "max_queued_tokens": sys.maxsize}
 
 
 class Settings(NamedTuple):
-    """Both configurations, checked."""
+    """The engine's and the service's configuration, validated."""
 
     engine: EngineConfig
     service: ServiceConfig
 
 
 def fields() -> dict[str, "dataclasses.Field[Any]"]:
-    """Every option by its name."""
+    """Returns every option by name."""
     own = [field for field in dataclasses.fields(ServiceConfig) if field.name in OF_SERVICE]
     engines = [field for field in dataclasses.fields(EngineConfig) if field.name not in OF_QUEUE]
     return {field.name: field for field in (*own, *engines)}
 
 
 def settings_of(options: Mapping[str, object]) -> Settings:
-    """Raises TypeError for a name that is no option, or a value of another type; ServiceError for one out of range."""
+    """Builds and checks the settings.
+
+    Raises TypeError for an unknown name or a value of the wrong type, ServiceError for a value out of range.
+    """
     known = fields()
     for name in options:
         if name not in known:

@@ -1,4 +1,4 @@
-"""What a prompt has become: values of the shape that vLLM's users know, made of what came round the stages."""
+"""Defines the results of a prompt, in the shape of vLLM's, and builds them from the messages of the stages."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,14 +12,17 @@ from sluice_server.services.messages.work import Generate, ToolCall, unpack_ids
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one token at one place: natural, before temperature and truncation. Rank 1 is the most likely."""
+    """The natural log probability of one token at one position, before temperature and truncation.
+
+    Rank 1 is the most likely.
+    """
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-Logprobs = dict[int, Logprob]  # by id: the token that is there, then its rivals and the ids that were asked for
+Logprobs = dict[int, Logprob]  # by id: the sampled token, then the alternatives and the requested ids
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,11 +30,11 @@ class CompletionOutput:
     """One output of a prompt.
 
     Attributes:
-        text: without the reasoning and the calls of a chat.
-        cumulative_logprob: of its tokens together; None where no log probabilities were asked for.
-        logprobs: of each token.
+        text: the text, without the reasoning and tool calls of a chat.
+        cumulative_logprob: the sum over its tokens; None if no log probabilities were requested.
+        logprobs: one entry for each token.
         finish_reason: length, eos, stop_token or stop_string.
-        stop_reason: the stop string, or the id of the stop token, that ended it.
+        stop_reason: the stop string or the id of the stop token that ended it, else None.
     """
 
     index: int
@@ -50,10 +53,10 @@ class RequestOutput:
     """A prompt and its outputs.
 
     Attributes:
-        prompt: its text; None where it came as ids.
-        prompt_logprobs: of each of its tokens; of the first, which follows nothing, there are none.
-        seed: that its tokens were drawn with: the same one gives them again.
-        num_cached_tokens: of the prompt, that need not be computed.
+        prompt: the text; None for a prompt of ids.
+        prompt_logprobs: one entry for each token; None for the first, which has no token before it.
+        seed: the sampling seed; the same seed gives the same tokens.
+        num_cached_tokens: tokens of the prompt that were in the prefix cache.
     """
 
     request_id: str
@@ -67,7 +70,7 @@ class RequestOutput:
 
 
 def output_of(request: OpenRequest, prompt: str | None) -> RequestOutput:
-    """Of a generation that has ended well."""
+    """Builds the result of a generation that has finished."""
     work, told = request.asked.work, request.prompt
     assert isinstance(work, Generate) and told is not None, "it is a generation that tells its prompt"
     return RequestOutput(
@@ -82,7 +85,7 @@ def output_of(request: OpenRequest, prompt: str | None) -> RequestOutput:
 
 
 def prompt_ids(told: Tokenized | Scored) -> list[int]:
-    """The ids of a prompt, as it was told."""
+    """Returns the token ids of a prompt's result."""
     return unpack_ids(told.ids) if isinstance(told, Tokenized) else [token.id for token in told.tokens]
 
 

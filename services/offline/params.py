@@ -1,6 +1,6 @@
-"""How to generate: the knobs of the contract as one flat value, and a spec of the contract made of it.
+"""Defines the sampling parameters as one flat value, and writes them to a GenerationSpec of the contract.
 
-Says nothing of what is in range: the gateway's own checks do. Knows no prompt.
+Ranges are checked by the gateway's validation.
 """
 
 import dataclasses
@@ -16,21 +16,22 @@ from sluice_server.engine.errors import invalid
 
 
 def _knob(path: str) -> Any:  # noqa: ANN401 # typed as the value, as dataclasses.field itself is
-    """Absent unless given; `path`: where the contract has it."""
+    """Defines an optional parameter; `path` is its field in the contract."""
     return dataclasses.field(default=None, metadata={"path": path})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """What is None takes the model's own default, as in the service. What each means, and which values it may have, is
-    in `protos/sluice/v1/types.proto`.
+    """The parameters of a generation. None means the model's default, as in the service.
+
+    `protos/sluice/v1/types.proto` says what each one means and which values it may have.
 
     Attributes:
-        max_tokens: None generates all that the context leaves.
-        stop: texts that end an output; one may be given by itself.
-        json_schema: as JSON, or as what JSON is read into.
-        bypass_cache: neither use what other prompts computed nor leave anything behind.
-        speculate: False drafts nothing for this prompt.
+        max_tokens: None generates until the context is full.
+        stop: texts that end an output; a single one may be given as a string.
+        json_schema: JSON, or a mapping.
+        bypass_cache: neither use nor fill the prefix cache.
+        speculate: False disables drafts for this prompt.
     """
 
     max_tokens: int | None = _knob("sampling.max_tokens")
@@ -79,7 +80,7 @@ PATHS: dict[str, str] = {field.name: field.metadata["path"] for field in datacla
 
 
 def params_of(given: Given) -> SamplingParams:
-    """From what a caller gave. Raises TypeError for what is none, or has a knob that there is not."""
+    """Converts a caller's value. Raises TypeError for another type, or an unknown parameter."""
     if given is None:
         return SamplingParams()
     if isinstance(given, SamplingParams):
@@ -95,7 +96,10 @@ def params_of(given: Given) -> SamplingParams:
 
 
 def fill(spec: types_pb2.GenerationSpec, params: SamplingParams) -> None:
-    """Set what is not None. Raises ServiceError naming a knob whose value its field cannot carry."""
+    """Sets each parameter that is not None in `spec`.
+
+    Raises ServiceError naming a parameter whose value its field cannot hold.
+    """
     for name, path in PATHS.items():
         value = getattr(params, name)
         if value is None:
@@ -108,7 +112,7 @@ def fill(spec: types_pb2.GenerationSpec, params: SamplingParams) -> None:
             raise invalid(name, f"{_short(value)} is no value of it: {error}") from None
 
 
-def _set(spec: types_pb2.GenerationSpec, path: str, value: Any) -> None:  # noqa: ANN401 # any knob's
+def _set(spec: types_pb2.GenerationSpec, path: str, value: Any) -> None:  # noqa: ANN401 # the value of any parameter
     *above, name = path.split(".")
     message: Message = spec
     for step in above:
@@ -116,7 +120,7 @@ def _set(spec: types_pb2.GenerationSpec, path: str, value: Any) -> None:  # noqa
         message = getattr(message, step)
     field = message.DESCRIPTOR.fields_by_name[name]
     if field.message_type is not None and not field.message_type.GetOptions().map_entry:
-        if value:  # JsonObject, which says no more
+        if value:  # JsonObject, an empty message: only its presence counts
             _check_alone(message, name)
             getattr(message, name).SetInParent()
         return
@@ -130,7 +134,7 @@ def _set(spec: types_pb2.GenerationSpec, path: str, value: Any) -> None:  # noqa
 
 
 def _check_alone(message: Message, name: str) -> None:
-    """Raise ServiceError for the second of several of which there can be one."""
+    """Raises ServiceError if another field of the same oneof is set."""
     of = message.DESCRIPTOR.fields_by_name[name].containing_oneof
     first = None if of is None else message.WhichOneof(of.name)
     if first is not None and first != name:

@@ -1,6 +1,6 @@
-"""The stages of a service in one thread: what each emits the next one takes, in the order of the ring, without it.
+"""Runs the stages of a service in one thread: passes each stage's messages to the next, in ring order, without a ring.
 
-Every stage is the service's own class, and so is who opens requests and takes what comes round. Knows no caller.
+All stages, and the request manager, are the service's own classes.
 """
 
 import contextlib
@@ -30,15 +30,18 @@ Take = Callable[[Message], None]
 
 
 class Pipeline:
-    """`open` requests, `wait_encoded`, `turn` until they have ended, `close` them. For one thread at a time."""
+    """The stages of a service in one thread: `open` requests, `wait_encoded`, `turn` until they end, `close` them.
+
+    For use by one thread at a time.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         self.settings = loaded.gateway
         self.encoder = loaded.encoder
         self.engine = loaded.built.engine
-        self._refusal: ServiceError | None = None  # what is said when nothing more can be asked of it
+        self._refusal: ServiceError | None = None  # the error for all calls after a failure or `shut`
         self._mail: deque[tuple[Take, Message]] = deque()
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # of the compilers' threads
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # callbacks of compiler threads
         self._manager = RequestManager(
             loaded.gateway,
             lambda message: self._mail.append((self._tokenizer.handle, message)),
@@ -64,27 +67,32 @@ class Pipeline:
 
     @property
     def num_open(self) -> int:
-        """Requests that are open."""
+        """The number of open requests."""
         return self._manager.num_open
 
     def open(self, asked: TranslatedRequest, opened: list[OpenRequest]) -> None:
-        """Open a request, add it to `opened`, and encode its prompt as far as that waits for nobody. What is wrong with
-        it becomes its outcome."""
-        with self._whole():  # a ^C comes when it is in the list: its owner can close it
+        """Opens a request, adds it to `opened`, and encodes its prompt unless a constraint must be compiled first.
+
+        An error becomes the request's outcome.
+        """
+        with self._whole():  # SIGINT is delayed until the request is in the list, so that the caller can close it
             opened.append(self._manager.open(CallMetadata(NAME), asked, streams=False))
             self._manager.submit(opened[-1])
             self._pass_on()
 
     def wait_encoded(self) -> None:
-        """Wait for constraints that are being compiled."""
+        """Waits for constraints that are being compiled."""
         while self._tokenizer.num_encoding:
-            call = self._calls.get()  # ^C is heard here
+            call = self._calls.get()  # SIGINT is handled here
             with self._whole():
                 call()
                 self._pass_on()
 
     def turn(self) -> None:
-        """One step of the engine, and what it brought goes on to its requests."""
+        """Runs one engine step and delivers its results to the requests.
+
+        Raises ServiceError if the engine has no work although requests are open.
+        """
         with self._whole():
             again = self._gate.turn()
             self._pass_on()
@@ -94,7 +102,7 @@ class Pipeline:
                 raise engine_fault("the engine has no work, and requests are open")
 
     def close(self, *requests: OpenRequest) -> None:
-        """Let go of requests, ended or not: nothing more is computed for them."""
+        """Releases requests, ended or not; nothing more is computed for them."""
         if self._refusal is not None:
             return
         with self._whole():
@@ -103,11 +111,11 @@ class Pipeline:
             self._pass_on()
 
     def shut(self) -> None:
-        """Let go of every request, and take none any more."""
+        """Releases every request and rejects all further calls."""
         self._manager.fail_all(closed())
         self.close(*self._manager.requests)
         self._refusal = closed()
-        del self.engine, self._tokenizer, self._gate, self._detokenizer  # a stream that was left may refer to this
+        del self.engine, self._tokenizer, self._gate, self._detokenizer  # an unfinished stream may still refer to self
 
     def _is_stuck(self) -> bool:
         return not self._tokenizer.num_encoding and any(one.outcome is None for one in self._manager.requests)
@@ -121,7 +129,7 @@ class Pipeline:
         self._mail.append((self._detokenizer.handle, message))
 
     def _deliver(self, message: Message) -> None:
-        """What comes round; nobody asks for the engine's load."""
+        """Delivers a message to the request manager; drops reports of the engine's load."""
         if isinstance(message, Text | Failed | Result | Preempted):
             self._manager.handle(message)
         elif isinstance(message, Grant):
@@ -129,7 +137,10 @@ class Pipeline:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
-        """What happens within happens as a whole: whatever breaks it off leaves stages that nothing more is asked."""
+        """Runs a block with SIGINT delayed; an exception other than ServiceError disables the pipeline.
+
+        After such an exception the stages may be inconsistent, so all further calls raise `_refusal`.
+        """
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
         with held():
@@ -143,7 +154,7 @@ class Pipeline:
 
 
 def closed() -> ServiceError:
-    """Something was asked after the end."""
+    """Builds the error for a call after `close`."""
     return ServiceError(Code.FAILED_PRECONDITION, "CLOSED", "this LLM is closed: make a new one")
 
 
@@ -154,4 +165,4 @@ def _broken() -> ServiceError:
 
 
 def _unrecorded(envelope: Envelope, phase: Phase) -> None:
-    """Nobody traces."""
+    """Does nothing: offline inference records no traces."""

@@ -1,4 +1,4 @@
-"""A bar for a batch, on stderr."""
+"""Shows a progress bar for a batch on stderr."""
 
 import contextlib
 import sys
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def bar(total: int, *, is_on: bool) -> Iterator[Callable[[int, int], None]]:
-    """What is told how many prompts have ended and how many tokens they have. Shows nothing without a terminal."""
+    """Gives a function that takes the number of ended prompts and of their tokens. Shows nothing without a terminal."""
     if not is_on or not sys.stderr.isatty():
         yield lambda num_ended, num_tokens: None
         return
-    # Imported here: whoever wants no bar need not wait for it.
+    # Imported here, so that calls without a bar do not wait for the import.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""Prompts and chats of a caller as specs of the contract. Encodes nothing."""
+"""Converts a caller's prompts and chats to GenerationSpecs of the contract. Encodes nothing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -14,13 +14,13 @@ from sluice_server.services.offline.errors import PromptError, from_edge
 from sluice_server.services.offline.params import Given, fill, params_of
 
 Prompt: TypeAlias = str | Sequence[int]
-Message: TypeAlias = Mapping[str, Any]  # as OpenAI has it
+Message: TypeAlias = Mapping[str, Any]  # in OpenAI's form
 Conversation: TypeAlias = Sequence[Message]
 Specs: TypeAlias = list[types_pb2.GenerationSpec]
 
 
 def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One or several."""
+    """Returns a list of prompts, from one or several."""
     if isinstance(given, str):
         return [given]
     found: list[Any] = list(given)
@@ -28,13 +28,13 @@ def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def conversations_of(given: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """One or several."""
+    """Returns a list of conversations, from one or several."""
     found: list[Any] = list(given)
     return [found] if found and all(isinstance(one, Mapping) for one in found) else found
 
 
 def each_with(params: Given | Sequence[Given], num: int) -> list[Given]:
-    """Parameters for each of `num` prompts. Raises ValueError for another number of them."""
+    """Returns parameters for each of `num` prompts. Raises ValueError if their number differs."""
     if params is None or isinstance(params, Mapping) or not isinstance(params, Sequence):
         return [params] * num
     if len(params) != num:
@@ -43,12 +43,12 @@ def each_with(params: Given | Sequence[Given], num: int) -> list[Given]:
 
 
 def specs_of(prompts: Sequence[Prompt], params: Sequence[Given]) -> Specs:
-    """Raises PromptError."""
+    """Converts prompts with their parameters. Raises PromptError."""
     return [_at(index, _prompted, *both) for index, both in enumerate(zip(prompts, params, strict=True))]
 
 
 def chats_of(conversations: Sequence[Conversation], params: Sequence[Given], chat: types_pb2.Chat) -> Specs:
-    """`chat` has all but the messages. Raises PromptError."""
+    """Converts conversations with their parameters; `chat` has all fields but the messages. Raises PromptError."""
     both = enumerate(zip(conversations, params, strict=True))
     return [_at(index, _chatted, messages, given, chat) for index, (messages, given) in both]
 
@@ -59,7 +59,7 @@ def chat_options(
     variables: Mapping[str, Any] | None,
     add_generation_prompt: bool,
 ) -> types_pb2.Chat:
-    """All of a chat but its messages. Raises ServiceError."""
+    """Builds a chat without messages. Raises ServiceError."""
     asked = {"tools": tools, "tool_choice": tool_choice, "chat_template_kwargs": variables}
     chat = _read([], {name: value for name, value in asked.items() if value is not None})
     chat.add_generation_prompt = add_generation_prompt
@@ -71,7 +71,7 @@ def _at(index: int, make: Any, *given: Any) -> types_pb2.GenerationSpec:  # noqa
         spec: types_pb2.GenerationSpec = make(*given)
     except ServiceError as error:
         raise PromptError(index, error) from None
-    spec.output.echo = True  # results tell the prompt's ids
+    spec.output.echo = True  # results include the prompt's ids
     return spec
 
 
@@ -86,7 +86,7 @@ def _prompted(prompt: object, params: Given) -> types_pb2.GenerationSpec:
             spec.token_ids.SetInParent()
         else:
             raise invalid("prompt", f"{type(prompt).__name__} is neither a text nor a sequence of token ids")
-    except ValueError as error:  # a lone surrogate, or a number that is no id
+    except ValueError as error:  # a lone surrogate, or a number that is not an id
         raise invalid("prompt", str(error)) from None
     fill(spec, params_of(params))
     return spec
@@ -100,7 +100,7 @@ def _chatted(messages: Conversation, params: Given, chat: types_pb2.Chat) -> typ
 
 
 def _read(messages: Conversation, others: Mapping[str, Any]) -> types_pb2.Chat:
-    """A chat in OpenAI's form, as the HTTP edge reads it."""
+    """Parses a chat in OpenAI's form, as the HTTP edge does."""
     try:
         request = msgspec.convert({"model": "", "messages": list(messages), **others}, ChatRequest)
         return chat_spec(request).chat

@@ -1,1 +1,1 @@
-"""Prompts to token ids: encoding, chat templates, and the bytes of each token."""
+"""Turns prompts into token ids: chat templates, encoding, constraints, and the bytes of each token."""

@@ -1,6 +1,7 @@
-"""What the tokenizer makes of a message: a prompt as ids, an answer, or an error.
+"""Answers one message of the tokenizer: a prompt as token ids, a result, or an error.
 
-Pure: runs in a thread of the tokenizer or in a process of its own. Knows no queue, no grammar's compiler and no socket.
+Runs in a thread of the tokenizer process or in a process of its own; no queues, no I/O but the encoder's. Compiles no
+grammar; see `GrammarJob`.
 """
 
 import dataclasses
@@ -34,15 +35,15 @@ from sluice_server.services.tokenizer.grammar_frames import GrammarJob
 
 
 class EncodedMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a message has become."""
+    """The result of encoding one message."""
 
     answer: Prompt | Result | Append | Failed
-    told: Result | None = None  # ahead of it: the prompt's tokens
-    job: GrammarJob | None = None  # the prompt lacks its grammar
+    told: Result | None = None  # the prompt's tokens, sent ahead of the answer
+    job: GrammarJob | None = None  # the grammar that the prompt still needs
 
 
 class Answers:
-    """Encodes with one tokenizer. Thread-safe."""
+    """Answers messages with one tokenizer. Thread-safe."""
 
     def __init__(self, encoder: TextEncoder, limits: Limits) -> None:
         self.encoder = encoder
@@ -50,7 +51,10 @@ class Answers:
         self._longest = encoder.longest_token
 
     def answer(self, message: Submit | Append, start: float, rendered: RenderedChat | None = None) -> EncodedMessage:
-        """What becomes of a message that came at `start`; `rendered`: its chat, where that is done already."""
+        """Answers a message that arrived at `start`; errors become `Failed`.
+
+        `rendered` is the message's chat, if it is rendered already.
+        """
         try:
             if isinstance(message, Append):
                 ids = pack_ids(self._encode_more(message.piece))
@@ -60,8 +64,10 @@ class Answers:
             return EncodedMessage(failed(message.envelope, error))
 
     def prepare(self, message: Submit | Append) -> RenderedChat | None:
-        """The chat of a message as text, if it has one. Raises ServiceError for a prompt that is certain to be refused,
-        and nothing of it was encoded yet."""
+        """Renders the message's chat, if it has one, and checks the prompt's length in bytes; encodes nothing.
+
+        Raises ServiceError for a prompt that is certain to be rejected.
+        """
         work = message.work if isinstance(message, Submit) else None
         if not isinstance(work, Generate | Tokenize):
             return None
@@ -101,7 +107,7 @@ class Answers:
         return EncodedMessage(prompt, told, job_of(work, sections, self.encoder.mark))
 
     def _encode(self, work: Generate, rendered: RenderedChat | None) -> tuple[list[int], Sections]:
-        """The ids, and what may follow them."""
+        """Returns the token ids of a prompt, and the sections that its output may have."""
         if not isinstance(work.prompt, ChatPrompt):
             self._check_bytes(work, None)
             return self.encoder.encode(work.prompt, self._limits), Sections()
@@ -110,13 +116,13 @@ class Answers:
         return self.encoder.encode_chat(chat, self._limits), chat.sections
 
     def _check_bytes(self, work: Generate, chat: RenderedChat | None) -> None:
-        """Raise ServiceError for a text that is certain to be longer than the context, unless it is cut."""
+        """Raises ServiceError for a text that is certain to exceed the context, unless the prompt is truncated."""
         text = work.prompt.text if isinstance(work.prompt, TextPrompt) else chat.text if chat else ""
-        if not work.keep_last:  # a character has at least a byte
+        if not work.keep_last:  # a character has at least one byte
             check_bytes(len(text), self._longest, work.params, self._limits)
 
     def _encode_more(self, piece: TextPrompt | TokenPrompt) -> list[int]:
-        """A further piece of a prompt."""
+        """Encodes a further piece of a prompt."""
         if isinstance(piece, TextPrompt):
             return self.encoder.encode_more(piece.text, self._limits)
         return unpack_checked(piece.ids, self._limits, "append.token_ids")
@@ -126,7 +132,7 @@ class Answers:
         return Tokenized(pack_ids(ids), dict(zip(distinct, self.encoder.pieces(distinct), strict=True)))
 
     def _params(self, work: Generate) -> SamplingParams:
-        """With the ids of words."""
+        """Returns the sampling parameters with the token ids of the bad words."""
         if not work.bad_words:
             return work.params
         params = dataclasses.replace(work.params, bad_words=self.encoder.encode_words(work.bad_words, self._limits))
@@ -135,6 +141,6 @@ class Answers:
 
 
 def _text(asked: TextOptions, sections: Sections) -> TextOptions:
-    """How text is made of what follows the prompt."""
+    """Returns the text options with the sections that are to be split, or None for no split."""
     found = sections if asked.split_sections and (sections.has_reasoning or sections.tools) else None
     return msgspec.structs.replace(asked, sections=found)

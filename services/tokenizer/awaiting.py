@@ -1,7 +1,4 @@
-"""A prompt that still lacks its grammar, and the wait for it: one future for what two threads do one after the other.
-
-Knows no grammar and no stage.
-"""
+"""Chains the encoding of a prompt with the compilation of its grammar: one future for work on two executors."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,8 +17,10 @@ _T = TypeVar("_T")
 def chained(
     first: "Future[_T]", executor: Executor, at_once: Callable[[_T], _T | None], then: Callable[[_T], _T]
 ) -> "Future[_T]":
-    """What `at_once` makes of what `first` made, or, where that is None, what `then` makes of it in the executor;
-    cancelled, nothing more is begun."""
+    """Returns a future of `at_once(first's result)`; where that is None, of `then(first's result)`, run in `executor`.
+
+    When it is cancelled, nothing more is started.
+    """
     whole: Future[_T] = Future()
 
     def go_on(done: "Future[_T]") -> None:
@@ -52,7 +51,7 @@ def chained(
 
 
 def with_grammar(prompt: Prompt, grammar: str, limits: Limits, took: float = 0.0) -> Prompt:
-    """The prompt, `took` seconds later. Raises ServiceError for parameters that do not go with a grammar."""
+    """Returns the prompt with a grammar, `took` seconds later. Raises ServiceError if its parameters exclude one."""
     params = dataclasses.replace(prompt.params, grammar=grammar)
     check_params(params, limits)
     return msgspec.structs.replace(
@@ -61,7 +60,7 @@ def with_grammar(prompt: Prompt, grammar: str, limits: Limits, took: float = 0.0
 
 
 def later(envelope: Envelope, seconds: float) -> Envelope:
-    """The envelope with its time left re-stamped after `seconds` in this stage."""
+    """Returns the envelope with its time left reduced by `seconds`."""
     if envelope.time_left_s is None:
         return envelope
     return msgspec.structs.replace(envelope, time_left_s=envelope.time_left_s - seconds)

@@ -1,7 +1,6 @@
-"""A checkpoint's chat template: where it and the special tokens are found, and the text it makes of a conversation.
+"""Reads a checkpoint's chat template and special tokens, and renders conversations to text.
 
-Reading happens at start; templates are parsed and rendered elsewhere (`template`, in the processes of `renderer`).
-Knows no tokenizer and no template language: gives text.
+Files are read at start. Templates are rendered in the child processes of `renderer` (see `template`).
 """
 
 import dataclasses
@@ -21,11 +20,11 @@ MAX_SOURCE = 1 << 20  # characters
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """What a checkpoint's files say.
+    """The chat templates and special tokens of a checkpoint, as its files have them.
 
     Attributes:
         default: the template; None for a model that has none.
-        tool_use: the one for chats with tools, where a checkpoint has another.
+        tool_use: the template for chats with tools, where a checkpoint has a separate one.
         special_tokens: bos_token, eos_token, … by name.
     """
 
@@ -35,7 +34,7 @@ class TemplateSource:
 
 
 class ChatTemplate:
-    """`render` turns messages into the text that the model was trained on; without a template it refuses."""
+    """Renders conversations with a checkpoint's template. Without a template `render` raises NO_CHAT_TEMPLATE."""
 
     def __init__(self, source: TemplateSource, num_renderers: int = 1, patience: CpuTimeLimit = PATIENCE) -> None:
         self.source = source
@@ -46,11 +45,11 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, directory: Path, num_renderers: int = 1) -> "ChatTemplate":
-        """From the checkpoint's files. Raises ServiceError MODEL_INVALID."""
+        """Reads the template from the checkpoint's files. Raises ServiceError MODEL_INVALID."""
         return cls(read_template(directory), num_renderers)
 
     def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
-        """The prompt as text. Raises ServiceError: no template, it refuses these messages, or a limit is passed."""
+        """Returns the prompt as text. Raises ServiceError: no template, rejected messages, or a limit exceeded."""
         if self._renderers is None:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
@@ -64,7 +63,7 @@ class ChatTemplate:
             raise invalid("prompt.chat", "is not valid Unicode: it has a lone surrogate") from error
 
     def sections(self, prompt: ChatPrompt, rendered: str) -> Sections:
-        """What an answer to the prompt, which was rendered so, may consist of."""
+        """Returns the sections that an output for the prompt may have; `rendered` is the prompt as text."""
         source = (prompt.tools and self.source.tool_use) or self.source.default or ""
         return Sections(
             has_reasoning=has_reasoning(source),
@@ -73,14 +72,16 @@ class ChatTemplate:
         )
 
     def close(self) -> None:
-        """End the processes that render."""
+        """Ends the renderer processes."""
         if self._renderers is not None:
             self._renderers.close()
 
 
 def read_template(directory: Path) -> TemplateSource:
-    """chat_template.jinja and additional_chat_templates/, else tokenizer_config.json. Raises ServiceError
-    MODEL_INVALID."""
+    """Reads chat_template.jinja and additional_chat_templates/tool_use.jinja, else tokenizer_config.json.
+
+    Raises ServiceError MODEL_INVALID.
+    """
     try:
         config = _read(directory / "tokenizer_config.json")
         named = _named(config.get("chat_template"))
@@ -102,17 +103,17 @@ def read_template(directory: Path) -> TemplateSource:
 
 
 def unreadable(directory: Path) -> ServiceError:
-    """The files of a checkpoint's chat template are not what they should be."""
+    """Builds the error for a chat template whose files cannot be read."""
     return ServiceError(Code.FAILED_PRECONDITION, "MODEL_INVALID", f"{directory}: the chat template cannot be read")
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no such file. Raises ServiceError MODEL_INVALID."""
+    """Reads a JSON object; returns an empty one if the file does not exist. Raises ServiceError MODEL_INVALID."""
     return read_json(path) if os.path.lexists(path) else {}
 
 
 def _named(value: object) -> dict[str, str]:
-    """chat_template is a string, or a list of named ones of which two are meant."""
+    """Returns the templates "default" and "tool_use" by name; chat_template is a string or a list of named ones."""
     if isinstance(value, list):
         named = {entry["name"]: entry["template"] for entry in value}
         return {name: named[name] for name in ("default", "tool_use") if name in named}
@@ -120,7 +121,7 @@ def _named(value: object) -> dict[str, str]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, … as strings; older files wrap them in objects."""
+    """Returns bos_token, eos_token, … as strings; older files wrap them in objects."""
     found = {}
     for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         value = config.get(name)

@@ -1,7 +1,7 @@
-"""A child process's end of the pipe to its parent (see `killable`): frames on stdin and stdout, and its confinement.
+"""Runs a child process's end of the pipe to its parent (see `child_pool`): frames on stdin and stdout, resource limits.
 
-A frame is a length of four bytes, little-endian, then msgpack. The first tells the child what it works with; it answers
-Ready or Unready, then each job with its answer, or with Crashed.
+A frame is a length of four bytes, little-endian, then msgpack. The first frame is the child's setup, which it answers
+with Ready or Unready. It then answers each job, or sends Crashed.
 """
 
 import ctypes
@@ -22,15 +22,15 @@ _T = TypeVar("_T")
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Jobs may come."""
+    """The child accepts jobs."""
 
 
 class Unready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """None can be done with what was told."""
+    """The child cannot work with its setup."""
 
 
 class Crashed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """In place of an answer: a fault of ours."""
+    """An unexpected exception of the child, in place of an answer."""
 
     trace: str
 
@@ -38,12 +38,12 @@ class Crashed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 def serve(
     kind: type[_Job], answer: Callable[[_Job], msgspec.Struct], settle: Callable[[], object] = lambda: None
 ) -> None:
-    """Answer jobs until the parent has gone; `settle` is called behind each answer."""
+    """Answers jobs until the parent closes the pipe; calls `settle` after each answer."""
     while (job := receive(kind)) is not None:
         try:
             answered = answer(job)
         except (MemoryError, RecursionError):
-            raise  # this job was too much: its parent sees that this process is gone
+            raise  # the job exceeded a limit: the process ends, and its parent reports that
         except Exception:
             answered = Crashed(traceback.format_exc())
         send(answered)
@@ -52,24 +52,24 @@ def serve(
 
 
 def begin() -> None:
-    """Die with the parent; leave ^C to the supervisor."""
+    """Makes the process end with its parent, and ignores SIGINT, which the supervisor handles."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def confine(memory_bytes: int) -> None:
-    """Use only so much address space from now on."""
+    """Limits the address space of this process."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
 def receive(kind: type[_T]) -> _T | None:
-    """The next frame; None when the parent has gone."""
+    """Reads the next frame; returns None when the parent has closed the pipe."""
     head = _read(LENGTH_BYTES)
     return None if head is None else msgspec.msgpack.decode(_read(int.from_bytes(head, "little")) or b"", type=kind)
 
 
 def send(answer: msgspec.Struct) -> None:
-    """Write a frame."""
+    """Writes a frame."""
     body = msgspec.msgpack.encode(answer)
     data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
     while data:
@@ -77,7 +77,7 @@ def send(answer: msgspec.Struct) -> None:
 
 
 def _read(size: int) -> bytes | None:
-    """Exactly so many bytes of stdin; None at its end."""
+    """Reads exactly `size` bytes from stdin; returns None at its end."""
     data = bytearray()
     while len(data) < size:
         piece = os.read(0, size - len(data))

@@ -1,8 +1,8 @@
-"""A child process that does jobs which may loop or fill memory: it can be killed, and costs only the job that did it.
+"""Runs jobs that may loop or exhaust memory in child processes, which can be killed at the cost of one job.
 
-A child is made when it is first needed and again after it was killed; it inherits no secret of the environment, and
-dies with the thread that made it. Each is used by one thread at a time. Knows no job's meaning: what children are told
-first and what they answer are the caller's structs (see `child_pipe` for their end).
+A child starts when it is first needed, and again after it was killed. It inherits no secrets of the environment and
+ends with the thread that started it. One thread at a time uses a child. Setup and answers are structs of the caller;
+`child_pipe` is the child's end of the pipe.
 """
 
 import dataclasses
@@ -21,18 +21,18 @@ from sluice_server.services.tokenizer.child_pipe import LENGTH_BYTES, Crashed, R
 
 EXECUTABLE = sys.executable
 INHERITED = ("PATH", "PYTHONPATH", "HOME", "LANG", "LC_ALL", "TZ")
-WALL_FACTOR = 10  # so many times its CPU time a child may take by the wall clock
-TICK_S = 0.01  # shortest wait: a child that is held up must not make its parent spin
-CPU_CLOCK = 2  # Linux's number of a process's whole CPU time
+WALL_FACTOR = 10  # limit of wall-clock time, as a multiple of the limit of CPU time
+TICK_S = 0.01  # shortest wait, so that the parent does not spin while a child gets no CPU time
+CPU_CLOCK = 2  # Linux's clock type for the CPU time of a whole process
 
 _Answer = TypeVar("_Answer")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CpuTimeLimit:
-    """How long a child may compute, in seconds of its own CPU time: on a busy machine nobody is refused for waiting."""
+    """The CPU time that a child may use, in seconds; CPU time, so that a busy machine causes no timeouts."""
 
-    start_s: float = 5.0  # an interpreter's start, and what it prepares
+    start_s: float = 5.0  # start of the interpreter, and the child's preparation
     job_s: float = 1.0
 
 
@@ -40,15 +40,15 @@ PATIENCE = CpuTimeLimit()
 
 
 class ChildError(Exception):
-    """A child gave no answer."""
+    """A child returned no answer."""
 
 
 class UnreadyError(ChildError):
-    """It cannot work with what it was told first."""
+    """The child cannot work with its setup."""
 
 
 class OverdueError(ChildError):
-    """It did not answer in time; `limit_s` is the CPU time that it had."""
+    """The child did not answer in time; `limit_s` is its limit of CPU time."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(limit_s)
@@ -56,19 +56,19 @@ class OverdueError(ChildError):
 
 
 class CrashedError(ChildError):
-    """It raised what it should not, which is a fault of ours; the text is its traceback."""
+    """The child raised an unexpected exception, which is a bug of this server; the message is its traceback."""
 
 
 class UnstartedError(ChildError):
-    """No process could be started."""
+    """The child process could not be started."""
 
 
 class DiedError(ChildError):
-    """It died at this job: of memory, or of a deep recursion."""
+    """The child died during this job: out of memory, or of a deep recursion."""
 
 
 class ChildPool(Generic[_Answer]):
-    """As many children as work at once, at most `num`. Thread-safe."""
+    """A pool of at most `num` child processes. Thread-safe."""
 
     def __init__(
         self,
@@ -78,14 +78,17 @@ class ChildPool(Generic[_Answer]):
         num: int = 1,
         patience: CpuTimeLimit = PATIENCE,
     ) -> None:
-        """`module` is run; it is told `setup` first, and `decode` reads its answers (raising MsgspecError)."""
-        self._free: queue.LifoQueue[_Child[_Answer]] = queue.LifoQueue()  # last used first: others start when needed
+        """Runs `module` in each child. `setup` is its first frame; `decode` reads its answers, raising MsgspecError."""
+        self._free: queue.LifoQueue[_Child[_Answer]] = queue.LifoQueue()  # LIFO: another child starts only when needed
         self._children = [_Child((EXECUTABLE, "-m", module), setup, decode, patience) for _ in range(num)]
         for child in self._children:
             self._free.put(child)
 
     def ask(self, job: msgspec.Struct) -> _Answer:
-        """A child's answer. Raises ChildError when there is none; unless it crashed, that child is dead then."""
+        """Returns a child's answer. Raises ChildError when there is none.
+
+        After any error but CrashedError that child is dead.
+        """
         child = self._free.get()
         try:
             return child.ask(job)
@@ -93,13 +96,13 @@ class ChildPool(Generic[_Answer]):
             self._free.put(child)
 
     def close(self) -> None:
-        """End the children. No job may be under way."""
+        """Ends the children. No job may be running."""
         for child in self._children:
             child.stop()
 
 
 class _Child(Generic[_Answer]):
-    """One process, living or not; used by one thread at a time."""
+    """One child process, started on demand; used by one thread at a time."""
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class _Child(Generic[_Answer]):
 
     def ask(self, job: msgspec.Struct) -> _Answer:
         if self._process is not None and self._process.poll() is not None:
-            self.stop()  # it died between two jobs, which is the fault of neither
+            self.stop()  # it died between two jobs, so neither job caused that
         try:
             process = self._process or self._start()
             return self._decoded(_exchange(process, job, self._patience.job_s))
@@ -135,7 +138,7 @@ class _Child(Generic[_Answer]):
             raise CrashedError(crashed.trace) from None
 
     def stop(self) -> None:
-        """Kill it, if it lives."""
+        """Kills the process, if there is one."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -161,12 +164,12 @@ class _Child(Generic[_Answer]):
 
 
 def _exchange(process: "subprocess.Popen[bytes]", request: msgspec.Struct, timeout_s: float) -> bytes:
-    """Send a frame, wait for one. Raises TimeoutError(timeout_s), OSError (it is dead)."""
+    """Sends a frame and waits for one. Raises TimeoutError(timeout_s), or OSError when the process is dead."""
     assert process.stdin is not None and process.stdout is not None
     deadline = _Deadline(process.pid, timeout_s)
     body = msgspec.msgpack.encode(request)
     data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
-    while data:  # it reads before it does anything else, so this ends
+    while data:  # the child reads the whole frame first, so the loop ends
         data = data[os.write(process.stdin.fileno(), data) :]
     source = process.stdout.fileno()
     head = _read(source, LENGTH_BYTES, deadline)
@@ -177,7 +180,7 @@ def _exchange(process: "subprocess.Popen[bytes]", request: msgspec.Struct, timeo
 
 
 class _Deadline:
-    """The end of a process's patience, by its own CPU time."""
+    """The time limit of one job, in the child's CPU time and in wall-clock time."""
 
     def __init__(self, pid: int, limit_s: float) -> None:
         self._clock = ~pid << 3 | CPU_CLOCK
@@ -185,13 +188,13 @@ class _Deadline:
         self._wall_end = time.monotonic() + WALL_FACTOR * limit_s
 
     def left_s(self) -> float:
-        """How long to wait before asking again; 0 when it is over. Raises OSError when the process is gone."""
+        """Returns the seconds to wait before the next check; 0 at the limit. Raises OSError if the process is gone."""
         left = min(self._cpu_end - time.clock_gettime(self._clock), self._wall_end - time.monotonic())
         return max(left, TICK_S) if left > 0 else 0.0
 
 
 def _read(source: int, size: int, deadline: _Deadline) -> bytes | None:
-    """Exactly so many bytes; None when they do not come in time. Raises OSError at the end of the pipe."""
+    """Reads exactly `size` bytes; returns None when the time limit is reached. Raises OSError when the pipe ends."""
     data = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)

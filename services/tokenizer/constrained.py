@@ -1,6 +1,6 @@
-"""What an output must look like, all of it: the constraint or the calls asked for, behind the reasoning that may come.
+"""Derives the grammar job of a request: optional reasoning, then the constraint or the required tool calls.
 
-Pure: a request and what its chat template speaks in, a job for a grammar's compiler out. Knows no grammar.
+Pure: takes a request and the sections of its chat template, gives a job for the grammar compiler.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,14 @@ from sluice_server.services.messages.work import ChatPrompt, Generate, Sections
 from sluice_server.services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
 from sluice_server.services.tokenizer.tool_formats import FORMATS, REASONING
 
-Mark = Callable[[str], str]  # a mark as a grammar writes it: a literal, or a special token by its id
+Mark = Callable[[str], str]  # turns a mark into a grammar's notation: a literal, or a special token by its id
 
 
 def job_of(work: Generate, sections: Sections, mark: Mark) -> GrammarJob | None:
-    """None for an output that is free. Raises ServiceError when calls are asked for in a format that is not known."""
+    """Returns the grammar job of a request; None for an unconstrained output.
+
+    Raises ServiceError when calls are required in a format that is not known.
+    """
     calls = _calls(work.prompt, sections, mark) if isinstance(work.prompt, ChatPrompt) else None
     if calls is None and work.constraint is None:
         return None
@@ -40,7 +43,10 @@ def _calls(prompt: ChatPrompt, sections: Sections, mark: Mark) -> Calls | None:
 
 
 def _reasoning(sections: Sections, mark: Mark, *, is_split: bool) -> Reasoning | None:
-    """Where it is not told apart from the text, none may be begun: the text would not be what was asked for."""
+    """Returns the reasoning that may precede the constrained text; None if there may be none.
+
+    Without `is_split` no new reasoning may start, because it would be part of the text and break the constraint.
+    """
     if not (sections.is_reasoning or (sections.has_reasoning and is_split)):
         return None
     opening, closing = REASONING

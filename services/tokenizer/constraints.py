@@ -1,7 +1,6 @@
-"""Constraints of outputs to grammars that an engine can follow: tried out in child processes, then remembered.
+"""Compiles constraints to grammars that an engine can follow: tests them in child processes, and caches the results.
 
-A form that takes too long or too much costs its own request. Thread-safe; what was compiled lately is known at once.
-Knows no grammar and no engine.
+A constraint that exceeds a limit fails its own request only. Thread-safe.
 """
 
 import threading
@@ -33,15 +32,15 @@ from sluice_server.services.tokenizer.grammar_frames import (
 )
 
 MODULE = "sluice_server.services.tokenizer.grammar_child"
-MEMORY_BYTES = 256 << 20  # of address space for grammars
-MAX_REMEMBERED = 4 << 20  # bytes of jobs and their grammars
+MEMORY_BYTES = 256 << 20  # of address space for grammars, in each child
+MAX_REMEMBERED = 4 << 20  # bytes of cached jobs and grammars
 
 
 class Constraints:
-    """As many children as compile at once, at most `num`.
+    """Compiles constraints in at most `num` child processes.
 
     Attributes:
-        executor: where `compile` is to be called: as many threads as there are children.
+        executor: the threads on which to call `compile`: one for each child.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Constraints:
         self._num_bytes = 0
 
     def known(self, job: GrammarJob) -> str | None:
-        """The grammar, if it was compiled lately."""
+        """Returns the grammar of a job if it is in the cache, else None."""
         key = msgspec.msgpack.encode(job)
         with self._lock:
             if key in self._known:
@@ -68,7 +67,7 @@ class Constraints:
             return self._known.get(key)
 
     def compile(self, job: GrammarJob) -> str:
-        """The grammar. Raises ServiceError naming the field, what is wrong with it and where."""
+        """Returns the grammar of a job. Raises ServiceError naming the field, the error and its place."""
         grammar = self.known(job)
         if grammar is None:
             grammar = self._compile(job)
@@ -76,7 +75,7 @@ class Constraints:
         return grammar
 
     def close(self) -> None:
-        """End threads and children, when what is compiling has ended."""
+        """Ends threads and children, after running compilations have ended."""
         self.executor.shutdown(cancel_futures=True)
         self._children.close()
 
@@ -119,7 +118,7 @@ class Constraints:
 
 
 def field_of(job: GrammarJob) -> str:
-    """The field that asked for it."""
+    """Returns the request field that the job comes from."""
     if job.constraint is None:
         return "chat.tools"
     form = job.constraint.form

@@ -1,6 +1,6 @@
-"""The process that encodes long texts, one after another, until its input ends. Its parent bounds its time.
+"""Runs the child process that encodes long texts, one after another, until its input ends. Its parent limits its time.
 
-Its priority is lower than that of the engine and of the other stages, with which it shares the processors.
+Its priority is lower than that of the engine and the other stages, which run on the same cores.
 """
 
 import os
@@ -16,7 +16,7 @@ from sluice_server.services.tokenizer.encoding import TextEncoder, load_tokenize
 
 
 def main() -> None:
-    """Serve the parent at the other end of stdin and stdout."""
+    """Serves the parent at the other end of stdin and stdout."""
     begin()
     setup = receive(EncoderSetup)
     if setup is None:
@@ -24,13 +24,13 @@ def main() -> None:
     os.nice(setup.niceness)
     try:
         path = Path(setup.directory) / "tokenizer.json"
-        encoder = TextEncoder(load_tokenizer(path), ChatTemplate(TemplateSource()), path)  # chats come rendered
+        encoder = TextEncoder(load_tokenizer(path), ChatTemplate(TemplateSource()), path)  # chats arrive rendered
     except ServiceError:
         send(Unready())
         return
     answers = Answers(encoder, setup.limits)
     send(Ready())
-    # For 1 MiB of text hundreds of MiB are taken.
+    # Encoding 1 MiB of text takes hundreds of MiB, which are returned after each task.
     serve(Task, lambda task: answers.answer(task.message, task.start, task.rendered), settle=give_back)
 
 

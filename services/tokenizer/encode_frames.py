@@ -1,4 +1,4 @@
-"""What a process that encodes and its parent say to each other: a Setup first, then Tasks, each with what was Made."""
+"""Defines the frames between an encoding child and its parent: an EncoderSetup, then Tasks and EncodedMessages."""
 
 import msgspec
 
@@ -8,16 +8,16 @@ from sluice_server.services.tokenizer.encoding import RenderedChat
 
 
 class EncoderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which tokenizer, within which limits."""
+    """Which tokenizer to load, and the limits of requests."""
 
     directory: str
     limits: Limits
-    niceness: int  # how far below its parent's the process's priority is
+    niceness: int  # added to the process's nice value
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message to encode, which came at `start` (of the monotonic clock, which all processes of a machine share)."""
+    """A message to encode. `start` is its arrival by the monotonic clock, which all processes of a machine share."""
 
     message: Submit | Append
     start: float
-    rendered: RenderedChat | None  # its chat
+    rendered: RenderedChat | None  # the message's chat, rendered

@@ -1,6 +1,6 @@
-"""Long texts encoded in child processes: they cost their own requests time, and no others'.
+"""Encodes long texts in child processes, so that they do not delay other requests.
 
-Takes messages, gives what they become. Thread-safe. Knows no tokenizer.
+Takes messages, gives `EncodedMessage`s. Thread-safe.
 """
 
 from pathlib import Path
@@ -16,13 +16,13 @@ from sluice_server.services.tokenizer.encode_frames import EncoderSetup, Task
 from sluice_server.services.tokenizer.encoding import RenderedChat
 
 MODULE = "sluice_server.services.tokenizer.encode_child"
-NICENESS = 10  # a tenth of the share of those who compute beside it: it is never starved altogether
-START_S = 10.0  # of CPU: a vocabulary of 256,000 takes 2
-JOB_S_PER_MIB = 10.0  # of CPU; what takes longest took 1.8
+NICENESS = 10  # a tenth of the CPU share of processes with normal priority; it is not starved
+START_S = 10.0  # of CPU time: a vocabulary of 256,000 takes 2
+JOB_S_PER_MIB = 10.0  # of CPU time; the slowest text measured took 1.8
 
 
 class Encoders:
-    """As many children as encode at once, at most `num`."""
+    """A pool of at most `num` encoding child processes."""
 
     def __init__(self, directory: Path, limits: Limits, num: int = 1, patience: CpuTimeLimit | None = None) -> None:
         job_s = JOB_S_PER_MIB * max(1.0, limits.max_prompt_bytes / (1 << 20))
@@ -35,7 +35,7 @@ class Encoders:
         )
 
     def answer(self, message: Submit | Append, start: float, rendered: RenderedChat | None) -> EncodedMessage:
-        """What becomes of a message that came at `start`; `rendered`: its chat. Raises ChildError if a child breaks."""
+        """Answers a message that arrived at `start`; `rendered` is its chat. Raises ChildError if a child fails."""
         try:
             return self._children.ask(Task(message, start, rendered))
         except OverdueError as error:
@@ -44,7 +44,7 @@ class Encoders:
             return EncodedMessage(failed(message.envelope, refused))
 
     def close(self) -> None:
-        """End the children. No text may be under way."""
+        """Ends the children. No text may be in work."""
         self._children.close()
 
 

@@ -1,7 +1,7 @@
-"""A checkpoint's tokenizer: prompts of every form to token ids, ids to text, ids to bytes.
+"""Wraps a checkpoint's tokenizer: prompts of every form to token ids, ids to text, ids to bytes.
 
-Checks what it is given against the limits before and after encoding. Thread-safe: `tokenizers` releases the GIL and
-keeps no state between calls. Knows no socket and no request.
+Checks its input against the limits before and after encoding. Thread-safe: `tokenizers` releases the GIL and keeps no
+state between calls.
 """
 
 import functools
@@ -25,17 +25,17 @@ from sluice_server.services.tokenizer.pieces import Pieces
 
 
 class RenderedChat(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A conversation as text, and what its answer may consist of."""
+    """A conversation as text, and the sections that its output may have."""
 
     text: str
     sections: Sections
 
 
 class TextEncoder:
-    """Wraps the `tokenizers` library's tokenizer of one checkpoint."""
+    """The `tokenizers` library's tokenizer of one checkpoint, with its chat template."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, path: Path | None = None) -> None:
-        """`path`: the tokenizer.json that it was read from."""
+        """`path`: the tokenizer.json that `tokenizer` was read from."""
         self.tokenizer = tokenizer
         self.pieces = Pieces(tokenizer)
         self._path = path
@@ -43,24 +43,24 @@ class TextEncoder:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Bytes of text that one token stands for at most; 0 where that is not known."""
+        """The most bytes of text that one token stands for; 0 where that is not known."""
         return longest_token(self._path) if self._path is not None else 0
 
     @classmethod
     def load(cls, directory: Path, num_renderers: int = 1) -> "TextEncoder":
-        """Read tokenizer.json and the chat template. Raises ServiceError MODEL_INVALID naming the file.
+        """Reads tokenizer.json and the chat template. Raises ServiceError MODEL_INVALID naming the file.
 
-        So many chats are rendered at once at most; `close` when some were.
+        At most `num_renderers` chats are rendered at once. Call `close` if any was rendered.
         """
         path = directory / "tokenizer.json"
         return cls(load_tokenizer(path), ChatTemplate.load(directory, num_renderers), path)
 
     def close(self) -> None:
-        """End the processes that render chats."""
+        """Ends the renderer processes."""
         self._template.close()
 
     def encode(self, prompt: TextPrompt | TokenPrompt, limits: Limits, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt. Raises ServiceError INVALID_ARGUMENT naming the field, value and limit."""
+        """Returns the token ids of a prompt. Raises ServiceError INVALID_ARGUMENT naming the field, value and limit."""
         match prompt:
             case TextPrompt():
                 return self._encode(prompt.text, limits, "prompt.text", add_special_tokens)
@@ -70,21 +70,24 @@ class TextEncoder:
                 assert_never(prompt)
 
     def encode_more(self, text: str, limits: Limits) -> list[int]:
-        """Token ids of a piece that follows a prompt: for itself, without special tokens. Raises as `encode` does."""
+        """Returns the token ids of a further piece of a prompt: encoded separately, without special tokens.
+
+        Raises as `encode` does.
+        """
         return self._encode(text, limits, "append.text", add_special_tokens=False)
 
     def render(self, prompt: ChatPrompt, limits: Limits) -> RenderedChat:
-        """A conversation as text. Raises ServiceError: no template, it refuses these messages, or a limit is passed."""
+        """Returns a conversation as text. Raises ServiceError: no template, rejected messages, or a limit exceeded."""
         text = self._template.render(prompt, limits.max_prompt_bytes)
         return RenderedChat(text, self._template.sections(prompt, text))
 
     def encode_chat(self, chat: RenderedChat, limits: Limits) -> list[int]:
-        """Token ids of a conversation. Raises as `encode` does."""
+        """Returns the token ids of a rendered conversation. Raises as `encode`."""
         # A template writes the special tokens itself.
         return self._encode(chat.text, limits, "prompt.chat", add_special_tokens=False)
 
     def encode_words(self, words: Sequence[str], limits: Limits) -> tuple[tuple[int, ...], ...]:
-        """Token ids of each word as it is written, with a space before it and without."""
+        """Returns the token ids of each word with a leading space and without."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             for text in (word.lstrip(), " " + word.lstrip()):
@@ -92,12 +95,12 @@ class TextEncoder:
         return tuple(found)
 
     def mark(self, text: str) -> str:
-        """A mark as a grammar writes it: a special token by its id, as no text can be one; else the text itself."""
+        """Returns a mark in a grammar's notation: a special token's id, as text cannot spell it; else a literal."""
         token = self.tokenizer.token_to_id(text)
         return f"<[{token}]>" if token in self.pieces.special_ids else json.dumps(text, ensure_ascii=False)
 
     def decode(self, ids: bytes, limits: Limits, skip_special_tokens: bool) -> str:
-        """Text of packed ids. Raises ServiceError INVALID_ARGUMENT for ids outside the vocabulary."""
+        """Returns the text of packed ids. Raises ServiceError INVALID_ARGUMENT for ids outside the vocabulary."""
         text: str = self.tokenizer.decode(unpack_checked(ids, limits, "token_ids"), skip_special_tokens)
         return text
 
@@ -108,24 +111,24 @@ class TextEncoder:
             raise invalid(field, f"is not valid Unicode: lone surrogate at character {error.start}") from error
         if size > limits.max_prompt_bytes:
             raise invalid(field, f"has {size} bytes; at most {limits.max_prompt_bytes}", limit=limits.max_prompt_bytes)
-        # Of one text, as only so the library leaves out where in it each token is, which takes longer than the rest.
+        # A batch of one text: only the batch call omits the offsets of tokens, which take longer than the encoding.
         (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
-        # A tokenizer may know more ids than the model has logits.
+        # A tokenizer may have more ids than the model has logits.
         check_ids(field, ids, limits)
         return ids
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json. Raises ServiceError MODEL_INVALID naming the file."""
+    """Reads the tokenizer of a tokenizer.json. Raises ServiceError MODEL_INVALID naming the file."""
     if not is_file(path):
         if (path.parent / "tokenizer.model").exists():
             raise _invalid(path, "is missing; convert tokenizer.model to tokenizer.json first")
         raise _invalid(path, "is missing, or no file")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library starts threads for a single text
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # otherwise the library starts threads for a single text
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # the library raises Exception itself
         raise _invalid(path, "is not a tokenizer that this server can read") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -133,7 +136,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def unpack_checked(data: bytes, limits: Limits, field: str) -> list[int]:
-    """Packed int32 ids, each inside the logits. Raises ServiceError INVALID_ARGUMENT."""
+    """Returns packed int32 ids as a list, each below the number of logits. Raises ServiceError INVALID_ARGUMENT."""
     if len(data) % 4:
         raise invalid(field, f"has {len(data)} bytes, which is no whole number of int32 ids")
     ids = unpack_ids(data)

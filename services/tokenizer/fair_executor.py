@@ -1,7 +1,7 @@
-"""Jobs that wait for an executor, in a fair order: tenants by what they have had, a tenant's own by when they are due.
+"""Queues jobs in front of an executor: fair between tenants by bytes served, and by due time within a tenant.
 
-A job is due the later the larger it is: a small one passes large ones that came before it, and each has its turn in
-the end. What waits of one tenant is bounded in bytes. Thread-safe. Knows no text.
+A larger job is due later, so a small job passes large ones that came before it, and every job is served in the end. The
+bytes that wait for one tenant are limited. Thread-safe.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from sluice_server.engine.errors import Code, ServiceError
 
-SECONDS_PER_BYTE = 10e-6  # from a job's coming until it is due: some ten times what encoding takes
-MAX_WAITING_BYTES = 8 << 20  # of a tenant, in one lane: some seconds of work
+SECONDS_PER_BYTE = 10e-6  # from a job's arrival until it is due: about ten times the time of encoding
+MAX_WAITING_BYTES = 8 << 20  # for one tenant in one queue: some seconds of work
 
 _T = TypeVar("_T")
 
@@ -23,17 +23,19 @@ _T = TypeVar("_T")
 @dataclasses.dataclass(slots=True, order=True)
 class _QueuedJob(Generic[_T]):
     due: float
-    number: int  # in the order of their coming
+    number: int  # in order of arrival
     size: int = dataclasses.field(compare=False)
     future: "Future[_T]" = dataclasses.field(compare=False)
-    call: Callable[[], _T] | None = dataclasses.field(compare=False)  # None: it was cancelled
+    call: Callable[[], _T] | None = dataclasses.field(compare=False)  # None: started or cancelled
 
 
 @dataclasses.dataclass(slots=True)
 class _Tenant(Generic[_T]):
-    """Attributes:
-    num_bytes: waiting.
-    served: bytes that were begun for it; a tenant that comes anew begins with as many as the one whose turn it is.
+    """The queue of one tenant.
+
+    Attributes:
+        num_bytes: bytes that wait.
+        served: bytes that were started. A new tenant starts with the count of the tenant served last.
     """
 
     jobs: list[_QueuedJob[_T]] = dataclasses.field(default_factory=list)
@@ -42,7 +44,7 @@ class _Tenant(Generic[_T]):
 
 
 class FairExecutor(Generic[_T]):
-    """In front of an executor, which gets a call for each job that came; which job it does is decided when it runs."""
+    """A fair queue in front of an executor, which gets one call for each job; the call selects its job when it runs."""
 
     def __init__(
         self,
@@ -54,13 +56,16 @@ class FairExecutor(Generic[_T]):
         self._max_bytes = max_bytes
         self._clock = clock
         self._lock = threading.Lock()
-        self._tenants: dict[str, _Tenant[_T]] = {}  # of which something waits, and those that are ahead of these
-        self._served = 0  # of the tenant that had its turn last
+        self._tenants: dict[str, _Tenant[_T]] = {}  # with waiting jobs, or ahead of the tenant served last
+        self._served = 0  # bytes of the tenant that was served last, before that job
         self._num_jobs = 0
 
     def submit(self, tenant: str, size: int, call: Callable[[], _T]) -> "Future[_T]":
-        """What becomes of it; cancelled, it waits no more. Raises `ServiceError` QUEUE_FULL when too much of the
-        tenant waits already."""
+        """Queues a job of `size` bytes and returns its future; a cancelled job leaves the queue.
+
+        Raises ServiceError QUEUE_FULL when the tenant would have more than `max_bytes` waiting; its only job is always
+        accepted.
+        """
         future: Future[_T] = Future()
         with self._lock:
             own = self._tenants.setdefault(tenant, _Tenant(served=self._served))
@@ -82,7 +87,7 @@ class FairExecutor(Generic[_T]):
                 own.num_bytes -= job.size
 
     def _run_next(self) -> None:
-        """On a thread of the executor."""
+        """Runs one job on a thread of the executor."""
         taken = self._take()
         if taken is None:
             return
@@ -91,11 +96,11 @@ class FairExecutor(Generic[_T]):
             return
         try:
             future.set_result(call())
-        except Exception as error:  # raised again where the future is asked
+        except Exception as error:  # raised again by the future's `result`
             future.set_exception(error)
 
     def _take(self) -> "tuple[Future[_T], Callable[[], _T]] | None":
-        """The next job that is still wanted; None when the others were cancelled."""
+        """Removes and returns the next job; None when all that were left are cancelled."""
         with self._lock:
             for own in self._tenants.values():
                 while own.jobs and own.jobs[0].call is None:

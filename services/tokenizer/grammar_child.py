@@ -1,7 +1,7 @@
-"""The process that tries grammars out, one after another, until its input ends. Its parent bounds its time.
+"""Runs the child process that tests grammars, one after another, until its input ends. Its parent limits its time.
 
-It compiles them as an engine will, for the same ids and with the same limits, and follows each for a while: what passes
-can be followed. It holds no secret, no socket and no file, and may use only so much memory.
+It compiles a grammar as an engine does, with the same ids and limits, and follows it for some random tokens. The
+process holds no secrets, sockets or files, and its memory is limited.
 """
 
 import random
@@ -25,14 +25,14 @@ from sluice_server.services.tokenizer.grammar_frames import (
     UnsupportedGrammar,
 )
 
-WALKS, STEPS = 2, 32  # of outputs that are tried, and their tokens
-MAX_MESSAGE = 300  # characters of the library's own words
+WALKS, STEPS = 2, 32  # random outputs for each grammar, and the tokens of each
+MAX_MESSAGE = 300  # characters of the library's error message
 _LIMITS = re.compile(r"too (many|complex|large|big|deep)|limit|exceed|fuel", re.IGNORECASE)
 _LARK_PLACE = re.compile(r"^at \d+\(\d+\): ")
 
 
 def main() -> None:
-    """Serve the parent at the other end of stdin and stdout."""
+    """Serves the parent at the other end of stdin and stdout."""
     begin()
     setup = receive(GrammarSetup)
     if setup is None:
@@ -47,12 +47,12 @@ def main() -> None:
 
 
 def address_space() -> int:
-    """Bytes that this process has mapped."""
+    """Returns the bytes of address space that this process has mapped."""
     return int(re.findall(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
 
 
 def answer(tokenizer: LLTokenizer, job: GrammarJob) -> Answer:
-    """Compile and follow it."""
+    """Compiles a job's grammar and follows it."""
     try:
         grammar = grammar_of(job)
         matcher = compile_grammar(tokenizer, grammar)
@@ -67,7 +67,7 @@ def answer(tokenizer: LLTokenizer, job: GrammarJob) -> Answer:
 
 
 def _follow(matcher: LLMatcher, rng: random.Random) -> bool:
-    """Whether it can be followed, some way chosen at random."""
+    """Follows random allowed tokens; returns False if the matcher fails."""
     for _ in range(STEPS):
         mask = matcher.compute_bitmask()
         if matcher.is_error():
@@ -79,7 +79,7 @@ def _follow(matcher: LLMatcher, rng: random.Random) -> bool:
 
 
 def _any_bit(mask: bytes, rng: random.Random) -> int:
-    """Index of a bit that is set, from a byte drawn at random onwards."""
+    """Returns the index of a set bit, searching from a random byte on."""
     start = rng.randrange(len(mask))
     turned = mask[start:] + mask[:start]
     skipped = len(turned) - len(turned.lstrip(b"\0"))
@@ -89,7 +89,7 @@ def _any_bit(mask: bytes, rng: random.Random) -> int:
 
 
 def _refused(job: GrammarJob, error: str) -> Answer:
-    """What the library says, without the text that it repeats, and the place where that can be told."""
+    """Builds the answer for a grammar that did not compile: the library's message, and the place where it is known."""
     first = error.strip().split("\n<")[0]
     constraint = job.constraint
     if _LIMITS.search(first.partition("\n")[0]):
@@ -104,7 +104,7 @@ def _refused(job: GrammarJob, error: str) -> Answer:
 
 
 def _regex_refused(error: str) -> InvalidGrammar:
-    r"""The regex crate writes the expression, a line with a caret below it, and `error: …`."""
+    """Takes message and place from an error of the regex crate: the expression, a line with a caret, and `error: …`."""
     lines = error.splitlines()
     said = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
     caret = next((line for line in lines if line.strip() and not line.strip("^ ")), "")

@@ -1,7 +1,7 @@
-"""From the forms in which clients write constraints to the one that llguidance compiles. Pure; compiles nothing itself.
+"""Converts constraints from the forms in which clients write them to llguidance's form. Pure; compiles nothing.
 
-Schemas, expressions and GBNF come from clients: this runs only where it may loop, recurse and fill memory (see
-`grammar_child`).
+Schemas, expressions and GBNF come from clients, so this runs only in `grammar_child`, where time and memory are
+limited.
 """
 
 import json
@@ -14,13 +14,13 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from sluice_server.services.messages.work import Constraint, ConstraintForm
 from sluice_server.services.tokenizer.grammar_frames import Calls, GrammarJob, Reasoning
 
-# Between JSON's tokens: nothing, a space, or line ends and an indent. More would be JSON too; weak models never end it.
+# Between JSON's tokens: nothing, a space, or line ends and an indent. JSON allows more; weak models then never stop.
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _ESCAPE = re.compile(r"\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})")
 
 
 class FormError(Exception):
-    """What is written is not of its form; `place` says where, or is empty."""
+    """The source is not valid in its form; `place` says where, or is empty."""
 
     def __init__(self, message: str, place: str = "") -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class FormError(Exception):
 
 
 def grammar_of(job: GrammarJob) -> str:
-    """Raises FormError, RecursionError."""
+    """Returns the grammar of a job as llguidance's JSON. Raises FormError, RecursionError."""
     grammars = calls_grammars(job.calls) if job.calls is not None else [constraint_grammar(job.constraint)]
     if job.reasoning is not None:
         grammars = [{"lark_grammar": _reasoning(job.reasoning)}, {**grammars[0], "name": "body"}, *grammars[1:]]
@@ -37,7 +37,7 @@ def grammar_of(job: GrammarJob) -> str:
 
 
 def constraint_grammar(constraint: Constraint | None) -> dict[str, Any]:
-    """One grammar of llguidance's list. Raises FormError, RecursionError."""
+    """Returns one entry of llguidance's list of grammars. Raises FormError, RecursionError."""
     assert constraint is not None
     match constraint.form:
         case ConstraintForm.JSON_SCHEMA:
@@ -51,7 +51,10 @@ def constraint_grammar(constraint: Constraint | None) -> dict[str, Any]:
 
 
 def schema_of(text: str, *, is_object: bool = False) -> dict[str, Any]:
-    """A schema with our options; `is_object`: it describes objects. Raises FormError, RecursionError."""
+    """Parses a JSON Schema and adds the server's options; with `is_object` it must describe objects.
+
+    Raises FormError, RecursionError.
+    """
     try:
         schema = json.loads(text)
     except json.JSONDecodeError as error:
@@ -66,7 +69,7 @@ def schema_of(text: str, *, is_object: bool = False) -> dict[str, Any]:
 
 
 def calls_grammars(calls: Calls) -> list[dict[str, Any]]:
-    """A grammar of one call or more, and those of the arguments that it refers to."""
+    """Returns a grammar of one or more tool calls, then a grammar for the arguments of each tool."""
     begins = [f'{{"name": {json.dumps(name)}, "{calls.key}": ' for name, _ in calls.tools]
     one = " | ".join(f'{_literal(begin)} @tool_{at} "}}"' for at, begin in enumerate(begins))
     opening = f"{calls.opening} /\\n?/" if calls.opening else ""
@@ -78,7 +81,7 @@ def calls_grammars(calls: Calls) -> list[dict[str, Any]]:
 
 
 def _reasoning(reasoning: Reasoning) -> str:
-    """Reasoning goes on to its closing mark, whatever it says."""
+    """Returns a grammar of free text up to the closing mark of reasoning, then the constrained body."""
     inside = f"start: reasoning @body\nreasoning: inside /\\n{{0,2}}/\n{_until(reasoning.closing)}\n"
     if reasoning.is_open:
         return inside
@@ -86,7 +89,7 @@ def _reasoning(reasoning: Reasoning) -> str:
 
 
 def _until(closing: str) -> str:
-    """A rule of anything up to a mark: a literal, or a special token, which no text can be."""
+    """Returns a rule for any text up to a mark, which is a literal or a special token that text cannot spell."""
     if closing.startswith("<["):
         return f"inside: /(.|\\n)*/ {closing}"
     return f"inside[suffix={closing}]: /(.|\\n)*/"
@@ -95,7 +98,7 @@ def _until(closing: str) -> str:
 def _lark(gbnf: str) -> str:
     try:
         return gbnf_to_lark(_ESCAPE.sub(_unescaped, gbnf))
-    except Exception as error:  # it raises no class of its own for most of what can be wrong
+    except Exception as error:  # the converter has no exception class of its own for most errors
         if isinstance(error, RecursionError | MemoryError):
             raise
         message, _, place = str(error).partition(" at line ")
@@ -103,7 +106,7 @@ def _lark(gbnf: str) -> str:
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    r"""\u0041 as \x41 where ASCII, else as the character: the converter drops leading zeros."""
+    r"""Writes \u0041 as \x41 where it is ASCII, else as the character, because the converter drops leading zeros."""
     code = int(match.group(1) or match.group(2), 16)
     if code < 128:
         return f"\\x{code:02x}"
@@ -115,7 +118,7 @@ def _literal(text: str) -> str:
 
 
 def place_of(schema: dict[str, Any], error: str, max_tries: int = 300) -> str:
-    """JSON pointer of the innermost part of a schema that is refused with this error; "" for the whole."""
+    """Returns the JSON pointer of the innermost part of a schema that fails with this error; "" for the whole."""
     shared: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     pointer, part, tries = "", schema, 0
     while True:
@@ -131,9 +134,9 @@ def place_of(schema: dict[str, Any], error: str, max_tries: int = 300) -> str:
 
 
 def _parts(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Schemas directly inside a schema, and the pointers to them."""
+    """Returns the schemas directly inside a schema, with the pointers to them."""
     found: list[tuple[str, Any]] = []
-    for key in ("$defs", "definitions", "properties", "patternProperties"):  # what is shared before what refers to it
+    for key in ("$defs", "definitions", "properties", "patternProperties"):  # definitions first, then their uses
         named = schema.get(key)
         found += [(f"/{key}/{_escaped(name)}", one) for name, one in named.items()] if isinstance(named, dict) else []
     for key in ("anyOf", "oneOf", "allOf", "prefixItems"):

@@ -1,4 +1,4 @@
-"""What a process that compiles grammars and its parent say to each other: a Setup first, then Jobs with answers."""
+"""Defines the frames between a grammar child process and its parent: a GrammarSetup, then GrammarJobs and answers."""
 
 from typing import TypeAlias
 
@@ -8,34 +8,34 @@ from sluice_server.services.messages.work import Constraint
 
 
 class GrammarSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose ids grammars are about."""
+    """The vocabulary of the grammars, and the limit of memory."""
 
     tokenizer: str  # path of tokenizer.json
     vocab_size: int
     eos_ids: tuple[int, ...]
-    memory_bytes: int  # of address space, beyond what the tokenizer takes
+    memory_bytes: int  # of address space, in addition to the tokenizer's
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """What may come before the constrained text. Marks are as a grammar writes them."""
+    """Reasoning that may precede the constrained text. Marks are in a grammar's notation."""
 
-    is_open: bool  # the prompt ended inside it; else it may be opened
+    is_open: bool  # the prompt ended inside reasoning; else the output may open it
     opening: str
     closing: str
 
 
 class Calls(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Tool calls instead of text. Marks are as a grammar writes them; what is empty is not there."""
+    """Tool calls instead of text. Marks are in a grammar's notation; an empty one is omitted."""
 
-    tools: tuple[tuple[str, str], ...]  # name and JSON Schema of the arguments
-    key: str  # of the arguments in a call
+    tools: tuple[tuple[str, str], ...]  # name, and JSON Schema of the arguments
+    key: str  # the key of the arguments in a call
     opening: str
     closing: str
     separator: str  # between two calls
 
 
 class GrammarJob(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """A form to compile: one of constraint and calls."""
+    """A constraint or tool calls to compile; exactly one of the two is set."""
 
     constraint: Constraint | None = None
     calls: Calls | None = None
@@ -49,21 +49,21 @@ class Compiled(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class InvalidGrammar(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """It is none."""
+    """The source is not a valid grammar."""
 
     message: str  # what is wrong
     place: str = ""  # where
 
 
 class UnsupportedGrammar(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """It is right, but uses what is not supported."""
+    """The grammar is valid but uses a feature that is not supported."""
 
     message: str
     place: str = ""
 
 
 class TooComplex(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """It takes more than a grammar may."""
+    """The grammar exceeds a limit of memory, size or time."""
 
 
 Answer: TypeAlias = Compiled | InvalidGrammar | UnsupportedGrammar | TooComplex

@@ -1,7 +1,4 @@
-"""What is done at once, where it comes in, as two changes of threads would take longer than the work.
-
-Knows no tokenizer.
-"""
+"""Runs brief work inline in the calling thread, because two thread switches take longer than the work."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -10,17 +7,17 @@ from typing import ParamSpec, TypeVar
 from sluice_server.services.messages.messages import Append, Submit
 from sluice_server.services.messages.work import Generate, TokenPrompt
 
-MAX_BYTES = 4 * 4096  # of ids: some 50 µs on a Skylake core, a third of what the threads took for 64 ids
+MAX_BYTES = 4 * 4096  # of ids: about 50 µs on a Skylake core, a third of the time that the threads took for 64 ids
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class InlineExecutor(Executor):
-    """Runs what it is given before it returns."""
+    """An executor that runs a call before `submit` returns."""
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """What became of it."""
+        """Runs the call and returns its finished future."""
         future: Future[_T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -30,7 +27,7 @@ class InlineExecutor(Executor):
 
 
 def is_brief(message: Submit | Append) -> bool:
-    """Whether it is a prompt of few token ids, with no text to encode beside them."""
+    """Returns True for a prompt of few token ids without any text to encode."""
     work = message.work if isinstance(message, Submit) else None
     return (
         isinstance(work, Generate)

@@ -1,6 +1,6 @@
 """Loads a checkpoint's tokenizer with its chat template.
 
-A template that is none is refused here, and not at the first chat: it is parsed here, and run elsewhere (`renderer`).
+An invalid template is rejected here and not at the first chat. It is only parsed here; `renderer` runs it.
 """
 
 from pathlib import Path
@@ -11,14 +11,17 @@ from sluice_server.services.tokenizer.template import check_syntax
 
 
 def load_encoder(directory: Path, num_renderers: int = 1) -> TextEncoder:
-    """`close` it when chats were rendered. Raises ServiceError MODEL_INVALID naming the file."""
+    """Loads the tokenizer and checks the chat template. Raises ServiceError MODEL_INVALID naming the file.
+
+    Call the encoder's `close` if it has rendered chats.
+    """
     encoder = TextEncoder.load(directory, num_renderers)
     check_template(directory)
     return encoder
 
 
 def check_template(directory: Path) -> None:
-    """Raise ServiceError MODEL_INVALID for a template that is none."""
+    """Raises ServiceError MODEL_INVALID for a template that cannot be parsed."""
     source = read_template(directory)
     for template in filter(None, (source.default, source.tool_use)):
         try:

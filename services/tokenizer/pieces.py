@@ -1,8 +1,8 @@
-"""The bytes that each token adds to the text, and how those bytes become text.
+"""Computes the bytes that each token adds to the text, and how those bytes become text.
 
-Read from the decoder that tokenizer.json describes: byte-level BPE spells bytes as printable characters (GPT-2's
-table), others write a space as ▁ and, with byte fallback, odd bytes as <0xE2>. Clients get bytes because a token can be
-half a code point. A decoder of another shape is refused at start: guessing would corrupt every answer. Knows no stream.
+Reads the decoder that tokenizer.json describes. Byte-level BPE spells bytes as printable characters (GPT-2's table);
+other decoders write a space as ▁ and, with byte fallback, single bytes as <0xE2>. Clients get bytes because a token can
+be half a code point. A decoder of another shape is rejected at start, because a wrong guess would corrupt every answer.
 """
 
 import json
@@ -15,24 +15,24 @@ from tokenizers import Tokenizer
 from sluice_server.engine.errors import Code, ServiceError
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_UNSPELLABLE = 0x10FFFF  # a code point that latin-1 refuses: marks characters outside the spelling
+_UNSPELLABLE = 0x10FFFF  # a code point outside latin-1: marks characters that spell no byte
 
 
 class Pieces:
-    """A table id → bytes for the whole vocabulary, added tokens too; ids without a token are empty.
+    """A table from id to bytes for the whole vocabulary and added tokens; ids without a token are empty.
 
     Attributes:
         is_byte_level: the text is all pieces joined, then decoded as UTF-8.
         has_fallback: some tokens are single bytes, spelled <0xE2>.
-        byte_ids: byte-fallback tokens; a run of them that is not UTF-8 becomes one U+FFFD for each.
-        special_ids: ids that are left out of text when asked.
-        whole_texts: id → text of a token that is whole characters by itself; None for others. Filled as they are met.
-        lead: (character, number): at most so many of it are dropped where the text begins.
-        first_differs: the token that begins a text may lose its ▁; see `first`.
+        byte_ids: ids of byte-fallback tokens; a run of them that is not UTF-8 becomes one U+FFFD for each.
+        special_ids: ids of special tokens, which can be left out of the text.
+        whole_texts: id → text of a token that is whole characters by itself; None for others. Filled on first use.
+        lead: (character, number): at most that many of the character are dropped at the start of a text.
+        first_differs: the first token of a text may lose its ▁; see `first`.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises ServiceError MODEL_INVALID for a decoder that is not understood."""
+        """Raises ServiceError MODEL_INVALID for a decoder that is not supported."""
         self._tokenizer = tokenizer
         decoder = tokenizer.decoder
         shape = _Shape(None if decoder is None else json.loads(decoder.__getstate__()))
@@ -51,21 +51,21 @@ class Pieces:
         self.whole_texts: Mapping[int, str | None] = _WholeTexts(self)
 
     def __call__(self, ids: Sequence[int]) -> tuple[bytes, ...]:
-        """Bytes of each id."""
+        """Returns the bytes of each id."""
         return tuple([self.get(index) or b"" for index in ids])
 
     def get(self, index: int) -> bytes | None:
-        """Bytes of one id; None if there is no such token, which decoding passes over."""
+        """Returns the bytes of one id; None for an id without a token, which decoding skips."""
         return self._table[index] if 0 <= index < len(self._table) else None
 
     def first(self, index: int) -> str:
-        """Text of a token that begins a text, where `first_differs`."""
+        """Returns the text of a token at the start of a text; used where `first_differs`."""
         text: str = self._tokenizer.decode([index], skip_special_tokens=False)
         return text
 
 
 class _WholeTexts(dict[int, str | None]):
-    """A dict, as each generated token is looked up here."""
+    """A dict that computes missing entries; a dict because each generated token is looked up here."""
 
     def __init__(self, pieces: Pieces) -> None:
         super().__init__()
@@ -81,8 +81,11 @@ class _WholeTexts(dict[int, str | None]):
 
 
 class _Shape:
-    """What a decoder's description says. Metaspace, Replace and ByteFallback work token by token, then Fuse and Strip
-    on the whole; their order among themselves matters only for bytes that spell out a ▁."""
+    """The parsed description of a decoder.
+
+    Metaspace, Replace and ByteFallback work on each token, then Fuse and Strip on the whole text. The order of the
+    first three matters only for bytes that spell a ▁.
+    """
 
     def __init__(self, decoder: dict[str, Any] | None) -> None:
         self.is_byte_level = False
@@ -92,7 +95,7 @@ class _Shape:
         self._replaced: list[tuple[str, str]] = []
         self._prefix = ""
         self._spelling = _spelling()
-        if decoder is None:  # such tokens are words, joined by spaces
+        if decoder is None:  # without a decoder tokens are words, joined by spaces
             self._prefix, self.lead = " ", (" ", 1)
             return
         fused = False
@@ -101,13 +104,13 @@ class _Shape:
             fused = fused or step["type"] in ("Fuse", "ByteLevel")
 
     def piece(self, token: str) -> bytes:
-        """Bytes that a token adds to the text, except where the text begins."""
+        """Returns the bytes that a token adds to the text, except at the start of the text."""
         for old, new in self._replaced:
             token = token.replace(old, new)
         if self.is_byte_level:
             try:
                 return token.translate(self._spelling).encode("latin-1")
-            except UnicodeEncodeError:  # not spelled: the token stands for itself, as in the library
+            except UnicodeEncodeError:  # not in the spelling: the token is its own text, as in the library
                 return token.encode()
         match = _FALLBACK.fullmatch(token) if self.has_fallback else None
         return bytes([int(match.group(1), 16)]) if match else (self._prefix + token).encode()
@@ -139,7 +142,7 @@ class _Shape:
 
 
 def byte_table() -> dict[str, int]:
-    """GPT-2's spelling of bytes as printable characters, from character to byte."""
+    """Returns GPT-2's spelling of bytes as printable characters, from character to byte."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -148,6 +151,9 @@ def byte_table() -> dict[str, int]:
 
 
 def _spelling() -> dict[int, int]:
-    """For str.translate: spelled characters to their byte as a code point, all other code points below 256 to none."""
+    """Returns a table for str.translate: from a spelled character to its byte as a code point.
+
+    All other code points below 256 map to one that latin-1 cannot encode.
+    """
     unspelled = dict.fromkeys(range(256), _UNSPELLABLE)
     return unspelled | {ord(char): byte for char, byte in byte_table().items()}

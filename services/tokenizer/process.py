@@ -1,4 +1,4 @@
-"""The tokenizer process: the stage with its encoder and its threads."""
+"""Runs the tokenizer process: the stage with its encoder, its threads and its child processes."""
 
 import asyncio
 import contextlib
@@ -16,11 +16,11 @@ from sluice_server.services.tokenizer.loading import load_encoder
 from sluice_server.services.tokenizer.routes import MIDDLE_BYTES, EncodingPool
 from sluice_server.services.tokenizer.stage import EncodingThreads, TokenizerStage
 
-NUM_COMPILERS = 2  # so that one grammar that takes long does not hold up the next
+NUM_COMPILERS = 2  # child processes, so that one slow grammar does not delay the next
 
 
 async def run(process: Process) -> int:
-    """Run until told to stop; the exit status."""
+    """Runs the stage until the process is stopped; returns the exit status."""
     loop = asyncio.get_running_loop()
 
     def on_loop(call: Callable[[], None]) -> None:
@@ -44,13 +44,13 @@ async def run(process: Process) -> int:
 
 
 def _apart(stack: contextlib.ExitStack, directory: Path, limits: Limits, max_bytes: int, num: int) -> EncodingPool:
-    """Processes for messages of that size, started when they are first needed."""
+    """Creates child processes for messages of up to `max_bytes`; they start when first needed."""
     encoders = stack.enter_context(contextlib.closing(Encoders(directory, limits, num)))
     return EncodingPool(max_bytes, _threads(stack, num, "apart"), encoders)
 
 
 def _threads(stack: contextlib.ExitStack, num: int, name: str) -> ThreadPoolExecutor:
-    """At the end what waits is dropped."""
+    """Creates a thread pool; at exit its waiting jobs are cancelled."""
     executor = ThreadPoolExecutor(num, thread_name_prefix=name)
     stack.callback(executor.shutdown, cancel_futures=True)
     return executor

@@ -1,6 +1,7 @@
-"""The process that renders chat templates, one after another, until its input ends. Its parent bounds its time.
+"""Runs the child process that renders chat templates, one after another, until its input ends.
 
-It holds no secret, no socket and no file, and may use only so much memory. The only process in which templates run.
+Templates run in this process only. Its parent limits its time; its memory is limited here. It holds no secrets, sockets
+or files.
 """
 
 from sluice_server.services.tokenizer.child_pipe import Ready, Unready, begin, confine, receive, send, serve
@@ -17,7 +18,7 @@ from sluice_server.services.tokenizer.template import FAULTS, RefusedError, Temp
 
 
 def main() -> None:
-    """Serve the parent at the other end of stdin and stdout."""
+    """Serves the parent at the other end of stdin and stdout."""
     begin()
     setup = receive(RenderSetup)
     if setup is None:

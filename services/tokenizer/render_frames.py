@@ -1,4 +1,4 @@
-"""What a renderer and its parent say to each other: a Setup first, then Jobs, each with its answer."""
+"""Defines the frames between a renderer process and its parent: a RenderSetup, then RenderJobs and answers."""
 
 from typing import TypeAlias
 
@@ -8,7 +8,7 @@ from sluice_server.services.messages.work import ChatPrompt
 
 
 class RenderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The templates of a checkpoint. `tool_use` is empty where there is none of its own for chats with tools."""
+    """The templates of a checkpoint. `tool_use` is empty if there is no separate template for chats with tools."""
 
     default: str
     tool_use: str
@@ -17,7 +17,7 @@ class RenderSetup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RenderJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt to render."""
+    """A prompt to render, and the longest text allowed."""
 
     prompt: ChatPrompt
     max_bytes: int
@@ -30,17 +30,17 @@ class Rendered(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class TemplateRefusal(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The template's own words."""
+    """The template rejected the messages; `message` is the template's own."""
 
     message: str
 
 
 class TemplateError(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The template cannot render this."""
+    """The template failed on these messages."""
 
 
 class TooLong(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The template wrote more than it may, or needed more memory."""
+    """The text exceeded `max_bytes`, or rendering exceeded the memory limit."""
 
 
 Answer: TypeAlias = Rendered | TemplateRefusal | TemplateError | TooLong

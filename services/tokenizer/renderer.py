@@ -1,6 +1,6 @@
-"""Chat templates rendered in child processes that can be killed: one that loops or fills memory costs its request.
+"""Renders chat templates in child processes that can be killed, so that a bad template fails its own request only.
 
-Takes prompts, gives text or a `ServiceError`. Thread-safe. Knows no template language.
+Takes prompts, gives text or a `ServiceError`. Thread-safe.
 """
 
 from collections.abc import Mapping
@@ -29,20 +29,20 @@ from sluice_server.services.tokenizer.render_frames import (
 )
 
 MEMORY_BYTES = 512 << 20  # of address space; an idle child maps about 60 MiB
-MAX_REFUSAL = 1024  # characters of a template's own words
+MAX_REFUSAL = 1024  # characters of a template's error message
 MODULE = "sluice_server.services.tokenizer.render_child"
 FIELD = "prompt.chat"
 _CANNOT = "the model's chat template cannot render these messages"
 
 
 class Renderers:
-    """As many children as render at once, at most `num`."""
+    """A pool of at most `num` renderer processes."""
 
     def __init__(self, setup: RenderSetup, num: int = 1, patience: CpuTimeLimit = PATIENCE) -> None:
         self._children: ChildPool[Answer] = ChildPool(MODULE, setup, _decode, num, patience)
 
     def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
-        """The prompt as text. Raises ServiceError INVALID_ARGUMENT: refused by the template, or over a limit."""
+        """Returns the prompt as text. Raises ServiceError INVALID_ARGUMENT: rejected by the template, or a limit."""
         answer = self._ask(RenderJob(prompt, max_bytes))
         match answer:
             case Rendered():
@@ -61,7 +61,7 @@ class Renderers:
                 assert_never(answer)
 
     def close(self) -> None:
-        """End the children. No render may be under way."""
+        """Ends the children. No render may be running."""
         self._children.close()
 
     def _ask(self, job: RenderJob) -> Answer:
@@ -88,5 +88,5 @@ def _decode(answer: bytes) -> Answer:
 
 
 def setup_of(default: str, tool_use: str, special_tokens: Mapping[str, str]) -> RenderSetup:
-    """What a child is told first."""
+    """Builds the first frame for a renderer process."""
     return RenderSetup(default, tool_use, dict(special_tokens), MEMORY_BYTES)

@@ -1,7 +1,7 @@
-"""Where a message is encoded, by how much there is of it: short texts in threads of this process, longer ones in
-processes of their own and of a lower priority, so that they hold up neither short ones nor the engine.
+"""Routes a message to an encoder by its size: short texts to threads, longer ones to child processes.
 
-In front of each is a fair queue. Knows no tokenizer.
+The child processes have a lower priority, so that long texts delay neither short ones nor the engine. A fair queue is
+in front of each.
 """
 
 import dataclasses
@@ -25,16 +25,16 @@ from sluice_server.services.tokenizer.answers import Answers, EncodedMessage
 from sluice_server.services.tokenizer.encoders import Encoders
 from sluice_server.services.tokenizer.fair_executor import FairExecutor
 
-SHORT_BYTES = 16 << 10  # of text: some 10 ms of work
-MIDDLE_BYTES = 128 << 10  # some 100 ms
-# Of a text's bytes as many as a byte of ids takes time: to check them, to make text of them.
+SHORT_BYTES = 16 << 10  # of text: about 10 ms of work
+MIDDLE_BYTES = 128 << 10  # of text: about 100 ms
+# Bytes of text that take as long as one byte of ids: to check the ids, and to decode them.
 BYTES_PER_ID_BYTE = 1 / 16
 BYTES_PER_DECODED_ID_BYTE = 1 / 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EncodingPool:
-    """Processes that encode messages of up to so many bytes, and the threads that wait for them."""
+    """A pool of child processes for messages of up to `max_bytes`, and the threads that wait for them."""
 
     max_bytes: int
     executor: Executor
@@ -42,7 +42,7 @@ class EncodingPool:
 
 
 class EncodingRoutes:
-    """All of them."""
+    """All routes, and the fair queue of each."""
 
     def __init__(
         self, answers: Answers, short: Executor, chats: Executor | None, apart: tuple[EncodingPool, ...]
@@ -53,7 +53,10 @@ class EncodingRoutes:
         self._apart = tuple((way, FairExecutor[EncodedMessage](way.executor)) for way in apart)
 
     def begin(self, message: Submit | Append, start: float) -> Future[EncodedMessage]:
-        """What becomes of a message that came at `start`."""
+        """Starts to encode a message that arrived at `start`; returns the future of its answer.
+
+        A full queue is an answer too: `Failed` with QUEUE_FULL.
+        """
         size = size_of(message)
         way, request = self._of(message, size)
         call = functools.partial(self._answer, way, message, start)
@@ -70,7 +73,7 @@ class EncodingRoutes:
         return next((one for one in self._apart if size <= one[0].max_bytes), self._apart[-1])
 
     def _answer(self, way: EncodingPool | None, message: Submit | Append, start: float) -> EncodedMessage:
-        """On a thread."""
+        """Encodes a message on a thread of the executor."""
         if way is None:
             return self._answers.answer(message, start)
         try:
@@ -80,7 +83,7 @@ class EncodingRoutes:
 
 
 def size_of(message: Submit | Append) -> int:
-    """Bytes of text that take about as long to encode."""
+    """Returns how many bytes of text take about as long to encode as this message."""
     work = message.work if isinstance(message, Submit) else None
     match work:
         case None:

@@ -1,7 +1,7 @@
-"""The order of each request's messages while something of it is being encoded: what comes behind waits for it.
+"""Keeps each request's messages in order while a part of it is being encoded: later messages wait for the encoding.
 
-Encoding runs elsewhere and ends when it likes; per request everything leaves in the order in which it came. Knows no
-text and no thread: `start` begins an encoding and gives its future.
+Encodings run elsewhere and end in any order; the messages of one request leave in the order of arrival. `start` begins
+an encoding and returns its future.
 """
 
 import dataclasses
@@ -17,25 +17,25 @@ from sluice_server.services.messages.messages import Append, Cancel, Change, Env
 from sluice_server.services.messages.work import TextPrompt
 from sluice_server.services.tokenizer.answers import EncodedMessage
 
-Behind = Change | Cancel  # a Cancel of one output
+Behind = Change | Cancel  # only a Cancel of one output
 Start = Callable[[Submit | Append], Future[EncodedMessage]]
 Watch = Callable[[Submit | Append, Future[EncodedMessage]], None]
 
 
 @dataclasses.dataclass(slots=True)
 class _SequencedRequest:
-    """One request of which something is being encoded, and what has come behind that."""
+    """A request with an encoding in progress, and the messages that arrived after it."""
 
     envelope: Envelope
     future: Future[EncodedMessage]
-    waiting: deque[tuple[Behind, float]]  # and when it came
+    waiting: deque[tuple[Behind, float]]  # message, time of arrival
 
 
 class RequestSequencer:
-    """Every request that is being encoded."""
+    """All requests with an encoding in progress."""
 
     def __init__(self, start: Start, watch: Watch, emit: Callable[[Message], None]) -> None:
-        """`start` begins an encoding; `watch` has `finish` called when it has ended, perhaps at once."""
+        """`start` begins an encoding; `watch` arranges that `finish` is called when it has ended, perhaps at once."""
         self._start = start
         self._watch = watch
         self._emit = emit
@@ -45,14 +45,14 @@ class RequestSequencer:
         return len(self._open)
 
     def begin(self, submit: Submit) -> None:
-        """A request; it takes the place of an earlier attempt, and comes too late behind a later one."""
+        """Starts a request. It replaces an earlier attempt and is dropped behind a later one."""
         envelope = submit.envelope
         if envelope.attempt > self._attempt(envelope):
             self._drop(envelope)
             self._encode(submit, deque())
 
     def follow(self, message: Behind) -> None:
-        """A message behind its request: passes at once if nothing of that is being encoded."""
+        """Takes a message behind its request; it passes at once if none of the request's parts is being encoded."""
         request = self._open.get(message.envelope.request_id)
         if request is None and _is_text(message):
             self._encode(message, deque())
@@ -62,22 +62,22 @@ class RequestSequencer:
             request.waiting.append((message, time.monotonic()))
 
     def cancel(self, envelope: Envelope) -> None:
-        """Give up what is being encoded of a request, and what waits behind it."""
+        """Drops a request's encoding and the messages that wait for it."""
         if envelope.attempt >= self._attempt(envelope):
             self._drop(envelope)
 
     def drop(self, has_ended: Callable[[Envelope], bool]) -> None:
-        """Give up what is being encoded for requests that have ended."""
+        """Drops the encodings of requests that have ended."""
         for envelope in [request.envelope for request in self._open.values() if has_ended(request.envelope)]:
             self._drop(envelope)
 
     def is_current(self, envelope: Envelope, future: Future[EncodedMessage]) -> bool:
-        """Whether somebody still waits for what an encoding made."""
+        """Returns True if the result of this encoding is still wanted."""
         request = self._open.get(envelope.request_id)
         return request is not None and request.future is future
 
     def finish(self, envelope: Envelope, answer: Message) -> None:
-        """The current encoding of a request has made `answer`: it leaves, and what waited behind it."""
+        """Emits the result of a request's current encoding, then the messages that waited for it."""
         request = self._open.pop(envelope.request_id)
         self._emit(answer)
         if isinstance(answer, Failed):
@@ -105,12 +105,12 @@ class RequestSequencer:
 
 
 def _is_text(message: Behind) -> TypeGuard[Append]:
-    """Whether there is something to encode in it."""
+    """Returns True if the message has text to encode."""
     return isinstance(message, Append) and isinstance(message.piece, TextPrompt)
 
 
 def _restamped(message: Behind, came: float) -> Behind:
-    """The message, less the time that it has waited since `came`."""
+    """Returns the message with its time left reduced by the wait since `came`."""
     if not isinstance(message, Update) or message.time_left_s is None:
         return message
     return msgspec.structs.replace(message, time_left_s=message.time_left_s - (time.monotonic() - came))

@@ -1,8 +1,8 @@
-"""The tokenizer's place in the ring: Submit and Append in; Prompt, Result, Append or Failed out.
+"""The tokenizer stage of the ring: takes Submit and Append; gives Prompt, Result, Append or Failed.
 
-Encoding runs elsewhere (`ways`), so that probes and other requests' control pass meanwhile, unless it is brief; what
-compiles constraints in threads of its own; order holds per request: a Cancel drops its own unfinished encoding,
-anything else waits for it. Knows no engine and no socket.
+Brief work runs inline. Other encodings run elsewhere (`routes`), so that probes and other requests' messages pass
+meanwhile; constraints are compiled on threads of their own. Order holds for each request: a Cancel drops the request's
+unfinished encoding, every other message waits for it.
 """
 
 import dataclasses
@@ -43,13 +43,13 @@ Emit = Callable[[Message], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EncodingThreads:
-    """Where encoding runs, and the way back.
+    """The executors for encoding, and the way back to the event loop.
 
     Attributes:
-        executor: of short texts.
-        on_loop: runs a callable on the loop's thread.
-        chats: of short chats, which wait for another process; None has them among the texts.
-        apart: of longer ones, from the shortest on; without any, all are encoded by `executor`.
+        executor: for short texts.
+        on_loop: runs a callable on the event loop's thread.
+        chats: for short chats, which wait for a renderer process; None: they share `executor`.
+        apart: pools for longer texts, the smallest first; if empty, `executor` encodes all.
     """
 
     executor: Executor
@@ -83,18 +83,18 @@ class TokenizerStage:
 
     @property
     def num_encoding(self) -> int:
-        """Requests of which something is being encoded."""
+        """The number of requests with an encoding in progress."""
         return len(self._open)
 
     def turn(self) -> bool:
-        """Nothing between messages."""
+        """Does nothing: all work is started by messages."""
         return False
 
     def reap(self) -> None:
-        """Nothing: an encoding ends by itself."""
+        """Does nothing: an encoding ends by itself."""
 
     def handle(self, message: Message) -> None:
-        """Take what concerns a prompt, in the order of its request; pass anything else on."""
+        """Handles messages about prompts, in order for each request; forwards all others."""
         self.progress += 1
         match message:
             case Submit():
@@ -111,7 +111,7 @@ class TokenizerStage:
                 self._emit(message)
 
     def _start(self, message: Submit | Append) -> Future[EncodedMessage]:
-        """Encode, at once or where a message of that size is encoded; compile what constrains the output elsewhere."""
+        """Starts to encode a message, inline or by its size, and then to compile its constraint."""
         start = time.monotonic()
         if is_brief(message):
             encoding = self._at_once.submit(self._answers.answer, message, start)
@@ -120,7 +120,7 @@ class TokenizerStage:
         return chained(encoding, self._constraints.executor, self._with_known, self._constrain)
 
     def _watch(self, message: Submit | Append, future: Future[EncodedMessage]) -> None:
-        """Come back when it is done."""
+        """Calls `_finish` on the loop when the encoding is done."""
         start = time.monotonic()
         if future.done():
             self._finish(message, start, future)
@@ -128,7 +128,7 @@ class TokenizerStage:
             future.add_done_callback(lambda done: self._on_loop(lambda: self._finish(message, start, done)))
 
     def _finish(self, message: Submit | Append, start: float, future: Future[EncodedMessage]) -> None:
-        """On the loop: send the answer, unless a Cancel or a later attempt came first."""
+        """Emits the answer, on the loop, unless a Cancel or a later attempt came first."""
         if not self._open.is_current(message.envelope, future):
             return
         made = EncodedMessage(_broken(message, error)) if (error := future.exception()) is not None else future.result()
@@ -139,12 +139,12 @@ class TokenizerStage:
         self._open.finish(message.envelope, made.answer)
 
     def _with_known(self, made: EncodedMessage) -> EncodedMessage | None:
-        """The prompt with its grammar, where it needs none or that is known; else None."""
+        """Returns the message with its grammar if that is cached, unchanged if it needs none; else None."""
         grammar = "" if made.job is None else self._constraints.known(made.job)
         return None if grammar is None else self._with(made, grammar, 0.0)
 
     def _constrain(self, lacking: EncodedMessage) -> EncodedMessage:
-        """In another thread: compile the grammar."""
+        """Compiles the grammar, on a thread of the compilers."""
         start = time.monotonic()
         assert lacking.job is not None
         try:
@@ -163,14 +163,14 @@ class TokenizerStage:
 
 
 def _broken(message: Submit | Append, error: BaseException) -> Failed:
-    """The end of a request on which this process failed."""
+    """Builds the Failed message of a request on which encoding raised an unexpected exception."""
     work = type(message.work if isinstance(message, Submit) else message).__name__
     told = about(message.envelope, work=work)
     return failed(message.envelope, fault(Role.TOKENIZER, told, "failed while encoding this request", error))
 
 
 def _phase(start: float, answer: Message) -> Phase:
-    """What became of a Submit."""
+    """Builds the trace phase of a Submit."""
     num_tokens = len(answer.ids) // 4 if isinstance(answer, Prompt) else 0
     error = answer.reason if isinstance(answer, Failed) else ""
     return Phase(names.SPAN_TOKENIZE, start, time.monotonic(), {names.NUM_PROMPT: num_tokens}, error=error)

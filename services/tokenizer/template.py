@@ -1,8 +1,7 @@
-"""A chat template as Hugging Face renders it, in jinja2's immutable sandbox, with a limit to what it may write.
+"""Renders a chat template as Hugging Face does, in jinja2's immutable sandbox, with a limit on the text's length.
 
-The template is data from a model repository: it can neither reach Python objects' internals nor change what it is
-given. It can loop and it can fill memory: that is for whoever runs this to bound (see `renderer`). Knows no process and
-no tokenizer: gives text.
+The template is data from a model repository: it can neither access the internals of Python objects nor change its
+input. It can loop and exhaust memory, so the caller must limit both (see `renderer`).
 """
 
 import json
@@ -17,16 +16,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sluice_server.services.messages.work import ChatMessage, ChatPrompt, Tool, ToolCall
 
-# What a template may raise by what it does: a fault of template and messages together, not ours.
+# Exceptions that a template can cause: errors of template and messages, not of this server.
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
 class RefusedError(TemplateError):
-    """A template called raise_exception: its message is meant for the user."""
+    """A template called raise_exception; its message is meant for the user."""
 
 
 class TooLongError(Exception):
-    """A template wrote more than it may."""
+    """A template wrote more than `max_bytes`."""
 
 
 class Template:
@@ -38,7 +37,7 @@ class Template:
         self._special_tokens = special_tokens
 
     def render(self, prompt: ChatPrompt, max_bytes: int) -> str:
-        """The prompt as text. Raises RefusedError, TooLongError or one of `FAULTS`."""
+        """Returns the prompt as text. Raises RefusedError, TooLongError or one of `FAULTS`."""
         given = {**self._special_tokens, **json.loads(prompt.variables), **_variables(prompt)}
         pieces, size = [], 0
         for piece in self._template.generate(given):
@@ -50,7 +49,7 @@ class Template:
 
 
 def check_syntax(source: str) -> None:
-    """Raise ValueError for a source that is no template. Runs nothing of it."""
+    """Raises ValueError for a source that is not a template. Runs none of it."""
     try:
         environment().parse(source)
     except (TemplateSyntaxError, RecursionError) as error:
@@ -58,7 +57,7 @@ def check_syntax(source: str) -> None:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """As `transformers` sets it up."""
+    """Returns a sandbox configured as in `transformers`."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _refuse
@@ -67,8 +66,10 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """{% generation %} marks what an assistant wrote, for training; the text is the same without it. A macro's body, as
-    there: what is set inside stays inside."""
+    """The tag {% generation %}, which marks an assistant's text for training; the text is the same without it.
+
+    It is a macro's body, as in `transformers`: a variable set inside stays inside.
+    """
 
     tags = {"generation"}
 
@@ -89,7 +90,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes HTML; a prompt is none."""
+    """Encodes JSON without the HTML escapes of Jinja's own filter, because a prompt is not HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -98,7 +99,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _variables(prompt: ChatPrompt) -> dict[str, Any]:
-    """What every template is given; templates ask whether `tools` is None."""
+    """Returns the variables that every template gets; `tools` is None without tools, as templates test for it."""
     return {
         "messages": [_message(one) for one in prompt.messages],
         "tools": [_tool(one) for one in prompt.tools] or None,
@@ -108,7 +109,7 @@ def _variables(prompt: ChatPrompt) -> dict[str, Any]:
 
 
 def _message(message: ChatMessage) -> dict[str, Any]:
-    """Templates know the reasoning of an earlier turn under two names. What is absent must be undefined, not None."""
+    """Returns a message as templates expect it: reasoning under two names, absent fields undefined and not None."""
     given: dict[str, Any] = {} if message.reasoning is None else {"thinking": message.reasoning}
     given["role"] = message.role
     if message.content is not None:

@@ -1,6 +1,6 @@
-"""How models write tool calls: a table, and which of it a chat template speaks.
+"""Lists how models write tool calls, and detects the format that a chat template uses.
 
-A call is a JSON object with the tool's name and its arguments as an object. Pure; knows no stream.
+A call is a JSON object with the tool's name and its arguments as an object. Pure: no state.
 """
 
 import dataclasses
@@ -10,17 +10,17 @@ REASONING = ("<think>", "</think>")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One way to write calls.
+    """One format of tool calls.
 
     Attributes:
-        signs: a template that holds one of them speaks it.
-        opening: what comes before a call; it may be a special token.
-        closing: what comes after, or "".
-        bare: how a call may begin, without white space, where an output begins with one and has no opening; empty if
-            it must have one.
-        separators: what may stand between two calls, besides white space.
+        signs: a template that contains one of them uses this format.
+        opening: the text before a call; may be a special token.
+        closing: the text after a call, or "".
+        bare: how a call without an opening may begin, without white space, at the start of an output; empty if the
+            opening is required.
+        separators: characters that may stand between two calls, besides white space.
         arguments: keys that may hold the arguments.
-        writes: the one of them under which the model writes them.
+        writes: the key among `arguments` that the model writes.
     """
 
     name: str
@@ -50,15 +50,15 @@ FORMATS = {
 
 
 def tool_format(template: str) -> str:
-    """Name of the format that a template's source speaks; "" if none is known."""
+    """Returns the name of the format that a template's source uses; "" if none is known."""
     return next((name for name, known in FORMATS.items() if any(sign in template for sign in known.signs)), "")
 
 
 def has_reasoning(template: str) -> bool:
-    """Whether a template's source knows sections of reasoning."""
+    """Returns True if a template's source has reasoning sections."""
     return REASONING[1] in template
 
 
 def is_reasoning(prompt: str) -> bool:
-    """Whether a rendered prompt ends inside such a section."""
+    """Returns True if a rendered prompt ends inside a reasoning section."""
     return prompt.rstrip().endswith(REASONING[0])
