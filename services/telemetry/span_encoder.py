@@ -27,7 +27,7 @@ T = TypeVar("T")
 LOCAL = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
 REMOTE = LOCAL | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 NUM_KNOWN = 4096  # encoded attributes that are cached: most occur again with the next request
-UNIQUE = frozenset({names.GEN_AI_RESPONSE_ID, names.GEN_AI_REQUEST_SEED, names.GEN_AI_RESPONSE_TTFT})  # attributes that rarely occur twice, and are not cached
+UNIQUE = frozenset({names.GEN_AI_RESPONSE_ID, names.GEN_AI_REQUEST_SEED, names.GEN_AI_RESPONSE_TTFT})  # not cached
 
 
 class SpanEncoder:
