@@ -93,8 +93,7 @@ def until_end(ids: list[int]) -> list[int]:
 
 
 def trimmed(completion: str) -> str:
-    """Returns the completion up to the end of the function (a line that starts at the margin) or the last complete
-    line."""
+    """Cut the completion at the end of the function (a line that starts at the margin) or after its last whole line."""
     head, *lines = completion.splitlines(keepends=True) or [""]
     kept = [head]  # the rest of the prompt's own last line
     for line in lines:

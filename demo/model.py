@@ -112,8 +112,7 @@ class FeedForward(nn.Module):
 
 
 def rotary_table(shape: Shape) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin, each [max_positions, head_dim] (fp32), with the halves repeated as Llama checkpoints
-    expect."""
+    """Returns cos and sin, each [max_positions, head_dim] (fp32), halves repeated as Llama checkpoints expect."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(torch.arange(shape.max_positions, dtype=torch.float32), shape.rope_theta**-exponents)
     both = torch.cat((angles, angles), dim=1)
@@ -126,8 +125,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def initialise(model: Llama, seed: int) -> None:
-    """Initialise weights from a normal distribution and `seed`; matrices that write to the residual stream start at
-    zero."""
+    """Set normal weights from `seed` alone; matrices that write to the residual stream start at zero."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -35,8 +35,7 @@ class KneserNey:
     tables: tuple[Table, ...]  # by order, from 1
 
     def log_probabilities(self, sequence: Ids) -> Floats:
-        """Returns the natural logarithm of each symbol's probability after those before it; float64, the shape of
-        `sequence`."""
+        """Returns the natural log-probability of each symbol after those before it; float64, as long as `sequence`."""
         keys = gram_keys([sequence], self.order, self.num_symbols)
         radix = self.num_symbols + 1
         probability = np.full(sequence.shape, 1 / self.num_symbols)

@@ -112,8 +112,7 @@ def train(
 
 
 class ModelPupil:
-    """A model of `plan`'s shape, trained on text; with `learns_from_target`, on the target's distribution during the
-    decay."""
+    """A model trained on text; with `learns_from_target`, on the target's distribution during the decay."""
 
     def __init__(self, plan: recipe.Recipe, folder: Path, device: torch.device) -> None:
         self.model = Llama(plan.shape)
@@ -182,8 +181,7 @@ def batch(plan: recipe.Recipe, step: int, ids: Tensor, device: torch.device) -> 
 
 
 def loss_of(logits: Tensor, inputs: Tensor, labels: Tensor, teacher: Teacher | None) -> Tensor:
-    """Returns the mean cross-entropy in nats, against the teacher's distribution if there is a teacher, else against
-    the text."""
+    """Returns the mean cross-entropy in nats, against the text or, with a teacher, against its distribution."""
     if teacher is None:
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     with torch.no_grad():

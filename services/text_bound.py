@@ -27,8 +27,8 @@ def longest_token(path: Path) -> int:
 
 
 def check_bytes(num_bytes: int, longest: int, params: SamplingParams, limits: Limits) -> None:
-    """Raise ServiceError for a prompt whose least possible number of tokens leaves too little of the context for
-    what is to be generated. `longest` is the value of `longest_token`."""
+    """Raise ServiceError if a prompt of `num_bytes` cannot fit the context together with what is to be generated.
+    The least number of tokens follows from `longest`, the value of `longest_token`."""
     least = -(-num_bytes // longest) if longest else 0
     needed = max(params.max_tokens, params.min_tokens, 1)
     if least and least + needed > limits.context_length:

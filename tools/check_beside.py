@@ -1,5 +1,4 @@
-"""Installs our wheels and Hugging Face's `kernels` into one environment, in both orders, and checks that all of it
-works.
+"""Tests that our wheels and Hugging Face's `kernels` work in one environment, installed in either order.
 
 `python -m tools.check_beside` needs an index for pip. torch and other dependencies come from the environment it runs
 in; the packages under test are installed. Checks: no file belongs to two packages; `kernels` is Hugging Face's; the

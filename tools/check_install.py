@@ -1,5 +1,4 @@
-"""Resolves with pip which wheels an ordinary Linux machine would get on each supported Python, without downloading
-them.
+"""Resolves with pip, without downloads, which wheels an ordinary Linux machine would get on each supported Python.
 
 `python -m tools.check_install` fails if constraints cannot be met, a package has no wheel, or a version is not fixed.
 `--update` also writes the requirements of torch's ordinary wheel, the one for CUDA, to

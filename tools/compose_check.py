@@ -174,8 +174,7 @@ def check_locks(stack: Stack) -> None:
 
 
 def check_kills(stack: Stack, whole: str) -> None:
-    """Check that streams survive the death of every process behind the gateway, and that the gateway's death breaks
-    them."""
+    """Check that streams survive the death of each process behind the gateway, but not that of the gateway."""
     for role in ("detokenizer", "tokenizer", "engine"):
         say(f"killing the {role} in mid-stream")
         if Interrupted(ADDRESS, NUM_TOKENS, functools.partial(stack.kill, role)).text() != whole:

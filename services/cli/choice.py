@@ -14,8 +14,7 @@ TAKEN = "choice"  # the parameter that the options replace
 
 
 def takes_choice(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command with a parameter `choice`, a mapping of sampling parameters, into a command with one option for
-    each."""
+    """Wrap a command that takes sampling parameters as `choice`, a mapping, into one with an option for each."""
 
     def run(**values: Any) -> None:  # noqa: ANN401 # types are in the signature below
         found = {row.name: values.pop(row.name) for row in CHOICE}

@@ -1,5 +1,4 @@
-"""`sluice token new`: makes a key for a client, and its block for the server's access file, which holds only the
-hash."""
+"""`sluice token new`: makes a key for a client, and its block for the server's access file, which has only its hash."""
 
 from typing import Annotated
 

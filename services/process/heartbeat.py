@@ -1,7 +1,7 @@
 """Heartbeats of a process, in a file that its supervisor or the exec probe of a container reads.
 
-A process writes one at every turn of its loop, and the engine after each layer of its model: a busy or idle process is
-alive, a silent one is stuck. Times are of the monotonic clock, which all processes of a host share.
+The loop of a process writes one every `BEAT_S`, and the engine one after each layer of its model: a busy or idle
+process is alive, a silent one is stuck. Times are of the monotonic clock, which all processes of a host share.
 """
 
 import contextlib

@@ -96,8 +96,7 @@ class Backlog:
         return None
 
     def whole(self, max_bytes: int) -> list[bytes]:
-        """Returns all encoded messages if all came in this turn and fit into one frame, which is the usual case;
-        else []."""
+        """Returns all messages if all came in this turn and fit into one frame, the usual case; else []."""
         return [] if self._num or self.num_bytes > max_bytes else [data for data, _ in self._fresh]
 
     def whole_sent(self) -> None:
@@ -106,7 +105,7 @@ class Backlog:
         self.num_bytes = 0
 
     def settle(self) -> None:
-        """Move this turn's messages, which could not be sent at once, into the queue; drop the messages that they
+        """Move this turn's messages, which were not sent at once, into the queue. Drop the messages that they
         replace."""
         fresh, self._fresh = self._fresh, []
         self.num_bytes -= sum(len(data) for data, _ in fresh)
@@ -176,7 +175,7 @@ class Backlog:
         if waiting is not None:
             if new.kind is Cancel and isinstance(message, Cancel) and message.output_index is None:
                 self._forget(new.key, lambda one: one.rank <= new.rank)
-            elif waiting[-1].rank != new.rank:  # else none is lower: they left when that one came
+            elif waiting[-1].rank != new.rank:  # else there are none of a lower rank: the last one has dropped them
                 self._forget(new.key, lambda one: one.rank < new.rank)
         if isinstance(message, OpenSerials) and self._num:
             self.drop(message.has_ended)

@@ -115,6 +115,6 @@ class Running:
             process.wait()
 
     def _sweep(self, process: "subprocess.Popen[bytes]") -> None:
-        """Kill the process's own children, which are in its session."""
+        """Kill the process's group: itself and its own children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -66,7 +66,7 @@ def run_directory() -> Iterator[RunDirectory]:
         for stale in (path for base in bases for path in base.glob(f"{RUN_DIRECTORY_PREFIX}*")):
             if _is_stale(stale):
                 shutil.rmtree(stale, ignore_errors=True)
-        # of mode 0700
+        # mkdtemp makes it with mode 0700
         directory = RunDirectory(Path(tempfile.mkdtemp(prefix=RUN_DIRECTORY_PREFIX, dir=_short_enough(bases))))
     except OSError as error:
         raise _no_place(f"no directory for the sockets of this service can be made ({error})") from error

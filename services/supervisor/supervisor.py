@@ -179,8 +179,8 @@ class Supervisor:
         )
 
     def _kill_what_does_not_serve(self) -> None:
-        """Kill the newest process if the service did not serve again within `return_s` of its start; that counts as
-        its end."""
+        """Kill the newest process if the service does not serve within `return_s` of its start. That counts as its
+        end."""
         if self._lost_at_s is None or not self._was_ready:
             return
         newest = max(self._children, key=lambda child: child.started_s)

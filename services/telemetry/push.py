@@ -12,8 +12,8 @@ ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP
 
 @contextlib.asynccontextmanager
 async def pushing(metrics: Metrics, resource: Mapping[str, str], otlp_endpoint: str) -> AsyncIterator[None]:
-    """Push to `otlp_endpoint`, else to the endpoint in OpenTelemetry's variables, while the block runs; without one
-    do nothing."""
+    """Push metrics while the block runs: to `otlp_endpoint`, else to the endpoint in OpenTelemetry's variables, else
+    not."""
     endpoint = endpoint_of(otlp_endpoint, ENDPOINT_VARIABLES)
     if not endpoint:
         yield

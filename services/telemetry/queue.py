@@ -1,5 +1,4 @@
-"""A bounded queue of spans for a collector, emptied by a thread, with counts of queued, dropped, exported and failed
-spans.
+"""A bounded queue of spans for a collector, emptied by a thread. Counts spans by outcome.
 
 If the collector is dead or slow, the newest spans are dropped and counted at once; `put` never blocks. After a failure,
 sending starts again with one span at a time. (The SDK's batching processor accepts only the SDK's own spans.)

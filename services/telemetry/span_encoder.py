@@ -77,8 +77,7 @@ class SpanEncoder:
             self._write_links(span, phase.links)
 
     def _write_attributes(self, span: Span, attributes: Mapping[str, Attribute]) -> None:
-        """Merge cached attributes as encoded bytes, which protobuf allows for nested messages and which costs a
-        third."""
+        """Write attributes; cached ones are merged as encoded bytes, as protobuf allows, at a third of the cost."""
         most, length = self._limits.max_span_attributes, self._limits.max_span_attribute_length
         span.dropped_attributes_count = _excess(attributes, most)
         known = []
