@@ -1,5 +1,4 @@
-"""Draws lines over load as one SVG: panels side by side, each with its own scale from zero. Pure: numbers in, text
-out."""
+"""Draws lines over load as one SVG: panels side by side, each with its own scale from zero. Pure: returns text."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

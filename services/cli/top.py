@@ -1,5 +1,4 @@
-"""`sluice top`: a live view of a service: requests, batch, cache and speed of each engine, and open requests per
-tenant.
+"""`sluice top`: a live view of a service: requests, batch, cache and speed of each engine, open requests by tenant.
 
 Draws the answers of WatchLoad as they come. `view` is pure: it draws from two answers.
 """

@@ -1,5 +1,4 @@
-"""Bounds the number of HTTP connections, and chooses which one to close when there are too many. Pure: no I/O, no
-clock.
+"""Bounds the number of HTTP connections, and chooses which one to close when there are too many. No I/O, no clock.
 
 A connection is idle while none of its requests is being answered. Idle connections are closed before a new one is
 refused: those of the new connection's address if that has its full share, else those of the address with most

@@ -1,4 +1,4 @@
-"""Maps a gRPC status to OpenAI's error object and an HTTP status. All errors of the edge are made here.
+"""Maps a gRPC status to OpenAI's error object and an HTTP status. The edge's only such mapping.
 
 UNIMPLEMENTED becomes 400: OpenAI's clients retry every 5xx, and a missing feature does not appear by retrying.
 """
@@ -32,7 +32,7 @@ _FIELDS = {"sampling", "output", "stop", "prompt"}  # prefixes of sluice.v1's fi
 
 
 class EdgeError(Exception):
-    """An error response. `param` and `code` are OpenAI's; `retry_after_s` is 0 if a retry cannot succeed."""
+    """An error response. `param` and `code` are OpenAI's; `retry_after_s` is 0 if a retry is of no use."""
 
     def __init__(self, status: int, kind: str, message: str, *, param: str = "", code: str = "") -> None:
         super().__init__(message)

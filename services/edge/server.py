@@ -1,5 +1,4 @@
-"""The HTTP server: uvicorn's HTTP/1.1, with limits of connections and deadlines for clients that send or read
-slowly."""
+"""The HTTP server: uvicorn's HTTP/1.1, with connection limits and deadlines for clients that send or read slowly."""
 
 import asyncio
 import functools

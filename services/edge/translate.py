@@ -1,5 +1,4 @@
-"""Converts OpenAI's requests to specs of sluice.v1. Checks what the specs cannot express; the gateway checks the
-rest."""
+"""Converts OpenAI's requests to specs of sluice.v1. Checks what a spec cannot express; the gateway checks the rest."""
 
 import base64
 import binascii

@@ -22,8 +22,7 @@ MAX_NOTE_BYTES = 1000
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
-    """One heartbeat: its time, how long the process may be silent after it, and what keeps the process from its
-    work."""
+    """One heartbeat: its time, how long the process may be silent after it, and what keeps it from its work."""
 
     at_s: float
     patience_s: float

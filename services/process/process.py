@@ -62,8 +62,7 @@ class Process:
         self._beat(stage, time.monotonic())
 
     def _beat(self, stage: Stage, last_s: float) -> None:
-        """Write a heartbeat, repair the inbox, and drop what gateways that are gone have left. Repeats every
-        `BEAT_S`."""
+        """Every `BEAT_S`, write a heartbeat, repair the inbox, and drop what gateways that are gone have left."""
         now_s = time.monotonic()
         self.heart.beat()
         self.ring.mend()

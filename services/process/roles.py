@@ -100,8 +100,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
 
 
 async def _body(process: Process) -> int:
-    """Run the role's body. Imports are local so that each process loads only what its role needs, such as torch or
-    grpc."""
+    """Run the role's body. Imports are local: each process loads only what its role needs, such as torch or grpc."""
     match process.role:
         case Role.GATEWAY:
             from sluice_server.services.gateway import process as gateway

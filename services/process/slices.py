@@ -1,5 +1,4 @@
-"""Time slices: sets how long a thread runs on a processor at a time, so that stages are scheduled at once when they
-wake.
+"""Time slices: sets how long a thread runs at a time, so that stages get a processor at once when they wake.
 
 The stages share their processors with the engine's threads, which never sleep while there is work. From 6.12 on Linux
 lets a thread set its slice (`sched_runtime` of sched_setattr(2)). A waking thread preempts one with a longer slice if

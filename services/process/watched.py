@@ -1,5 +1,4 @@
-"""A value read from files, and read again when they change. If reading fails, the old value stays and an error is
-logged.
+"""A value read from files, and read again when they change. If that fails, the old value stays and an error is logged.
 
 Takes the paths and a function that reads them. It has no timer and no thread: callers call `refresh` before using the
 value.

@@ -1,5 +1,4 @@
-"""A queue of messages for one peer: in order, each encoded once, bounded in bytes and number. Pure: no sockets, no
-clock.
+"""A queue of messages for one peer: in order, each encoded once, bounded in bytes and number. Pure: no I/O, no clock.
 
 Messages that have become useless are removed: those of a cancelled request, those of an attempt that a later attempt
 replaces, and reports that a newer report replaces. The remaining messages keep their order.
@@ -47,8 +46,7 @@ def _keep(blob: Blob) -> None:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class QueuedMessage:
-    """One queued message. `data` is empty once it was dropped; `envelope` is None for messages that belong to no
-    request."""
+    """One queued message. `data` is empty once it was dropped; `envelope` is None if it belongs to no request."""
 
     data: bytes
     kind: type
@@ -105,8 +103,7 @@ class Backlog:
         self.num_bytes = 0
 
     def settle(self) -> None:
-        """Move this turn's messages, which were not sent at once, into the queue. Drop the messages that they
-        replace."""
+        """Move this turn's messages, which were not sent, into the queue. Drop the messages that they replace."""
         fresh, self._fresh = self._fresh, []
         self.num_bytes -= sum(len(data) for data, _ in fresh)
         for data, message in fresh:
@@ -213,8 +210,7 @@ class Backlog:
 
 
 def _name(message: OfNoRequest) -> str:
-    """Returns the key under which a newer message replaces an older one. It contains a space, which no request id
-    does."""
+    """Returns the key under which a newer message replaces an older one. It has a space, which no request id has."""
     match message:
         case Probe():
             return f"probe {message.origin} {' '.join(message.route)}"

@@ -123,8 +123,7 @@ class Inbox:
         return self._from_blob("", blob)
 
     def mend(self) -> bool:
-        """Bind again if the socket's file was removed. Returns whether it was, and is restored. Open connections are
-        kept."""
+        """Bind again if the socket's file was removed. Returns whether that was done. Open connections are kept."""
         if not self._address.startswith("ipc://") or Path(self._address.removeprefix("ipc://")).exists():
             return False
         try:

@@ -1,5 +1,4 @@
-"""Turns what the gateway observes into spans, metrics and log lines: the implementation of the protocols in
-`observed`."""
+"""Turns what the gateway observes into spans, metrics and log lines. Implements the protocols of `observed`."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -21,8 +21,7 @@ class PhaseEvent(NamedTuple):
 
 
 class Phase(NamedTuple):  # a NamedTuple takes a third of a frozen dataclass's time to make; seven per request
-    """A phase from `start_s` to `end_s`. `error` names what failed, or is ""; `links` are W3C headers of other
-    spans."""
+    """A phase from `start_s` to `end_s`. `error` names what failed, or is ""; `links` are other spans' W3C headers."""
 
     name: str
     start_s: float

@@ -12,8 +12,8 @@ ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP
 
 @contextlib.asynccontextmanager
 async def pushing(metrics: Metrics, resource: Mapping[str, str], otlp_endpoint: str) -> AsyncIterator[None]:
-    """Push metrics while the block runs: to `otlp_endpoint`, else to the endpoint in OpenTelemetry's variables, else
-    not."""
+    """Push metrics while the block runs: to `otlp_endpoint`, else to OpenTelemetry's configured endpoint, else
+    nowhere."""
     endpoint = endpoint_of(otlp_endpoint, ENDPOINT_VARIABLES)
     if not endpoint:
         yield

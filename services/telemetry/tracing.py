@@ -34,8 +34,7 @@ class TraceSampling:
     slow_s: float = 10.0
 
     def takes(self, trace_id: str) -> bool:
-        """Whether a trace that begins here is sampled. Derived from the trace id, so that every process decides
-        alike."""
+        """Whether a trace that begins here is sampled. It follows from the trace id, so all processes decide alike."""
         return int(trace_id[-14:], 16) < self.ratio * (1 << 56)
 
 
@@ -53,7 +52,7 @@ class Tracer:
 
     @classmethod
     def create(cls, resource: Mapping[str, str], otlp_endpoint: str, sampling: TraceSampling = EVERYTHING) -> "Tracer":
-        """Returns a tracer that exports to `otlp_endpoint`, else to where OpenTelemetry's variables say, else
+        """Returns a tracer that exports to `otlp_endpoint`, else to OpenTelemetry's configured endpoint, else
         nowhere. Raises ServiceError INVALID_SETTING for an invalid delay."""
         endpoint = endpoint_of(otlp_endpoint, ENDPOINT_VARIABLES)
         if not endpoint or os.environ.get(DISABLED_VARIABLE, "").strip().lower() == "true":
