@@ -129,8 +129,7 @@ def shifted(states: Tensor, num: int) -> Tensor:
 
 
 def features_of(target: Llama, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns hidden states [batch, length, 3 hidden] behind the layers `BEHIND`, and logits, of ids [batch,
-    length]."""
+    """Returns hidden states [batch, length, 3 hidden] behind the layers `BEHIND`, and logits; ids: [batch, length]."""
     cos, sin = target.get_buffer("cos")[: ids.shape[1]], target.get_buffer("sin")[: ids.shape[1]]
     hidden, found = target.model.embed_tokens(ids), []
     for num, layer in enumerate(target.model.layers, 1):

@@ -52,8 +52,8 @@ class Tracer:
 
     @classmethod
     def create(cls, resource: Mapping[str, str], otlp_endpoint: str, sampling: TraceSampling = EVERYTHING) -> "Tracer":
-        """Returns a tracer that exports to `otlp_endpoint`, else to OpenTelemetry's configured endpoint, else
-        nowhere. Raises ServiceError INVALID_SETTING for an invalid delay."""
+        """Returns a tracer that exports to `otlp_endpoint`, else to OpenTelemetry's configured endpoint, if any.
+        Raises ServiceError INVALID_SETTING for an invalid delay."""
         endpoint = endpoint_of(otlp_endpoint, ENDPOINT_VARIABLES)
         if not endpoint or os.environ.get(DISABLED_VARIABLE, "").strip().lower() == "true":
             return cls(None)
