@@ -1,5 +1,6 @@
-"""The embedded demo model: a small Llama that writes Python, its draft, and the script that made both.
+"""The embedded demo model: a small Llama that writes Python, its draft, its EAGLE-3 head, and the scripts that made
+them.
 
-In: the standard library's own source. Out: `target/` and `draft/`, two Hugging Face checkpoints sharing one tokenizer.
-Nothing of the server is known here; the server knows only the two folders.
+In: the standard library's own source. Out: `target/`, `draft/` and `head/`, Hugging Face checkpoints with one
+    tokenizer. Independent of the server, which only reads the folders.
 """

@@ -1,7 +1,7 @@
-"""The tokenizer both demo models share: byte-level BPE, trained on the training split.
+"""The tokenizer of both demo models: byte-level BPE, trained on the training split.
 
 In: documents. Out: a `tokenizers.Tokenizer`, and documents as one stream of ids. Every byte has an id, so any text
-round-trips. Knows nothing of models.
+    round-trips. Independent of the models.
 """
 
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from sluice_server.demo.corpus import Document
 
-# Measured on the held-out tenth: 3.5 bytes a token (2048 pieces: 3.1), and a table that is a quarter of the target.
+# On the held-out tenth: 3.5 bytes per token (2048 pieces: 3.1). The embeddings are a quarter of the target's weights.
 VOCAB_SIZE = 4096
-END_OF_TEXT = "<|endoftext|>"  # stands before every document: both the first token and the last
+END_OF_TEXT = "<|endoftext|>"  # before every document: begins one and ends the one before
 END_OF_TEXT_ID = 0
 
 Ids = npt.NDArray[np.int64]
@@ -41,11 +41,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def encode_documents(tokenizer: Tokenizer, documents: Iterable[Document]) -> list[Ids]:
-    """Each document's ids (int64), opened by the end-of-text id."""
+    """Returns each document's ids (int64), starting with the end-of-text id."""
     encodings = tokenizer.encode_batch([document.text for document in documents], add_special_tokens=False)
     return [np.array([END_OF_TEXT_ID, *encoding.ids], dtype=np.int64) for encoding in encodings]
 
 
 def stream(encoded: list[Ids]) -> Ids:
-    """All documents one after another, closed by a last end-of-text id."""
+    """Returns all documents one after another, with a final end-of-text id."""
     return np.concatenate([*encoded, np.array([END_OF_TEXT_ID], dtype=np.int64)])

@@ -1,6 +1,6 @@
-"""The model card of a demo model. In: its recipe and what was measured. Out: Markdown with the hub's front matter.
+"""Renders the model card of a demo model. In: its recipe and figures. Out: Markdown with the hub's front matter.
 
-Nothing is measured here and nothing is written to disk.
+Pure: measures nothing and writes no files.
 """
 
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ class ModelFigures:
     bits_per_byte: float  # on the held-out tenth
     parse_rate: float  # of 100 completions
     num_tokens: int  # seen in training
-    seconds: float  # of training, as the clock on the wall saw them
+    seconds: float  # wall-clock time of training
 
 
 @dataclass(frozen=True)
 class Figures:
     machine: str
-    python: str  # whose standard library
+    python: str  # version of the standard library
     num_train_files: int
     num_train_bytes: int
     num_train_tokens: int
     num_held_out_files: int
     num_held_out_bytes: int
     num_held_out_tokens: int
-    byte_ngram: float  # bits a byte on the held-out tenth, as the next
+    byte_ngram: float  # bits per byte on the held-out tenth; so is the next field
     token_ngram: float
-    agreement: float  # share of held-out tokens where both models would choose the same
+    agreement: float  # share of held-out tokens where both models have the same likeliest token
     target: ModelFigures
     draft: ModelFigures
 

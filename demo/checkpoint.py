@@ -1,7 +1,7 @@
-"""A training run on disk: weights and optimiser state as safetensors, progress as JSON.
+"""Saves and loads a training run: weights and optimiser state as safetensors, progress as JSON.
 
-In: tensors and a `Progress`. Out: the same, later. `state.json` is replaced last and in one move, so a run killed at
-any moment finds the checkpoint before it whole. Knows nothing of models.
+`state.json` is replaced last and atomically, so that a run killed at any time finds the previous checkpoint complete.
+Independent of the models.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ from torch import Tensor
 
 STATE_FILE = "state.json"
 TOKENIZER_FILE = "tokenizer.json"
-TRAINING_FOLDER = Path(".demo-training")  # where a run keeps all it needs to go on
+TRAINING_FOLDER = Path(".demo-training")  # where a run keeps what it needs to resume
 
 
 @dataclass(frozen=True)
 class Progress:
     step: int = 0  # steps done
     num_tokens: int = 0  # tokens seen
-    seconds: float = 0.0  # of work, over all the sittings
+    seconds: float = 0.0  # of training, summed over all runs
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Checkpoint:
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     if load_progress(folder) == checkpoint.progress:
-        return  # it lies there already; written over, it could be cut in half
+        return  # saved already; writing it again could damage it
     folder.mkdir(parents=True, exist_ok=True)
     names = file_names(checkpoint.progress.step)
     save_file(checkpoint.weights, folder / names[0])
@@ -46,7 +46,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: Path) -> Checkpoint | None:
-    """The last whole checkpoint, or None where there is none."""
+    """Returns the last complete checkpoint, or None if there is none."""
     progress = load_progress(folder)
     if progress is None:
         return None
@@ -66,7 +66,7 @@ def file_names(step: int) -> tuple[str, str]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Never half a file: written beside, then moved over."""
+    """Write a file atomically: to a temporary name, then renamed."""
     beside = path.with_name(path.name + ".new")
     beside.write_text(text)
     os.replace(beside, path)

@@ -1,8 +1,7 @@
-"""How often what a demo model writes is Python.
+"""Measures how often a demo model's completions are valid Python.
 
 In: a model, its tokenizer and held-out documents. Out: the share of completed functions that `ast.parse` accepts and
-that do something.
-Decoding has no cache: it is a measurement, not a server.
+    that have a statement besides their docstring. Decoding uses no cache.
 """
 
 import ast
@@ -19,15 +18,15 @@ from sluice_server.demo.model import Llama
 NUM_PROMPTS = 100
 MAX_PROMPT_TOKENS = 128
 NUM_NEW_TOKENS = 96
-TEMPERATURE = 0.7  # greedy, a model of this size falls into loops
+TEMPERATURE = 0.7  # with greedy sampling a model of this size repeats itself
 SEED = 0
-ROWS_AT_ONCE = 10  # of like length, so that little is computed for padding
+ROWS_AT_ONCE = 10  # rows of similar length, so that there is little padding
 
 Choice = Callable[[Tensor], Tensor]  # logits [rows, vocab] to ids [rows]
 
 
 def parse_rate(model: Llama, tokenizer: Tokenizer, documents: Sequence[Document]) -> float:
-    """The share of completions, of `NUM_PROMPTS` prompts, that make a function of their prompt."""
+    """Returns the share of `NUM_PROMPTS` prompts whose completion makes a function of them."""
     chosen = prompts(tokenizer, documents)
     chosen.sort(key=len)
     choose = sampler(TEMPERATURE, SEED)
@@ -41,7 +40,7 @@ def parse_rate(model: Llama, tokenizer: Tokenizer, documents: Sequence[Document]
 
 
 def prompts(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[str]:
-    """Openings of held-out functions, evenly spread over all those short enough."""
+    """Returns beginnings of held-out functions, evenly spread over all those that are short enough."""
     every = [text for document in documents for text in openings(document.text)]
     short = [text for text in every if len(tokenizer.encode(text, add_special_tokens=False).ids) <= MAX_PROMPT_TOKENS]
     wanted = min(NUM_PROMPTS, len(short))
@@ -49,13 +48,13 @@ def prompts(tokenizer: Tokenizer, documents: Sequence[Document]) -> list[str]:
 
 
 def openings(source: str) -> Iterator[str]:
-    """Of each module-level function of more than its docstring: every line before its first statement.
+    """Yields, for each module-level function with more than a docstring, every line before its first statement.
 
-    The last line's end is left to the model: tokens join it with the indentation that follows.
+    The last line break is left to the model: tokens join it with the indentation that follows.
     """
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # templates for code generators, and files kept for other versions
+    except SyntaxError:  # templates of code generators, and files for other versions
         return
     lines = source.splitlines(keepends=True)
     for node in tree.body:
@@ -67,14 +66,14 @@ def openings(source: str) -> Iterator[str]:
 
 @torch.inference_mode()
 def complete(model: Llama, prompt_ids: Sequence[list[int]], num_new: int, choose: Choice) -> list[list[int]]:
-    """`num_new` tokens after each prompt, chosen one by one; cut at the end of text."""
+    """Returns `num_new` sampled tokens for each prompt, cut at the end of text."""
     lengths = torch.tensor([len(ids) for ids in prompt_ids])
     rows = torch.zeros(len(prompt_ids), int(lengths.max()) + num_new, dtype=torch.int64)
     for row, ids in zip(rows, prompt_ids, strict=True):
         row[: len(ids)] = torch.tensor(ids)
     at = torch.arange(len(prompt_ids))
     for step in range(num_new):
-        # The rows are padded on the right: a causal model does not see it.
+        # Rows are padded on the right, which a causal model never reads.
         logits = model(rows[:, : int(lengths.max()) + step])
         rows[at, lengths + step] = choose(logits[at, lengths + step - 1])
     return [until_end(row[len(ids) : len(ids) + num_new].tolist()) for row, ids in zip(rows, prompt_ids, strict=True)]
@@ -94,7 +93,7 @@ def until_end(ids: list[int]) -> list[int]:
 
 
 def trimmed(completion: str) -> str:
-    """Up to where the function ends (a line that starts at the margin), or else to the last complete line."""
+    """Cut the completion at the end of the function (a line that starts at the margin) or after its last whole line."""
     head, *lines = completion.splitlines(keepends=True) or [""]
     kept = [head]  # the rest of the prompt's own last line
     for line in lines:
@@ -105,7 +104,7 @@ def trimmed(completion: str) -> str:
 
 
 def is_function(source: str) -> bool:
-    """Whether `source` parses, and begins with a function of more than its docstring."""
+    """Whether `source` parses and begins with a function that has more than a docstring."""
     try:
         (first, *_) = ast.parse(source).body
     except (SyntaxError, ValueError):

@@ -1,7 +1,7 @@
-"""The text the demo model learns: the Python source of the standard library, and which tenth of it is held out.
+"""The training text of the demo model: the Python source of the standard library, a tenth of it held out.
 
-In: the standard library's folder. Out: files in a fixed order, split by a hash of their relative path.
-Knows nothing of tokens or models.
+In: the standard library's folder. Out: files in a fixed order, split by a hash of their relative path. Independent of
+    tokens and models.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-# Tests and generated tables are not source worth imitating, and many distributions do not carry them.
+# Tests and generated tables are poor training data, and many distributions leave them out.
 LEFT_OUT_FOLDERS = frozenset(
     {
         "site-packages",
@@ -23,7 +23,7 @@ LEFT_OUT_FOLDERS = frozenset(
         "pydoc_data",  # one generated file of quoted manual text
     }
 )
-# Written by the build of one interpreter: its paths and flags, different on every machine.
+# Written when an interpreter is built: paths and flags that differ on every machine.
 LEFT_OUT_PREFIXES = ("_sysconfigdata", "config-")
 HELD_OUT_ONE_IN = 10
 
@@ -55,7 +55,7 @@ def collect(root: Path) -> Corpus:
 
 
 def is_held_out(path: str) -> bool:
-    """By the path alone, so that a file stays on its side when others come, go or change."""
+    """Whether a file is held out. Decided by its path alone, so that other files and changes do not move it."""
     digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0
 
@@ -72,7 +72,7 @@ def is_source(path: Path) -> bool:
 
 
 def read(path: Path) -> str:
-    # A few files of the standard library are Latin-1 on purpose; a replacement character there costs nothing.
+    # A few files of the standard library are Latin-1 on purpose; replacement characters there do no harm.
     return path.read_text(encoding="utf-8", errors="replace")
 
 

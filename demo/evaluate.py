@@ -78,7 +78,7 @@ def model_figures(
 
 
 def load_exported(plan: recipe.Recipe, folder: Path) -> Llama:
-    """The model as its users get it: weights rounded to bf16, computing in fp32."""
+    """Returns the exported model: weights rounded to bf16, computing in fp32."""
     model = Llama(plan.shape)
     weights = load_file(folder / plan.name / "model.safetensors")
     model.load_state_dict({name: weight.to(torch.float32) for name, weight in weights.items()})

@@ -1,7 +1,7 @@
 """Measure the exported EAGLE-3 head and write its card: `python -m sluice_server.demo.evaluate_head`.
 
-In: `demo/target`, `demo/head`, and the standard library they were trained on. Out: how often its guesses are the
-target's, printed, and README.md beside it.
+In: `demo/target`, `demo/head`, and the standard library they were trained on. Out: how often its drafts are the
+    target's likeliest token, printed, and a README.md beside it.
 """
 
 import platform
@@ -29,9 +29,9 @@ LENGTH = 1024  # tokens of each held-out document that are read
 @dataclass(frozen=True)
 class Figures:
     num_parameters: int
-    num_ids: int  # that it can propose
+    num_ids: int  # size of the draft vocabulary
     num_tokens: int  # of held-out text
-    agreement: tuple[float, ...]  # of the first, second, … guess in a row: share that is the target's likeliest token
+    agreement: tuple[float, ...]  # by position in the draft: share that is the target's likeliest token
 
 
 def main(
@@ -55,7 +55,7 @@ def main(
 
 
 def load_head(plan: recipe.Recipe, target: Llama, folder: Path) -> Head:
-    """The head as its users get it, computing in float32."""
+    """Returns the exported head, computing in float32."""
     weights = load_file(folder / plan.name / "model.safetensors")
     head = Head(plan.shape, target, weights["d2t"] + torch.arange(len(weights["d2t"])))
     head.load_state_dict({name: one.float() if one.is_floating_point() else one for name, one in weights.items()})
@@ -64,7 +64,7 @@ def load_head(plan: recipe.Recipe, target: Llama, folder: Path) -> Head:
 
 @torch.inference_mode()
 def measure(target: Llama, head: Head, documents: Sequence[Ids]) -> Figures:
-    """Guesses behind the beginnings of documents, each as if those before it had been right."""
+    """Draft at the beginnings of documents, each draft as if those before it had been right."""
     ids = torch.nonzero(head.get_buffer("t2d")).flatten()
     right, num_tokens = torch.zeros(GUESSES), 0
     for document in documents:
@@ -81,7 +81,7 @@ def measure(target: Llama, head: Head, documents: Sequence[Ids]) -> Figures:
 
 
 def render(plan: recipe.Recipe, figures: Figures, progress: checkpoint.Progress, machine: str) -> str:
-    """The card."""
+    """Returns the card."""
     rows = "\n".join(f"| {num} | {share:.1%} |" for num, share in enumerate(figures.agreement, 1))
     layers = ", ".join(map(str, BEHIND))
     return CARD.format(

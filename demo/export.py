@@ -1,7 +1,7 @@
 """Write a trained demo model as a Hugging Face checkpoint: `python -m sluice_server.demo.export`.
 
-In: checkpoints and the tokenizer under `.demo-training/`. Out: `demo/target` and `demo/draft`, each file replaced in
-one move, so that a reader never meets half of one. Weights are bf16: half the bytes, and no measurable loss.
+In: checkpoints and the tokenizer under `.demo-training/`. Out: `demo/target` and `demo/draft`; each file is replaced
+    atomically, so that readers never see a partial one. Weights are bf16: half the bytes, without measurable loss.
 """
 
 import json
@@ -20,7 +20,7 @@ from sluice_server.demo.model import Shape
 
 DEMO_FOLDER = Path(__file__).parent
 
-# The model has read code and its comments, never a dialogue: what a user says becomes a comment, and code answers it.
+# The model was trained on code and comments, not on dialogues: a user's message becomes a comment, answered by code.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.content is string -%}{%- set text = message.content -%}
@@ -41,7 +41,7 @@ def main(
 
 
 def export(plan: recipe.Recipe, training: Path, folder: Path) -> None:
-    """Write every file of one model. Raises `typer.BadParameter` where `training` holds no checkpoint of it."""
+    """Write every file of one model. Raises `typer.BadParameter` if `training` has no checkpoint of it."""
     saved = checkpoint.load(training / plan.name)
     if saved is None:
         raise typer.BadParameter(
@@ -55,7 +55,7 @@ def export(plan: recipe.Recipe, training: Path, folder: Path) -> None:
 
 
 def export_head(training: Path, folder: Path) -> None:
-    """Write the head's weights, in the names and the numbers of published checkpoints, and its config.json."""
+    """Write the head's weights, with the names and dtypes of published checkpoints, and its config.json."""
     plan = recipe.HEAD_RECIPE
     saved = checkpoint.load(training / plan.name)
     if saved is None:
@@ -71,7 +71,7 @@ def export_head(training: Path, folder: Path) -> None:
 
 
 def head_config(shape: Shape, num_ids: int) -> dict[str, object]:
-    """Layers are counted from 0 there, and their outputs are what is read."""
+    """Returns config.json of the head. Published layers count from 0, and the outputs of the listed layers are read."""
     return model_config(shape) | {
         "architectures": ["LlamaForCausalLMEagle3"],
         "tie_word_embeddings": False,
@@ -89,12 +89,12 @@ def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
         name: weight.to(torch.bfloat16) if weight.is_floating_point() else weight for name, weight in weights.items()
     }
     save_file(small, beside, metadata={"format": "pt"})
-    beside.chmod(0o644)  # the safetensors library writes files for their owner alone
+    beside.chmod(0o644)  # the safetensors library makes files readable by their owner only
     os.replace(beside, path)
 
 
 def descriptions(shape: Shape) -> dict[str, dict[str, object]]:
-    """The JSON files of a checkpoint, by name."""
+    """Returns the JSON files of a checkpoint, by name."""
     ends: dict[str, object] = {"bos_token_id": bpe.END_OF_TEXT_ID, "eos_token_id": bpe.END_OF_TEXT_ID}
     return {
         "config.json": model_config(shape) | ends,

@@ -1,9 +1,8 @@
-"""An EAGLE-3 head in plain torch, for training (Li et al. 2025, arXiv 2503.01840): one layer that reads what the target
-thinks and guesses what it will say.
+"""An EAGLE-3 head in plain torch, for training (Li et al. 2025, arXiv 2503.01840): one layer that drafts tokens.
 
-In: a target's hidden states behind three of its layers, and the tokens that follow them. Out: logits over the commonest
-ids. Parameters carry the names of published checkpoints, so that exporting is copying. It has no cache and does not
-serve: `engine/models` does, from the exported file.
+In: hidden states of the target behind three of its layers, and the tokens that follow them. Out: logits over the most
+    common ids. Parameters have the names of published checkpoints, so that exporting is copying. It has no cache;
+    `engine/models` serves the exported file.
 """
 
 import torch
@@ -12,12 +11,13 @@ from torch import Tensor, nn
 
 from sluice_server.demo.model import FeedForward, Llama, Shape, rotary_table, rotate
 
-BEHIND = (1, 3, 4)  # layers of the target behind which its hidden states are read: low, middle, high
-NUM_IDS = 3072  # of the draft's vocabulary: 97.7 % of the corpus
+BEHIND = (1, 3, 4)  # layers of the target, counted from 1, whose outputs are read: low, middle, high
+NUM_IDS = 3072  # size of the draft vocabulary, which covers 97.7 % of the corpus
 
 
 class Head(nn.Module):
-    """`shape`: of its one layer; `ids`: int64 [draft vocabulary], the target's id of each of its own, ascending."""
+    """The head. `shape`: of its one layer; `ids`: int64 [draft vocabulary], ascending, the target's id of each draft
+    id."""
 
     def __init__(self, shape: Shape, target: Llama, ids: Tensor) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class Head(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, features: Tensor, following: Tensor, num: int) -> list[Tensor]:
-        """Logits [batch, length, draft vocabulary] of `num` guesses, the k-th from a state that is k - 1 guesses old.
+        """Returns logits [batch, length, draft vocabulary] of `num` drafts; the k-th from a state k - 1 drafts old.
 
         Args:
-            features: [batch, length, 3 hidden] of the target at each position.
+            features: [batch, length, 3 hidden], the target's hidden states at each position.
             following: int64 [batch, length], the token behind each position.
         """
         length = following.shape[1]
@@ -47,12 +47,12 @@ class Head(nn.Module):
         for _ in range(num):
             hidden = self.midlayer(tokens, hidden, seen)
             found.append(F.linear(self.norm(hidden), self.lm_head.get_buffer("weight")))
-            hidden = F.pad(hidden[:, :-1], (0, 0, 1, 0))  # in the place of the next position's features
+            hidden = F.pad(hidden[:, :-1], (0, 0, 1, 0))  # used instead of the next position's features
         return found
 
 
 class Fixed(nn.Module):
-    """A matrix that is not learnt."""
+    """A matrix that is not trained."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Fixed(nn.Module):
 
 
 class Seen:
-    """Keys and values of each guess so far; rotary tables of the positions."""
+    """Keys and values of each draft so far, and the rotary tables of the positions."""
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         self.cos, self.sin = cos, sin
@@ -85,7 +85,8 @@ class MidLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Of the first guess: causal. Of a later one: what the first has seen up to its own age, then its ancestors."""
+    """Attention of the head. For the first draft it is causal. A later draft, `age` drafts on, reads the first
+    draft's keys up to `age` positions before its own, then those of its ancestors."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -118,17 +119,17 @@ class Attention(nn.Module):
         return projected
 
     def heads(self, projected: Tensor) -> Tensor:
-        """[batch, length, heads * head_dim] as [batch, heads, length, head_dim]."""
+        """Reshape [batch, length, heads * head_dim] to [batch, heads, length, head_dim]."""
         return projected.view(*projected.shape[:2], -1, self.dim).transpose(1, 2)
 
 
 def shifted(states: Tensor, num: int) -> Tensor:
-    """[batch, heads, length, head_dim], each in the place of the one `num` later; what comes from nowhere is zero."""
+    """Shift [batch, heads, length, head_dim] by `num` positions to later ones; the first `num` become zero."""
     return F.pad(states[:, :, : states.shape[2] - num], (0, 0, num, 0))
 
 
 def features_of(target: Llama, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states [batch, length, 3 hidden] behind the layers `BEHIND` for ids [batch, length], and logits."""
+    """Returns hidden states [batch, length, 3 hidden] behind the layers `BEHIND`, and logits; ids: [batch, length]."""
     cos, sin = target.get_buffer("cos")[: ids.shape[1]], target.get_buffer("sin")[: ids.shape[1]]
     hidden, found = target.model.embed_tokens(ids), []
     for num, layer in enumerate(target.model.layers, 1):
@@ -139,7 +140,7 @@ def features_of(target: Llama, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def initialise_head(head: Head, seed: int) -> None:
-    """As the target's, but the head begins with the highest hidden state as it is."""
+    """Initialise like the target, except that `fc` starts by passing on the highest hidden state."""
     generator = torch.Generator().manual_seed(seed)
     size = head.shape.hidden_size
     with torch.no_grad():
@@ -153,6 +154,6 @@ def initialise_head(head: Head, seed: int) -> None:
 
 
 def common_ids(stream: Tensor, vocab_size: int) -> Tensor:
-    """The `NUM_IDS` commonest ids of a stream, ascending: int64."""
+    """Returns the `NUM_IDS` most common ids of a stream, ascending: int64."""
     counts = torch.bincount(stream, minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:NUM_IDS].sort().values

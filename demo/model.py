@@ -1,7 +1,7 @@
 """A Llama in plain torch, for training: RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied embeddings.
 
-In: token ids. Out: logits. Its parameters carry the names of a Hugging Face Llama checkpoint, so that exporting is
-copying. It has no cache and does not serve: `engine/models` does, from the exported files.
+In: token ids. Out: logits. Its parameters have the names of a Hugging Face Llama checkpoint, so that exporting is
+    copying. It has no cache; `engine/models` serves the exported files.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits [batch, length, vocab] (fp32) of ids [batch, length] (int64); each sees itself and those before."""
+        """Returns causal logits [batch, length, vocab] (fp32) for ids [batch, length] (int64)."""
         length = ids.shape[1]
         hidden = self.model(ids, self.get_buffer("cos")[:length], self.get_buffer("sin")[:length])
         return F.linear(hidden, self.model.embed_tokens.weight)
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         return projected
 
     def heads(self, projected: Tensor) -> Tensor:
-        """[batch, length, heads * head_dim] as [batch, heads, length, head_dim]."""
+        """Reshape [batch, length, heads * head_dim] to [batch, heads, length, head_dim]."""
         return projected.view(*projected.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
 
 
@@ -112,7 +112,7 @@ class FeedForward(nn.Module):
 
 
 def rotary_table(shape: Shape) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [max_positions, head_dim] (fp32), the halves repeated as Llama checkpoints expect."""
+    """Returns cos and sin, each [max_positions, head_dim] (fp32), halves repeated as Llama checkpoints expect."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.outer(torch.arange(shape.max_positions, dtype=torch.float32), shape.rope_theta**-exponents)
     both = torch.cat((angles, angles), dim=1)
@@ -125,7 +125,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def initialise(model: Llama, seed: int) -> None:
-    """Normal weights from `seed` alone; the matrices that write to the residual stream start at zero."""
+    """Set normal weights from `seed` alone; matrices that write to the residual stream start at zero."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

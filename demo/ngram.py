@@ -1,8 +1,8 @@
-"""The baseline a neural model must beat: interpolated Kneser-Ney over any symbols, bytes or tokens.
+"""The baseline for the neural models: an interpolated Kneser-Ney n-gram model over bytes or tokens.
 
 In: sequences of small integers. Out: the log-probability of every symbol of other sequences. One discount for each
-order, estimated from the counts (Ney, Essen and Kneser 1994); the lowest order rests on the uniform distribution.
-Knows nothing of text.
+    order, estimated from the counts (Ney, Essen and Kneser 1994). The lowest order is interpolated with the uniform
+    distribution.
 """
 
 from collections.abc import Sequence
@@ -17,24 +17,25 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Table:
-    """One order: its counts, and what each context gives away to the order below. Keys are numbers to base radix."""
+    """The counts of one order, and the mass that each context leaves to the order below. Keys are numbers to base
+    radix."""
 
     grams: Ids  # sorted keys of context and symbol
-    counts: Ids  # of each: occurrences at the top order, below it how many symbols were seen before it
+    counts: Ids  # per gram: occurrences at the top order, at lower orders the number of symbols seen before it
     contexts: Ids  # sorted keys of contexts
-    totals: Ids  # of each context: its counts summed
-    num_kinds: Ids  # of each context: how many symbols were seen after it
-    discount: float  # taken from each count
+    totals: Ids  # per context: sum of its counts
+    num_kinds: Ids  # per context: number of distinct symbols seen after it
+    discount: float  # subtracted from each count
 
 
 @dataclass(frozen=True)
 class KneserNey:
-    order: int  # symbols of a gram: the predicted one and order - 1 before it
-    num_symbols: int  # that can be predicted, 0 .. num_symbols - 1
+    order: int  # length of a gram: the predicted symbol and order - 1 before it
+    num_symbols: int  # symbols are 0 .. num_symbols - 1
     tables: tuple[Table, ...]  # by order, from 1
 
     def log_probabilities(self, sequence: Ids) -> Floats:
-        """Natural logarithm of each symbol's probability after those before it; float64, the shape of `sequence`."""
+        """Returns the natural log-probability of each symbol after those before it; float64, as long as `sequence`."""
         keys = gram_keys([sequence], self.order, self.num_symbols)
         radix = self.num_symbols + 1
         probability = np.full(sequence.shape, 1 / self.num_symbols)
@@ -46,7 +47,7 @@ class KneserNey:
 
 
 def fit(sequences: Sequence[Ids], order: int, num_symbols: int) -> KneserNey:
-    """Count `sequences`, each begun by order - 1 symbols that nothing else contains."""
+    """Count `sequences`, each preceded by order - 1 symbols that occur nowhere else."""
     radix = num_symbols + 1
     assert radix**order < 2**63, "a gram's key must fit in an int64"
     grams, counts = np.unique(gram_keys(sequences, order, num_symbols), return_counts=True)
@@ -58,7 +59,8 @@ def fit(sequences: Sequence[Ids], order: int, num_symbols: int) -> KneserNey:
 
 
 def gram_keys(sequences: Sequence[Ids], order: int, num_symbols: int) -> Ids:
-    """One key for each symbol of each sequence: itself in the lowest digit, the order - 1 before it above."""
+    """Returns one key for each symbol of each sequence: the symbol in the lowest digit, the order - 1 before it
+    above."""
     return np.concatenate([keys_of_one(sequence, order, num_symbols) for sequence in sequences])
 
 
@@ -77,9 +79,9 @@ def table_of(grams: Ids, counts: Ids, radix: int) -> Table:
 
 
 def discount_of(counts: Ids) -> float:
-    """n1 / (n1 + 2 n2), where n1 grams were counted once and n2 twice; a half where none were counted once."""
+    """Returns n1 / (n1 + 2 n2), where n1 grams were counted once and n2 twice; 0.5 if none were counted once."""
     once, twice = int((counts == 1).sum()), int((counts == 2).sum())
-    return once / (once + 2 * twice) if once else 0.5  # never 0: what was not seen must keep some probability
+    return once / (once + 2 * twice) if once else 0.5  # never 0, so that unseen grams keep some probability
 
 
 def interpolate(table: Table, grams: Ids, contexts: Ids, lower: Floats) -> Floats:
@@ -91,7 +93,7 @@ def interpolate(table: Table, grams: Ids, contexts: Ids, lower: Floats) -> Float
 
 
 def look_up(keys: Ids, values: Ids, wanted: Ids) -> Ids:
-    """The value of each wanted key, 0 where it was never seen."""
+    """Returns the value of each wanted key; 0 for unknown keys."""
     places = np.minimum(np.searchsorted(keys, wanted), keys.shape[0] - 1)
     found: Ids = np.where(keys[places] == wanted, values[places], 0)
     return found

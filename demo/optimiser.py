@@ -1,7 +1,7 @@
-"""One step downhill: Muon for the matrices, AdamW for the embedding and the norms.
+"""The optimiser: Muon for the matrices, AdamW for the embedding and the norms.
 
-In: named parameters with gradients, and a rate factor. Out: the parameters moved. All its state is named tensors, so
-that a checkpoint is a safetensors file. Knows nothing of schedules or files.
+In: named parameters with gradients, and a rate factor. Out: updated parameters. All state is named tensors, so that a
+    checkpoint is a safetensors file. Independent of schedules and files.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 MOMENTUM = 0.95  # Muon, Nesterov
 BETAS = (0.9, 0.95)  # AdamW
 EPSILON = 1e-8
-# The quintic of Muon's authors: five rounds bring singular values of a normed matrix near one.
+# The quintic of Muon's authors: five rounds bring the singular values of a normalised matrix close to one.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 QUINTIC_ROUNDS = 5
 
@@ -28,7 +28,7 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self, step: int, factor: float) -> None:
-        """Move every parameter by its gradient, then forget the gradients. `step` counts from 0."""
+        """Update every parameter by its gradient, then clear the gradients. `step` counts from 0."""
         for shape in sorted({tuple(weight.shape) for weight in self.matrices.values()}):
             self.move_matrices([name for name, weight in self.matrices.items() if tuple(weight.shape) == shape], factor)
         for name in self.others:
@@ -72,7 +72,7 @@ def gradient_of(weight: Tensor) -> Tensor:
 
 
 def orthogonal(stack: Tensor) -> Tensor:
-    """The nearest matrices with singular values near one; [matrices, rows, columns] (fp32)."""
+    """Returns the nearest matrices with singular values close to one; [matrices, rows, columns] (fp32)."""
     a, b, c = QUINTIC
     is_tall = stack.shape[1] > stack.shape[2]
     wide = stack.transpose(1, 2) if is_tall else stack

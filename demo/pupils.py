@@ -1,6 +1,6 @@
-"""What is trained and against what: a model on text, or on its target's distribution in the end; a head on its target.
+"""The models in training and their losses: an EAGLE-3 head, trained on its target's distribution.
 
-In: inputs and labels of a step. Out: the loss. Knows no optimiser, no schedule and no file but the target's.
+In: inputs and labels of a step. Out: the loss. Independent of optimiser and schedule; reads no file but the target's.
 """
 
 from pathlib import Path
@@ -14,25 +14,25 @@ from sluice_server.demo.head import Head, features_of, initialise_head
 from sluice_server.demo.model import Llama
 from sluice_server.demo.recipe import TARGET_RECIPE, Recipe
 
-GUESSES = 3  # that a head makes in a row during the decay; until then one
+GUESSES = 3  # drafts in a row during the decay; one before it
 
 
 class Pupil(Protocol):
-    """What learns."""
+    """A model in training, with its loss."""
 
     @property
     def model(self) -> nn.Module:
-        """What is trained."""
+        """The trained module."""
 
     def loss(self, inputs: Tensor, labels: Tensor, step: int) -> Tensor:
-        """Mean cross-entropy in nats; inputs and labels int64 [sequences, length]."""
+        """Returns the mean cross-entropy in nats; inputs and labels are int64 [sequences, length]."""
 
 
 class HeadPupil:
-    """An EAGLE-3 head of a target, which stays as it is."""
+    """An EAGLE-3 head in training. Its target is not changed."""
 
     def __init__(self, plan: Recipe, target: Llama, ids: Tensor, device: torch.device) -> None:
-        """`ids`: those that the head is to propose, int64, ascending."""
+        """`ids`: the draft vocabulary, int64, ascending."""
         self._plan = plan
         self._target = target.to(device).eval().requires_grad_(False)
         self.model = Head(plan.shape, self._target, ids.to(device))
@@ -40,7 +40,8 @@ class HeadPupil:
         self.model.to(device)
 
     def loss(self, inputs: Tensor, labels: Tensor, step: int) -> Tensor:
-        """See `Pupil`: of guesses in a row, against the target's distribution behind the same tokens."""
+        """Returns the mean loss of the drafts in a row, against the target's distribution after the same tokens. See
+        `Pupil`."""
         with torch.no_grad():
             features, logits = features_of(self._target, inputs)
             wanted = logits[:, 1:].softmax(dim=2)[..., self.model.get_buffer("t2d")]
@@ -53,7 +54,7 @@ class HeadPupil:
 
 
 def exported_target(folder: Path) -> Llama:
-    """The target as its users get it, computing in float32."""
+    """Returns the exported target, computing in float32."""
     model = Llama(TARGET_RECIPE.shape)
     weights = load_file(folder / TARGET_RECIPE.name / "model.safetensors")
     model.load_state_dict({name: weight.to(torch.float32) for name, weight in weights.items()})

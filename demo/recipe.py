@@ -1,7 +1,7 @@
-"""How each demo model is trained: tokens, batches, rates. Values and plain arithmetic on the step number.
+"""The training recipe of each demo model: tokens, batches, learning rates. Pure arithmetic on the step number.
 
-In: a step. Out: its rate, its sequence length, where in the stream its sequences begin. Everything follows from the
-step alone, so a stopped run goes on exactly where it was. Knows nothing of tensors.
+In: a step. Out: its rate, its sequence length, and the positions in the stream where its sequences begin. All follow
+    from the step alone, so that a stopped run resumes exactly.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sluice_server.demo.model import DRAFT, HEAD, TARGET, Shape
 
-# Steps of the golden ratio round the stream: after any number of them every part has been met about equally often.
+# Positions advance by the golden ratio, modulo the stream: at any time every part was read about equally often.
 GOLDEN = 0.6180339887498949
 
 
@@ -19,13 +19,13 @@ GOLDEN = 0.6180339887498949
 class Recipe:
     name: str  # the model's folder
     shape: Shape
-    num_tokens: int  # seen in all, over several passes of the corpus
-    learns_from_target: bool  # during the decay the target's distribution is to be matched, not the text
+    num_tokens: int  # in total, over several passes of the corpus
+    learns_from_target: bool  # during the decay it learns the target's distribution instead of the text
     tokens_per_step: int = 4096
     length: int = 512  # tokens of a sequence, until the decay
-    decay_length: int = 2048  # and during it: long enough to use every position the model offers
+    decay_length: int = 2048  # during the decay: uses every position of the model
     warmup_steps: int = 100
-    decay_share: float = 0.25  # of all steps, at the end; the rate falls to zero in a straight line
+    decay_share: float = 0.25  # of all steps, at the end; the rate falls to zero linearly
     matrix_rate: float = 0.02  # Muon: every matrix between the embedding and the logits
     other_rate: float = 0.003  # AdamW: the embedding and the norms
     weight_decay: float = 0.05
@@ -56,7 +56,7 @@ HEAD_RECIPE = Recipe(
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:
-    """Up in a line, level, down in a line to zero; the rates are multiplied by it."""
+    """Returns the factor of the learning rates: linear warm-up, constant, linear decay to zero."""
     up = (step + 1) / recipe.warmup_steps
     down = (recipe.num_steps - step) / max(recipe.num_steps - recipe.decay_start, 1)
     return max(min(up, 1.0, down), 0.0)
@@ -67,7 +67,7 @@ def sequence_length(recipe: Recipe, step: int) -> int:
 
 
 def sequence_starts(recipe: Recipe, step: int, stream_length: int) -> npt.NDArray[np.int64]:
-    """Where this step's sequences begin in a stream of `stream_length` tokens; int64 [sequences]."""
+    """Returns where this step's sequences begin in a stream of `stream_length` tokens; int64 [sequences]."""
     length = sequence_length(recipe, step)
     num_sequences = recipe.tokens_per_step // length
     turns = (np.arange(num_sequences) + step * num_sequences + 1) * GOLDEN % 1.0

@@ -1,7 +1,7 @@
-"""How well a demo model predicts text it never saw.
+"""Measures how well the demo models predict held-out text.
 
-In: models and encoded documents. Out: bits a byte, and how often the draft's first choice is the target's. Each token
-is predicted once, from at least `LEAST_CONTEXT` tokens before it where the document has them.
+In: models and encoded documents. Out: bits per byte, and how often the draft's likeliest token is the target's. Each
+    token is predicted once, from at least `LEAST_CONTEXT` tokens before it if the document has them.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 from sluice_server.demo import ngram
 from sluice_server.demo.model import Llama
 
-LEAST_CONTEXT = 512  # tokens; windows of a longer document overlap by so many
+LEAST_CONTEXT = 512  # tokens by which windows of a long document overlap
 
 Ids = npt.NDArray[np.int64]
 
@@ -27,12 +27,12 @@ class Score:
     target_nats: float  # summed over every token
     draft_nats: float
     num_tokens: int  # predicted
-    num_agreed: int  # of them, where both models' likeliest token is the same
+    num_agreed: int  # tokens for which both models' likeliest token is the same
 
 
 @torch.inference_mode()
 def score(target: Llama, draft: Llama, documents: Sequence[Ids]) -> Score:
-    """Score both models on documents that each open with the end-of-text id, which is not itself predicted."""
+    """Returns the score of both models. Each document begins with the end-of-text id, which is not predicted."""
     target_nats, draft_nats, num_tokens, num_agreed = 0.0, 0.0, 0, 0
     for window, first in windows(documents, target.shape.max_positions):
         inputs, labels = torch.from_numpy(window[None, :-1]), torch.from_numpy(window[first + 1 :])
@@ -49,7 +49,7 @@ def nats(logits: Tensor, labels: Tensor) -> float:
 
 
 def windows(documents: Sequence[Ids], length: int) -> Iterator[tuple[Ids, int]]:
-    """Stretches of at most length + 1 ids, each with the index of the first id whose successor is new."""
+    """Yields windows of at most length + 1 ids, each with the index of the first id whose successor is new."""
     for document in documents:
         begin, first = 0, 0
         while begin + first < document.shape[0] - 1:
@@ -63,6 +63,6 @@ def bits_per_byte(total_nats: float, num_bytes: int) -> float:
 
 
 def ngram_bits_per_byte(train: Sequence[Ids], held_out: Sequence[Ids], num_symbols: int, num_bytes: int) -> float:
-    """Of an interpolated Kneser-Ney 5-gram over the same symbols, counted on the same training split."""
+    """Returns the bits per byte of an interpolated Kneser-Ney 5-gram over the same symbols and training split."""
     model = ngram.fit(train, order=5, num_symbols=num_symbols)
     return bits_per_byte(-sum(float(model.log_probabilities(one).sum()) for one in held_out), num_bytes)

@@ -1,7 +1,8 @@
 """Train the demo models: `python -m sluice_server.demo.train`.
 
 In: the standard library of the Python that runs it. Out: checkpoints under `.demo-training/`, and the finished models
-under `demo/target` and `demo/draft`. Stops at Ctrl-C after the step it is in, and goes on from there when run again.
+    under `demo/target`, `demo/draft` and `demo/head`. Ctrl-C stops it after the current step; the next run resumes
+    there.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from sluice_server.demo.model import Llama, initialise
 from sluice_server.demo.optimiser import Optimiser
 from sluice_server.demo.pupils import HeadPupil, Pupil, exported_target
 
-SAVE_EVERY = 100  # steps: two minutes of a slow CPU
+SAVE_EVERY = 100  # steps; about two minutes on a slow CPU
 SAY_EVERY = 20  # steps
 
 Teacher = Callable[[Tensor], Tensor]
@@ -64,7 +65,7 @@ def main(
 
 
 class StopSignal:
-    """Ctrl-C or a polite kill, noted and obeyed between two steps."""
+    """Notes SIGINT and SIGTERM, which end training between two steps."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -76,7 +77,7 @@ class StopSignal:
 
 
 def training_stream(folder: Path) -> Tensor:
-    """The training split as one stream of ids (int64), with the tokenizer made on the first run."""
+    """Returns the training split as one stream of ids (int64). Trains the tokenizer on the first run."""
     documents = corpus.collect(corpus.stdlib_root()).train
     path = folder / TOKENIZER_FILE
     if not path.exists():
@@ -93,7 +94,7 @@ def train(
     stop: StopSignal,
     pupil: Pupil | None = None,
 ) -> nn.Module:
-    """Run `plan` to its end or to `stop`, saving as it goes; the model as it then is."""
+    """Run `plan` to its end or to `stop`, saving checkpoints. Returns the model."""
     run = Run(plan, folder, device, pupil)
     with Progress(TextColumn(plan.name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task(plan.name, total=plan.num_steps, completed=run.progress.step)
@@ -111,7 +112,7 @@ def train(
 
 
 class ModelPupil:
-    """A model of `plan`'s shape, on text; where it learns from the target, on its distribution in the end."""
+    """A model trained on text; with `learns_from_target`, on the target's distribution during the decay."""
 
     def __init__(self, plan: recipe.Recipe, folder: Path, device: torch.device) -> None:
         self.model = Llama(plan.shape)
@@ -120,20 +121,20 @@ class ModelPupil:
         self._plan = plan
         self._folder = folder
         self._device = device
-        self._teacher: Teacher | None = None  # loaded when the decay begins: until then there is nothing to ask it
+        self._teacher: Teacher | None = None  # loaded when the decay begins
 
     def loss(self, inputs: Tensor, labels: Tensor, step: int) -> Tensor:
-        """See `Pupil`."""
+        """Returns the loss; see `Pupil`."""
         if self._plan.learns_from_target and step >= self._plan.decay_start and self._teacher is None:
             self._teacher = load_teacher(self._folder, self._device)
         return loss_of(self.model(inputs), inputs, labels, self._teacher)
 
 
 class Run:
-    """One model in training: its weights, its optimiser and how far it is."""
+    """One model in training: its weights, its optimiser and its progress."""
 
     def __init__(self, plan: recipe.Recipe, folder: Path, device: torch.device, pupil: Pupil | None = None) -> None:
-        """Without a pupil: a model, on text."""
+        """Without a pupil, a `ModelPupil` is trained."""
         self.plan = plan
         self.folder = folder / plan.name
         self.device = device
@@ -158,7 +159,7 @@ class Run:
         )
 
     def step(self, ids: Tensor) -> float:
-        """One batch of `ids` (the whole stream), one move; the loss before it, in nats a token."""
+        """Train on one batch of `ids` (the whole stream). Returns the loss before the update, in nats per token."""
         began = time.monotonic()
         step = self.progress.step
         inputs, labels = batch(self.plan, step, ids, self.device)
@@ -173,14 +174,14 @@ class Run:
 
 
 def batch(plan: recipe.Recipe, step: int, ids: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a step, each [sequences, length] (int64)."""
+    """Returns inputs and labels of a step, each [sequences, length] (int64)."""
     starts = torch.from_numpy(recipe.sequence_starts(plan, step, ids.shape[0] - 1))
     rows = ids[starts[:, None] + torch.arange(recipe.sequence_length(plan, step) + 1)].to(device)
     return rows[:, :-1], rows[:, 1:]
 
 
 def loss_of(logits: Tensor, inputs: Tensor, labels: Tensor, teacher: Teacher | None) -> Tensor:
-    """Mean cross-entropy in nats: against the text, or against the teacher's distribution where there is one."""
+    """Returns the mean cross-entropy in nats, against the text or, with a teacher, against its distribution."""
     if teacher is None:
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     with torch.no_grad():

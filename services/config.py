@@ -1,7 +1,7 @@
-"""The service's settings, and the one place that turns settings into an environment for child processes.
+"""The service's settings, and their conversion to environment variables for child processes.
 
 Every field is a flag `--field-name` and an environment variable `SLUICE_FIELD_NAME` (see `services.cli.options`).
-Frozen and read once. Knows nothing of what the settings do.
+Settings are frozen, and read once at the start.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ ENV_PREFIX = "SLUICE_"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """How the processes of one service find each other, what they admit and what they tell."""
+    """Settings of a service: addresses of its processes, access, limits, restarts and telemetry."""
 
     model: str = option("demo", "a checkpoint directory, a Hugging Face hub id, or demo, the embedded model")
     revision: str = option("", "branch, tag or commit of a hub model; of a directory a label before its content's name")
@@ -69,17 +69,18 @@ class ServiceConfig:
     log_prompts: bool = option(False, "with its prompt, which may be private; needs --log-requests")
 
 
-DEFAULTS = ServiceConfig()  # the one source of them: what else has a default of the same meaning takes it from here
+DEFAULTS = ServiceConfig()  # the single source of defaults; other modules take theirs from here
 
 
 def to_environment(engine: EngineConfig, service: ServiceConfig) -> dict[str, str]:
-    """The settings as environment variables, which is how a supervisor hands them to its children."""
+    """Returns the settings as environment variables, by which a supervisor passes them to its children."""
     fields = {**dataclasses.asdict(engine), **dataclasses.asdict(service)}
     return {ENV_PREFIX + name.upper(): _as_text(value) for name, value in fields.items()}
 
 
 def parse_peers(role: Role, text: str) -> dict[str, str]:
-    """A peer table {id: address} from "id=address,…". Raises ServiceError naming the flag when it is malformed."""
+    """Returns the peer table {id: address} of "id=address,…". Raises ServiceError naming the flag if it is
+    malformed."""
     table: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, address = entry.partition("=")
@@ -92,7 +93,7 @@ def parse_peers(role: Role, text: str) -> dict[str, str]:
 
 
 def check(engine: EngineConfig, service: ServiceConfig) -> None:
-    """Raise ServiceError naming the first setting that is out of range, before any process starts."""
+    """Raise ServiceError naming the first setting that is out of range. Called before any process starts."""
     for name in ("gateways", "tokenizers", "detokenizers", "encoding_threads", "max_open_requests", "max_prompt_bytes"):
         _at_least(name, getattr(service, name), 1)
     check_threads(engine, service)
@@ -136,8 +137,8 @@ def _check_telemetry(service: ServiceConfig) -> None:
 
 
 def check_threads(engine: EngineConfig, service: ServiceConfig) -> None:
-    """Raise ServiceError for more threads, or processes of a role, than this machine can use. With a role only what
-    that role has: the others have machines, or quotas, of their own."""
+    """Raise ServiceError for more threads, or processes of a role, than this machine can use. With `role` set, only
+    that role's settings are checked: other roles may run on other machines or under other quotas."""
     wanted: dict[str, int] = {}
     if service.role in ("", Role.ENGINE):
         wanted["threads"] = engine.threads
@@ -185,7 +186,7 @@ def _check_disk_cache(engine: EngineConfig) -> None:
 
 
 def bad_setting(name: str, message: str) -> ServiceError:
-    """A setting that cannot be used; names the flag."""
+    """Returns the error for an unusable setting; it names the flag."""
     flag = "--" + name.replace("_", "-")
     return ServiceError(Code.INVALID_ARGUMENT, "INVALID_SETTING", f"{flag}: {message}", field=name)
 

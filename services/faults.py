@@ -1,7 +1,8 @@
-"""The one place that makes an INTERNAL error of a request, and writes the line in the log about it.
+"""Makes the INTERNAL error of a request and its log line. All such errors are made here.
 
-The log has the request, its trace, the role at fault and the traceback. The client is told the role, and the trace or
-request to look for there; never an exception's own text, which may hold addresses or others' data (CVE-2026-22778).
+The log line has the request, its trace, the role at fault and the traceback. The client gets the role, and the trace or
+request id to look for in the log; never an exception's text, which may hold addresses or other clients' data
+(CVE-2026-22778).
 """
 
 import logging
@@ -17,16 +18,16 @@ logger = logging.getLogger(__name__)
 def fault(
     role: Role, told: Mapping[str, Mapping[str, object]], what: str, cause: BaseException | None = None
 ) -> ServiceError:
-    """The error that a request ends with; `told` is what the line is about (see `logs.about`), `what` a fixed text of
-    ours that follows the role: "failed while …"."""
+    """Log a fault, and return the error that its request ends with. `told` is the log line's `extra` (see
+    `logs.about`); `what` is a fixed text that follows the role: "failed while …"."""
     line = {FIELDS: {**told[FIELDS], "role": str(role)}}
-    # Of the caller's line: kinds of faults are told apart by it.
+    # Logged with the caller's line, by which kinds of errors are distinguished.
     logger.error("the %s %s", role, what, exc_info=cause, extra=line, stacklevel=2)
     return _told(role, what, told[FIELDS])
 
 
 def _told(role: Role, what: str, about: Mapping[str, object]) -> ServiceError:
-    """What a client is told."""
+    """Returns the error for the client."""
     for name in ("trace_id", "request_id"):
         if name in about:
             found = str(about[name])

@@ -1,7 +1,7 @@
-"""How few tokens a text can be, by its bytes alone: so that one that fits no context is refused before it is encoded.
+"""A lower bound of a text's number of tokens, from its bytes alone: a prompt that is too long is refused unencoded.
 
-Read from tokenizer.json, for tokenizers of which it is certain that every byte of a text is in some token: BPE that
-spells all bytes, behind steps that neither drop nor shorten anything. For others nothing is known. Encodes nothing.
+Read from tokenizer.json, and known only for tokenizers that keep every byte of a text in some token: BPE with a token
+for every byte, after steps that neither drop nor shorten text.
 """
 
 import json
@@ -12,23 +12,23 @@ from typing import Any
 from sluice_server.engine.errors import context_exceeded
 from sluice_server.engine.request import Limits, SamplingParams
 
-_KEEPING = ("ByteLevel", "Digits", "Metaspace")  # pre-tokenizers that keep all of a text
-_SPLITTING = ("Split", "Punctuation")  # these do unless told otherwise
+_KEEPING = ("ByteLevel", "Digits", "Metaspace")  # pre-tokenizers that keep the whole text
+_SPLITTING = ("Split", "Punctuation")  # these do unless their behavior is "Removed"
 _NUM_BYTES = 256
 
 
 def longest_token(path: Path) -> int:
-    """Bytes of text that one token stands for at most; 0 where that is not known."""
+    """Returns the largest number of bytes of text that one token stands for; 0 if it is not known."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return _longest(found) if _keeps_all(found) else 0
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return 0  # the tokenizer process refuses to start, and says why
+        return 0  # the tokenizer process refuses to start, with a message
 
 
 def check_bytes(num_bytes: int, longest: int, params: SamplingParams, limits: Limits) -> None:
-    """Raise `ServiceError` for a prompt of so many bytes whose tokens, however few, leave no room for what is to be
-    generated; `longest` as above."""
+    """Raise ServiceError if a prompt of `num_bytes` cannot fit the context together with what is to be generated.
+    The least number of tokens follows from `longest`, the value of `longest_token`."""
     least = -(-num_bytes // longest) if longest else 0
     needed = max(params.max_tokens, params.min_tokens, 1)
     if least and least + needed > limits.context_length:
@@ -62,7 +62,7 @@ def _steps(part: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
 
 
 def _is_longer(step: dict[str, Any]) -> bool:
-    """Whether a normalizer makes no text shorter."""
+    """Whether a normalizer never makes a text shorter."""
     match step:
         case {"type": "Prepend"}:
             return True
@@ -81,7 +81,7 @@ def _is_byte_level(found: dict[str, Any]) -> bool:
 
 
 def _spells_all(found: dict[str, Any]) -> bool:
-    """Whether no byte is left without a token: what is unknown is dropped, or many of it become one."""
+    """Whether every byte has a token. Otherwise unknown text is dropped, or much of it becomes one token."""
     vocab = found["model"]["vocab"]
     if _is_byte_level(found):
         return sum(len(token) == 1 for token in vocab) >= _NUM_BYTES and all(char in vocab for char in _alphabet())
@@ -89,7 +89,7 @@ def _spells_all(found: dict[str, Any]) -> bool:
 
 
 def _alphabet() -> Iterator[str]:
-    """The characters by which bytes are spelled (GPT-2)."""
+    """Yields the characters that stand for bytes (GPT-2)."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     yield from map(chr, printable)
     yield from (chr(_NUM_BYTES + at) for at in range(_NUM_BYTES - len(printable)))
@@ -97,6 +97,6 @@ def _alphabet() -> Iterator[str]:
 
 def _longest(found: dict[str, Any]) -> int:
     added = [token["content"] for token in found.get("added_tokens", ())]
-    of_vocab = max(map(len, found["model"]["vocab"])) if _is_byte_level(found) else 0  # a character for each byte
+    of_vocab = max(map(len, found["model"]["vocab"])) if _is_byte_level(found) else 0  # one character per byte
     others = found["model"]["vocab"] if not _is_byte_level(found) else ()
     return max([of_vocab, *(len(token.encode()) for token in (*others, *added))])

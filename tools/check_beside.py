@@ -1,9 +1,9 @@
-"""Installs our wheels and Hugging Face's `kernels` into one environment, in both orders, and sees that all of it works.
+"""Tests that our wheels and Hugging Face's `kernels` work in one environment, installed in either order.
 
-`python -m tools.check_beside` needs an index for pip. torch and the rest are read from the environment it runs in; what
-is asked about is installed: no file may belong to two packages, `kernels` is Hugging Face's, the newest transformers
-that takes it sees it and makes a model, our command streams its demo. `--without-compiler` builds ours with none,
-`--machine aarch64` as for another machine; what that costs is printed.
+`python -m tools.check_beside` needs an index for pip. torch and other dependencies come from the environment it runs
+in; the packages under test are installed. Checks: no file belongs to two packages; `kernels` is Hugging Face's; the
+newest transformers that accepts it finds it and makes a model; our command streams its demo. `--without-compiler`
+builds our wheel without a compiler, `--machine aarch64` as for another machine; the resulting limits are printed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ MACHINE = "import platform; platform.machine = lambda: {!r}\n"
 
 
 def main() -> int:
-    """Both orders; 1 where one does not work."""
+    """Check both orders. Returns 1 if one does not work."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without-compiler", action="store_true")
     parser.add_argument("--machine", default="", help="the machine that our wheel is built for")
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def wheels(scratch: Path, machine: str, is_without_compiler: bool) -> list[str]:
-    """Ours, the server's by way of its sdist."""
+    """Build our wheels, the server's from its sdist. Returns their paths."""
     environment = dict(os.environ)
     if is_without_compiler:
         environment |= {"CC": "/bin/false", "CXX": "/bin/false"}
@@ -76,14 +76,14 @@ def wheels(scratch: Path, machine: str, is_without_compiler: bool) -> list[str]:
 
 
 def works(scratch: Path, order: Sequence[str]) -> None:
-    """A new environment where these are installed one after another. Raises CalledProcessError."""
+    """Install `order` one after another into a new environment, and check it. Raises CalledProcessError."""
     print("installed in this order:", *(Path(one).name for one in order), flush=True)
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         folder = Path(name)
         venv.create(folder / "env", symlinks=True)
         python = str(folder / "env/bin/python")
         site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env")}))
-        (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")  # no .pth of that folder is read
+        (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")  # .pth files in that folder are not read
         pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--disable-pip-version-check")
         environment = {one: value for one, value in os.environ.items() if one != "PYTHONPATH"}
         for one in order:
@@ -93,7 +93,7 @@ def works(scratch: Path, order: Sequence[str]) -> None:
 
 
 def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], stdout: int | None = None) -> None:
-    """Raises CalledProcessError."""
+    """Run a command. Raises CalledProcessError."""
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=stdout)
 
 

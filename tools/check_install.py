@@ -1,9 +1,9 @@
-"""Asks pip which wheels an ordinary Linux machine would get on each supported Python, without fetching them.
+"""Resolves with pip, without downloads, which wheels an ordinary Linux machine would get on each supported Python.
 
-`python -m tools.check_install` fails where constraints cannot be met, a package has no wheel, or a version is open.
-`--update` also writes what torch's ordinary wheel, the one for CUDA, asks for to tests/deploy/torch_requires.json, to
-which the tests hold constraints.txt without a network. pip evaluates environment markers for the Python it runs on, so
-that a package which only another Python needs is not seen.
+`python -m tools.check_install` fails if constraints cannot be met, a package has no wheel, or a version is not fixed.
+`--update` also writes the requirements of torch's ordinary wheel, the one for CUDA, to
+tests/deploy/torch_requires.json, by which the tests check constraints.txt without a network. pip evaluates environment
+markers for the Python it runs on, so a package that only another Python needs is not found.
 """
 
 import argparse
@@ -25,14 +25,14 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 KEPT = ROOT / "tests/deploy/torch_requires.json"
 OWN = ("sluice", "sluice-client")
-# pip reads metadata out of wheels by range requests where the index does not serve it alone
+# pip reads metadata out of wheels by range requests if the index does not serve it separately
 PIP = ("install", "--dry-run", "--ignore-installed", "--quiet", "--use-feature=fast-deps", "--only-binary=:all:")
 
 Packages = Mapping[str, Mapping[str, Any]]  # by canonical name: an entry of pip's report
 
 
 def main() -> int:
-    """What the command line asks for; 1 when something does not fit."""
+    """Run the command line. Returns 1 if something does not fit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--update", action="store_true", help=f"write {KEPT.relative_to(ROOT)}")
     update = parser.parse_args().update
@@ -61,33 +61,33 @@ def main() -> int:
 
 
 def pythons() -> list[str]:
-    """The versions of Python that pyproject.toml admits."""
+    """Returns the versions of Python that pyproject.toml allows."""
     admitted = SpecifierSet(_project(ROOT)["requires-python"])
     return [f"3.{minor}" for minor in range(50) if admitted.contains(f"3.{minor}")]
 
 
 def constraints() -> dict[str, str]:
-    """The version of each package that constraints.txt pins, by canonical name."""
+    """Returns the version of each package that constraints.txt pins, by canonical name."""
     pins = (line.split("==") for line in CONSTRAINTS.read_text().split())
     return {canonicalize_name(name): version for name, version in pins}
 
 
 def wanted() -> list[str]:
-    """Everything that `make demo`, `make test` and the images install, as requirements."""
+    """Returns everything that `make demo`, `make test` and the images install, as requirements."""
     project = _project(ROOT)
     lists = (
         project["dependencies"],
         project["optional-dependencies"]["dev"],
         _project(ROOT / "clients/python")["dependencies"],
     )
-    # arbitrary equality takes no wheel with a local version, such as those for CPU alone
+    # `===` excludes wheels with a local version, such as those for CPU only
     return [f"torch==={constraints()['torch']}"] + [
         line for one in lists for line in one if Requirement(line).name not in (*OWN, "torch")
     ]
 
 
 def resolve(python: str) -> Packages:
-    """What pip would install for that version of Python. Raises CalledProcessError where nothing fits."""
+    """Returns what pip would install for that version of Python. Raises CalledProcessError if nothing fits."""
     with tempfile.TemporaryDirectory() as directory:
         report, empty = f"{directory}/report.json", f"{directory}/site"
         target = ("--python-version", python, "--target", empty, "--report", report)
@@ -99,7 +99,7 @@ def resolve(python: str) -> Packages:
 
 
 def reached(found: Packages, start: str) -> dict[str, list[Requirement]]:
-    """The package and those it needs, directly or not, each with what it asks for in turn."""
+    """Returns the package and its direct and indirect dependencies, each with its own requirements."""
     needs: dict[str, list[Requirement]] = {}
     left = [(start, frozenset[str]())]
     while left:
@@ -111,7 +111,7 @@ def reached(found: Packages, start: str) -> dict[str, list[Requirement]]:
 
 
 def requires(package: Mapping[str, Any], extras: frozenset[str]) -> list[Requirement]:
-    """What a package with these extras asks for on this machine, without markers."""
+    """Returns the requirements of a package with these extras on this machine, without markers."""
     in_force = []
     for line in package["metadata"].get("requires_dist", ()):
         one = Requirement(line)
@@ -122,18 +122,20 @@ def requires(package: Mapping[str, Any], extras: frozenset[str]) -> list[Require
 
 
 def unsettled(found: Packages, needs: Mapping[str, Sequence[Requirement]]) -> list[str]:
-    """Packages whose version is whatever is newest that day: no constraint names it, nor does what torch needs."""
+    """Returns the packages whose version is the newest of the day: neither pinned by a constraint nor required
+    exactly by torch or one of its dependencies."""
     exact = {canonicalize_name(one.name) for asked in needs.values() for one in asked if is_exact(one)}
     return sorted(found.keys() - exact - constraints().keys())
 
 
 def is_exact(requirement: Requirement) -> bool:
-    """Whether it admits one release only; wheels of CUDA's parts are asked for as ==13.1.1.3.*, their whole version."""
+    """Whether the requirement allows one release only. CUDA's parts are required as ==13.1.1.3.*, their whole
+    version."""
     return any(one.operator in ("==", "===") for one in requirement.specifier)
 
 
 def size_of(package: Mapping[str, Any]) -> int:
-    """Bytes of its wheel."""
+    """Returns the bytes of a package's wheel."""
     request = urllib.request.Request(package["download_info"]["url"], method="HEAD")
     with urllib.request.urlopen(request, timeout=60) as answer:
         return int(answer.headers["Content-Length"])

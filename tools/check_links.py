@@ -1,9 +1,9 @@
-"""Checks, without a network, that what the Markdown files of the repository name is there.
+"""Checks, without a network, that the links and names in the repository's Markdown files exist.
 
-`python -m tools.check_links` prints a line for each: a relative link without its file, an anchor without its heading,
-a path in backticks that begins with a folder of the repository and does not exist, `python -m` of a module and `make`
-of a target that do not exist. Exit status 1 if there is any. Code blocks are passed over, and paths with a NAME to be
-filled in.
+`python -m tools.check_links` prints a line for each problem: a relative link without its file, an anchor without its
+heading, a path in backticks that begins with a folder of the repository and does not exist, `python -m` of a module or
+`make` of a target that does not exist. Exit status 1 if there is any. Code blocks are skipped, and so are paths with a
+NAME to be filled in.
 """
 
 import os
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PASSED_OVER = {"node_modules", "build", "dist", "site"}  # folders of what is installed and built
-MADE = ("benchmarks/out", "deploy/wheels", "kernels/triton/tuned")  # paths that are there only after a command
+PASSED_OVER = {"node_modules", "build", "dist", "site"}  # folders of installed packages and build results
+MADE = ("benchmarks/out", "deploy/wheels", "kernels/triton/tuned")  # paths that exist only after a command has run
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
@@ -26,7 +26,7 @@ ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")  # a link with a scheme
 
 
 def main() -> int:
-    """Print what is missing; 1 if anything is."""
+    """Print the problems. Returns 1 if there are any."""
     found = [problem for path in pages(ROOT) for problem in problems(ROOT, path)]
     for problem in found:
         print(problem, file=sys.stderr)
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def pages(root: Path) -> list[Path]:
-    """The Markdown files below `root`, but for those of hidden folders (other than .github) and of what is built."""
+    """Returns the Markdown files below `root`, except in hidden folders (other than .github) and build folders."""
     found: list[Path] = []
     for folder, below, names in os.walk(root):
         below[:] = [one for one in below if one == ".github" or not (one in PASSED_OVER or one.startswith("."))]
@@ -44,7 +44,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def problems(root: Path, page: Path) -> Iterator[str]:
-    """What the page names and is not there, one line each."""
+    """Yields a line for each name on the page that does not exist."""
     text = FENCE.sub("", page.read_text())
     prose = CODE.sub("", text)
     missing = [f"link {target}" for target in LINK.findall(prose) if not _resolves(page, target)]
@@ -55,7 +55,7 @@ def problems(root: Path, page: Path) -> Iterator[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of the page's headings, as GitHub and the site make them."""
+    """Returns the anchors of the page's headings, as GitHub and the documentation site make them."""
     found: set[str] = set()
     for heading in HEADING.findall(FENCE.sub("", text)):
         slug = re.sub(r"[^\w\- ]", "", re.sub(r"[*`]", "", heading).lower()).replace(" ", "-")
@@ -91,7 +91,8 @@ def _missing(root: Path, page: Path, code: str) -> Iterator[str]:
 
 
 def _is_there(root: Path, page: Path, code: str) -> bool:
-    """Below the root, or below the page's folder; true of what begins with no folder of the repository."""
+    """Whether the path exists below the root or the page's folder. True if it does not begin with a folder of the
+    repository."""
     top = code.split("/")[0]
     if top.startswith(".") or not (root / top).is_dir() or top in PASSED_OVER or code.startswith(MADE):
         return True

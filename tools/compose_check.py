@@ -1,7 +1,8 @@
-"""The compose stack on a real Docker daemon: built, brought up, streamed through, a container killed, its metrics and
-traces read, and brought down. `make test-compose`; BASE_IMAGE and PIP_NO_INDEX are handed on to the build.
+"""Tests the compose stack on a real Docker daemon: `make test-compose`.
 
-Prints what it saw, line by line; exit status 1 at the first thing that is not as it should be.
+Builds the images, starts the stack, streams through it, kills containers, reads metrics and traces, and removes the
+stack. BASE_IMAGE and PIP_NO_INDEX are passed to the build. Prints its observations line by line; exit status 1 at the
+first failure.
 """
 
 import argparse
@@ -28,7 +29,7 @@ PROJECT = "sluice-check"
 PORT = "50951"
 ADDRESS = f"127.0.0.1:{PORT}"
 ROLES = ("gateway", "tokenizer", "engine", "detokenizer")
-COMMAND_S = 1800.0  # of one command: a build takes longest
+COMMAND_S = 1800.0  # limit of one command; a build takes longest
 MAX_TEXT_MB = 120.0  # above the base image
 MAX_FIRST_TOKEN_S = 20.0
 NUM_TOKENS = 1900
@@ -38,11 +39,11 @@ METRICS_OF = "import urllib.request; print(urllib.request.urlopen('http://127.0.
 
 PACKAGES = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
 OURS = ("sluice", "sluice-client")
-TORCH = ("torch", "triton", "numpy", "safetensors")  # and what goes with it: in the engine's image alone
+TORCH = ("torch", "triton", "numpy", "safetensors")  # torch and its companions: only in the engine's image
 
 
 def run(*command: str, **environment: str) -> str:
-    """Run to the end; its output. Raises Check when it fails."""
+    """Run a command and return its output. Raises Check if it fails."""
     try:
         done = subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment}, timeout=COMMAND_S
@@ -55,7 +56,7 @@ def run(*command: str, **environment: str) -> str:
 
 
 class Stack:
-    """The compose project."""
+    """The compose project under test."""
 
     def __init__(self, collector: Collector) -> None:
         self._environment = {
@@ -69,11 +70,11 @@ class Stack:
         self._collector = collector
 
     def compose(self, *arguments: str) -> str:
-        """A command of compose."""
+        """Run a compose command and return its output."""
         return run(*self._compose, *arguments, **self._environment)
 
     def build(self) -> None:
-        """Both images, and what the one without torch adds to its base."""
+        """Build both images, and check how much the one without torch adds to its base."""
         base = os.environ.get("BASE_IMAGE", "python:3.11.14-slim-bookworm")
         arguments = [
             "--build-arg",
@@ -91,19 +92,20 @@ class Stack:
                 raise Check(f"{image} is {more:.0f} MB above its base, at most {MAX_TEXT_MB:.0f} were to be")
 
     def up(self) -> None:
-        """Bring it up; containers send their spans to a collector of ours, on the host's side of their network."""
-        self.compose("up", "--no-start", "keys")  # makes the networks
+        """Start the stack. Containers send their spans to this process's collector, at the host's address in their
+        network."""
+        self.compose("up", "--no-start", "keys")  # creates the networks
         networks = json.loads(run("docker", "network", "inspect", f"{PROJECT}_ring"))
         host = networks[0]["IPAM"]["Config"][0]["Gateway"]
         self._environment["SLUICE_OTLP_ENDPOINT"] = f"http://{host}:{self._collector.port}"
         self.compose("up", "-d")
 
     def container(self, role: str) -> str:
-        """The id of a role's container."""
+        """Returns the id of a role's container."""
         return self.compose("ps", "-q", role).strip()
 
     def metrics(self, role: str) -> str:
-        """Its Prometheus page."""
+        """Returns the Prometheus page of a role."""
         return run("docker", "exec", self.container(role), "python3", "-c", METRICS_OF)
 
     def kill(self, role: str) -> None:
@@ -111,17 +113,17 @@ class Stack:
         run("docker", "restart", "--time", "0", self.container(role))
 
     def down(self) -> None:
-        """Nothing stays, volumes included."""
+        """Remove the stack, volumes included."""
         self.compose("down", "-v", "-t", "15")
 
 
 def size_of(image: str) -> int:
-    """Bytes of an image."""
+    """Returns the bytes of an image."""
     return int(run("docker", "image", "inspect", "--format", "{{.Size}}", image))
 
 
 def wait_until_served(timeout_s: float) -> float:
-    """Seconds until the first token comes."""
+    """Wait for the first token. Returns the seconds it took."""
     start = time.monotonic()
     while time.monotonic() - start < timeout_s:
         with channel(ADDRESS) as opened:
@@ -137,7 +139,7 @@ def wait_until_served(timeout_s: float) -> float:
 
 
 def check_packages() -> None:
-    """Each image lists what it has, every version is the pinned one, and the text roles have no torch."""
+    """Check the packages of each image: every version is the pinned one, and the text roles have no torch."""
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     pinned = {canonical(name): version.split()[0] for name, version in pins.items()}
     for target in ("text", "engine"):
@@ -145,7 +147,7 @@ def check_packages() -> None:
         shown = run("docker", "run", "--rm", "--entrypoint", "python3", image, "-c", PACKAGES).split()
         found = {canonical(name): version for name, version in (one.split("==") for one in shown)}
         for name, version in found.items():
-            if name not in OURS and pinned.get(name) != version.split("+")[0]:  # torch's says for what it is built
+            if name not in OURS and pinned.get(name) != version.split("+")[0]:  # torch's local version names its build
                 raise Check(f"{image} has {name} {version}, and constraints.txt {pinned.get(name, 'none')}")
         if target == "text" and found.keys() & set(TORCH):
             raise Check(f"{image} has {sorted(found.keys() & set(TORCH))}")
@@ -153,12 +155,12 @@ def check_packages() -> None:
 
 
 def canonical(name: str) -> str:
-    """A package's name as indexes have it."""
+    """Returns the normalized name of a package."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def check_locks(stack: Stack) -> None:
-    """Nobody is root, and nothing of the image can be written."""
+    """Check that no container runs as root, and that the image's files are read-only."""
     for role in ROLES:
         name = stack.container(role)
         if run("docker", "exec", name, "id", "-u").strip() != "10001":
@@ -172,7 +174,7 @@ def check_locks(stack: Stack) -> None:
 
 
 def check_kills(stack: Stack, whole: str) -> None:
-    """Streams outlive every process behind the gateway; the gateway's own end breaks the connection."""
+    """Check that streams survive the death of each process behind the gateway, but not that of the gateway."""
     for role in ("detokenizer", "tokenizer", "engine"):
         say(f"killing the {role} in mid-stream")
         if Interrupted(ADDRESS, NUM_TOKENS, functools.partial(stack.kill, role)).text() != whole:
@@ -192,7 +194,7 @@ def check_kills(stack: Stack, whole: str) -> None:
 
 
 def check_telemetry(stack: Stack, collector: Collector, trace_id: str) -> None:
-    """Metrics of all roles, and one trace across them."""
+    """Check the metrics of all roles, and one trace across them."""
     for role, name in {
         "gateway": "gen_ai_server_time_to_first_token_seconds_count",
         "tokenizer": "sluice_ring_in_total",
@@ -210,7 +212,7 @@ def check_telemetry(stack: Stack, collector: Collector, trace_id: str) -> None:
 
 
 def check(stack: Stack, collector: Collector) -> None:
-    """Everything, in order."""
+    """Run all checks of the running stack, in order."""
     start = time.monotonic()
     stack.up()
     wait_until_served(180)
@@ -226,7 +228,7 @@ def check(stack: Stack, collector: Collector) -> None:
 
 
 def main() -> int:
-    """Run it all; the exit status."""
+    """Run everything. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--no-build", action="store_true", help="take sluice-text:check and sluice-engine:check as they are"
@@ -235,7 +237,7 @@ def main() -> int:
     if shutil.which("docker") is None:
         say("no docker here")
         return 1
-    collector = Collector("0.0.0.0")  # containers reach it by their network's gateway
+    collector = Collector("0.0.0.0")  # containers reach it at the gateway of their network
     stack = Stack(collector)
     try:
         if not arguments.no_build:

@@ -1,7 +1,7 @@
 """Writes Grafana's dashboards (deploy/grafana/dashboards) from the table below: `python -m tools.dashboards`.
 
-A panel is a title, a unit and queries; everything else of Grafana's JSON follows from these. A test holds the files to
-the table, the queries to the catalogue of metrics.
+A panel is a title, a unit and queries; the rest of Grafana's JSON follows from these. A test compares the files with
+the table, and the queries with the catalogue of metrics.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TARGET = Path(__file__).parents[1] / "deploy/grafana/dashboards"
-WIDTH, HEIGHT = 12, 8  # of a panel, on a grid 24 wide
+WIDTH, HEIGHT = 12, 8  # of a panel, on a grid with 24 columns
 WINDOW = "$__rate_interval"
 
 
@@ -22,7 +22,7 @@ class Panel(NamedTuple):
 
 
 def quantiles(title: str, metric: str, by: str = "") -> Panel:
-    """p50, p90 and p99 of a histogram of seconds."""
+    """Returns a panel with p50, p90 and p99 of a histogram of seconds."""
     groups = f"le, {by}" if by else "le"
     legend = f" {{{{{by}}}}}" if by else ""
     queries = tuple(
@@ -33,12 +33,12 @@ def quantiles(title: str, metric: str, by: str = "") -> Panel:
 
 
 def rates(title: str, metric: str, by: str, unit: str = "ops") -> Panel:
-    """Rate of a counter by a label."""
+    """Returns a panel with the rate of a counter, by a label."""
     return Panel(title, unit, ((f"sum by ({by}) (rate({metric}[{WINDOW}]))", f"{{{{{by}}}}}"),))
 
 
 def one(title: str, unit: str, query: str, legend: str) -> Panel:
-    """One query."""
+    """Returns a panel with one query."""
     return Panel(title, unit, ((query, legend),))
 
 
@@ -130,7 +130,7 @@ DASHBOARDS: dict[str, tuple[Panel, ...]] = {
 
 
 def dashboard(name: str, panels: tuple[Panel, ...]) -> dict[str, object]:
-    """Grafana's JSON of one dashboard."""
+    """Returns Grafana's JSON of one dashboard."""
     source = {"type": "prometheus", "uid": "prometheus"}
     shown = [
         {
@@ -162,12 +162,12 @@ def dashboard(name: str, panels: tuple[Panel, ...]) -> dict[str, object]:
 
 
 def text_of(name: str) -> str:
-    """What the file of a dashboard holds."""
+    """Returns the contents of a dashboard's file."""
     return json.dumps(dashboard(name, DASHBOARDS[name]), indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:
-    """Write them all."""
+    """Write all dashboards."""
     for name in DASHBOARDS:
         (TARGET / f"{name}.json").write_text(text_of(name))
 

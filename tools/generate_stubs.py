@@ -1,8 +1,8 @@
 """Generate the Python stubs of the contracts, or check that they are up to date.
 
-`python -m tools.generate_stubs` writes, `--check` compares and exits 1 on a difference. Needs the `dev` extra. Ours
-goes into the Python SDK, where the folder layout makes `sluice/v1/x.proto` importable as `sluice.v1.x_pb2`, so nothing
-generated is ever edited; a third party's, of which only messages are needed, goes beside the adapter that speaks it.
+`python -m tools.generate_stubs` writes, `--check` compares and exits 1 on a difference. Needs the `dev` extra. Stubs of
+sluice.v1 go into the Python SDK, where the folder layout makes `sluice/v1/x.proto` importable as `sluice.v1.x_pb2`
+without edits. Stubs of the Open Inference Protocol, of which only messages are needed, go beside its adapter.
 """
 
 import argparse
@@ -21,12 +21,12 @@ PROTOS = ROOT / "protos"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contract:
-    """Where a contract is and where its stubs go; both below the root of the repository."""
+    """The location of a contract and of its stubs, relative to the root of the repository."""
 
     name: str
-    protos: Path  # what imports in it are relative to
+    protos: Path  # the root of its imports
     sources: str  # pattern of its files
-    target: Path  # of the generated packages
+    target: Path  # root of the generated packages
     package: Path  # below the target; holds generated files only
     has_clients: bool
 
@@ -40,7 +40,7 @@ CONTRACTS = (
 
 
 def main() -> int:
-    """Write the stubs, or with --check compare them; 0 when all is well."""
+    """Write the stubs, or with --check compare them. Returns 0 if all are up to date or written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
     arguments = parser.parse_args()
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def generate() -> dict[str, bytes]:
-    """Contents of all generated files, by path below the root."""
+    """Returns the contents of all generated files, by path below the root."""
     made: dict[str, bytes] = {}
     for contract in CONTRACTS:
         made |= _generated(contract)
@@ -79,7 +79,7 @@ def _generated(contract: Contract) -> dict[str, bytes]:
 
 
 def options(contract: Contract, folder: str) -> list[str]:
-    """Arguments of protoc that send the stubs to `folder`: messages, and with clients their services."""
+    """Returns protoc's arguments that write the stubs to `folder`: messages, and with `has_clients` the services."""
     scripts = Path(sysconfig.get_path("scripts"))
     plugins = [f"--plugin={name}={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
     outputs = [f"--python_out={folder}", f"--mypy_out=quiet:{folder}"]
@@ -90,7 +90,7 @@ def options(contract: Contract, folder: str) -> list[str]:
 
 
 def different(fresh: dict[str, bytes], root: Path) -> list[str]:
-    """Names of files below `root` that are missing, differ from `fresh`, or should not exist."""
+    """Returns the names of files below `root` that are missing, differ from `fresh`, or should not exist."""
     folders = [root / contract.target / contract.package for contract in CONTRACTS]
     present = {
         path.relative_to(root).as_posix(): path.read_bytes()
@@ -102,7 +102,7 @@ def different(fresh: dict[str, bytes], root: Path) -> list[str]:
 
 
 def write(path: Path, content: bytes | None) -> None:
-    """Write `content`, or remove the file when there is none."""
+    """Write `content`, or remove the file if it is None."""
     if content is None:
         path.unlink()
         return

@@ -1,4 +1,5 @@
-"""Generations asked of a running service, whole and interrupted by the death of a process. Used by `compose_check`."""
+"""Requests generations from a running service, some of them interrupted by the death of a process. For
+`compose_check`."""
 
 import concurrent.futures
 import contextlib
@@ -11,33 +12,33 @@ import grpc
 from google.rpc import code_pb2
 from sluice.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
-KILL_AT, GRANT, PACE_S = 50, 8, 0.01  # a kill begins after so many tokens; then so many each so often until it is done
-MAX_REFUSED_S = 15.0  # after a process of the ring was replaced
+KILL_AT, GRANT, PACE_S = 50, 8, 0.01  # tokens before the kill; tokens per grant during it; seconds between grants
+MAX_REFUSED_S = 15.0  # how long requests may be refused after a process was replaced
 
 
 class Check(Exception):
-    """Something is not as it should be."""
+    """A check failed."""
 
 
 class Refused(Exception):
-    """A generation was not let in."""
+    """A generation was not admitted."""
 
 
 def say(text: str) -> None:
-    """A line for people."""
+    """Print a line at once."""
     print(text, flush=True)
 
 
 @contextlib.contextmanager
 def channel(address: str) -> Iterator[grpc.Channel]:
-    """A channel of its own, so that no back-off of an earlier one is felt."""
+    """Yields a channel with its own connections, so that the back-off of an earlier one has no effect."""
     options = (("grpc.use_local_subchannel_pool", 1),)
     with grpc.insecure_channel(address, options=options) as opened:
         yield opened
 
 
 def spec_of(num: int) -> types_pb2.GenerationSpec:
-    """A greedy generation of so many tokens."""
+    """Returns the spec of a greedy generation of `num` tokens."""
     sampling = types_pb2.SamplingParams(max_tokens=num, temperature=0.0)
     return types_pb2.GenerationSpec(
         text="def mean(values):", sampling=sampling, stop=types_pb2.StopConditions(ignore_eos=True)
@@ -45,7 +46,7 @@ def spec_of(num: int) -> types_pb2.GenerationSpec:
 
 
 def stream(address: str, num: int, trace_id: str = "") -> str:
-    """The text of a generation of so many tokens."""
+    """Returns the text of a generation of `num` tokens."""
     metadata = (("traceparent", f"00-{trace_id}-{secrets.token_hex(8)}-01"),) if trace_id else ()
     request = inference_pb2.StreamGenerateRequest(spec=spec_of(num))
     with channel(address) as opened:
@@ -55,7 +56,7 @@ def stream(address: str, num: int, trace_id: str = "") -> str:
 
 
 def text_of(deltas: Iterable[types_pb2.Delta], num: int) -> str:
-    """What they say together. Raises Check when they are not so many tokens."""
+    """Returns the text of all deltas. Raises Check unless they have `num` tokens."""
     text, num_tokens, longest_s, last_s = "", 0, 0.0, time.monotonic()
     for delta in deltas:
         now_s = time.monotonic()
@@ -69,21 +70,21 @@ def text_of(deltas: Iterable[types_pb2.Delta], num: int) -> str:
 
 
 class Interrupted:
-    """A generation in the midst of which a process is killed and started again.
+    """A generation during which a process is killed and started again.
 
-    Its credit does not last to its end before the process is back, so that it cannot end before it is interrupted,
-    however fast the machine is.
+    Its credit is too small for its end until the process is back, so that it cannot end before the kill on a fast
+    machine.
     """
 
     def __init__(self, address: str, num: int, interrupt: Callable[[], object]) -> None:
-        """`interrupt` kills, and returns when what it killed has been started again."""
+        """`interrupt` kills a process, and returns when it has been started again."""
         self._address = address
         self._num = num
         self._interrupt = interrupt
         self._frames: queue.SimpleQueue[inference_pb2.ConverseRequest | None] = queue.SimpleQueue()
 
     def text(self) -> str:
-        """What it says; asked for again while it is not let in, as after the loss of another process."""
+        """Returns the text. Tries again while the generation is refused, as after the loss of another process."""
         end = time.monotonic() + MAX_REFUSED_S
         while True:
             try:
@@ -126,7 +127,7 @@ class Interrupted:
                 killing = beside.submit(self._kill)
 
     def _kill(self) -> None:
-        """Interrupt while tokens are granted, a few at a time and never all; then grant the rest."""
+        """Interrupt while tokens are granted, a few at a time but never all; then grant the rest."""
         with concurrent.futures.ThreadPoolExecutor(1) as beside:
             restarted = beside.submit(self._interrupt)
             for _ in range(KILL_AT, self._num - GRANT, GRANT):

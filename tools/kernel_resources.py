@@ -1,8 +1,8 @@
-"""Compile the Triton kernels ahead of time and compare what they take with the golden file, or write that file anew.
+"""Compile the Triton kernels ahead of time and compare their resources with the golden file, or write that file.
 
-`python -m tools.kernel_resources` compares and exits 1 with the differences; `--update` accepts them. `--quick` keeps
-to the cases of `make test`, `--only TEXT` to names that contain it. What is wrong with any version of the compiler
-(spills, too much shared memory, no vector loads, no tensor cores) fails always; the golden figures belong to one.
+`python -m tools.kernel_resources` compares and exits 1 on differences; `--update` accepts them. `--quick` limits it to
+the cases of `make test`, `--only TEXT` to names that contain it. Faults with any compiler version (spills, too much
+shared memory, no vector loads, no tensor cores) always fail; the golden figures belong to one version.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-# One process compiles what another interprets: which of the two is settled when Triton is imported.
+# Triton decides at import whether it compiles or interprets kernels.
 os.environ["TRITON_INTERPRET"] = "0"
-os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # else the size of the machine code depends on where the files lie
+os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # otherwise the size of the machine code depends on file paths
 
 import triton
 
@@ -28,7 +28,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "tests/kernels/triton/resource
 
 
 def main() -> int:
-    """What the command line asks for; 1 when something is not as it was."""
+    """Run the command line. Returns 1 if there are faults or differences."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--update", action="store_true", help="accept today's figures")
     parser.add_argument("--quick", action="store_true", help="only the cases of make test")
@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def compile_all(cases: Sequence[AotCase], jobs: int) -> tuple[dict[str, KernelResources], list[str]]:
-    """Each case for each architecture: its resources, by name and architecture, and what is wrong."""
+    """Compile each case for each architecture. Returns the resources by name and architecture, and the faults."""
     asked = [
         (CASES.index(case), capability)
         for case in cases
@@ -72,13 +72,13 @@ def compile_all(cases: Sequence[AotCase], jobs: int) -> tuple[dict[str, KernelRe
 
 
 def _compile(asked: tuple[int, int]) -> tuple[KernelResources, list[str]]:
-    index, capability = asked  # a case by its place: kernels do not travel between processes
+    index, capability = asked  # a case by its index, as kernels cannot be pickled
     resources = compile_case(CASES[index], capability)
     return resources, faults(CASES[index], capability, resources)
 
 
 def differences(golden: dict[str, dict[str, int]], found: dict[str, KernelResources]) -> list[str]:
-    """What is not as in the golden figures, a line each."""
+    """Returns a line for each difference from the golden figures."""
     lines = []
     for key, resources in found.items():
         now, before = dataclasses.asdict(resources), golden.get(key, {})
@@ -89,7 +89,7 @@ def differences(golden: dict[str, dict[str, int]], found: dict[str, KernelResour
 
 
 def write(golden: dict[str, Any], found: dict[str, KernelResources], is_whole: bool) -> None:
-    """Accept `found`; what else the file has stays unless everything was compiled."""
+    """Write `found` to the golden file. Other cases in it are kept unless everything was compiled."""
     before = golden["cases"] if golden["triton"] == triton.__version__ and not is_whole else {}
     cases = {**before, **{key: dataclasses.asdict(resources) for key, resources in found.items()}}
     lines = ",\n".join(f"    {json.dumps(key)}: {json.dumps(cases[key])}" for key in sorted(cases))

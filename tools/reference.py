@@ -14,7 +14,7 @@ FOLDER = Path("docs/reference")
 
 
 def main() -> int:
-    """Write the pages, or with --check compare them; 0 when all is well."""
+    """Write the pages, or with --check compare them. Returns 0 if all are up to date or written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing; exit 1 on a difference")
     arguments = parser.parse_args()
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page, by its path below the root."""
+    """Returns every generated page, by its path below the root."""
     return {
         FOLDER / "contract.md": reference_contract.page(reference_contract.descriptors()),
         FOLDER / "options.md": reference_settings.page(),
@@ -40,7 +40,7 @@ def pages() -> dict[Path, str]:
 
 
 def stale_pages(root: Path) -> dict[Path, str]:
-    """Those whose file below `root` is another, with the text that it should have."""
+    """Returns the pages that differ from their file below `root`, with the right text."""
     made = pages()
     found = {path: (root / path).read_text() if (root / path).exists() else "" for path in made}
     return {path: text for path, text in made.items() if found[path] != text}

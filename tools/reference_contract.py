@@ -1,6 +1,6 @@
-"""The contract as a Markdown page: services, messages and enums of `protos/sluice/v1` with their comments.
+"""Renders the gRPC contract as a Markdown page: services, messages and enums of `protos/sluice/v1` with their comments.
 
-Descriptors in, text out; protoc is asked once, by `descriptors`. Knows nothing of the files that are written.
+Descriptors in, text out; only `descriptors` runs protoc. Writes no files.
 """
 
 import importlib.resources
@@ -15,7 +15,7 @@ from grpc_tools import protoc
 PROTOS = Path(__file__).resolve().parent.parent / "protos"
 FILES = ("sluice/v1/inference.proto", "sluice/v1/control.proto", "sluice/v1/types.proto")
 PACKAGE = ".sluice.v1."
-# Numbers of fields in descriptor.proto, of which the path of a comment is made.
+# Field numbers in descriptor.proto; the path of a comment consists of them.
 MESSAGES, ENUMS, SERVICES = 4, 5, 6
 FIELDS, NESTED, ENUMS_OF_MESSAGE, ONEOFS = 2, 3, 4, 8
 METHODS = VALUES = 2
@@ -30,7 +30,8 @@ SCALARS = {
 
 
 def descriptors() -> list[descriptor_pb2.FileDescriptorProto]:
-    """The contract's files with their comments, in the order of `FILES`. Raises RuntimeError where protoc fails."""
+    """Returns the contract's files with their comments, in the order of `FILES`. Raises RuntimeError if protoc
+    fails."""
     well_known = str(importlib.resources.files("grpc_tools") / "_proto")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "set.binpb"
@@ -43,7 +44,7 @@ def descriptors() -> list[descriptor_pb2.FileDescriptorProto]:
 
 
 def page(files: list[descriptor_pb2.FileDescriptorProto]) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     lines = [
         "# The contract",
         "",
@@ -60,7 +61,7 @@ def page(files: list[descriptor_pb2.FileDescriptorProto]) -> str:
 
 
 class _File:
-    """One file of the contract."""
+    """Renders one file of the contract."""
 
     def __init__(self, file: descriptor_pb2.FileDescriptorProto) -> None:
         self._file = file
@@ -70,7 +71,7 @@ class _File:
         }
 
     def lines(self) -> Iterator[str]:
-        """Its part of the page."""
+        """Yields the lines of the file's part of the page."""
         yield from (f"## `{self._file.name}`", "")
         for i, service in enumerate(self._file.service):
             yield from (f"### {service.name}", "", self._comment((SERVICES, i)), "")
@@ -107,7 +108,7 @@ class _File:
         yield ""
 
     def _comment(self, path: Path_) -> str:
-        """As it is written; a list in it has an empty line before it, as Markdown wants."""
+        """Returns the comment, with an empty line before each list, as Markdown requires."""
         lines = self._comments.get(path, [])
         apart = [
             f"\n{line}" if line.startswith("- ") and not before.startswith("- ") else line

@@ -1,11 +1,11 @@
-"""The metrics as a Markdown page, from `services.telemetry.catalogue`. Pure."""
+"""Renders the metrics as a Markdown page, from `services.telemetry.catalogue`. Pure."""
 
 from sluice_server.services.telemetry import catalogue
 from sluice_server.services.telemetry.catalogue import Metric
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     lines = [
         "# Metrics",
         "",

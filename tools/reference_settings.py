@@ -1,4 +1,4 @@
-"""The options of every command as a Markdown page, from the command line's own tables. Pure."""
+"""Renders the options of every command as a Markdown page, from the command line's own definitions. Pure."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from sluice_server.services.cli.main import app
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     lines = [
         "# Options",
         "",

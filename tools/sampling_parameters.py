@@ -16,12 +16,12 @@ from sluice_server.services.gateway.oip.translate import SamplingOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/reference/sampling-parameters.md"
-LIMITS = Limits(context_length=1 << 40, vocab_size=1 << 40)  # of no model
+LIMITS = Limits(context_length=1 << 40, vocab_size=1 << 40)  # larger than any model's
 WORDS: Mapping[float, str] = {LIMITS.context_length: "the context", 2**31 - 1: "2^31 - 1", 2**64 - 1: "2^64 - 1"}
 PLACES: Mapping[str, frozenset[str]] = {
     "chat": frozenset(one.name for one in msgspec.structs.fields(ChatRequest)),
     "completions": frozenset(one.name for one in msgspec.structs.fields(CompletionRequest)),
-    "Open Inference": frozenset(SamplingOptions.__struct_fields__) - {"n"},  # which can only be 1
+    "Open Inference": frozenset(SamplingOptions.__struct_fields__) - {"n"},  # `n` can only be 1 there
     "`sluice generate`": frozenset(inspect.signature(generate).parameters),
     "Python SDK": frozenset(sluice.Knobs.__annotations__),
 }
@@ -53,7 +53,7 @@ penalties: there `repetition_penalty` is 1 unless the request says otherwise.
 
 
 def page() -> str:
-    """The page."""
+    """Returns the whole page."""
     columns = ["Parameter", "What it is", "Range", "Where absent", "Field of GenerationSpec", *PLACES]
     rows = [columns, ["---"] * len(columns), *map(_row, PARAMETERS)]
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in rows)

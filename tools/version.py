@@ -1,4 +1,4 @@
-"""The version: stated in sluice_server/__init__.py, and repeated where other tools read their own files.
+"""Checks or writes the version: stated in sluice_server/__init__.py, and repeated in files that other tools read.
 
 `python -m tools.version` checks that all places agree, `python -m tools.version 0.2.0` writes that version to all of
 them. The Go module has no file for it: its version is a tag (see docs/releasing.md).
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NUMBER = r"\d+\.\d+\.\d+"
-# File → what is around the version in it; every occurrence counts.
+# File → patterns before and after the version; every occurrence counts.
 PLACES = {
     "sluice_server/__init__.py": (r'^__version__ = "', r'"'),
     "clients/python/pyproject.toml": (r'^version = "', r'"'),
@@ -22,12 +22,12 @@ PLACES = {
     "deploy/kubernetes/kustomization.yaml": (r"newTag: ", r"\}"),
     "compose.yaml": (r"-sluice-(?:text|engine):", r"[-}]"),
 }
-# The server needs the Python client of its own version.
+# The server requires the Python client of the same version.
 REQUIREMENT = ("pyproject.toml", (r'"sluice-client==', r'"'))
 
 
 def main() -> int:
-    """Check, or write the version that is given; 1 when places disagree or it is none."""
+    """Check, or write the given version. Returns 1 if places disagree or the version is malformed."""
     if len(sys.argv) > 1:
         if not re.fullmatch(NUMBER, sys.argv[1]):
             print(f"{sys.argv[1]} is not MAJOR.MINOR.PATCH", file=sys.stderr)
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def versions(root: Path) -> dict[str, set[str]]:
-    """The versions that each place states."""
+    """Returns the versions that each place states."""
     found: dict[str, set[str]] = {}
     for name, around in (*PLACES.items(), REQUIREMENT):
         stated = (match[2] for match in _pattern(around).finditer((root / name).read_text()))
@@ -49,14 +49,14 @@ def versions(root: Path) -> dict[str, set[str]]:
 
 
 def write(root: Path, version: str) -> None:
-    """State `version` in every place."""
+    """Write `version` to every place."""
     for name, around in (*PLACES.items(), REQUIREMENT):
         text = (root / name).read_text()
         (root / name).write_text(_pattern(around).sub(rf"\g<1>{version}", text))
 
 
 def _pattern(around: tuple[str, str]) -> re.Pattern[str]:
-    """What is before the version as its first group, the version as its second."""
+    """Returns a pattern with the text before the version as its first group, the version as its second."""
     before, behind = around
     return re.compile(rf"({before})({NUMBER})(?={behind})", re.MULTILINE)
 

@@ -1,1 +1,1 @@
-"""The command line: serve, generate, bench, demo."""
+"""The commands of `sluice`: serve, generate, chat, bench, demo, edge, top, healthcheck, keys, token and version."""

@@ -1,4 +1,5 @@
-"""`sluice bench`: load on a running service over real gRPC; random token ids, end-of-sequence ignored, greedy."""
+"""`sluice bench`: a load test of a running service over gRPC, with random token ids, end-of-sequence ignored,
+greedy."""
 
 import asyncio
 import copy
@@ -91,7 +92,7 @@ def bench(  # noqa: PLR0913 # a command line lists its options
 
 
 def _levels(sweep: str, plot: Path | None) -> list[float]:
-    """The loads, rising. Raises BadParameter for what is none."""
+    """Returns the loads, ascending. Raises BadParameter for an invalid list."""
     try:
         levels = sorted(float(one) for one in sweep.split(",") if one)
     except ValueError:
@@ -104,14 +105,14 @@ def _levels(sweep: str, plot: Path | None) -> list[float]:
 
 
 def _check_place(flag: str, path: Path | None) -> None:
-    """Say before the load, not after it, that its figures could not be written."""
+    """Check before the load test that its figures can be written. Raises BadParameter."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         what = "is a directory" if path.is_dir() else f"there is no directory {path.parent}"
         raise typer.BadParameter(f"{flag} {path}: {what}; give the name of a file to write")
 
 
 class BenchPlan:
-    """What to send."""
+    """The requests of a load test: their number and lengths, and the load."""
 
     def __init__(  # noqa: PLR0913 # the options of one command
         self,
@@ -135,17 +136,17 @@ class BenchPlan:
         self.seed = seed
 
     def at(self, level: float) -> "BenchPlan":
-        """The same under another load: arrivals a second of an open loop, streams of a closed one."""
+        """Returns the plan under another load: arrivals per second of an open loop, streams of a closed loop."""
         other = copy.copy(self)
         if self.rate:
             other.rate = level
         else:
             other.concurrency = int(level)
-        other.seed += round(level * 1000)  # the same prompts again would come from the prefix cache
+        other.seed += round(level * 1000)  # other prompts, as equal ones would hit the prefix cache
         return other
 
     def settings(self) -> dict[str, object]:
-        """As it goes into the result."""
+        """Returns the settings for the result file."""
         return {name: value for name, value in vars(self).items() if name != "access"}
 
 
@@ -155,7 +156,7 @@ async def _measure(plan: BenchPlan, progress: "Progress") -> list[load.RequestSa
     from sluice_server.services.cli.client import aio_client, describe
 
     num_channels = min(-(-plan.concurrency // STREAMS_PER_CHANNEL), MAX_CHANNELS)
-    # What fails is a figure, not a reason to try again.
+    # No retries: failures are part of the result.
     async with aio_client(plan.address, plan.access, num_channels, sluice.NEVER) as client:
         try:
             vocab = (await client.models(timeout_s=10))[0].vocab_size
@@ -174,7 +175,7 @@ async def _measure(plan: BenchPlan, progress: "Progress") -> list[load.RequestSa
 async def _closed_loop(
     plan: BenchPlan, client: "sluice.AsyncClient", prompts: list[list[int]], done: Callable[[], None]
 ) -> Samples:
-    """`concurrency` workers, each sending its next request when its last one has ended."""
+    """Run `concurrency` workers, each of which sends its next request when the last one has ended."""
     waiting = list(reversed(prompts))
     samples: Samples = []
 
@@ -190,7 +191,7 @@ async def _closed_loop(
 async def _open_loop(
     plan: BenchPlan, client: "sluice.AsyncClient", prompts: list[list[int]], done: Callable[[], None]
 ) -> Samples:
-    """Requests at their times, however many are still running."""
+    """Send requests at their arrival times, however many are still running."""
     times = load.arrival_times(len(prompts), plan.rate, plan.seed)
 
     async def send(number: int) -> load.RequestSample:
@@ -203,7 +204,7 @@ async def _open_loop(
 
 
 async def _one(plan: BenchPlan, client: "sluice.AsyncClient", prompt: list[int]) -> load.RequestSample:
-    """Send one request and note when its messages come."""
+    """Send one request and record when its messages arrive."""
     import sluice
 
     knobs: sluice.Knobs = {

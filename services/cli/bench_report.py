@@ -1,16 +1,16 @@
-"""What a load test shows: tables at the terminal, and a picture of latency against load."""
+"""Shows the result of a load test: tables on the terminal, and a plot of latency against load."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from sluice_server.services.cli.plot import Panel, svg
 
-Figures: TypeAlias = dict[str, Any]  # as `load.report` gives them
+Figures: TypeAlias = dict[str, Any]  # as returned by `load.report`
 Levels: TypeAlias = Sequence[tuple[float, Figures]]  # by load
 
 
 def show(figures: Figures) -> None:
-    """The figures as a table."""
+    """Print the figures as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -31,7 +31,7 @@ def show(figures: Figures) -> None:
 
 
 def show_levels(levels: Levels) -> None:
-    """A row for each load."""
+    """Print a table with one row per load."""
     # Imported here, as above.
     from rich.console import Console
     from rich.table import Table
@@ -45,7 +45,7 @@ def show_levels(levels: Levels) -> None:
 
 
 def load_plot(levels: Levels, axis: str) -> str:
-    """TTFT, gaps between messages and throughput against load, as SVG."""
+    """Returns TTFT, time between messages and throughput against load, as SVG."""
     panels = [
         Panel(title, {rank: [one[name].get(rank, 0.0) for _, one in levels] for rank in ("p50", "p90", "p99")})
         for title, name in (("TTFT, ms", "ttft_ms"), ("gap between messages, ms", "itl_ms"))

@@ -1,4 +1,4 @@
-"""`sluice chat`: a conversation at the terminal. Answers stream as Markdown; Ctrl-C ends an answer, not the program."""
+"""`sluice chat`: a conversation on the terminal. Answers stream as Markdown; Ctrl-C ends an answer, not the program."""
 
 import sys
 import time
@@ -66,7 +66,7 @@ class ChatSession:
         self._model = model
 
     def turn(self) -> None:
-        """Read a line and do what it says. Ctrl-C while reading drops the line."""
+        """Read a line and handle it. Ctrl-C while reading discards the line."""
         try:
             line = self._console.input("[bold cyan]> [/bold cyan]")
         except EOFError:
@@ -82,13 +82,13 @@ class ChatSession:
             self._console.print(shown, markup=False, highlight=False)
 
     def _answer(self) -> str:
-        """Stream the answer; what there is of it, however it ended."""
+        """Stream the answer. Returns the received text, however the stream ended."""
         import sluice
 
         from sluice_server.services.cli.client import describe
 
         knobs: sluice.Knobs = {"model": self._model} if self._model else {}
-        knobs |= self._dialogue.knobs  # type: ignore[typeddict-item] # each a knob of its own type
+        knobs |= self._dialogue.knobs  # type: ignore[typeddict-item] # each value has the type of its field
         texts: list[str] = []
         try:
             stream = self._client.stream(sluice.chat(*self._dialogue.messages()), **knobs)

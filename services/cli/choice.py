@@ -1,4 +1,4 @@
-"""Options about how tokens are chosen, made from the table of sampling parameters, so that none is stated twice."""
+"""Command-line options for sampling parameters, made from the table of sampling parameters."""
 
 import inspect
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from sluice_server.engine.parameter_kinds import Number
 from sluice_server.engine.parameters import CHOICE
 from sluice_server.services.config import ENV_PREFIX
 
-TAKEN = "choice"  # the parameter in whose place the options come
+TAKEN = "choice"  # the parameter that the options replace
 
 
 def takes_choice(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command that takes `choice`, what is given by name, into one that takes an option for each."""
+    """Wrap a command that takes sampling parameters as `choice`, a mapping, into one with an option for each."""
 
-    def run(**values: Any) -> None:  # noqa: ANN401 # each of its own type, which the signature below says
+    def run(**values: Any) -> None:  # noqa: ANN401 # types are in the signature below
         found = {row.name: values.pop(row.name) for row in CHOICE}
         command(**values, choice={name: value for name, value in found.items() if value is not None})
 

@@ -1,4 +1,4 @@
-"""What the commands share as clients: the SDK's clients from command-line options, errors as one line."""
+"""Shared by the client commands: the SDK's clients made from command-line options, and errors as one line."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,23 +12,23 @@ from sluice.v1 import types_pb2
 from sluice_server.services.cli.connection_options import ConnectionOptions
 from sluice_server.services.config import bad_setting
 
-INTERACTIVE = sluice.RetryPolicy(attempts=3)  # somebody waits: say soon that nobody answers
+INTERACTIVE = sluice.RetryPolicy(attempts=3)  # few attempts: a user waits for the error
 
 
 def client(address: str, access: ConnectionOptions) -> sluice.Client:
-    """A blocking client. Raises ServiceError for a file that cannot be read."""
+    """Returns a blocking client. Raises ServiceError for a file that cannot be read."""
     with _readable(access):
         return sluice.Client(address, token=access.token, tls=_tls(access), retry=INTERACTIVE)
 
 
 def aio_client(address: str, access: ConnectionOptions, channels: int, retry: sluice.RetryPolicy) -> sluice.AsyncClient:
-    """The same for asyncio."""
+    """Returns an asyncio client. Raises ServiceError for a file that cannot be read."""
     with _readable(access):
         return sluice.AsyncClient(address, token=access.token, tls=_tls(access), channels=channels, retry=retry)
 
 
 def aio_channel(address: str, access: ConnectionOptions) -> grpc.aio.Channel:
-    """A bare channel, for a proxy that passes on its own callers' credentials."""
+    """Returns a bare channel, for a proxy that passes on its callers' credentials."""
     tls = _tls(access)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=channel_options(0))
@@ -51,25 +51,25 @@ def _readable(access: ConnectionOptions) -> Iterator[None]:
 
 
 def describe(error: sluice.SluiceError, address: str) -> str:
-    """One line for a person: code, reason, message, what to do."""
+    """Returns an error as one line for users: code, reason, message and what to do."""
     if error.code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in error.message.lower():
         return f"no server answers at {address}; start one with `sluice serve`, or give --address"
     return str(error)
 
 
 def seconds(duration: Duration) -> float:
-    """A protobuf duration in seconds."""
+    """Returns a protobuf duration in seconds."""
     return duration.seconds + duration.nanos / 1e9
 
 
 def usage_of(usage: types_pb2.Usage) -> dict[str, int | list[int]]:
-    """Usage as plain numbers; lists of them where it tells of each position."""
+    """Returns usage as plain numbers; repeated fields as lists."""
     values = [(field, getattr(usage, field.name)) for field in usage.DESCRIPTOR.fields]
     return {field.name: list(value) if field.is_repeated else value for field, value in values}
 
 
 def timings_of(timings: types_pb2.Timings) -> dict[str, float]:
-    """Timings as seconds, and the number of preemptions."""
+    """Returns timings in seconds, and the number of preemptions."""
     names = ("queue", "tokenize", "prefill", "decode", "detokenize", "ttft")
     found = {f"{name}_s": round(seconds(getattr(timings, name)), 6) for name in names}
     return {**found, "preemptions": timings.preemptions}

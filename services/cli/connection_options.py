@@ -1,4 +1,5 @@
-"""How a client command reaches a server that asks for TLS or a key: its options, and their value. Knows no channel."""
+"""Options with which a client command reaches a server that requires TLS or a key, and their values. Opens no
+channel."""
 
 import dataclasses
 from pathlib import Path
@@ -10,7 +11,7 @@ from sluice_server.services.config import bad_setting
 from sluice_server.services.process.listening import is_local
 
 PANEL = "ConnectionOptions"
-# Named apart from those of `serve`, which mean the server's own files.
+# The variables differ from those of `serve`, which name the server's own files.
 TlsOption: TypeAlias = Annotated[
     bool, typer.Option("--tls", envvar="SLUICE_CLIENT_TLS", help="use TLS", rich_help_panel=PANEL)
 ]
@@ -32,7 +33,7 @@ TokenOption: TypeAlias = Annotated[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """TLS or not, files to show and to trust, the key."""
+    """Whether to use TLS, the files to trust and to present, and the key."""
 
     has_tls: bool = False
     ca: Path | None = None
@@ -44,7 +45,8 @@ class ConnectionOptions:
     def of(
         address: str, tls: bool, files: tuple[Path | None, Path | None, Path | None], token: str | None
     ) -> "ConnectionOptions":
-        """From the options; a file implies TLS. Raises ServiceError rather than send a key where others could read."""
+        """Returns the value of the options; a file implies TLS. Raises ServiceError if a key would be sent in
+        plaintext to another host."""
         ca, certificate, key = files
         if (certificate is None) != (key is None):
             raise bad_setting("tls_cert", "and --tls-key are needed together")
@@ -55,5 +57,5 @@ class ConnectionOptions:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with each call."""
+        """The metadata of each call."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()

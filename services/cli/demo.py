@@ -1,4 +1,5 @@
-"""`sluice demo`: the whole ring on the embedded model, one streamed completion, its figures and its span tree."""
+"""`sluice demo`: runs the whole ring on the embedded model, with one streamed completion, its figures and its span
+tree."""
 
 import os
 import signal
@@ -31,7 +32,7 @@ def demo(
     collector = Collector()
     command = [sys.executable, "-m", "sluice_server", "serve", "--model", "demo", "--listen", "127.0.0.1:0"]
     options = ["--otlp-endpoint", collector.endpoint, "--log-level", "warning"]
-    environment = {"OTEL_BSP_SCHEDULE_DELAY": "100", **os.environ, CHECKED: "1"}  # ms: somebody waits for the spans
+    environment = {"OTEL_BSP_SCHEDULE_DELAY": "100", **os.environ, CHECKED: "1"}  # ms: the command waits for the spans
     service = subprocess.Popen(
         [*command, *options], stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
@@ -39,7 +40,7 @@ def demo(
         assert service.stdout is not None
         line = service.stdout.readline()
         if " on " not in line:
-            raise typer.Exit(1)  # the service has said on stderr what is wrong
+            raise typer.Exit(1)  # the service has printed the error on stderr
         console.print(line.strip(), style="dim")
         trace_id = token_hex(16)
         _stream(console, line.split(" on ")[1].split(",")[0], trace_id, max_tokens, temperature)

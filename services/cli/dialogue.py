@@ -1,4 +1,4 @@
-"""A conversation typed at a terminal: its turns, its `/` commands. Pure: lines in, what to show or to send out."""
+"""A conversation typed on a terminal: its turns and its `/` commands. Pure: lines in, text or the next messages out."""
 
 import dataclasses
 import textwrap
@@ -24,11 +24,11 @@ Ctrl-C ends an answer and keeps what there is of it."""
 
 @dataclasses.dataclass(slots=True)
 class Dialogue:
-    """What was said so far, and how to go on.
+    """The conversation so far, and the settings for the next answer.
 
     Attributes:
-        turns: without the system's.
-        knobs: what /set set.
+        turns: user and assistant messages, without the system message.
+        knobs: sampling parameters given with /set.
         has_ended: /quit was typed.
     """
 
@@ -39,7 +39,7 @@ class Dialogue:
     has_ended: bool = False
 
     def typed(self, line: str) -> str | None:
-        """A line of the person; None when the model is to answer now, else what to show."""
+        """Handle a line of the user. Returns the text to show, or None if the model is to answer now."""
         line = line.strip()
         if not line:
             return ""
@@ -53,11 +53,11 @@ class Dialogue:
         return command(self, rest.strip())
 
     def messages(self) -> list[Turn]:
-        """What the model is to answer."""
+        """Returns the messages for the model."""
         return [*([("system", self.system)] if self.system else []), *self.turns]
 
     def answered(self, text: str) -> None:
-        """The model's answer, whole or cut short; without a text the question is taken back."""
+        """Add the model's answer, complete or cut short; without a text, remove the question."""
         if text:
             self.turns.append(("assistant", text))
         elif self.turns:

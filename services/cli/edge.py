@@ -1,4 +1,4 @@
-"""`sluice edge`: OpenAI's HTTP API and a page on an address of their own, in front of a running service."""
+"""`sluice edge`: serves OpenAI's HTTP API and a web page on a separate address, in front of a running service."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 30
 MAX_CONNECTIONS = 4096
-OTHER_FILES = 64  # that the process has open beside its clients' connections
-SHARE_OF_ADDRESS = 4  # one address may take a quarter
+OTHER_FILES = 64  # files that the process has open besides its clients' connections
+SHARE_OF_ADDRESS = 4  # one address may take a quarter of the connections
 
 
 def edge(  # noqa: PLR0913 # a command line lists its options
@@ -76,7 +76,7 @@ async def _serve(address: str, listen: str, access: ConnectionOptions, files: tu
 
 
 def _bounds() -> "Bounds":
-    """As many connections as there may be files, which the system's hard limit decides."""
+    """Raise the limit of open files to the system's hard limit, and return the number of connections that it allows."""
     import resource
 
     from sluice_server.services.edge.connections import Bounds

@@ -1,6 +1,6 @@
-"""Variables of the environment that look like settings and are none: a misspelt one would be ignored without a word.
+"""Finds environment variables that look like settings but are not: a misspelt one would be ignored silently.
 
-Knows the names only; values are read where the options are.
+Uses names only; values are read by the options.
 """
 
 import difflib
@@ -12,8 +12,8 @@ from typer.main import get_command
 
 from sluice_server.services.config import ENV_PREFIX
 
-CHECKED = "SLUICE_ENVIRONMENT_CHECKED"  # set for a `sluice` that another one starts: it was said already
-# Ours, but no options: of a supervisor for its children, and of compose.yaml.
+CHECKED = "SLUICE_ENVIRONMENT_CHECKED"  # set for a `sluice` that another one starts, which has checked already
+# Variables that are no options: set by a supervisor for its children, or used by compose.yaml.
 OTHERS = frozenset(
     {
         CHECKED,
@@ -27,12 +27,12 @@ OTHERS = frozenset(
         "SLUICE_ENGINE_CPUS",
     }
 )
-SERVICE_HOST = "_SERVICE_HOST"  # Kubernetes tells every pod of a service NAME by these variables
+SERVICE_HOST = "_SERVICE_HOST"  # Kubernetes sets such variables in every pod for each service NAME
 OF_SERVICE = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
 
 
 def complaints(environment: Mapping[str, str], app: Typer) -> list[str]:
-    """A line for each variable that begins as settings do and is none."""
+    """Returns a line for each variable that starts with the prefix of settings and is none."""
     ours = sorted(name for name in environment if name.startswith(ENV_PREFIX))
     if not ours or CHECKED in environment or "SLUICE_SUPERVISOR_PID" in environment:
         return []
@@ -45,7 +45,7 @@ def complaints(environment: Mapping[str, str], app: Typer) -> list[str]:
 
 
 def names_of(app: Typer) -> frozenset[str]:
-    """Variables that are options of a command of `app`, or of a command of its commands."""
+    """Returns the variables of all options of `app`, its commands and their subcommands."""
     found: set[str] = set()
     left = [get_command(app)]
     while left:
@@ -59,7 +59,7 @@ def names_of(app: Typer) -> frozenset[str]:
 
 
 def _complaint(name: str, known: Iterable[str]) -> str:
-    ends = sorted(one.removeprefix(ENV_PREFIX) for one in known)  # what all begin with is no likeness
+    ends = sorted(one.removeprefix(ENV_PREFIX) for one in known)  # the common prefix must not count as similarity
     near = difflib.get_close_matches(name.removeprefix(ENV_PREFIX), ends, n=1)
     hint = f"; did you mean {ENV_PREFIX}{near[0]}?" if near else "; `sluice COMMAND --help` lists them"
     return f"warning: {name} is no setting and is ignored{hint}"

@@ -1,4 +1,5 @@
-"""`sluice generate`: one prompt over real gRPC, streamed to the terminal or printed as one JSON object."""
+"""`sluice generate`: sends one prompt over gRPC, and streams the answer to the terminal or prints it as one JSON
+object."""
 
 import json
 import os
@@ -67,12 +68,13 @@ def generate(  # noqa: PLR0913 # a command line lists its options
         except KeyboardInterrupt as error:
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except BrokenPipeError as error:
-            sys.stdout = None  # nobody reads: the interpreter must not flush at exit
+            sys.stdout = None  # the reader is gone: the interpreter must not flush at exit
             raise typer.Exit(EXIT_FAILED) from error
 
 
 def _text(prompt: str) -> str:
-    """The prompt's text. Raises BadParameter for bytes that are no text, wherever they came from."""
+    """Returns the prompt's text. Raises BadParameter for bytes that are not UTF-8, from the argument or standard
+    input."""
     raw = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
     try:
         return raw.decode("utf-8")

@@ -1,4 +1,4 @@
-"""`sluice healthcheck`: whether a process of the ring lives; the exec probe of its container."""
+"""`sluice healthcheck`: reports whether a process of the ring is alive. The exec probe of containers."""
 
 import time
 from pathlib import Path

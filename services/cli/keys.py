@@ -1,4 +1,4 @@
-"""`sluice keys`: CURVE key pairs for a ring over TCP."""
+"""`sluice keys`: writes CURVE key pairs for a ring over TCP."""
 
 from pathlib import Path
 from typing import Annotated

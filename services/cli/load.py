@@ -1,4 +1,4 @@
-"""The arithmetic of a load test: arrival times, latencies of one request, percentiles. Pure: no clock, no socket."""
+"""The arithmetic of a load test: arrival times, latencies of one request, percentiles. Pure: no clock, no sockets."""
 
 import collections
 import dataclasses
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestSample:
-    """One request as its client saw it. Times in seconds on one clock; `error` is a status code's name or "", `message`
-    what the server said of it."""
+    """One request, as measured by its client. Times in seconds on one clock; `error` is the name of a status code or
+    "", `message` is the server's error message."""
 
     start: float
     arrivals: tuple[tuple[float, int], ...]  # (time, tokens) of each message
@@ -21,12 +21,12 @@ class RequestSample:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens received."""
+        """The number of tokens received."""
         return sum(num for _, num in self.arrivals)
 
 
 def arrival_times(num: int, rate: float, seed: int) -> list[float]:
-    """Start times of an open loop: Poisson arrivals of `rate` a second."""
+    """Returns the start times of an open loop: Poisson arrivals at `rate` per second."""
     rng, now, times = random.Random(seed), 0.0, []
     for _ in range(num):
         times.append(now)
@@ -35,12 +35,12 @@ def arrival_times(num: int, rate: float, seed: int) -> list[float]:
 
 
 def random_prompt(rng: random.Random, vocab: int, length: int) -> list[int]:
-    """`length` random token ids."""
+    """Returns `length` random token ids."""
     return [rng.randrange(vocab) for _ in range(length)]
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Mean and percentiles (nearest rank); empty when there are none."""
+    """Returns mean, percentiles (nearest rank) and maximum; {} without values."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -53,7 +53,8 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def report(samples: Sequence[RequestSample]) -> dict[str, object]:
-    """Figures of a run: TTFT, ITL (gap between messages), TPOT, end-to-end in milliseconds; throughput in tokens/s."""
+    """Returns the figures of a run: TTFT, ITL (time between messages), TPOT and end-to-end latency in ms; throughput
+    in tokens/s."""
     good = [sample for sample in samples if not sample.error and sample.arrivals]
     bad = [sample for sample in samples if sample.error]
     took = max((s.end for s in samples), default=0.0) - min((s.start for s in samples), default=0.0)
@@ -79,7 +80,7 @@ def _gaps(sample: RequestSample) -> list[float]:
 
 
 def _tpot(sample: RequestSample) -> float | None:
-    """Time per output token after the first message."""
+    """Returns the time per output token after the first message; None without such tokens."""
     rest = sample.num_tokens - sample.arrivals[0][1]
     return (sample.arrivals[-1][0] - sample.arrivals[0][0]) / rest if rest else None
 

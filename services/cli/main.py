@@ -1,4 +1,4 @@
-"""`sluice`: the commands, and the one place where a ServiceError becomes a line on stderr and an exit status."""
+"""The `sluice` command line. The only place where a ServiceError becomes a line on stderr and an exit status."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ app = typer.Typer(
 def serve(engine: EngineConfig, service: ServiceConfig) -> None:
     """Serve a model: gateway, tokenizer, engine and detokenizer under one supervisor, or one of them with --role."""
     if service.role:
-        # Imported here: a supervisor needs nothing of what a role does.
+        # Imported here: a supervisor does not need the code of the roles.
         from sluice_server.services.process.roles import run_role
 
         with exit_reason.recorded_in(service.heartbeat_dir, service.process_id or f"{service.role}-0"):

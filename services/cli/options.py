@@ -1,6 +1,6 @@
-"""Command-line options made from the two configuration dataclasses, so that no setting is stated twice.
+"""Command-line options made from the two configuration dataclasses, so that each setting is defined once.
 
-Each field becomes `--field-name` and `SLUICE_FIELD_NAME`; its help text is the field's own.
+Each field becomes `--field-name` and `SLUICE_FIELD_NAME`; its help text is the field's.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ GROUPS = {ServiceConfig: "Service", EngineConfig: "Engine"}
 
 
 def takes_settings(command: Callable[[EngineConfig, ServiceConfig], None]) -> Callable[..., None]:
-    """Wrap a command that takes both configurations into one that takes every field as an option."""
+    """Wrap a command that takes both configurations into one with an option for every field."""
 
-    def run(**values: Any) -> None:  # noqa: ANN401 # each of its field's type, which the signature below says
+    def run(**values: Any) -> None:  # noqa: ANN401 # types are in the signature below
         configs = [cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)}) for cls in GROUPS]
         service, engine = configs
         assert isinstance(service, ServiceConfig)

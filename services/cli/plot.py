@@ -1,4 +1,4 @@
-"""Lines over load as one SVG: panels side by side, each with its own scale from zero. Pure: numbers in, text out."""
+"""Draws lines over load as one SVG: panels side by side, each with its own scale from zero. Pure: returns text."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ class Panel:
     """One diagram.
 
     Attributes:
-        title: what is drawn, with its unit.
-        lines: a value for each load, by name.
+        title: the quantity, with its unit.
+        lines: by name, one value per load.
     """
 
     title: str
@@ -22,7 +22,7 @@ class Panel:
 
 
 def svg(loads: Sequence[float], axis: str, panels: Sequence[Panel]) -> str:
-    """The picture; loads rise and there is one at least."""
+    """Returns the SVG. `loads` are ascending, at least one."""
     drawn = "".join(_panel(at, loads, axis, panel) for at, panel in enumerate(panels))
     size = f'width="{WIDTH * len(panels)}" height="{HEIGHT + MARGIN}"'
     style = 'font-family="sans-serif" font-size="11" style="background:white"'
@@ -30,7 +30,7 @@ def svg(loads: Sequence[float], axis: str, panels: Sequence[Panel]) -> str:
 
 
 def ticks(highest: float) -> list[float]:
-    """Round numbers from zero to the first that is not below `highest`."""
+    """Returns round numbers from zero to the first one that is at least `highest`."""
     if highest <= 0:
         return [0.0, 1.0]
     steps = (digit * 10.0**power for power in range(-6, 15) for digit in (1, 2, 5))
@@ -42,7 +42,7 @@ def _panel(at: int, loads: Sequence[float], axis: str, panel: Panel) -> str:
     left, right, top, bottom = at * WIDTH + MARGIN, (at + 1) * WIDTH - 12, 34, HEIGHT
     marks = ticks(max((value for line in panel.lines.values() for value in line), default=0.0))
 
-    def x(number: int) -> float:  # loads stand apart evenly: they mostly double
+    def x(number: int) -> float:  # loads are spaced evenly, as they mostly double
         return left + (right - left) * number / max(len(loads) - 1, 1)
 
     def y(value: float) -> float:

@@ -1,4 +1,4 @@
-"""`sluice token new`: a key for a client, and the block for the server's access file, which holds only its hash."""
+"""`sluice token new`: makes a key for a client, and its block for the server's access file, which has only its hash."""
 
 from typing import Annotated
 
@@ -30,9 +30,9 @@ def new(
     if unknown or not tenant:
         raise bad_setting("scopes", f"{scopes!r} is not a list of {', '.join(Scope)}, or the tenant is empty")
     key = new_key()
-    # A JSON string or list of them is TOML as well.
+    # JSON strings and lists of strings are valid TOML.
     lines = {"sha256": digest_of(key).hex(), "tenant": tenant, "scopes": wanted}
     typer.echo(key, err=True)
-    typer.echo("\n[[keys]]")  # after an empty line: the file may end without a line break
+    typer.echo("\n[[keys]]")  # starts a new line, as the file may end without one
     for name, value in lines.items():
         typer.echo(f"{name} = {msgspec.json.encode(value).decode()}")

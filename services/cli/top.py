@@ -1,6 +1,6 @@
-"""`sluice top`: a live view of a service: requests, batch, cache and speed of each engine, and who has requests open.
+"""`sluice top`: a live view of a service: requests, batch, cache and speed of each engine, open requests by tenant.
 
-What WatchLoad tells, drawn anew at every answer. `view` makes the picture from two answers; it knows no channel.
+Draws the answers of WatchLoad as they come. `view` is pure: it draws from two answers.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def top(  # noqa: PLR0913 # a command line lists its options
 
 
 def view(address: str, load: "control_pb2.Load", before: "control_pb2.Load | None", interval_s: float) -> "Group":
-    """The picture of `load`; rates are since `before`, `interval_s` earlier."""
+    """Returns the view of `load`; rates are since `before`, `interval_s` earlier."""
     from rich.console import Group
     from rich.text import Text
 
@@ -80,7 +80,7 @@ def view(address: str, load: "control_pb2.Load", before: "control_pb2.Load | Non
 
 
 def bar(part: float, whole: float) -> str:
-    """A share as a bar of blocks; empty for a share of nothing."""
+    """Returns a share as a bar of blocks; an empty bar if `whole` is 0."""
     full = round(BAR * min(1.0, part / whole)) if whole > 0 else 0
     return "█" * full + "░" * (BAR - full)
 

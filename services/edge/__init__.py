@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API in front of the contract: a pure client of sluice.v1 that knows nothing of our processes."""
+"""An HTTP server with OpenAI's API, in front of the gateway. A client of sluice.v1 only."""

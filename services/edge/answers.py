@@ -1,4 +1,4 @@
-"""From events of the contract to OpenAI's objects. Pure. One `Dialect` for each of the two kinds of requests."""
+"""Converts events and responses of sluice.v1 to OpenAI's objects. Pure. There is one `Dialect` per kind of request."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -6,19 +6,19 @@ from typing import Any, TypeAlias
 
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
-Json: TypeAlias = dict[str, Any]  # as OpenAI's reference has it
+Json: TypeAlias = dict[str, Any]  # an object of OpenAI's API reference
 _REASONS = {types_pb2.FINISH_REASON_LENGTH: "length"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dialect:
-    """What differs between chat and completions.
+    """The differences between chat completions and completions.
 
     Attributes:
-        choice: a whole output → its choice.
-        opening: the first chunk's choice of an output, or None where there is none.
-        piece: index, text, what else came of the output (see `sections`), logprobs → a chunk's choice.
-        logprobs: tokens, length of the text before them → the logprobs object.
+        choice: makes a choice of a complete output and its logprobs.
+        opening: makes the choice of an output's first chunk from its index; None if there is no such chunk.
+        piece: makes a chunk's choice of index, text, other parts of the output (see `sections`) and logprobs.
+        logprobs: makes the logprobs object of tokens and the length of the text before them.
     """
 
     prefix: str
@@ -32,7 +32,7 @@ class Dialect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What every object of one answer begins with."""
+    """The fields with which every object of one answer begins."""
 
     id: str
     created: int
@@ -40,7 +40,7 @@ class ResponseHead:
     fingerprint: str
 
     def of(self, kind: str, choices: list[Json], usage: Json | None = None) -> Json:
-        """An object of `kind`."""
+        """Returns an object of `kind`."""
         return {
             "id": self.id,
             "object": kind,
@@ -53,7 +53,7 @@ class ResponseHead:
 
 
 def whole(dialect: Dialect, answers: Sequence[inference_pb2.GenerateResponse], created: int, scored: bool) -> Json:
-    """The answer of a request that does not stream: the outputs of all its prompts, in order."""
+    """Returns the answer of a request without streaming: the outputs of all its prompts, in order."""
     first = answers[0]
     outputs = [output for answer in answers for output in answer.outputs]
     choices = []
@@ -71,7 +71,7 @@ def whole(dialect: Dialect, answers: Sequence[inference_pb2.GenerateResponse], c
 
 
 def usage(spent: types_pb2.Usage) -> Json:
-    """As OpenAI has it."""
+    """Returns OpenAI's usage object."""
     return {
         "prompt_tokens": spent.prompt_tokens,
         "completion_tokens": spent.completion_tokens,
@@ -82,12 +82,13 @@ def usage(spent: types_pb2.Usage) -> Json:
 
 
 def reason(finish: "types_pb2.FinishReason.ValueType", *, called: bool) -> str:
-    """length; else tool_calls where there are some, and stop for every end that the model or the client chose."""
+    """Returns OpenAI's finish reason: length; else tool_calls if there are tool calls; else stop."""
     return _REASONS.get(finish, "tool_calls" if called else "stop")
 
 
 def sections(part: types_pb2.Delta | types_pb2.Output, num_calls: int | None) -> Json:
-    """What is no text of a chat. In a stream calls are numbered: `num_calls` came before."""
+    """Returns the parts of a chat answer besides its text: reasoning and tool calls. In a stream tool calls have an
+    index; `num_calls` came before. None: not a stream."""
     found: Json = {"reasoning_content": part.reasoning} if part.reasoning else {}
     if part.tool_calls:
         found["tool_calls"] = [
@@ -103,7 +104,7 @@ def sections(part: types_pb2.Delta | types_pb2.Output, num_calls: int | None) ->
 
 
 def model(found: control_pb2.Model) -> Json:
-    """One of /v1/models."""
+    """Returns one entry of /v1/models."""
     return {"id": found.id, "object": "model", "created": 0, "owned_by": "sluice"}
 
 

@@ -1,6 +1,6 @@
-"""The HTTP application: routes, bodies, server-sent events, and an end to the generation when its client goes away.
+"""The HTTP application: routes, request bodies, server-sent events, and cancellation when the client disconnects.
 
-A client of one gRPC channel; credentials and trace context of each request are passed on as they came. Keeps no state.
+A client of one gRPC channel. Credentials and trace context of each request are passed on unchanged. Stateless.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from sluice_server.services.edge.stream import Chunks
 from sluice_server.services.edge.translate import chat_spec, completion_specs
 from sluice_server.services.edge.wire import ChatRequest, Common, CompletionRequest, decode
 
-MAX_BODY_BYTES = 16 << 20  # what the gRPC server takes in one message
+MAX_BODY_BYTES = 16 << 20  # the gRPC server's limit of one message
 HEALTH_TIMEOUT_S = 2.0
 PASSED_ON = ("authorization", "traceparent", "tracestate", "x-sluice-priority")
 
@@ -39,7 +39,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def build(channel: grpc.aio.Channel, clock: Callable[[], float] = time.time) -> Starlette:
-    """The application in front of `channel`; `clock` gives the seconds since 1970 that answers carry."""
+    """Returns the application in front of `channel`; `clock` gives the seconds since 1970 for the answers."""
     edge = Edge(channel, clock)
     routes = [
         Route("/v1/chat/completions", edge.chat, methods=["POST"]),
@@ -53,14 +53,14 @@ def build(channel: grpc.aio.Channel, clock: Callable[[], float] = time.time) -> 
         EdgeError: lambda request, error: refusal(error),
         grpc.aio.AioRpcError: lambda request, error: refusal(from_rpc(error)),
         HTTPException: lambda request, error: refusal(unroutable(request, error)),
-        ClientDisconnect: lambda request, error: refusal(GONE),  # for whoever counts statuses: its client is gone
+        ClientDisconnect: lambda request, error: refusal(GONE),  # for statistics only: its client is gone
         Exception: lambda request, error: refusal(BROKEN),
     }
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
 class Edge:
-    """The routes."""
+    """The handlers of the routes."""
 
     def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
         self._inference: inference_pb2_grpc.InferenceServiceAsyncStub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -89,7 +89,7 @@ class Edge:
         return as_json(answers.model((await self._control.GetModel(wanted, metadata=metadata_of(request))).model))
 
     async def health(self, request: Request) -> Response:
-        """GET /healthz: whether the service behind would let a request in."""
+        """GET /healthz: whether the service behind this server admits requests."""
         name = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
         try:
             check = health_pb2.HealthCheckRequest(service=name)
@@ -118,7 +118,7 @@ class Edge:
         metadata = metadata_of(request)
 
         async def generate() -> list[inference_pb2.GenerateResponse]:
-            async with asyncio.TaskGroup() as group:  # one that fails cancels the others
+            async with asyncio.TaskGroup() as group:  # a failure cancels the others
                 tasks = [group.create_task(self._one(spec, metadata)) for spec in specs]
             return [task.result() for task in tasks]
 
@@ -132,7 +132,8 @@ class Edge:
         return await self._inference.Generate(inference_pb2.GenerateRequest(spec=spec), metadata=metadata)
 
     async def _stream(self, request: Request, spec: types_pb2.GenerationSpec, chunks: Chunks) -> Response:
-        """Headers are sent once the first event has come, so that a refusal still has its HTTP status."""
+        """Start a stream. Headers are sent once the first event has come, so that a refusal still has its HTTP
+        status."""
         wanted = inference_pb2.StreamGenerateRequest(spec=spec)
         call = self._inference.StreamGenerate(wanted, metadata=metadata_of(request))
         try:
@@ -151,11 +152,12 @@ async def _events(
     first: inference_pb2.StreamGenerateResponse,
     chunks: Chunks,
 ) -> AsyncIterator[bytes]:
-    """Server-sent events; an error on the way is the last of them. Cancels the generation if nobody reads on."""
+    """Yields server-sent events; an error is sent as the last event. Cancels the generation if the client stops
+    reading."""
 
     async def all_events() -> AsyncIterator[inference_pb2.StreamGenerateResponse]:
         event: object = first
-        while isinstance(event, inference_pb2.StreamGenerateResponse):  # else it is the end
+        while isinstance(event, inference_pb2.StreamGenerateResponse):  # else EOF
             yield event
             event = await call.read()
 
@@ -167,7 +169,7 @@ async def _events(
     except grpc.aio.AioRpcError as error:
         yield _event(from_rpc(error).body())
     finally:
-        call.cancel()  # does nothing to a call that has ended
+        call.cancel()  # no effect on a call that has ended
 
 
 def _event(value: Json) -> bytes:
@@ -175,7 +177,7 @@ def _event(value: Json) -> bytes:
 
 
 async def until_gone(request: Request, work: Awaitable[_T]) -> _T:
-    """Wait for `work`; when the client goes away first, cancel it and raise ClientDisconnect."""
+    """Wait for `work`. If the client disconnects first, cancel it and raise ClientDisconnect."""
 
     async def run() -> _T:
         return await work
@@ -198,7 +200,7 @@ async def _gone(request: Request) -> None:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body. Raises EdgeError 413 for one that is too large, before it is all read."""
+    """Returns the body. Raises EdgeError 413 for a body that is too large, before all of it is read."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -208,7 +210,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def metadata_of(request: Request) -> Metadata:
-    """Headers that the server behind understands, as they came."""
+    """Returns the headers for the gRPC server, unchanged. Raises EdgeError for a value that is not printable ASCII."""
     found = [(name, value) for name in PASSED_ON for value in request.headers.getlist(name)]
     for name, value in found:
         if not (value.isascii() and value.isprintable()):
@@ -217,18 +219,18 @@ def metadata_of(request: Request) -> Metadata:
 
 
 def unroutable(request: Request, error: HTTPException) -> EdgeError:
-    """No such path or method."""
+    """Returns the error for an unknown path or method."""
     text = f"{request.method} {request.url.path}: {error.detail}"
     return EdgeError(error.status_code, "invalid_request_error", text, code="unknown_url")
 
 
 def as_json(value: Json, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON response."""
+    """Returns a JSON response."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
 def refusal(error: EdgeError) -> Response:
-    """An error as OpenAI's clients expect it."""
+    """Returns an error response in OpenAI's format."""
     return as_json(error.body(), error.status, error.headers())
 
 

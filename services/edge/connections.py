@@ -1,7 +1,8 @@
-"""Which HTTP connections are held, and which one is cut when there are too many. Pure; knows no socket and no clock.
+"""Bounds the number of HTTP connections, and chooses which one to close when there are too many. No I/O, no clock.
 
-A connection is idle while no request of it is being answered. Idle ones are cut before a new one is refused: those of
-the new one's own address where it has its share, else those of the address that has most.
+A connection is idle while none of its requests is being answered. Idle connections are closed before a new one is
+refused: those of the new connection's address if that has its full share, else those of the address with most
+connections.
 """
 
 import collections
@@ -12,14 +13,14 @@ from typing import Protocol
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bounds:
-    """What connections may take.
+    """The limits of connections.
 
     Attributes:
         most: connections at once.
-        most_of_address: of them from one address (an IPv6 /64 network is one).
+        most_of_address: connections at once from one address (an IPv6 /64 network counts as one).
         head_s: seconds for the head of a request, from the connection's start or the head's first byte.
-        body_s: seconds for the body behind it.
-        write_s: seconds that a response may wait for a client which does not read.
+        body_s: seconds for the body after the head.
+        write_s: seconds that a response may wait for a client that does not read.
     """
 
     most: int
@@ -30,27 +31,28 @@ class Bounds:
 
 
 class Connection(Protocol):
-    """What can be cut."""
+    """A connection that can be closed."""
 
     def close(self) -> None:
-        """End it at once."""
+        """Close it at once."""
 
 
 class Connections:
-    """The connections that are open, by address. All methods take time independent of their number, but for a full
-    server, which looks at each address once."""
+    """The open connections, by address. All methods take constant time, except that `opened` on a full server looks
+    at each address once."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._group: dict[Connection, str] = {}
         self._number: collections.Counter[str] = collections.Counter()
-        self._idle: dict[str, dict[Connection, None]] = {}  # by address, the oldest first
+        self._idle: dict[str, dict[Connection, None]] = {}  # by address, least recently active first
 
     def __len__(self) -> int:
         return len(self._group)
 
     def opened(self, connection: Connection, group: str) -> bool:
-        """Take a new connection, cutting an idle one where there is no room; False if it must be refused."""
+        """Add a new connection; close an idle one if there are too many. Returns False if the new one must be
+        refused."""
         if self._number[group] >= self._bounds.most_of_address:
             if not self._cut(group):
                 return False
@@ -62,17 +64,17 @@ class Connections:
         return True
 
     def works(self, connection: Connection) -> None:
-        """A request of it is being answered."""
+        """Note that a request of the connection is being answered."""
         if connection in self._group:
             self._idle.get(self._group[connection], {}).pop(connection, None)
 
     def rests(self, connection: Connection) -> None:
-        """It is idle, as the youngest of them."""
+        """Note that the connection is idle, as the most recent one."""
         if connection in self._group:
             self._idle.setdefault(self._group[connection], {})[connection] = None
 
     def closed(self, connection: Connection) -> None:
-        """It has ended; also one that was refused or cut."""
+        """Remove a connection that has ended; also called for one that was refused or closed here."""
         group = self._group.pop(connection, None)
         if group is None:
             return
@@ -92,12 +94,13 @@ class Connections:
         return True
 
     def _largest(self) -> str:
-        """The address with most connections, of those that have idle ones."""
+        """Returns the address with most connections, of those that have idle ones."""
         return max((group for group, idle in self._idle.items() if idle), key=self._number.__getitem__, default="")
 
 
 def group_of(address: str) -> str:
-    """What counts as one address: an IPv4 address or an IPv6 /64 network, which is what one customer gets."""
+    """Returns the key of an address: an IPv4 address, or an IPv6 /64 network, as one customer usually has a whole
+    one."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,6 +1,6 @@
-"""From a gRPC status to OpenAI's error object and an HTTP status. The one mapping of this side. Knows no request.
+"""Maps a gRPC status to OpenAI's error object and an HTTP status. The edge's only such mapping.
 
-UNIMPLEMENTED becomes 400: OpenAI's clients repeat every 5xx, and asking again does not build a feature.
+UNIMPLEMENTED becomes 400: OpenAI's clients retry every 5xx, and a missing feature does not appear by retrying.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ _STATUS: Mapping[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.UNAVAILABLE: (503, "server_error"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "server_error"),
 }
-# grpc itself would tell addresses of ours.
+# grpc's own message would reveal internal addresses.
 UNREACHABLE = "the server behind this address cannot be reached: try again shortly"
 _BROKEN = (500, "server_error")
-_FIELDS = {"sampling", "output", "stop", "prompt"}  # of the contract: left out of the names that clients see
+_FIELDS = {"sampling", "output", "stop", "prompt"}  # prefixes of sluice.v1's fields: left out for OpenAI's clients
 
 
 class EdgeError(Exception):
-    """An answer that is an error. `param` and `code` are OpenAI's; `retry_after_s` is 0 where repeating is no use."""
+    """An error response. `param` and `code` are OpenAI's; `retry_after_s` is 0 if a retry is of no use."""
 
     def __init__(self, status: int, kind: str, message: str, *, param: str = "", code: str = "") -> None:
         super().__init__(message)
@@ -44,27 +44,27 @@ class EdgeError(Exception):
         self.retry_after_s = 0.0
 
     def body(self) -> dict[str, object]:
-        """OpenAI's error object."""
+        """Returns OpenAI's error object."""
         error = {"message": self.message, "type": self.kind, "param": self.param or None, "code": self.code or None}
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """When to come back, in whole seconds."""
+        """Returns the retry-after header, in whole seconds; {} without one."""
         return {"retry-after": str(math.ceil(self.retry_after_s))} if self.retry_after_s else {}
 
 
 def bad_request(param: str, message: str, code: str = "") -> EdgeError:
-    """Something that this side refuses itself."""
+    """Returns the error for a request that the edge itself refuses."""
     return EdgeError(400, "invalid_request_error", f"{param}: {message}" if param else message, param=param, code=code)
 
 
 def unsupported(param: str, message: str) -> EdgeError:
-    """A part of OpenAI's API that is not served."""
+    """Returns the error for a part of OpenAI's API that is not supported."""
     return bad_request(param, message, "unsupported_parameter")
 
 
 def from_rpc(error: grpc.aio.AioRpcError) -> EdgeError:
-    """What a call ended with."""
+    """Returns the error for a failed gRPC call."""
     found = _details(error)
     status, kind = _STATUS.get(error.code(), _BROKEN)
     message = error.details() or error.code().name

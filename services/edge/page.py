@@ -1,11 +1,11 @@
-"""The page of the edge: one file, no other origin. It asks the API that stands beside it, as any program would."""
+"""The edge's web page: a single file that calls the HTTP API of its own origin, and no other."""
 
 from importlib import resources
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-# Its own script and style are in the page; nothing else is loaded, and nobody may frame it or read its key elsewhere.
+# Script and style are inline and nothing else is loaded. Other sites cannot frame the page or read its key.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn's HTTP/1.1 with bounds on connections, and deadlines for what clients send and take."""
+"""The HTTP server: uvicorn's HTTP/1.1, with connection limits and deadlines for clients that send or read slowly."""
 
 import asyncio
 import functools
@@ -16,8 +16,8 @@ from sluice_server.services.edge.connections import Bounds, Connections, group_o
 class BoundedProtocol(H11Protocol):
     """One connection.
 
-    Of uvicorn's own timers there is one for a connection at rest after a response, and none for a request that does not
-    come, nor for a response that is not taken.
+    uvicorn has a timer for an idle connection after a response. It has none for a request that does not arrive, nor for
+    a response that is not read; those are added here.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class BoundedProtocol(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self._bounds = bounds
         self._held = held
-        self._coming: asyncio.TimerHandle | None = None  # for the request that is being read
-        self._taken: asyncio.TimerHandle | None = None  # for the response that is not being read
-        self._read: RequestResponseCycle | None = None  # the request that the first of these has seen the head of
+        self._coming: asyncio.TimerHandle | None = None  # deadline of the request that is being received
+        self._taken: asyncio.TimerHandle | None = None  # deadline of a response that the client does not read
+        self._read: RequestResponseCycle | None = None  # the last request whose head has arrived
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """Take it, or close it where nothing can be cut for it."""
+        """Accept the connection, or close it if it is over the limits."""
         super().connection_made(transport)
         if not self._held.opened(self, group_of(self.client[0] if self.client else "")):
             transport.abort()
@@ -46,45 +46,45 @@ class BoundedProtocol(H11Protocol):
         self._expect(self._bounds.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it and its timers."""
+        """Remove the connection and its timers."""
         self._held.closed(self)
         self._expect(None)
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """More of a request."""
+        """Receive a part of a request."""
         super().data_received(data)
         self._look()
 
     def on_response_complete(self) -> None:
-        """The connection is at rest, or its next request is here already."""
+        """Mark the connection as idle, unless its next request has already begun."""
         self._held.rests(self)
         super().on_response_complete()
         self._look()
 
     def pause_writing(self) -> None:
-        """The client does not read: from now on it has `write_s`."""
+        """Start the deadline `write_s`: the client does not read."""
         super().pause_writing()
         self._taken = self.loop.call_later(self._bounds.write_s, self.close)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Cancel that deadline: the client reads again."""
         if self._taken is not None:
             self._taken.cancel()
             self._taken = None
         super().resume_writing()
 
     def close(self) -> None:
-        """End it at once, whatever is still to be sent."""
+        """Close the connection at once, without sending what is buffered."""
         self.transport.abort()
 
     def _look(self) -> None:
-        """Set the deadline for what is awaited: a head, a body, or nothing while a request is answered."""
+        """Set the deadline for the head or the body of a request; none while a request is answered."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             if self._coming is None and self.conn.trailing_data[0]:
-                self._expect(self._bounds.head_s)  # uvicorn's own timer ends with the first byte
+                self._expect(self._bounds.head_s)  # uvicorn's own timer stops at the first byte
             return
         self._held.works(self)
         if not cycle.more_body:
@@ -102,11 +102,12 @@ class BoundedProtocol(H11Protocol):
 def server_of(
     app: Starlette, bounds: Bounds, *, grace_s: int, files: tuple[Path | None, Path | None] = (None, None)
 ) -> uvicorn.Server:
-    """A server of `app`, with TLS where there are `files`: certificate and key. Raises OSError for unusable files."""
+    """Returns a server of `app`, with TLS if there are `files`: certificate and key. Raises OSError for unusable
+    files."""
     protocol = functools.partial(BoundedProtocol, bounds=bounds, held=Connections(bounds))
     config = uvicorn.Config(
         app,
-        http=protocol,  # type: ignore[arg-type] # a factory serves as well as a class
+        http=protocol,  # type: ignore[arg-type] # a factory works like a class
         ssl_certfile=files[0],
         ssl_keyfile=files[1],
         access_log=False,

@@ -1,6 +1,6 @@
-"""One generation as chunks: events of a gRPC stream in, OpenAI's chunk objects out, in order. Pure but for the reading.
+"""Converts the events of one gRPC stream to OpenAI's chunk objects, in order. Independent of HTTP.
 
-Knows no HTTP; whoever drives it cancels the call when its reader is gone.
+The caller cancels the gRPC call when its client disconnects.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ from sluice_server.services.edge.answers import Dialect, Json, ResponseHead, rea
 
 @dataclasses.dataclass(slots=True)
 class Chunks:
-    """The state between events: the head, how much text each output has (for logprobs), and how many calls."""
+    """The state between events: the head, and per output the length of its text (for logprobs) and its number of
+    tool calls."""
 
     dialect: Dialect
     created: int
@@ -29,7 +30,7 @@ class Chunks:
         self,
         events: AsyncIterator[inference_pb2.StreamGenerateResponse],
     ) -> AsyncGenerator[Json, None]:
-        """The chunks of `events`."""
+        """Yields the chunks of `events`."""
         async for event in events:
             for chunk in self._chunks(event):
                 yield chunk

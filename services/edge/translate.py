@@ -1,4 +1,4 @@
-"""From OpenAI's requests to specs of the contract. Checks what the contract cannot say; the server the rest."""
+"""Converts OpenAI's requests to specs of sluice.v1. Checks what a spec cannot express; the gateway checks the rest."""
 
 import base64
 import binascii
@@ -21,9 +21,9 @@ from sluice_server.services.edge.wire import (
     encode,
 )
 
-COMPLETION_MAX_TOKENS = 16  # of OpenAI's reference, where a completion asks for none
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 MAX_PROMPTS = 128
-SEED_MASK = (1 << 64) - 1  # theirs is signed
+SEED_MASK = (1 << 64) - 1  # OpenAI's seed is signed
 _SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _ROLES = {
     "system": types_pb2.ROLE_SYSTEM,
@@ -40,7 +40,7 @@ _MODES = {
 
 
 def chat_spec(request: ChatRequest) -> types_pb2.GenerationSpec:
-    """The spec of a chat. Raises EdgeError."""
+    """Returns the spec of a chat request. Raises EdgeError."""
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise bad_request("max_completion_tokens", "is the new name of max_tokens: send one of them")
     if request.top_logprobs is not None and not request.logprobs:
@@ -66,7 +66,7 @@ def chat_spec(request: ChatRequest) -> types_pb2.GenerationSpec:
 
 
 def completion_specs(request: CompletionRequest) -> list[types_pb2.GenerationSpec]:
-    """A spec for each prompt. Raises EdgeError."""
+    """Returns a spec for each prompt. Raises EdgeError."""
     max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     made = []
     for prompt in _prompts(request):
@@ -80,7 +80,7 @@ def completion_specs(request: CompletionRequest) -> list[types_pb2.GenerationSpe
 
 
 def _prompts(request: CompletionRequest) -> list[str | list[int]]:
-    """One or many: a text, ids, or a list of either."""
+    """Returns the prompts: a text, token ids, or a list of either. Raises EdgeError."""
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]
@@ -110,7 +110,7 @@ def _spec(request: Common, max_tokens: int | None, logprobs: int | None) -> type
 
 
 def _sampling(request: Common, max_tokens: int | None) -> types_pb2.SamplingParams:
-    """Fields of the contract's names hold what the contract's hold, but for how the last two are written."""
+    """Copy the fields that have equal names in sluice.v1; seed and logit_bias are converted."""
     given = {name: value for name, value in msgspec.structs.asdict(request).items() if name in _SAMPLING}
     given["max_tokens"] = max_tokens
     if request.seed is not None:
@@ -184,7 +184,8 @@ def _parts(field: str, parts: list[TextPart | ImagePart]) -> Iterator[types_pb2.
 
 
 def _image(field: str, url: str) -> types_pb2.Image:
-    """An image from a data: URL; others are never fetched, as a server must not be sent to addresses by its clients."""
+    """Returns an image from a data: URL. Other URLs are never fetched: clients could make the server send requests
+    to internal addresses."""
     head, comma, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64") or not comma:
         raise unsupported(field, "an image must come as a data:<type>;base64,<data> URL; others are not fetched")

@@ -1,6 +1,6 @@
-"""OpenAI's requests as structs: names and types of the fields, which JSON is checked against. Knows no meaning.
+"""OpenAI's requests as structs, by which JSON is validated: names and types of the fields.
 
-A field that is not here is refused, never ignored; the few that ask for nothing from a server are taken as they are.
+A field that is not listed is refused, never ignored. A few fields without effect on a server are accepted.
 """
 
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -13,10 +13,10 @@ _T = TypeVar("_T")
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Of a stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False  # padding against traffic analysis: ours has none
+    include_obfuscation: bool = False  # padding against traffic analysis; accepted without effect
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -29,14 +29,14 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What the answer must look like."""
+    """The required format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What both kinds of requests have. None is absent."""
+    """Fields of both kinds of requests. None: absent."""
 
     model: str
     temperature: float | None = None
@@ -51,14 +51,14 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     logit_bias: dict[str, float] | None = None
     max_tokens: int | None = None
     response_format: ResponseFormat | None = None
-    # Ours, for `extra_body`.
+    # Extensions of sluice, for `extra_body`.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    # They ask for nothing: labels and storage on OpenAI's side.
+    # Accepted without effect: labels and storage on OpenAI's side.
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -67,7 +67,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
 
 class CompletionRequest(Common, frozen=True, kw_only=True):
-    """Body of /v1/completions."""
+    """The body of /v1/completions."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
@@ -75,20 +75,20 @@ class CompletionRequest(Common, frozen=True, kw_only=True):
 
 
 class ImageUrl(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Where an image is."""
+    """The URL of an image."""
 
     url: str
     detail: str | None = None
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
-    """Text of a message."""
+    """A text part of a message."""
 
     text: str
 
 
 class ImagePart(msgspec.Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True, frozen=True):
-    """An image of a message."""
+    """An image part of a message."""
 
     image_url: ImageUrl
 
@@ -97,14 +97,14 @@ Part: TypeAlias = TextPart | ImagePart
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What was called, with JSON as text."""
+    """The called function, with its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class AssistantToolCall(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A call that an assistant made."""
+    """A tool call that an assistant made."""
 
     id: str
     function: FunctionCall
@@ -112,7 +112,7 @@ class AssistantToolCall(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What may be called."""
+    """A function that may be called."""
 
     name: str
     description: str | None = None
@@ -121,7 +121,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A tool, of the one kind that there is here."""
+    """A tool; functions are the only kind."""
 
     type: Literal["function"]
     function: Function
@@ -141,7 +141,8 @@ class ChosenTool(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A turn. What a client sends back of our own answers may hold these as null."""
+    """A message of the conversation. The fields that are always null occur in our own answers, which clients send
+    back."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
@@ -149,14 +150,14 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     tool_calls: list[AssistantToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    reasoning_content: str | None = None  # not OpenAI's own, but what servers of reasoning models agree on
+    reasoning_content: str | None = None  # not OpenAI's; a common extension of servers for reasoning models
     function_call: None = None
     audio: None = None
     annotations: None = None
 
 
 class ChatRequest(Common, frozen=True, kw_only=True):
-    """Body of /v1/chat/completions."""
+    """The body of /v1/chat/completions."""
 
     messages: list[Message]
     max_completion_tokens: int | None = None
@@ -165,11 +166,11 @@ class ChatRequest(Common, frozen=True, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # ours, as vLLM has it
+    chat_template_kwargs: dict[str, Any] | None = None  # an extension, as in vLLM
 
 
 def decode(body: bytes, kind: type[_T]) -> _T:
-    """A request of `kind`. Raises EdgeError naming the field that is not as it should be."""
+    """Returns a request of `kind`. Raises EdgeError naming the invalid field."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
@@ -182,7 +183,7 @@ def decode(body: bytes, kind: type[_T]) -> _T:
 
 
 def encode(field: str, value: dict[str, Any]) -> str:
-    """JSON of what a `field` of the request holds. Raises EdgeError where it is nested too deeply."""
+    """Returns the JSON of a value in `field` of the request. Raises EdgeError if it is nested too deeply."""
     try:
         return msgspec.json.encode(value).decode()
     except RecursionError:
@@ -190,5 +191,5 @@ def encode(field: str, value: dict[str, Any]) -> str:
 
 
 def _unknown(text: str) -> str:
-    """The field that a message of msgspec names, if it is about a field that is unknown."""
+    """Returns the unknown field that a message of msgspec names; "" for other messages."""
     return text.split("`")[1] if "unknown field `" in text else ""

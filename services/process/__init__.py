@@ -1,1 +1,1 @@
-"""What every process of the ring needs of its operating system: life signs, sockets, private files, priorities."""
+"""What every process of the ring needs from its operating system: heartbeats, sockets, private files, time slices."""

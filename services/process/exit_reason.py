@@ -1,6 +1,6 @@
-"""Why a process of the ring ended by itself: a line in a file, which its supervisor finds there and tells.
+"""Records why a process of the ring ended by itself, as one line in a file that its supervisor reads.
 
-The line is also on standard error, but a supervisor only passes that on and sees nothing of it.
+The line is also written to standard error, which a supervisor passes on without reading it.
 """
 
 import contextlib
@@ -16,23 +16,23 @@ MAX_BYTES = 500
 
 @contextlib.contextmanager
 def recorded_in(directory: str, process_id: str) -> Iterator[None]:
-    """Write down the error that ends the block, if one does and there is a directory. It is raised on."""
+    """Record the error that ends the block, if there is one and `directory` is set. The error is raised again."""
     try:
         yield
     except BaseException as error:
         if directory and (line := _line(error)):
-            with contextlib.suppress(OSError):  # what cannot be written is on standard error still
+            with contextlib.suppress(OSError):  # the error is on standard error in any case
                 _write(path_of(directory, process_id), line)
         raise
 
 
 def path_of(directory: str | Path, process_id: str) -> Path:
-    """The file of a process."""
+    """Returns the file of a process's exit reason."""
     return Path(directory) / f"{process_id}.error"
 
 
 def read(directory: str | Path, process_id: str) -> str:
-    """The reason that a process recorded; "" for none."""
+    """Returns the reason that a process recorded; "" if there is none."""
     try:
         file = private.open_file(path_of(directory, process_id), os.O_RDONLY)
     except OSError:
@@ -42,7 +42,7 @@ def read(directory: str | Path, process_id: str) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """In one line; "" for an end that is no error."""
+    """Returns the error as one line; "" for an exit without an error."""
     if isinstance(error, SystemExit):
         return _line(error.__cause__) if error.__cause__ is not None else ""
     text = " ".join(str(error).split())

@@ -1,7 +1,7 @@
-"""Signs of life of a process, in a file that its supervisor, or the exec probe of a container, reads.
+"""Heartbeats of a process, in a file that its supervisor or the exec probe of a container reads.
 
-A process beats whenever its loop turns, and the engine after each layer of its model: busy is not dead, idle is not
-dead, stuck is silence. Times are of the monotonic clock, which all processes of a host share.
+The loop of a process writes one every `BEAT_S`, and the engine one after each layer of its model: a busy or idle
+process is alive, a silent one is stuck. Times are of the monotonic clock, which all processes of a host share.
 """
 
 import contextlib
@@ -14,34 +14,34 @@ from pathlib import Path
 from sluice_server.services.process import private
 
 BEAT_S = 0.5
-PATIENCE_S = 5.0  # silence that means stuck
-STEPS_OF_PATIENCE = 10  # or so many of the engine's steps, if that is longer
+PATIENCE_S = 5.0  # a process that is silent for longer is stuck
+STEPS_OF_PATIENCE = 10  # or the time of this many engine steps, if that is longer
 _RECORD = struct.Struct("<dd")
 MAX_NOTE_BYTES = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
-    """What a heartbeat says: when, how long the process may be silent from then on, and what keeps it from its work."""
+    """One heartbeat: its time, how long the process may be silent after it, and what keeps it from its work."""
 
     at_s: float
     patience_s: float
     note: str = ""
 
     def silence(self, now_s: float) -> float:
-        """Seconds since."""
+        """Returns the seconds since the heartbeat."""
         return now_s - self.at_s
 
     def is_stuck(self, now_s: float) -> bool:
-        """Whether it has been silent for too long."""
+        """Whether the process has been silent for longer than `patience_s`."""
         return self.silence(now_s) > self.patience_s
 
 
 class Heartbeat:
-    """Writes one process's signs. Without a directory nothing is written."""
+    """Writes the heartbeats of one process. Writes nothing if `directory` is ""."""
 
     def __init__(self, directory: str, process_id: str) -> None:
-        """Raises OSError when the file cannot be written, or is not ours."""
+        """Raises OSError if the file cannot be written, or is not private to this user."""
         self._file = -1
         self._path = path_of(directory, process_id)
         self._note = ""
@@ -50,17 +50,17 @@ class Heartbeat:
             self._open()
 
     def beat(self, step_s: float = 0.0) -> None:
-        """Alive now; `step_s` is how long a step of the engine takes."""
+        """Write a heartbeat; `step_s` is the duration of one step of the engine."""
         if self._file < 0:
             return
         patience_s = max(PATIENCE_S, STEPS_OF_PATIENCE * step_s)
-        with contextlib.suppress(OSError):  # a full disk, or no directory now: a later beat may be written
+        with contextlib.suppress(OSError):  # a full disk or a missing directory; a later beat may succeed
             if not os.fstat(self._file).st_nlink:  # something removed it
                 self._open()
             os.pwrite(self._file, _RECORD.pack(time.monotonic(), patience_s), 0)
 
     def note(self, text: str) -> None:
-        """What keeps it from its work; "" for nothing."""
+        """Write what keeps the process from its work; "" if nothing does."""
         if self._file >= 0 and text != self._note:
             with contextlib.suppress(OSError):  # as in `beat`
                 os.ftruncate(self._file, _RECORD.size)
@@ -68,7 +68,7 @@ class Heartbeat:
                 self._note = text
 
     def close(self) -> None:
-        """The last sign stays."""
+        """Close the file. The last heartbeat stays in it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -81,19 +81,19 @@ class Heartbeat:
 
 
 def path_of(directory: str | Path, process_id: str) -> Path:
-    """The file of a process."""
+    """Returns the file of a process's heartbeats."""
     return Path(directory) / f"{process_id}.alive"
 
 
 def read(directory: str | Path, process_id: str) -> HeartbeatRecord | None:
-    """The last sign; None while the process has given none since it started."""
+    """Returns the last heartbeat; None if the process has written none since its start."""
     try:
         file = os.open(path_of(directory, process_id), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         data = os.read(file, _RECORD.size + MAX_NOTE_BYTES)
-    except OSError:  # of a directory, say
+    except OSError:  # a directory, for example
         return None
     finally:
         os.close(file)

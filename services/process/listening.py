@@ -1,6 +1,6 @@
-"""Addresses that a server listens on: their form, and which of them may be served in plaintext.
+"""Addresses that a server listens on: parsing, and the check whether one may be served in plaintext.
 
-Pure text; opens no socket. `host:port`, `[ipv6]:port` or `unix:/path`.
+Pure: opens no socket. An address is `host:port`, `[ipv6]:port` or `unix:/path`.
 """
 
 import ipaddress
@@ -12,7 +12,7 @@ UNIX = "unix:"
 
 
 def split(setting: str, listen: str) -> tuple[str, int]:
-    """Host and port of `listen`. Raises ServiceError naming `setting` when it is malformed."""
+    """Returns host and port of `listen`. Raises ServiceError naming `setting` if it is malformed."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise bad_setting(setting, f"{listen!r} is not host:port")
@@ -20,29 +20,29 @@ def split(setting: str, listen: str) -> tuple[str, int]:
 
 
 def socket_path(listen: str) -> Path | None:
-    """The path of a Unix socket; None for a host and port. gRPC takes `unix:path` and `unix:///path`."""
+    """Returns the path of a Unix socket; None for a host and port. gRPC accepts `unix:path` and `unix:///path`."""
     path = listen.removeprefix(UNIX)
     return None if path == listen else Path(path.removeprefix("//"))
 
 
 def bound(listen: str, port: int) -> str:
-    """The address as clients name it, once the port is known."""
+    """Returns the address for clients: `listen` with the port that was bound."""
     return listen if listen.startswith(UNIX) else f"{listen.rpartition(':')[0]}:{port}"
 
 
 def is_local(listen: str) -> bool:
-    """Whether only this host can reach it: a Unix socket, `localhost`, or a loopback address."""
+    """Whether only this host can reach the address: a Unix socket, `localhost`, or a loopback address."""
     if listen.startswith(UNIX):
         return True
     host = listen.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"  # any other name is as its resolver says, which is not known here
+        return host == "localhost"  # other names are not resolved here
 
 
 def check_plaintext(setting: str, listen: str, has_tls: bool, is_insecure: bool) -> None:
-    """Raise ServiceError unless `listen` is well formed and it is safe, or was asked for, to serve it in plaintext."""
+    """Raise ServiceError if `listen` is malformed, or plaintext on it is neither safe nor allowed by `is_insecure`."""
     if not listen.startswith(UNIX):
         split(setting, listen)
     if has_tls or is_insecure or is_local(listen):

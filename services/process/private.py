@@ -1,7 +1,8 @@
-"""Files and directories of this user alone, in places where other users can write.
+"""Files and directories that are private to this user, in places where other users can write.
 
-In a shared temporary directory anybody can plant a symbolic link, a FIFO or a directory under a name that is known or
-guessed. Nothing is opened through a link, waited for, or emptied before it is seen to be ours.
+In a shared temporary directory, other users can create a symbolic link, a FIFO or a directory under a known or guessed
+name. So links are not followed, FIFOs are opened without blocking, and nothing is truncated before it is known to be
+ours.
 """
 
 import contextlib
@@ -14,9 +15,10 @@ _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor of the regular file of this user at `path`, made with mode 0600 where `flags` have O_CREAT; they
-    must not have O_TRUNC. Raises OSError, also for a link, a FIFO, another user's file, or one of two names."""
-    assert not flags & os.O_TRUNC  # it would empty the file before anything is known of it
+    """Returns a descriptor of this user's regular file at `path`. It is created with mode 0600 if `flags` have
+    O_CREAT; O_TRUNC is not allowed. Raises OSError, also for a link, a FIFO, another user's file, or a file with two
+    names."""
+    assert not flags & os.O_TRUNC  # it would empty the file before the checks below
     fd = os.open(path, flags | _SAFE, 0o600)
     try:
         status = os.fstat(fd)
@@ -29,8 +31,8 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def open_directory(path: Path) -> int:
-    """A descriptor of the directory of this user alone at `path`. Raises OSError for a link, and for one that
-    belongs to, or can be read or written by, another user."""
+    """Returns a descriptor of the private directory at `path`. Raises OSError for a link, and for a directory that
+    belongs to another user, or that another user can read or write."""
     fd = os.open(path, _SAFE | os.O_DIRECTORY)
     try:
         status = os.fstat(fd)
@@ -43,14 +45,15 @@ def open_directory(path: Path) -> int:
 
 
 def make_directory(path: Path) -> int:
-    """A descriptor of the directory at `path`, which is made if it is not there. Raises OSError as `open_directory`."""
-    with contextlib.suppress(FileExistsError):  # ours, or `open_directory` says that it is not
+    """Returns a descriptor of the directory at `path`, created if it is missing. Raises OSError as `open_directory`
+    does."""
+    with contextlib.suppress(FileExistsError):  # `open_directory` checks that it is ours
         path.mkdir(mode=0o700)
     return open_directory(path)
 
 
 def is_at(fd: int, path: Path) -> bool:
-    """Whether `path` still names what `fd` is open on."""
+    """Whether `path` still names the file that `fd` is open on."""
     try:
         there = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What every process of the ring has, whatever its role: settings, model facts, its place in the ring, telemetry."""
+"""The parts that every process of the ring has: settings, model facts, its connection to the ring, telemetry."""
 
 import asyncio
 import dataclasses
@@ -18,15 +18,17 @@ from sluice_server.services.telemetry.phases import Phase
 from sluice_server.services.telemetry.spans import Parent
 from sluice_server.services.telemetry.tracing import Tracer
 
-GC_THRESHOLD = 20_000  # objects made and not yet gone between two collections of the youngest
+GC_THRESHOLD = 20_000  # allocations minus deallocations between two collections of the youngest generation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Process:
-    """Attributes:
-    contents: the model's files that this process reads, as they were before it read them.
-    heart: beats while the loop turns.
-    stopping: SIGTERM or SIGINT came.
+    """One process of the ring, whatever its role.
+
+    Attributes:
+        contents: the model files that this process reads, with their state before the first read.
+        heart: writes a heartbeat while the loop turns.
+        stopping: set by SIGTERM or SIGINT.
     """
 
     engine_config: EngineConfig
@@ -43,13 +45,16 @@ class Process:
     stopping: asyncio.Event
 
     def record(self, envelope: Envelope, phase: Phase) -> None:
-        """Make a span of a phase of a request."""
+        """Record a span for a phase of a request."""
         self.tracer.record(envelope.request_id, Parent(envelope.traceparent, envelope.tracestate), phase)
 
     def start(self, stage: Stage) -> None:
-        """Begin to turn `stage` in the ring, if all that was read is of one revision: raises ServiceError MODEL_CHANGED
-        where files were replaced meanwhile. What exists now stays, and requests leave few cycles behind: the collector
-        need not look at the former, and at the latter seldom (it took a tenth of a gateway's time)."""
+        """Start to run `stage` in the ring. Raises ServiceError MODEL_CHANGED if files were replaced while they were
+        read.
+
+        Freezes the objects that exist now and makes garbage collection rare: requests leave few cycles behind, and
+        collecting took a tenth of a gateway's time.
+        """
         self.contents.check()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD, 50, 100)
@@ -57,18 +62,18 @@ class Process:
         self._beat(stage, time.monotonic())
 
     def _beat(self, stage: Stage, last_s: float) -> None:
-        """Say that the loop turns, and let go of what gateways that are gone have left behind."""
+        """Every `BEAT_S`, write a heartbeat, repair the inbox, and drop what gateways that are gone have left."""
         now_s = time.monotonic()
         self.heart.beat()
         self.ring.mend()
         self.heart.note(self.ring.mismatch)
-        self.ring.leases.pass_time(min(now_s - last_s, 2 * BEAT_S))  # our own pause is nobody's fault
+        self.ring.leases.pass_time(min(now_s - last_s, 2 * BEAT_S))  # a pause of this process must not end leases
         stage.reap()
         self.ring.reap()
         asyncio.get_running_loop().call_later(BEAT_S, self._beat, stage, now_s)
 
     async def run(self, stage: Stage) -> int:
-        """Turn `stage` in the ring until the process is told to stop; the exit status."""
+        """Run `stage` in the ring until the process is asked to stop. Returns the exit status."""
         self.start(stage)
         await self.stopping.wait()
         return 0

@@ -1,6 +1,6 @@
-"""Starts one process of the ring: title, signals, telemetry, its place in the ring; then its role's own body.
+"""Starts one process of the ring: title, signals, telemetry and ring connection, then the body of its role.
 
-What `sluice serve --role …` runs, under a supervisor or alone in a container.
+This is what `sluice serve --role …` runs, under a supervisor or alone in a container.
 """
 
 import asyncio
@@ -36,22 +36,22 @@ from sluice_server.services.telemetry.tracing import Tracer, TraceSampling
 
 logger = logging.getLogger(__name__)
 
-SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor: its death must be this process's too
+SUPERVISOR_PID = "SLUICE_SUPERVISOR_PID"  # set by a supervisor; this process must end when it ends
 PR_SET_PDEATHSIG = 1
-LOSSES = (signal.SIGUSR1, signal.SIGUSR2)  # a supervisor tells gateways that a process died, or restarts as planned
-EXIT_OUTDATED = 75  # EX_TEMPFAIL: to be started again
-MIN_MESSAGE_BYTES = 4 << 20  # headers, and what a prompt of the smallest allowed size can become
+LOSSES = (signal.SIGUSR1, signal.SIGUSR2)  # sent to gateways when a process died, or restarts as planned
+EXIT_OUTDATED = 75  # EX_TEMPFAIL: exit status of a process that is to be started again
+MIN_MESSAGE_BYTES = 4 << 20  # for headers, and for what a prompt of the smallest allowed size can become
 
 
 def run_role(engine_config: EngineConfig, config: ServiceConfig) -> int:
-    """Run one process until it is told to stop; its exit status. Raises ServiceError for settings that cannot be."""
+    """Run one process until it is asked to stop. Returns its exit status. Raises ServiceError for unusable settings."""
     role = Role(config.role)
     process_id = config.process_id or f"{role}-0"
     setproctitle.setproctitle(f"sluice: {process_id}")
     logs.configure(config.log_level, config.log_format, process_id)
     die_with_supervisor()
     take_turns_of(SHORT_S)
-    for number in LOSSES:  # until a gateway takes them
+    for number in LOSSES:  # until a gateway installs its handlers
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(engine_config, config, role, process_id))
@@ -100,7 +100,7 @@ async def _run(engine_config: EngineConfig, config: ServiceConfig, role: Role, p
 
 
 async def _body(process: Process) -> int:
-    """Imports are made here so that each role pays only for its own: torch for one, grpc for another."""
+    """Run the role's body. Imports are local: each process loads only what its role needs, such as torch or grpc."""
     match process.role:
         case Role.GATEWAY:
             from sluice_server.services.gateway import process as gateway
@@ -123,7 +123,7 @@ async def _body(process: Process) -> int:
 
 
 def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
-    """Bind the inbox and connect to the next role's peers. Raises ServiceError naming the setting at fault."""
+    """Bind the inbox and connect to the peers of the next role. Raises ServiceError naming the setting at fault."""
     if not config.inbox:
         raise bad_setting("inbox", "is needed with --role: where this process listens, tcp://host:port or ipc://path")
     tables = {
@@ -149,8 +149,9 @@ def join_ring(config: ServiceConfig, role: Role, process_id: str) -> RingLoop:
 
 
 def leave_if_changed(contents: CheckpointFiles) -> None:
-    """The ring's processes serve different revisions: one whose files have been replaced since it read them ends, and
-    its supervisor starts it again, on those that are there now."""
+    """End this process if its model files were replaced since it read them. Called when the ring's processes serve
+    different revisions. Raises SystemExit EXIT_OUTDATED, and the supervisor starts the process again with the new
+    files."""
     if contents.is_changed():
         path = contents.path
         logger.warning("%s was replaced since this process read it, and others serve another revision: ending", path)
@@ -158,7 +159,7 @@ def leave_if_changed(contents: CheckpointFiles) -> None:
 
 
 def open_heart(config: ServiceConfig, process_id: str) -> Heartbeat:
-    """The file of signs of life. Raises ServiceError when its directory cannot be used."""
+    """Returns the heartbeat file. Raises ServiceError if its directory cannot be used."""
     try:
         return Heartbeat(config.heartbeat_dir, process_id)
     except OSError as error:
@@ -166,7 +167,7 @@ def open_heart(config: ServiceConfig, process_id: str) -> Heartbeat:
 
 
 def die_with_supervisor() -> None:
-    """Ask the kernel to kill this process when its supervisor dies, and go at once if that has happened already."""
+    """Let the kernel kill this process when its supervisor dies; exit now if it is dead already."""
     if SUPERVISOR_PID not in os.environ:
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""The file of a Unix socket that a server listens on: claimed for one server at a time, and removed by that one only.
+"""The file of a Unix socket that a server listens on: claimed by one server at a time, and removed by that server only.
 
-gRPC takes a path from whoever listens there and removes, at its end, whatever lies there then. So it binds a name
-beside the path, which is then moved to the path: it knows nothing of that, and the file is ours to remove.
+gRPC takes over a path on which another process listens, and at its end removes whatever is there. So gRPC binds a name
+beside the path, which is then renamed to the path: gRPC has no file to remove, and removing it is done here.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from sluice_server.services.process import private
 from sluice_server.services.process.listening import UNIX
 
 ANSWER_S = 1.0
-MAX_SOCKET_PATH = 107  # bytes, as the kernel has it
+MAX_SOCKET_PATH = 107  # bytes; the kernel's limit
 UNBOUND = ".new"
 
 
 class SocketFile:
-    """`claim`, bind `unbound`, `publish` (again when the file `is_gone`), `release`."""
+    """The socket's file. Call `claim`, bind `unbound`, `publish` (again when the file `is_gone`), `release`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,12 +33,12 @@ class SocketFile:
 
     @property
     def is_gone(self) -> bool:
-        """Whether something has removed what was published."""
+        """Whether the published file has been removed by something else."""
         return self._published != (0, 0) and not os.path.lexists(self.path)
 
     def claim(self) -> None:
-        """Make sure that this process alone serves the path, until `release` or its end. What a server left that was
-        killed is no hindrance. Raises ServiceError LISTEN_FAILED."""
+        """Reserve the path for this process until `release` or its end. A file left by a killed server does not
+        prevent it. Raises ServiceError LISTEN_FAILED."""
         if self._lock >= 0 and private.is_at(self._lock, self._lock_path):
             return
         if len(os.fsencode(self.unbound)) > MAX_SOCKET_PATH:
@@ -55,7 +55,7 @@ class SocketFile:
             raise
 
     def publish(self) -> None:
-        """Give the bound socket its name. Raises ServiceError LISTEN_FAILED."""
+        """Rename the bound socket to its path. Raises ServiceError LISTEN_FAILED."""
         try:
             self.unbound.rename(self.path)
             self._published = _identity(self.path.lstat())
@@ -63,7 +63,7 @@ class SocketFile:
             raise self._failed(f"{error.strerror}: make the directory usable") from error
 
     def release(self) -> None:
-        """Remove the socket if it is still ours, and give up the claim."""
+        """Remove the socket if it is still this server's, and give up the claim."""
         with contextlib.suppress(OSError):
             if self._published == _identity(self.path.lstat()):
                 self.path.unlink()
@@ -71,12 +71,12 @@ class SocketFile:
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 if private.is_at(self._lock, self._lock_path):
-                    self._lock_path.unlink()  # before the lock goes: who waits for it sees that the file is gone
+                    self._lock_path.unlink()  # before unlocking: the next holder must see that its file is gone
             os.close(self._lock)
             self._lock = -1
 
     def _locked(self) -> int:
-        """The lock beside the socket. Raises OSError, and ServiceError when another server has it."""
+        """Returns the locked file beside the socket. Raises OSError, and ServiceError if another server holds it."""
         while True:
             lock = private.open_file(self._lock_path, os.O_RDWR | os.O_CREAT)
             try:
@@ -86,10 +86,10 @@ class SocketFile:
                 raise self._failed(f"another server is there (it holds {self._lock_path}): stop it") from None
             if private.is_at(lock, self._lock_path):
                 return lock
-            os.close(lock)  # of a server that has just released it
+            os.close(lock)  # the file of a server that has just released it
 
     def _check(self) -> None:
-        """Raise ServiceError unless the path is free or a socket that does not answer."""
+        """Raise ServiceError unless the path is free, or a socket on which no server answers."""
         try:
             mode = self.path.lstat().st_mode
         except FileNotFoundError:
@@ -99,7 +99,7 @@ class SocketFile:
         with socket.socket(socket.AF_UNIX) as caller:
             caller.settimeout(ANSWER_S)
             found = caller.connect_ex(str(self.path))
-        if found not in (errno.ECONNREFUSED, errno.ENOENT):  # a full queue is a server too, if a slow one
+        if found not in (errno.ECONNREFUSED, errno.ENOENT):  # a full queue is a slow server
             why = "answers" if not found else os.strerror(found)
             raise self._failed(f"another server is there ({why}): stop it")
 

@@ -1,7 +1,7 @@
-"""A value read from files, read again when they change. A change that cannot be read keeps the old value and is logged.
+"""A value read from files, and read again when they change. If that fails, the old value stays and an error is logged.
 
-Takes the paths and a function that reads them; knows nothing of what is in them. Has no clock and no thread: whoever
-uses the value asks first whether it changed.
+Takes the paths and a function that reads them. It has no timer and no thread: callers call `refresh` before using the
+value.
 """
 
 import logging
@@ -18,7 +18,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 
 class WatchedFile(Generic[_T]):
-    """The value; the first reading must succeed. `load` raises ServiceError for contents that cannot be used."""
+    """Holds the value. The first read must succeed. `load` raises ServiceError for contents that cannot be used."""
 
     def __init__(self, paths: tuple[Path, ...], load: Callable[[], _T]) -> None:
         self._paths = paths
@@ -27,7 +27,7 @@ class WatchedFile(Generic[_T]):
         self.value = load()
 
     def refresh(self) -> bool:
-        """Read again if a file changed; whether there is a new value."""
+        """Read again if a file changed. Returns whether there is a new value."""
         stamp = self._now()
         if stamp == self._stamp:
             return False
@@ -41,7 +41,7 @@ class WatchedFile(Generic[_T]):
         return True
 
     def _now(self) -> Stamp:
-        """Inode, size and time of each file; zeros for one that is not there."""
+        """Returns inode, size and modification time of each file; zeros for a missing one."""
         found = []
         for path in self._paths:
             try:

@@ -1,1 +1,1 @@
-"""How messages travel: peer tables, ZeroMQ sockets and the one loop that every stage runs in."""
+"""The transport between stages: peer tables, ZeroMQ sockets, and the event loop that every stage runs in."""

@@ -1,7 +1,7 @@
-"""What waits for one peer: messages in order, each encoded once, bounded in bytes and number. Pure; knows no socket.
+"""A queue of messages for one peer: in order, each encoded once, bounded in bytes and number. Pure: no I/O, no clock.
 
-What nobody waits for any more leaves: a request that was cancelled, an attempt that a later one replaces, a report that
-a newer one replaces. The order of what stays is the order in which it came.
+Messages that have become useless are removed: those of a cancelled request, those of an attempt that a later attempt
+replaces, and reports that a newer report replaces. The remaining messages keep their order.
 """
 
 import dataclasses
@@ -28,36 +28,36 @@ from sluice_server.services.messages.messages import (
 MAX_MESSAGES = 100_000
 MAX_BYTES = 64 << 20
 _OF_NO_REQUEST = frozenset({Probe, Report, OpenSerials, Mismatch})
-# Small, and at most a few of each request: they end what holds memory, and find room where others do not.
+# Small, and at most a few per request. They free memory elsewhere, so they are accepted even when the queue is full.
 _ALWAYS = _OF_NO_REQUEST | {Cancel, Failed, KeepTrace, Preempted}
-_SLACK = 64  # of entries that were dropped and are still in the queue
+_SLACK = 64  # dropped entries that may stay in the queue before it is rebuilt
 
 
 class Refusal(enum.StrEnum):
-    """Why a message was not taken; also the name of its count."""
+    """The reason why a message was refused; also the name of its counter."""
 
     FULL = "backlog_full"
     OVERSIZE = "oversize"
 
 
 def _keep(blob: Blob) -> None:
-    """Its file stays."""
+    """Keep the blob's file: the default of `discard`."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class QueuedMessage:
-    """One message. `data` is empty once it was dropped; `envelope` is None for what is of no request."""
+    """One queued message. `data` is empty once it was dropped; `envelope` is None if it belongs to no request."""
 
     data: bytes
     kind: type
     envelope: Envelope | None
-    key: str  # of what may be dropped together; "": it stays in any case
-    rank: int  # attempt of a request; of the same key, a higher one replaces lower ones
-    blob: Blob | None = None  # it stands for a file, of no use without it
+    key: str  # messages of one key can be dropped together; "" is never dropped
+    rank: int  # attempt of a request; within a key, a higher rank replaces lower ones
+    blob: Blob | None = None  # set if the message stands for a file, which is discarded with it
 
 
 class Backlog:
-    """Of one peer. `encode` is called once a message."""
+    """The queue of messages for one peer. `encode` is called once per message."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Backlog:
         max_bytes: int = MAX_BYTES,
         discard: Callable[[Blob], None] = _keep,
     ) -> None:
-        """`discard` is told of a blob that was dropped."""
+        """`discard` is called with each blob that is dropped."""
         self.num_bytes = 0
         self._num = 0
         self._encode = encode
@@ -76,13 +76,13 @@ class Backlog:
         self._queue: deque[QueuedMessage] = deque()
         self._by_key: dict[str, deque[QueuedMessage]] = {}
         self._count = 0
-        self._fresh: list[tuple[bytes, Message]] = []  # of this turn, still to be looked at
+        self._fresh: list[tuple[bytes, Message]] = []  # of this turn of the loop, not yet merged into `_queue`
 
     def __len__(self) -> int:
         return self._num + len(self._fresh)
 
     def put(self, message: Message) -> Refusal | None:
-        """Queue a message. Says why it is not taken, if so."""
+        """Queue a message. Returns the reason if it is refused, else None."""
         data = self._encode(message)
         if len(data) > self._max_message_bytes:
             return Refusal.OVERSIZE
@@ -94,23 +94,23 @@ class Backlog:
         return None
 
     def whole(self, max_bytes: int) -> list[bytes]:
-        """All that waits, if it came in this turn and is no more than one frame, as nearly always; else nothing."""
+        """Returns all messages if all came in this turn and fit into one frame, the usual case; else []."""
         return [] if self._num or self.num_bytes > max_bytes else [data for data, _ in self._fresh]
 
     def whole_sent(self) -> None:
-        """It left."""
+        """Remove what `whole` returned: it was sent."""
         self._fresh.clear()
         self.num_bytes = 0
 
     def settle(self) -> None:
-        """What came in this turn did not leave with it: it waits, and what it makes pointless does no longer."""
+        """Move this turn's messages, which were not sent, into the queue. Drop the messages that they replace."""
         fresh, self._fresh = self._fresh, []
         self.num_bytes -= sum(len(data) for data, _ in fresh)
         for data, message in fresh:
             self._hold(data, message, is_new=False)
 
     def head(self, max_bytes: int) -> list[QueuedMessage]:
-        """Of what has settled, what fits into one frame, one message at least; it stays until `sent`."""
+        """Returns the first settled messages that fit into one frame, at least one. They stay queued until `sent`."""
         queue = self._queue
         if self.num_bytes <= max_bytes:
             return [one for one in queue if one.data]
@@ -124,12 +124,12 @@ class Backlog:
         return found
 
     def sent(self, head: list[QueuedMessage]) -> None:
-        """These left, which were the head."""
+        """Remove the messages of `head`, which were sent."""
         for _ in head:
             self._pop()
 
     def replace_head(self, pieces: list[BlobChunk | Blob]) -> None:
-        """The first message leaves as these, which stay whatever becomes of its request: some may have left already."""
+        """Replace the first message by `pieces`. They are never dropped, as some may have been sent already."""
         head = self._pop()
         made = [QueuedMessage(self._encode(piece), type(piece), head.envelope, "", 0) for piece in pieces]
         self._queue.extendleft(reversed(made))
@@ -139,7 +139,7 @@ class Backlog:
         self.num_bytes += sum(len(one.data) for one in made)
 
     def drop(self, is_pointless: Callable[[Envelope], bool]) -> None:
-        """Let go of what waits for requests that nobody waits for."""
+        """Remove the messages of every request that can be dropped, by `is_pointless(envelope)`."""
         self.settle()
         for key, waiting in list(self._by_key.items()):
             if key and any(one.envelope is not None and is_pointless(one.envelope) for one in waiting):
@@ -166,18 +166,19 @@ class Backlog:
         return QueuedMessage(data, type(message), envelope, envelope.request_id, envelope.attempt, blob)
 
     def _drop_replaced(self, message: Message, new: QueuedMessage) -> None:
-        """A Cancel ends its attempt and earlier ones, a later attempt those before it, a census what is not open."""
+        """Drop what `message` makes useless: a Cancel its attempt and earlier ones, a later attempt the earlier
+        ones, an OpenSerials the messages of requests that have ended."""
         waiting = self._by_key.get(new.key)
         if waiting is not None:
             if new.kind is Cancel and isinstance(message, Cancel) and message.output_index is None:
                 self._forget(new.key, lambda one: one.rank <= new.rank)
-            elif waiting[-1].rank != new.rank:  # else none is lower: they left when that one came
+            elif waiting[-1].rank != new.rank:  # else there are none of a lower rank: the last one has dropped them
                 self._forget(new.key, lambda one: one.rank < new.rank)
         if isinstance(message, OpenSerials) and self._num:
             self.drop(message.has_ended)
 
     def _forget(self, key: str, is_pointless: Callable[[QueuedMessage], bool]) -> None:
-        """Drop entries of a key; what keeps a trace stays, as that is sent when its request has ended."""
+        """Drop entries of a key, except KeepTrace, which is sent after its request has ended."""
         kept: deque[QueuedMessage] = deque()
         for one in self._by_key.pop(key):
             if one.kind is KeepTrace or not is_pointless(one):
@@ -194,7 +195,7 @@ class Backlog:
             self._queue = deque(one for one in self._queue if one.data)
 
     def _pop(self) -> QueuedMessage:
-        """The first that was not dropped."""
+        """Remove and return the first message that was not dropped."""
         queue = self._queue
         while not queue[0].data:
             queue.popleft()
@@ -209,7 +210,7 @@ class Backlog:
 
 
 def _name(message: OfNoRequest) -> str:
-    """Of two with the same name the newer one says all that the older one did. No request id has a space."""
+    """Returns the key under which a newer message replaces an older one. It has a space, which no request id has."""
     match message:
         case Probe():
             return f"probe {message.origin} {' '.join(message.route)}"

@@ -1,4 +1,4 @@
-"""Counts of a process's sockets and loop as samples."""
+"""Metric samples of a process's sockets and event loop."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,8 @@ EVENTS = ("messages", "dropped", "unroutable", "handler_errors")
 
 
 def figures(ring: RingLoop) -> Iterator[MetricSample]:
-    """Zero is told too: an alert on what never happened needs a first value."""
+    """Yields all samples. Counters at zero are included, so that an alert on an event that never happened has a
+    first value."""
     for what in IN:
         yield MetricSample(catalogue.RING_IN, ring.inbox.counts[what], (what,))
     for what in EVENTS:

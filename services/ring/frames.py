@@ -1,8 +1,9 @@
-"""A frame: what one ZeroMQ message holds, everything one stage has for one peer at the end of one turn of its loop.
+"""Reads and writes frames: one ZeroMQ message with all that a stage sends to one peer in one turn of its loop.
 
-It begins with a header whose shape never changes: magic, schema version, boot epoch and length of the sender's id; 20
-bytes that belong to the version, here count, host and clock; the id. So a neighbour of another version is refused by
-name. Then a msgpack array of messages, which are encoded before they come here, each once.
+It starts with a header: magic, schema version, boot epoch and length of the sender's id; then 20 bytes whose meaning
+depends on the version (here count, host and clock); then the id. The first part never changes, so that a frame of
+another version can be refused by its sender's name. A msgpack array of messages follows; each message is encoded once,
+before it gets here.
 """
 
 import struct
@@ -20,23 +21,23 @@ _VERSION_1 = 0x80  # a frame without a header: a msgpack map of at most 15 keys 
 
 
 class MalformedFrame(ValueError):
-    """Bytes that are no frame."""
+    """The bytes are not a frame."""
 
 
 class Header(NamedTuple):
-    """What a frame says of its sender. Of another version only the first three are known."""
+    """The header of a frame. For another schema version only the first three fields are set."""
 
     sender: str
-    epoch: int  # wall clock in ns at the boot of the sender: a higher one is a newer process, a lower one is stale
+    epoch: int  # wall clock in ns at the sender's boot; a higher value is a newer process, a lower one is stale
     schema: int
-    seq: int = 0  # counts frames of this sender to this peer from 1: gaps are loss
-    host: int = 0  # boot of the sender's machine: clocks of two machines are not compared
-    sent_s: float = 0.0  # monotonic clock when it left
-    size: int = 0  # bytes before the messages
+    seq: int = 0  # number of this frame from this sender to this peer, from 1; gaps are lost frames
+    host: int = 0  # boot id of the sender's machine; clocks of two machines are not compared
+    sent_s: float = 0.0  # monotonic clock at sending
+    size: int = 0  # bytes of the header
 
 
 class FrameWriter:
-    """Makes the frames of one sender."""
+    """Writes the frames of one sender."""
 
     def __init__(self, sender: str, epoch: int, host: int = 0) -> None:
         self._name = sender.encode()
@@ -44,14 +45,14 @@ class FrameWriter:
         self._host = host
 
     def frame(self, seq: int, messages: Sequence[bytes]) -> bytes:
-        """A frame of encoded messages, which leaves now."""
+        """Returns a frame of encoded messages, with the present time as its sending time."""
         name = self._name
         header = _HEADER.pack(MAGIC, SCHEMA_VERSION, self._epoch, len(name), seq, self._host, time.monotonic())
         return b"".join((header, name, _array_of(len(messages)), *messages))
 
 
 def read_header(data: bytes) -> Header:
-    """Who sent a frame, and what else its own version says. Raises Malformed."""
+    """Returns the header of a frame. Raises MalformedFrame."""
     if data and data[0] & 0xF0 == _VERSION_1:
         return _version_1(data)
     try:
@@ -68,7 +69,7 @@ def read_header(data: bytes) -> Header:
 
 
 class _Version1(msgspec.Struct, tag="Frame"):
-    """What a frame without a header says of its sender, among other things."""
+    """The fields of a version 1 frame, which has no header, that name its sender."""
 
     sender: str
     epoch: int
@@ -83,7 +84,7 @@ def _version_1(data: bytes) -> Header:
 
 
 def _array_of(num: int) -> bytes:
-    """The head of a msgpack array."""
+    """Returns the prefix of a msgpack array of `num` elements."""
     if num < 16:
         return bytes((0x90 | num,))
     return b"\xdc" + num.to_bytes(2, "big") if num < 1 << 16 else b"\xdd" + num.to_bytes(4, "big")

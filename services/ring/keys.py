@@ -1,7 +1,7 @@
-"""CURVE keys of the ring's TCP sockets: a directory with the public key of every process and one's own secret.
+"""CURVE keys for the ring's TCP sockets: a directory with every process's public key and this process's secret key.
 
-Files are ZeroMQ certificates, `<process id>.key` and `<process id>.key_secret`, as `sluice keys` writes them. The
-public keys of the directory are also the list of who may connect. Knows nothing of messages.
+The files are ZeroMQ certificates, `<process id>.key` and `<process id>.key_secret`, as `sluice keys` writes them. The
+public keys in the directory are also the list of processes that may connect.
 """
 
 import dataclasses
@@ -19,28 +19,30 @@ from sluice_server.services.config import bad_setting
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RingKeys:
-    """One process's key pair and where the public keys of the others lie."""
+    """The key pair of one process, and the directory of the other processes' public keys."""
 
     directory: Path
     public: bytes
     secret: bytes
 
     def of_peer(self, peer: str) -> bytes:
-        """The public key of a peer. Raises ServiceError naming the file that is missing or broken."""
+        """Returns the public key of a peer. Raises ServiceError naming the file that is missing or broken."""
         return _load(self.directory / f"{peer}.key")[0]
 
     def secure_outbox(self, socket: "zmq.Socket[bytes]", peer: str) -> None:
-        """Let `socket` connect as us, and to nobody but `peer`."""
+        """Set up `socket` to authenticate with this process's key pair, and to accept `peer` only as its server."""
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
         socket.curve_serverkey = self.of_peer(peer)
 
     def secure_inbox(self, socket: "zmq.Socket[bytes]") -> None:
-        """Let only those who know our public key, and whose own is in the directory, connect to `socket`."""
+        """Set up `socket` as a CURVE server. Clients need its public key, and their own public key must be in the
+        directory."""
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
         socket.curve_server = True
 
     def guard(self, context: "zmq.Context[zmq.Socket[bytes]]") -> ThreadAuthenticator:
-        """Start to check who connects to the inboxes of `context`; to be stopped before the context ends."""
+        """Start the authenticator of connections to the inboxes of `context`. It must be stopped before the context
+        ends."""
         guard = ThreadAuthenticator(context, log=logging.getLogger(__name__))
         guard.start()
         guard.configure_curve(domain="*", location=str(self.directory))
@@ -48,7 +50,7 @@ class RingKeys:
 
 
 def load_keys(directory: str, process_id: str) -> RingKeys | None:
-    """The keys of one process; None without a directory. Raises ServiceError naming the file at fault."""
+    """Returns the keys of one process; None if `directory` is "". Raises ServiceError naming the file at fault."""
     if not directory:
         return None
     public, secret = _load(Path(directory) / f"{process_id}.key_secret")
@@ -58,7 +60,8 @@ def load_keys(directory: str, process_id: str) -> RingKeys | None:
 
 
 def make_keys(directory: Path, process_ids: Iterable[str]) -> list[Path]:
-    """Write a key pair for each process that has none yet; the files written. Secrets are readable by us alone."""
+    """Write a key pair for each process that has none; returns the files written. Secret keys are readable by this
+    user only."""
     written: list[Path] = []
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     before = os.umask(0o077)

@@ -1,7 +1,7 @@
-"""The loop that every stage runs in: drain the inbox, let the stage work, flush the outboxes.
+"""The event loop of every stage: drain the inbox, let the stage work, flush the outboxes.
 
-Runs as callbacks on an asyncio loop. What a stage does with a message is the stage's; routing, probes, frames
-and counting are here, the answer to a stage that raises in `ends`. Knows no stage by name.
+It runs as callbacks on an asyncio loop. Routing, probes, frames and counters are handled here; messages are handled by
+the stage, and errors that a stage raises by `request_ends`. Stages are used through the `Stage` protocol only.
 """
 
 import asyncio
@@ -42,36 +42,36 @@ from sluice_server.services.ring.sockets import Inbox, Outbox, Peer
 logger = logging.getLogger(__name__)
 
 EXIT_BROKEN = 70  # EX_SOFTWARE
-RETRY_S = 0.02  # how soon a flush that met EAGAIN is tried again
+RETRY_S = 0.02  # delay before a flush that met EAGAIN is tried again
 
 
 def _ignore(request_id: str) -> None:
-    """Nothing is held."""
+    """The default of `on_keep`: no trace is held."""
 
 
 def _nothing() -> None:
-    """Its files cannot be others."""
+    """The default of `on_mixed`: this process's files cannot have changed."""
 
 
 class Stage(Protocol):
-    """What a process does. All are called on the loop and must not block on anything but computing."""
+    """The work of one process. All methods are called on the loop and must not block except to compute."""
 
     @property
     def progress(self) -> int:
-        """Grows while the stage works; rides in probes."""
+        """A number that grows while the stage works; sent in probes."""
 
     def handle(self, message: Message) -> None:
-        """Take one message."""
+        """Handle one message."""
 
     def turn(self) -> bool:
-        """Work between messages; True asks for another turn at once."""
+        """Work between messages. Returns True to get another turn at once."""
 
     def reap(self) -> None:
-        """Let go of what gateways that are gone have left; called now and then."""
+        """Drop the state of requests whose gateways are gone; called periodically."""
 
 
 class RingLoop:
-    """One process's place in the ring."""
+    """Connects one process to the ring."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class RingLoop:
         self.epoch = time.time_ns()
         self.counts: Counter[str] = Counter()
         self.leases = Leases()
-        self.on_keep: Callable[[str], None] = _ignore  # what is held of that request's trace is wanted
-        self.on_mixed: Callable[[], None] = _nothing  # the processes of the ring serve different revisions
-        self.revision = ""  # that this process serves: work for another fails
+        self.on_keep: Callable[[str], None] = _ignore  # called when the trace of a request is to be kept
+        self.on_mixed: Callable[[], None] = _nothing  # called when the ring's processes serve different revisions
+        self.revision = ""  # the revision that this process serves; work for another one fails
         self._role = role
         self._hop = NextHop(role, tuple(sorted(peers)))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -104,10 +104,10 @@ class RingLoop:
         self._stage: Stage | None = None
         self._scheduled = False
         self._is_turning = False
-        self._later: list[Message] = []  # came while a stage was computing
+        self._later: list[Message] = []  # messages that came while the stage was computing
         self._ends = RequestEnds(role, process_id, self.emit, self.counts)
         self._strangers = SchemaMismatches(process_id, SCHEMA_VERSION)
-        self._apart: dict[type, Callable[[Stage, Any], bool]] = {  # what the loop looks at first; True: it is done with
+        self._apart: dict[type, Callable[[Stage, Any], bool]] = {  # handlers that run before the stage's; True: handled
             KeepTrace: self._pass_keep,
             Submit: self._refuse_revision,
             Prompt: self._refuse_revision,
@@ -121,18 +121,18 @@ class RingLoop:
 
     @property
     def mismatch(self) -> str:
-        """Which neighbours are of another version, for people; "" if none was heard lately."""
+        """Returns one line about neighbours with another schema version, for operators; "" if none was heard lately."""
         return self._strangers.told(time.monotonic())
 
     def start(self, stage: Stage) -> None:
-        """Begin to turn, on the running asyncio loop."""
+        """Start to run `stage` on the running asyncio loop."""
         self._loop = asyncio.get_running_loop()
         self._stage = stage
         self._loop.add_reader(self.inbox.fd, self.schedule)
         self.schedule()
 
     def stop(self) -> None:
-        """Stop turning; flush and close the sockets."""
+        """Stop the loop; flush and close the sockets."""
         if self._loop is not None:
             self._loop.remove_reader(self.inbox.fd)
             self._loop = None
@@ -145,13 +145,13 @@ class RingLoop:
         self._context.term()
 
     def schedule(self) -> None:
-        """Ask for a turn soon; cheap when one is due already."""
+        """Schedule a turn; cheap if one is scheduled already."""
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._turn)
 
     def emit(self, message: Message) -> None:
-        """Send onward at the end of this turn; a Cancel at once. Never blocks."""
+        """Send a message to its peers at the end of this turn; a Cancel at once. Never blocks."""
         targets = self._hop.targets(message)
         if not targets and not isinstance(message, Cancel | KeepTrace):
             self.counts["unroutable"] += 1
@@ -160,22 +160,22 @@ class RingLoop:
             if refusal is not None:
                 self._ends.not_sent(message, refusal, self.outboxes[peer].backlog_bytes)
         if isinstance(message, Cancel) and not self._is_turning:
-            self._flush()  # what its request holds is wanted now, and not behind all else that waits for this process
+            self._flush()  # frees what its request holds at once, before other queued work of this process
         self.schedule()
 
     def mend(self) -> None:
-        """Listen again if something removed the inbox's file; called now and then."""
+        """Bind the inbox again if its socket file was removed; called periodically."""
         if self.inbox.mend():
             logger.warning("%s listens again: the file of its socket was gone", self.process_id)
 
     def reap(self) -> None:
-        """Let go of what waits for gateways that are gone; called now and then."""
+        """Drop queued messages of requests whose gateways are gone; called periodically."""
         for outbox in self.outboxes.values():
             outbox.drop(self.leases.is_over)
 
     def attend(self) -> None:
-        """Answer probes now: for a stage that computes for long, between two pieces of its work. What else has come
-        waits for the end of the turn, in order."""
+        """Answer probes now. For a stage that computes for long: called between two pieces of its work. Other
+        messages wait, in order, until the next turn."""
         if self._stage is None:
             return
         came = self.inbox.drain()
@@ -202,7 +202,7 @@ class RingLoop:
             self._ends.end_unsent(self._stage)
         finally:
             self._is_turning = False
-            self._scheduled = False  # only now: what was emitted leaves in this turn, and asks for no other
+            self._scheduled = False  # set here: messages emitted above are sent in this turn and need no other
         if self._flush():
             self._loop.call_later(RETRY_S, self.schedule)
         if again or self._later or self.inbox.has_more:
@@ -212,7 +212,7 @@ class RingLoop:
         try:
             return stage.turn()
         except Exception as error:
-            # No request is to blame: better a process that ends, and is started again, than one that limps.
+            # No single request caused this: end, and let the supervisor start a clean process.
             logger.critical("%s cannot go on", self.process_id, exc_info=True)
             raise SystemExit(EXIT_BROKEN) from error
 
@@ -223,7 +223,7 @@ class RingLoop:
         try:
             stage.handle(message)
         except Exception as error:
-            # A bug met by one message must cost that request only, and never leave it without an end.
+            # A bug met by one message must fail that request only, and must always end it.
             self._ends.not_handled(stage, message, error)
 
     def _pass_probe(self, stage: Stage, probe: Probe) -> bool:
@@ -241,11 +241,11 @@ class RingLoop:
         return True
 
     def _refuse_first_tokens(self, stage: Stage, tokens: Tokens) -> bool:
-        """An output's first message says how it is to be read; those behind it find a place that this one has made."""
+        """Check the revision of an output's first Tokens only: it creates the state that the later ones need."""
         return tokens.admitted is not None and self._refuse_revision(stage, tokens)
 
     def _refuse_revision(self, stage: Stage, message: Submit | Prompt | Append | Tokens) -> bool:
-        """Whether it is work for another model, which has failed then."""
+        """Fail a message for another revision. Returns whether it was one."""
         wanted = message.envelope.revision
         if not wanted or fits(wanted, self.revision):
             return False
@@ -253,7 +253,7 @@ class RingLoop:
         return True
 
     def _hand_on(self, stage: Stage, blob: Blob) -> bool:
-        """A large message that this stage would only pass on leaves as it came, unread."""
+        """Forward a large message that this stage does not need to read."""
         targets = self._hop.targets(blob)
         self.emit(self.inbox.hand_on(blob, self.outboxes[targets[0]] if targets else None))
         return True
@@ -263,7 +263,7 @@ class RingLoop:
         return True
 
     def _look_for_strangers(self, stage: Stage) -> None:
-        """Tell the log and the gateways of neighbours whose frames are refused."""
+        """Report neighbours whose frames are refused to the log and to the gateways."""
         if not self.inbox.strangers:
             return
         headers, self.inbox.strangers = list(self.inbox.strangers.values()), {}
@@ -277,7 +277,7 @@ class RingLoop:
                 self.emit(found)
 
     def _flush(self) -> int:
-        """Messages that still wait after the attempt."""
+        """Flush all outboxes. Returns the number of messages that are still queued."""
         waiting = 0
         for outbox in self.outboxes.values():
             outbox.flush()

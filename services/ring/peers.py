@@ -1,7 +1,7 @@
-"""Who is next. Pure: a message in, the ids of the peers it goes to out.
+"""Routing: returns the ids of the peers that a message goes to. Pure: no sockets.
 
-The ring is gateway → tokenizer → engine → detokenizer → gateway. Everything of one request goes to the same peer of a
-role (hash of its id), and home to the gateway that its envelope names. Knows nothing of sockets.
+The ring is gateway → tokenizer → engine → detokenizer → gateway. All messages of one request go to the same peer of a
+role (by a hash of the request id), and back to the gateway that its envelope names.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ NEXT = {
 }
 
 
-_OF_ONE = (  # go to the one peer that has their request
+_OF_ONE = (  # sent to the one peer that has their request
     Text,
     Tokens,
     Submit,
@@ -56,33 +56,33 @@ _OF_ONE = (  # go to the one peer that has their request
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NextHop:
-    """The peers of the next role, by id, as one stage sees them.
+    """The peers of the next role, by id, as one stage knows them.
 
     Attributes:
-        role: the role of the stage that sends.
-        ids: the next role's processes in the order that every process uses (sorted).
+        role: the role of the sending stage.
+        ids: ids of the next role's processes, sorted, so that every process has the same order.
     """
 
     role: Role
     ids: tuple[str, ...]
 
     def targets(self, message: Message) -> tuple[str, ...]:
-        """Ids of the peers that get `message`; empty when the ring ends here or the peer is unknown."""
-        if isinstance(message, _OF_ONE):  # by a tuple, most frequent first: this runs for every token
+        """Returns the ids of the peers that get `message`; empty if the ring ends here or the peer is unknown."""
+        if isinstance(message, _OF_ONE):  # a tuple with the most frequent types first, as this runs for every token
             return self._of_request(message.envelope.request_id, message.envelope.origin)
         match message:
             case Cancel() | KeepTrace():
-                # The gateway that sends it needs no answer.
+                # The gateway that sent it needs no answer.
                 return () if self.role is Role.DETOKENIZER else self._of_request(message.envelope.request_id, "")
             case Probe():
                 wanted = (*message.route, message.origin)
                 return tuple(peer for peer in self.ids if peer in wanted)[:1]
             case OpenSerials():
                 return () if self.role is Role.DETOKENIZER else self.ids
-            case Mismatch():  # whichever of the next processes may be gone
+            case Mismatch():  # to all, as any of them may be gone
                 return self.ids
             case Report():
-                # One detokenizer passes an engine's report on to every gateway.
+                # One detokenizer forwards an engine's report to every gateway.
                 return self.ids if self.role is Role.DETOKENIZER else self.ids[:1]
             case _:
                 assert_never(message)
@@ -94,5 +94,5 @@ class NextHop:
 
 
 def peer_of(request_id: str, ids: tuple[str, ...]) -> str:
-    """Which of one role's processes, sorted by id, everything of a request goes to."""
+    """Returns the process of one role that all messages of a request go to. `ids` is sorted."""
     return ids[int(request_id[:8], 16) % len(ids)]

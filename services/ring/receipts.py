@@ -1,20 +1,20 @@
-"""Which frames count: by sender, its boot and its count of them. Pure.
+"""Accepts or drops frames by sender, the sender's boot epoch and frame number. Pure: no I/O.
 
-A gap is loss, a number twice is repetition, an older boot than one that was heard is a ghost.
+A gap in the numbers means lost frames, a repeated number a repeated frame, an older epoch a stale sender.
 """
 
 from collections import Counter
 
 
 class Receipts:
-    """What was received of each sender. `counts` has frames that were stale or repeated, and those that never came."""
+    """The last frame of each sender. `counts` has the numbers of stale, repeated and lost frames."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self._last: dict[str, tuple[int, int]] = {}  # sender → (epoch, seq)
 
     def accept(self, sender: str, epoch: int, seq: int) -> bool:
-        """Whether a frame counts; it is noted."""
+        """Record a frame. Returns False if it is stale or repeated."""
         known, last = self._last.get(sender, (0, 0))
         if epoch < known:
             self.counts["stale"] += 1
@@ -24,7 +24,7 @@ class Receipts:
         if seq <= last:
             self.counts["repeated"] += 1
             return False
-        # Before the first frame of an epoch nothing is known to be missing: this process may be the younger one.
+        # Frames before the first one of an epoch are not counted as lost: this process may have started later.
         if last:
             self.counts["lost"] += seq - last - 1
         self._last[sender] = (epoch, seq)

@@ -1,6 +1,6 @@
-"""Ends of requests on which a process fails in the ring: what its stage cannot handle, and what cannot be sent.
+"""Ends requests that fail in the ring: a stage raised on one of their messages, or a message could not be sent.
 
-Each ends with one Failed, and the stage lets go of it. Knows no stage by name and no socket.
+Each such request ends with one Failed message, and the stage drops its state. Stages are used through `Handler` only.
 """
 
 import logging
@@ -27,24 +27,24 @@ logger = logging.getLogger(__name__)
 
 
 class Handler(Protocol):
-    """What a stage is to this."""
+    """The part of a stage that is needed here."""
 
     def handle(self, message: Message) -> None:
-        """Take one message."""
+        """Handle one message."""
 
 
 class RequestEnds:
-    """Of one process."""
+    """Ends the failed requests of one process."""
 
     def __init__(self, role: Role, process_id: str, emit: Callable[[Message], None], counts: Counter[str]) -> None:
         self._role = role
         self._process_id = process_id
         self._emit = emit
         self._counts = counts
-        self._unsent: dict[str, tuple[Envelope, ServiceError]] = {}  # requests of which something could not leave
+        self._unsent: dict[str, tuple[Envelope, ServiceError]] = {}  # requests with a message that could not be sent
 
     def not_handled(self, stage: Handler, message: Message, error: Exception) -> None:
-        """The stage raised, just now: its request fails."""
+        """Fail the request of `message`, on which the stage just raised `error`."""
         self._counts["handler_errors"] += 1
         kind = type(message).__name__
         if isinstance(message, OfNoRequest):
@@ -54,7 +54,8 @@ class RequestEnds:
         self._end(stage, message.envelope, fault(self._role, told, "failed on a message of this request", error))
 
     def not_sent(self, message: Message, refusal: Refusal, num_bytes: int) -> None:
-        """A message could not be queued: its request fails instead of vanishing. What is an end itself is counted."""
+        """Note that a message could not be queued, so that its request fails. Messages that end a request, or belong
+        to none, are only counted."""
         self._counts["dropped"] += 1
         if isinstance(message, Failed | Cancel | KeepTrace | OfNoRequest):
             return
@@ -67,13 +68,14 @@ class RequestEnds:
             self._unsent[message.envelope.request_id] = message.envelope, error
 
     def end_unsent(self, stage: Handler) -> None:
-        """At the end of a turn, as a stage may be in the middle of their work where they are found."""
+        """End the noted requests. Called at the end of a turn: earlier, the stage may be in the middle of their
+        work."""
         while self._unsent:
             _, (envelope, error) = self._unsent.popitem()
             self._end(stage, envelope, error)
 
     def _end(self, stage: Handler, envelope: Envelope, error: ServiceError) -> None:
-        """End a request here, and have its client told."""
+        """End a request in this stage, and send its client the error."""
         if self._role is Role.GATEWAY:
             self._emit(Cancel(envelope))
             self._handle(stage, failed(envelope, error))
@@ -82,7 +84,7 @@ class RequestEnds:
             self._emit(failed(envelope, error))
 
     def _handle(self, stage: Handler, message: Cancel | Failed) -> None:
-        """What broke on a request may break on its end, which the log knows by then."""
+        """Pass a message to the stage. An error here is only counted: the error that caused it has been logged."""
         try:
             stage.handle(message)
         except Exception:

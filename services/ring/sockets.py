@@ -1,9 +1,9 @@
-"""One inbox (PULL, binds) and a table of outboxes (PUSH, connect). Every limit explicit, nothing blocks.
+"""The sockets of a process: one inbox (PULL, binds) and one outbox per peer (PUSH, connects). Bounded and non-blocking.
 
-Messages to a peer wait in its outbox until the end of the loop's turn and leave as one frame; when ZeroMQ says EAGAIN
-they stay, encoded, and merge with the next turn's (`backlog`). Frames carry the sender's version, epoch and a count, so
-that the inbox sees neighbours of another version, loss, repetition and stale senders. Large messages leave as blobs.
-Knows nothing of what messages mean.
+Messages to a peer wait in its outbox until the end of the loop's turn and are sent as one frame. When ZeroMQ returns
+EAGAIN they stay, encoded, and are merged with those of the next turn (`backlog`). Frames carry the sender's schema
+version, boot epoch and a count, by which the inbox detects other versions, loss, repetition and stale senders. Large
+messages are sent as blobs.
 """
 
 import dataclasses
@@ -40,29 +40,29 @@ from sluice_server.services.telemetry.logs import about
 logger = logging.getLogger(__name__)
 
 HIGH_WATER_MARK = 1000
-FRAME_BYTES = BLOB_BYTES  # of one frame; more messages take more frames, a larger message becomes a blob
-FRAMES_A_TURN = 64  # so that a flood on the inbox cannot starve the loop
+FRAME_BYTES = BLOB_BYTES  # limit of one frame; a message larger than that is sent as a blob
+FRAMES_A_TURN = 64  # bounds a turn, so that a flooded inbox cannot starve the loop
 LAG_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-AHEAD_NS = 24 * 3600 * 10**9  # by which the clock of another host may be ahead
+AHEAD_NS = 24 * 3600 * 10**9  # how far the clock of another host may be ahead
 _OF_BLOBS = frozenset({Blob, BlobChunk})
-_PASSED_ON = Result.__name__  # by those between who makes it and who wants it
+_PASSED_ON = Result.__name__  # forwarded unread by the stages in `_BETWEEN`
 _BETWEEN = frozenset({Role.ENGINE, Role.DETOKENIZER})
-MAX_STRANGERS = 32  # senders of another version that are told of by name between two drains
+MAX_STRANGERS = 32  # senders of another version that are kept by name until they are reported
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 HOST = int(BOOT_ID.read_text()[:8], 16) if BOOT_ID.exists() else secrets.randbits(32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Peer:
-    """A process of the next role, and where it listens."""
+    """A process of the next role, and the address of its inbox."""
 
     id: str
     address: str
 
 
 class Inbox:
-    """Where a process listens. `counts` has dropped frames by reason: malformed, other_schema, stale, repeated; and
-    lost ones."""
+    """The receiving socket of a process. `counts` has received frames, dropped frames by reason (malformed,
+    other_schema, stale, repeated), and lost frames and blobs."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class Inbox:
         keys: RingKeys | None = None,
         role: Role = Role.GATEWAY,
     ) -> None:
-        """`role` is that of the process. Raises OSError where another process listens."""
-        self._blobs = Blobs(address, max_message_bytes)  # before the socket: binding takes a path from whoever has it
+        """`role` is the role of this process. Raises OSError if another process listens at `address`."""
+        self._blobs = Blobs(address, max_message_bytes)  # first: bind() takes the path from its present owner
         self._address = address
         self._role = role
         self._socket = context.socket(zmq.PULL)
@@ -87,20 +87,21 @@ class Inbox:
         self._blob_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
         self._receipts = Receipts()
         self.counts = self._receipts.counts
-        self.lag = Histogram(LAG_S)  # from departure to here, of frames from this machine
-        self.has_more = False  # the last drain stopped before the end
-        self.strangers: dict[str, Header] = {}  # senders of another version that were heard since somebody looked
+        self.lag = Histogram(LAG_S)  # seconds from sending to receipt, of frames from this machine
+        self.has_more = False  # the last drain stopped before the socket was empty
+        self.strangers: dict[str, Header] = {}  # senders of another version heard since the last report
 
     @property
     def fd(self) -> int:
-        """Becomes readable, edge-triggered, when there may be something to drain."""
+        """A descriptor that becomes readable, edge-triggered, when there may be something to drain."""
         return int(self._socket.getsockopt(zmq.FD))
 
     def drain(self) -> list[Message]:
-        """Messages that have come; stops after `FRAMES_A_TURN` frames, and `has_more` says so. What is only passed on
-        comes as its Blob, for `hand_on`.
+        """Returns the messages that have come. A message that this stage only forwards comes as its Blob, for
+        `hand_on`.
 
-        Else until ZeroMQ says EAGAIN: only then does `fd` become readable again by the next message.
+        Stops after `FRAMES_A_TURN` frames, and sets `has_more` then. Otherwise it reads until EAGAIN: only then does
+        `fd` become readable again at the next message.
         """
         came: list[Message] = []
         self.has_more = True
@@ -115,35 +116,36 @@ class Inbox:
         return came
 
     def hand_on(self, blob: Blob, outbox: "Outbox | None") -> Message:
-        """What to send on for a blob that came: itself, once its file is moved; the message where that cannot be."""
+        """Returns what to send on for a received blob: the blob, once its file is moved; the message itself if that
+        fails."""
         if outbox is not None and self._blobs.move(blob, outbox.blobs):
             return blob
         return self._from_blob("", blob)
 
     def mend(self) -> bool:
-        """Listen again if the socket's file is gone; whether it was so, and is mended. Connections there are go on."""
+        """Bind again if the socket's file was removed. Returns whether that was done. Open connections are kept."""
         if not self._address.startswith("ipc://") or Path(self._address.removeprefix("ipc://")).exists():
             return False
         try:
             self._blobs.mend()
             self._socket.bind(self._address)
         except (OSError, zmq.ZMQError):
-            return False  # the directory is gone too: once it is there again
+            return False  # the directory is gone too; tried again later
         return True
 
     def close(self) -> None:
-        """Close at once."""
+        """Close the socket at once."""
         self._socket.close(linger=0)
         self._blobs.close()
 
     def _open(self, data: bytes) -> Iterable[Message]:
-        """The messages of a frame that counts."""
+        """Returns the messages of a frame; none if the frame is dropped."""
         try:
             header = read_header(data)
             if header.schema != SCHEMA_VERSION:
                 self._refuse(header)
                 return ()
-            if header.epoch > time.time_ns() + AHEAD_NS:  # would make all that the true sender says stale
+            if header.epoch > time.time_ns() + AHEAD_NS:  # accepting it would make all frames of the true sender stale
                 logger.error("a frame of %s is dropped: its clock is more than a day ahead of this one", header.sender)
                 raise MalformedFrame
             messages = self._decoder.decode(memoryview(data)[header.size :])
@@ -164,13 +166,13 @@ class Inbox:
         return self._joined(header.sender, messages)
 
     def _refuse(self, header: Header) -> None:
-        """A frame of another version: what is in it cannot be read, who sent it can."""
+        """Count a frame of another version. Its contents cannot be read, but its sender can."""
         self.counts["other_schema"] += 1
         if len(self.strangers) < MAX_STRANGERS:
             self.strangers[header.sender] = header
 
     def _joined(self, sender: str, messages: tuple[Message | Blob | BlobChunk, ...]) -> Iterator[Message]:
-        """Messages, those that came as blobs too."""
+        """Yields the messages of a frame, those sent as blobs included."""
         for message in messages:
             if isinstance(message, BlobChunk):
                 self._blobs.add(sender, message)
@@ -181,7 +183,7 @@ class Inbox:
                 yield message
 
     def _from_blob(self, sender: str, blob: Blob) -> Message:
-        """The message that a blob stands for; if it is lost, the end of its request."""
+        """Returns the message that a blob stands for; a Failed of its request if the blob is lost."""
         data = self._blobs.take(sender, blob)
         try:
             message = self._blob_decoder.decode(data or b"")
@@ -195,7 +197,7 @@ class Inbox:
 
 
 class Outbox:
-    """The way to one peer."""
+    """The sending socket to one peer."""
 
     def __init__(
         self,
@@ -209,13 +211,13 @@ class Outbox:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues for a peer that is not there
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # ZeroMQ queues nothing for a peer that is not connected
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         if keys is not None:
             keys.secure_outbox(self._socket, peer.id)
         self._socket.connect(peer.address)
-        self.blobs = directory_of(peer.address)  # where those for this peer lie
+        self.blobs = directory_of(peer.address)  # directory of blobs for this peer; None over tcp
         self._writer = FrameWriter(sender, epoch, HOST)
         self._backlog = Backlog(msgspec.msgpack.Encoder().encode, max_message_bytes, discard=self._discard)
         self._seq = 0
@@ -223,16 +225,16 @@ class Outbox:
 
     @property
     def backlog(self) -> int:
-        """Messages not yet handed to ZeroMQ."""
+        """The number of messages not yet given to ZeroMQ."""
         return len(self._backlog)
 
     @property
     def backlog_bytes(self) -> int:
-        """Their bytes."""
+        """The bytes of those messages."""
         return self._backlog.num_bytes
 
     def put(self, message: Message) -> Refusal | None:
-        """Queue for the next flush. Says why if it cannot travel."""
+        """Queue a message for the next flush. Returns the reason if it is refused."""
         refusal = self._backlog.put(message)
         if refusal is not None:
             self.counts[refusal] += 1
@@ -241,18 +243,18 @@ class Outbox:
         return refusal
 
     def drop(self, is_pointless: Callable[[Envelope], bool]) -> None:
-        """Let go of what waits for requests that nobody waits for."""
+        """Drop the queued messages of requests that can be dropped, by `is_pointless(envelope)`."""
         self._backlog.drop(is_pointless)
 
     def flush(self) -> None:
-        """Hand what waits to ZeroMQ, never blocking."""
+        """Send what is queued, without blocking."""
         backlog = self._backlog
         whole = backlog.whole(FRAME_BYTES)
         if whole and self._send(whole):
             backlog.whole_sent()
             return
         backlog.settle()
-        while backlog and not whole:  # which did not leave just now
+        while backlog and not whole:  # a whole turn that met EAGAIN above is not tried again
             head = backlog.head(FRAME_BYTES)
             first = head[0]
             if len(first.data) > FRAME_BYTES and first.envelope is not None and first.kind not in _OF_BLOBS:
@@ -264,14 +266,14 @@ class Outbox:
                 break
 
     def close(self) -> None:
-        """Close; what ZeroMQ holds gets the linger time."""
+        """Close the socket. ZeroMQ keeps its queue for the linger time."""
         self._socket.close()
 
     def _discard(self, blob: Blob) -> None:
         discard(self.blobs, blob)
 
     def _send(self, messages: list[bytes]) -> bool:
-        """Send encoded messages as one frame. False on EAGAIN."""
+        """Send encoded messages as one frame. Returns False on EAGAIN."""
         try:
             self._socket.send(self._writer.frame(self._seq + 1, messages), zmq.NOBLOCK)
         except zmq.Again:

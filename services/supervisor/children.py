@@ -1,4 +1,4 @@
-"""One process of the ring as its supervisor sees it: started, signalled, found ended or stuck, killed."""
+"""One process of the ring, as its supervisor handles it: start, signals, detection of its end or of a hang, kill."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from sluice_server.services.process import exit_reason, heartbeat
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Child:
-    """What to run."""
+    """What to run: a process id, its role and its environment."""
 
     process_id: str
     role: Role
@@ -23,36 +23,36 @@ class Child:
 
 
 class Running:
-    """One child and its present incarnation."""
+    """One child and its current process."""
 
     def __init__(self, child: Child, command: tuple[str, ...], directory: Path, ready_fd: int) -> None:
-        """`directory` has the signs of life; a gateway says on `ready_fd` that it lets requests in."""
+        """`directory` has the heartbeat files. A gateway writes to `ready_fd` when it admits requests."""
         self.child = child
-        self.start_at_s: float | None = None  # ended; to be started again then
-        self.started_s = 0.0  # when the present incarnation was
+        self.start_at_s: float | None = None  # set after an end: when to start it again
+        self.started_s = 0.0  # when the current process was started
         self._command = command
         self._directory = directory
         self._ready_fd = ready_fd
         self._process: subprocess.Popen[bytes] | None = None
-        self._killed_for = ""  # why we killed it
+        self._killed_for = ""  # why the supervisor killed it
 
     @property
     def name(self) -> str:
-        """Its id in the peer tables."""
+        """The process id in the peer tables."""
         return self.child.process_id
 
     @property
     def is_gateway(self) -> bool:
-        """Whether clients talk to it."""
+        """Whether it is a gateway."""
         return self.child.role is Role.GATEWAY
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process."""
+        """Whether the process exists and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, for the first time or again. Raises OSError when the system makes no process."""
+        """Start the process, for the first time or again. Raises OSError if the system cannot create it."""
         self.start_at_s = None
         self._killed_for = ""
         for left in (heartbeat.path_of(self._directory, self.name), exit_reason.path_of(self._directory, self.name)):
@@ -67,8 +67,8 @@ class Running:
         )
 
     def ended(self, awake_since_s: float = 0.0) -> str:
-        """How it ended, told once; "" while it runs. One that is stuck is killed first; silence before `awake_since_s`,
-        when we ourselves did not run, is not counted."""
+        """Returns how the process ended, once; "" while it runs. A stuck process is killed first. Silence before
+        `awake_since_s`, when the supervisor itself was stopped, does not count."""
         process = self._process
         if process is None:
             return ""
@@ -90,30 +90,31 @@ class Running:
         return f"{self.name} ended with exit status {process.returncode}" + (f" ({reason})" if reason else "")
 
     def kill_for(self, reason: str) -> None:
-        """SIGKILL; `ended` tells the end with this reason, once the system has brought it about."""
+        """Send SIGKILL. `ended` returns this reason once the process has ended."""
         if self._process is not None and self._process.poll() is None:
             self._killed_for = self._killed_for or reason
             self._process.kill()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if there is anybody to take it."""
+        """Send a signal if the process runs."""
         if self.is_running and self._process is not None:
             self._process.send_signal(number)
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, or so long."""
+        """Wait for the end of the process, for at most `seconds`."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
 
     def kill(self) -> None:
-        """SIGKILL to it and its own children; a stopped process needs no SIGCONT for that."""
+        """Send SIGKILL to the process and its own children, and wait. It works on a stopped process too, without
+        SIGCONT."""
         process, self._process = self._process, None
         if process is not None:
             self._sweep(process)
             process.wait()
 
     def _sweep(self, process: "subprocess.Popen[bytes]") -> None:
-        """Leave none of its own children behind: they are its session's."""
+        """Kill the process's group: itself and its own children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

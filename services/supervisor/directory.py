@@ -1,8 +1,7 @@
-"""The private directory of a running service: its sockets, large messages and signs of life. Gone with it, however it
-ends; made again when something else removes it.
+"""The private directory of a running service, for its sockets, large messages and heartbeats.
 
-The directory itself is locked while its service lives: other supervisors leave it alone then, and so does systemd's
-cleaner of temporary files.
+It is removed when the service ends, however that happens, and made again if something else removes it. The directory is
+locked while the service runs: other supervisors and systemd's cleaner of temporary files leave a locked one alone.
 """
 
 import contextlib
@@ -19,22 +18,23 @@ from sluice_server.services.process import private
 from sluice_server.services.process.socket_file import MAX_SOCKET_PATH
 
 RUN_DIRECTORY_PREFIX = "sluice-run-"
-LOCK = "lock"  # a file in the directory, which services of version 0.1.0 lock instead
+LOCK = "lock"  # a file in the directory; services of version 0.1.0 lock it instead of the directory
 JUST_MADE_S = 60.0
-LONGEST_NAME = 40  # of a socket in it, with the prefix before it and what is random between them
+LONGEST_NAME = 40  # bytes of the prefix, the random part and the longest socket name
 
 
 class RunDirectory:
     """A directory that this process holds by a lock."""
 
     def __init__(self, path: Path) -> None:
-        """Take hold of `path`. Raises OSError when it is not of this user alone, or held already."""
+        """Lock `path`. Raises OSError if it is not private to this user, or locked already."""
         self.path = path
         self._held = _hold(path)
-        self._is_lost = False  # and that was said
+        self._is_lost = False  # and the loss was reported
 
     def mend(self) -> str:
-        """Make the directory again if it is gone. What there is to say of it, once; "" while all is well."""
+        """Make the directory again if it was removed. Returns a message for the operator, once; "" if there is
+        nothing to report."""
         if private.is_at(self._held, self.path):
             return ""
         try:
@@ -48,7 +48,7 @@ class RunDirectory:
         return f"the run directory {self.path} was removed by something else; it was made again, and its sockets follow"
 
     def remove(self) -> None:
-        """Remove it, unless what is there now is not it, and let go of it."""
+        """Remove the directory, unless another one is at its path now, and release it."""
         if private.is_at(self._held, self.path):
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._held)
@@ -56,16 +56,17 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def run_directory() -> Iterator[RunDirectory]:
-    """A private directory for the ring's sockets, removed at the end; those of killed supervisors are removed first.
+    """Make a private directory for the ring's sockets, and remove it at the end. Directories of killed supervisors are
+    removed first.
 
-    Raises ServiceError when there is no place for one.
+    Raises ServiceError NO_RUN_DIRECTORY if no directory can be made.
     """
     try:
         bases = _bases()
         for stale in (path for base in bases for path in base.glob(f"{RUN_DIRECTORY_PREFIX}*")):
             if _is_stale(stale):
                 shutil.rmtree(stale, ignore_errors=True)
-        # of mode 0700
+        # mkdtemp makes it with mode 0700
         directory = RunDirectory(Path(tempfile.mkdtemp(prefix=RUN_DIRECTORY_PREFIX, dir=_short_enough(bases))))
     except OSError as error:
         raise _no_place(f"no directory for the sockets of this service can be made ({error})") from error
@@ -76,19 +77,20 @@ def run_directory() -> Iterator[RunDirectory]:
 
 
 def _bases() -> list[Path]:
-    """The user's own runtime directory if there is one, and the temporary directory. Raises OSError for none."""
+    """Returns the user's runtime directory, if usable, and the temporary directory. Raises OSError if there is
+    neither."""
     own = os.environ.get("XDG_RUNTIME_DIR", "")
     bases = [Path(own)] if own.startswith("/") and _can_be_used(Path(own)) else []
     try:
         return [*bases, Path(tempfile.gettempdir())]
-    except FileNotFoundError:  # there is none that can be written to
+    except FileNotFoundError:  # no temporary directory can be written to
         if bases:
             return bases
         raise
 
 
 def _short_enough(bases: list[Path]) -> Path:
-    """The first that leaves room for the names of sockets."""
+    """Returns the first base whose path leaves enough bytes for socket names."""
     for base in bases:
         if len(os.fsencode(base)) + LONGEST_NAME <= MAX_SOCKET_PATH:
             return base
@@ -96,7 +98,8 @@ def _short_enough(bases: list[Path]) -> Path:
 
 
 def _can_be_used(base: Path) -> bool:
-    """Whether it is this user's alone, and there is room for a file: `tempfile` asks the same of its candidates."""
+    """Whether the directory is private to this user and a file can be written in it. `tempfile` tests its candidates
+    alike."""
     try:
         os.close(private.open_directory(base))
         with tempfile.TemporaryFile(dir=base) as file:
@@ -107,8 +110,8 @@ def _can_be_used(base: Path) -> bool:
 
 
 def _is_stale(directory: Path) -> bool:
-    """Whether it is ours and its supervisor is gone: a living one holds the lock, which it takes right after making the
-    directory and before there is anything in it."""
+    """Whether the directory is this user's and its supervisor is gone. A living supervisor holds the lock, which it
+    takes right after making the directory and before it puts anything into it."""
     with contextlib.ExitStack() as stack:
         try:
             fd = private.open_directory(directory)

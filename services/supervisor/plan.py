@@ -1,4 +1,4 @@
-"""Which processes a service consists of, and where they listen. Pure but for the search of a free port."""
+"""Plans a service: its processes and the addresses they listen on. Pure, except for the search of a free port."""
 
 import dataclasses
 import socket
@@ -14,7 +14,7 @@ from sluice_server.services.supervisor.children import Child
 
 
 def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path) -> list[Child]:
-    """Every process with its environment; the engine first, as it takes longest to start."""
+    """Returns every process with its environment; the engine first, as it takes longest to start."""
     counts = {
         Role.ENGINE: 1,
         Role.GATEWAY: service.gateways,
@@ -44,11 +44,12 @@ def plan_children(engine: EngineConfig, service: ServiceConfig, directory: Path)
 
 
 def free_address(listen: str) -> str:
-    """The address to listen on, port 0 replaced by a free one. Raises ServiceError when it is taken."""
+    """Returns the address to listen on, with port 0 replaced by a free port. Raises ServiceError LISTEN_FAILED if it
+    is taken."""
     path = socket_path(listen)
     if path is not None:
         file = SocketFile(path)
-        file.claim()  # the gateway does, too: this is to say it before anything starts
+        file.claim()  # the gateway claims it too; this reports a conflict before anything starts
         file.release()
         return listen
     host, port = split("listen", listen)

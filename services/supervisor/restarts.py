@@ -1,6 +1,6 @@
-"""When a process that ended is started again, and when it is not; how long a process may take. Pure.
+"""Decides whether and when an ended process is started again, and how long a process may take. Pure: no clock.
 
-One that had lived for a while starts again at once; one that ends again soon after waits, longer each time.
+A process that ran for a while is started again at once. One that ended soon after its start waits, longer each time.
 """
 
 import collections
@@ -9,15 +9,16 @@ WINDOW_S = 60.0
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0
 SOON_S = 5.0  # after its last start
-STARTS_OF_PATIENCE = 5  # a start under load, from a cold disk, may take so many times the first one
+STARTS_OF_PATIENCE = 5  # a start under load from a cold disk may take this many times as long as the first one
 
 
 class Restarts:
-    """Never again beyond `max_restarts` within a minute, nor while the service has not served since.
+    """Allows at most `max_restarts` ends of a process. An end counts until it is a minute old and the service has
+    served since.
 
     Attributes:
-        leave_s: what a process gets to leave that is asked to.
-        return_s: what a service gets to serve again after the last start of one of its processes.
+        leave_s: seconds that a process gets to exit when it is asked to.
+        return_s: seconds that the service gets to serve again after the last start of one of its processes.
     """
 
     def __init__(self, max_restarts: int, leave_s: float = 5.0, return_s: float = 60.0) -> None:
@@ -25,25 +26,25 @@ class Restarts:
         self.return_s = return_s
         self._max = max_restarts
         self._ended: dict[str, collections.deque[float]] = {}
-        self._started: dict[str, tuple[float, int]] = {}  # when it was to start again, and how often it ended soon
+        self._started: dict[str, tuple[float, int]] = {}  # time of its next start, number of early ends in a row
         self._served_s = float("-inf")
 
     def began(self, took_s: float) -> None:
-        """The first start of the service took so long."""
+        """Note the duration of the service's first start, from which `return_s` follows."""
         self.return_s = max(self.return_s, STARTS_OF_PATIENCE * took_s)
 
     def served(self, now_s: float) -> None:
-        """The service serves: what ended before is forgiven a minute after its end."""
+        """Note that the service serves. Earlier ends of processes stop counting a minute after they happened."""
         self._served_s = now_s
 
     def left(self, process_id: str) -> int:
-        """How often it may still end now."""
+        """Returns how many more ends of the process are allowed now."""
         return self._max - len(self._ended.get(process_id, ()))
 
     def wait_s(self, process_id: str, now_s: float) -> float | None:
-        """A process ended: seconds until it may start again, or None if it ends too often."""
+        """Note the end of a process. Returns the seconds until it may start again, or None if it ended too often."""
         ended = self._ended.setdefault(process_id, collections.deque())
-        # Were it the time alone, a process that takes a minute to load and then ends would be started for ever.
+        # By time alone, a process that loads for a minute and then ends would be restarted for ever.
         while ended and now_s - ended[0] > WINDOW_S and self._served_s > ended[0]:
             ended.popleft()
         if len(ended) >= self._max:

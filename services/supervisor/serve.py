@@ -1,4 +1,4 @@
-"""`sluice serve`: settings checked, a directory made, the supervisor run."""
+"""Implements `sluice serve`: checks the settings, makes the run directory and runs the supervisor."""
 
 import dataclasses
 import secrets
@@ -24,7 +24,8 @@ COMMAND = (sys.executable, "-m", "sluice_server", "serve")
 
 
 def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
-    """`sluice serve`: run the whole ring until told to stop; the exit status. Raises ServiceError before any start."""
+    """Run the whole ring until it is asked to stop. Returns the exit status. Raises ServiceError before any process
+    starts."""
     check(engine, service)
     check_plaintext("listen", service.listen, bool(service.tls_cert), service.insecure)
     if service.listen.startswith(UNIX) and service.gateways > 1:
@@ -61,8 +62,8 @@ def supervise(engine: EngineConfig, service: ServiceConfig) -> int:
 
 
 def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) -> None:
-    """Say once, before any process is there to say it, what the files of a checkpoint and of a draft tell of
-    themselves. Raises ServiceError."""
+    """Check the configuration files of the checkpoint and of the draft once, before any process starts. Raises
+    ServiceError."""
     limits_of(engine, read_served(directory), service.max_prompt_bytes)
     if engine.draft_model:
         draft = resolve_draft(engine.draft_model, engine.speculation)
@@ -70,7 +71,7 @@ def check_models(directory: Path, engine: EngineConfig, service: ServiceConfig) 
 
 
 def way_back(model: Path) -> tuple[str, str]:
-    """What to put back and what to type when a restart that was asked for does not succeed."""
+    """Returns what to put back, and the command to type, if a requested restart does not succeed."""
     words = ["sluice", *sys.argv[1:]]
     if any(word.startswith("--peer-secret") for word in words):
         return f"what was changed (the model is in {model})", "start the service again"

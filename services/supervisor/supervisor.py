@@ -1,9 +1,9 @@
-"""Watches the ring's processes: starts them, says when they serve, starts again what ended, and stops them all.
+"""Watches the ring's processes: starts them, reports when they serve, restarts those that ended, and stops them all.
 
-A child that dies or sticks breaks the ring: gateways are told (SIGUSR1) so that they close their doors, it is started
-again, and they replay what was open. SIGHUP restarts tokenizers, engine and detokenizers one after another (SIGUSR2
-tells gateways that it was meant): only the one exit that was asked for is free, whatever ends after it counts. Knows
-processes and signals; nothing of what the processes do.
+A child that dies or hangs breaks the ring: gateways get SIGUSR1 and stop admitting requests, the child is started
+again, and gateways replay the open requests. SIGHUP restarts tokenizers, engine and detokenizers one after another;
+gateways get SIGUSR2, which marks a planned restart. Only the exit that was requested does not count as a restart; every
+later end counts. It handles processes and signals only.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from sluice_server.services.supervisor.directory import RunDirectory
 from sluice_server.services.supervisor.restarts import Restarts
 from sluice_server.services.supervisor.wakeups import RESTART, STOP, wakeups
 
-TERMINATE_S = 2.0  # what inner processes get to leave after SIGTERM
-POLL_S = 0.25  # a child's end wakes us by SIGCHLD; this is for signs of life, and for what could be missed
-PAUSED_S = 2.0  # between two looks: we were stopped ourselves, and perhaps the children too
-LAST_WORDS_S = 2.0  # what gateways get to tell their clients that the service ends
+TERMINATE_S = 2.0  # what the processes behind the gateways get to exit after SIGTERM
+POLL_S = 0.25  # to read heartbeats, and in case a SIGCHLD is missed
+PAUSED_S = 2.0  # a longer gap between two polls: this process was stopped, and perhaps the children too
+LAST_WORDS_S = 2.0  # what gateways get to report the end of the service to their clients
 NEVER_S = float("-inf")
 
 
 class Supervisor:
-    """Owns the child processes from start to the last one's end."""
+    """Owns the child processes, from the first start to the last end."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Supervisor:
         say: Callable[[str], None],
         way_back: tuple[str, str] = ("what was changed before it", "start the service again"),
     ) -> None:
-        """`directory` is the run's own; `say` takes lines for people. `way_back`: what to put back, and what to do
-        then, when a process does not come back from a restart that was asked for."""
+        """`directory` is the run's own; `say` prints lines for operators. `way_back`: what to put back, and what to
+        do then, if a process does not come back from a requested restart."""
         self._ready_read, self._ready_write = os.pipe()
         self._children = [Running(child, command, directory.path, self._ready_write) for child in children]
         self._directory = directory
@@ -46,20 +46,21 @@ class Supervisor:
         self._say = say
         self._way_back = way_back
         self._signals: list[int] = []
-        self._serving: set[str] = set()  # gateways that let requests in
+        self._serving: set[str] = set()  # gateways that admit requests
         self._lost_at_s: float | None = None
         self._was_ready = False
         self._started_s = time.monotonic()
         self._looked_s = self._started_s
         self._awake_since_s = NEVER_S
-        self._asked_s = NEVER_S  # what was started before then is to be restarted
+        self._asked_s = NEVER_S  # processes started before this time are to be restarted
         self._leaving: Running | None = None  # asked to exit
         self._leave_by_s = 0.0
-        self._returning: Running | None = None  # exited as asked, and the service does not serve yet with the new one
+        self._returning: Running | None = None  # exited as asked; the service does not serve again yet
 
     def run(self, on_ready: Callable[[str], None], grace_s: float, signals: list[int] | None = None) -> int:
-        """Start all, wait for the end; the exit status. `on_ready` gets what the last gateway says of itself, its
-        address and its model's revision, once every one serves. `signals` has what came before."""
+        """Start all processes and wait for the end. Returns the exit status. `on_ready` gets the line of the last
+        gateway, its address and its model's revision, once all gateways serve. `signals` has the signals that came
+        before."""
         self._signals = self._signals if signals is None else signals
         with (
             wakeups(self._signals) as wake,
@@ -81,12 +82,12 @@ class Supervisor:
             if self._num_stops():
                 return self._drain(selector, grace_s)
             while RESTART in self._signals:
-                self._signals.remove(RESTART)  # in one piece: a handler may append meanwhile
+                self._signals.remove(RESTART)  # atomic, as a signal handler may append meanwhile
                 self._asked_s = time.monotonic()
         return self._give_up()
 
     def _look(self, selector: selectors.BaseSelector, on_ready: Callable[[str], None]) -> None:
-        """Wait until something happens, or for a moment, and hear what gateways say."""
+        """Wait for an event, or for `POLL_S`, and read what gateways report."""
         for key, _ in selector.select(POLL_S):
             data = os.read(key.fd, 4096)
             if key.fd == self._ready_read:
@@ -100,7 +101,8 @@ class Supervisor:
             self._say(f"sluice: {told}")
 
     def _heard(self, lines: str, on_ready: Callable[[str], None]) -> None:
-        """Gateways say that they let requests in, at first and after every loss."""
+        """Handle lines of gateways, which report that they admit requests: at first, and after every loss of a
+        process."""
         now_s = time.monotonic()
         for line in lines.splitlines():
             _, name, told = line.split(maxsplit=2)
@@ -118,7 +120,8 @@ class Supervisor:
             self._returning = None
 
     def _mend(self, children: list[Running]) -> bool:
-        """Find who ended, and start again who may; False if the service cannot go on."""
+        """Find the children that ended, and start those that may start again. Returns False if the service cannot go
+        on."""
         self._kill_what_does_not_serve()
         now_s = time.monotonic()
         for child in children:
@@ -130,7 +133,7 @@ class Supervisor:
         return True
 
     def _start(self, child: Running, now_s: float) -> bool:
-        """Start it, or count that as an end; False if the service cannot go on."""
+        """Start a child; a failed start counts as an end. Returns False if the service cannot go on."""
         try:
             child.start()
         except OSError as error:
@@ -138,7 +141,7 @@ class Supervisor:
         return True
 
     def _lost(self, child: Running, how: str, now_s: float) -> bool:
-        """A child ended: have it started again; False if it must not be."""
+        """Handle the end of a child: schedule its next start. Returns False if it may not start again."""
         is_planned = child is self._leaving
         if is_planned:
             self._leaving, self._returning = None, child
@@ -162,7 +165,7 @@ class Supervisor:
         return True
 
     def _told(self, child: Running, how: str, wait_s: float | None) -> str:
-        """What people are told of an end that was not asked for."""
+        """Returns the line for operators about an unplanned end."""
         soon = f" in {wait_s:.1f} s" if wait_s else ""
         if child is not self._returning:
             return f"sluice: {how}{', too often; the service ends' if wait_s is None else f'; starting it again{soon}'}"
@@ -176,17 +179,18 @@ class Supervisor:
         )
 
     def _kill_what_does_not_serve(self) -> None:
-        """A process that was started again, runs, and does not bring the service back counts as ended too."""
+        """Kill the newest process if the service does not serve within `return_s` of its start. That counts as its
+        end."""
         if self._lost_at_s is None or not self._was_ready:
             return
         newest = max(self._children, key=lambda child: child.started_s)
         if newest.started_s < self._lost_at_s:
-            return  # none was started since
+            return  # no process was started since the loss
         if time.monotonic() - max(newest.started_s, self._awake_since_s) > self._restarts.return_s:
             newest.kill_for(f"did not bring the service back within {self._restarts.return_s:.1f} s of its start")
 
     def _roll(self) -> None:
-        """Ask the next one that is to be restarted to leave, when the last one serves again."""
+        """Ask the next process of a rolling restart to exit, once the service serves with the previous one."""
         now_s = time.monotonic()
         if self._leaving is not None:
             if now_s > self._leave_by_s:
@@ -203,13 +207,13 @@ class Supervisor:
                 return
 
     def _give_up(self) -> int:
-        """Have gateways end what is open as UNAVAILABLE, then end everything."""
+        """Let gateways end open requests as UNAVAILABLE, then end everything."""
         self._end(self._of(is_gateway=True), LAST_WORDS_S, signal.SIGQUIT)
         return 1
 
     def _drain(self, selector: selectors.BaseSelector, grace_s: float) -> int:
-        """Asked to stop: gateways finish what runs, on a ring that is kept whole, then the rest leaves. A second signal
-        is fast."""
+        """Stop the service: gateways finish running requests while the ring is kept working, then the other
+        processes exit. A second signal stops at once."""
         gateways, others = self._of(is_gateway=True), self._of(is_gateway=False)
         num_signals = self._num_stops()
         self._asked_s = NEVER_S
@@ -229,7 +233,7 @@ class Supervisor:
         return 0
 
     def _end(self, children: list[Running], seconds: float, number: signal.Signals) -> None:
-        """A signal, and so long for them to leave; a signal to us that asks to stop is the end of patience."""
+        """Send a signal and wait `seconds` for the processes to exit. A further stop signal ends the wait."""
         num_stops = self._num_stops()
         for child in children:
             child.signal(number)

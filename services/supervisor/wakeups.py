@@ -1,4 +1,4 @@
-"""Signals as something that a selector can wait for."""
+"""Turns signals into events that a selector can wait for."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ RESTART = signal.SIGHUP
 
 @contextlib.contextmanager
 def wakeups(arrived: list[int]) -> Iterator[int]:
-    """A file descriptor that becomes readable at the signals above and SIGCHLD; they are collected in `arrived`."""
+    """Yields a descriptor that becomes readable at the signals above and SIGCHLD. Signals are appended to `arrived`."""
     read, write = os.pipe()
     os.set_blocking(write, False)
 

@@ -1,1 +1,1 @@
-"""Traces, metrics and logs. Only services see it; the engine records plain numbers."""
+"""Traces, metrics and logs of the services. The engine does not import it: it records plain numbers."""

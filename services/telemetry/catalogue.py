@@ -1,13 +1,13 @@
-"""Every metric that leaves the service: name, kind, unit, labels, meaning. The one table; a name is nowhere else.
+"""The table of all metrics that the service exports: name, kind, unit, labels, meaning. Names are defined only here.
 
-Names are OpenTelemetry's; Prometheus's follow from them: dots become underscores, the unit and `_total` are appended.
-Every sample also carries the role and the id of its process. Stdlib only.
+Names are OpenTelemetry's. Prometheus's follow from them: dots become underscores, the unit and `_total` are appended.
+Every sample also carries the role and the id of its process. Standard library only.
 """
 
 import dataclasses
 import enum
 
-# The convention's buckets, with room above for slow machines.
+# The convention's buckets, with higher ones added for slow machines.
 DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 327.68)
 TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 120.0)
 TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -16,7 +16,7 @@ LENGTHS = tuple(float(1 << i) for i in range(18))  # tokens
 
 
 class MetricKind(enum.Enum):
-    """How values are to be read."""
+    """The kind of a metric, as in OpenTelemetry and Prometheus."""
 
     COUNTER = enum.auto()
     GAUGE = enum.auto()
@@ -25,8 +25,8 @@ class MetricKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `unit` is "s", "By" or "" for plain counts; `labels` are those of its samples. A histogram that
-    somebody else keeps has its bounds from there: no `buckets` here."""
+    """One metric. `unit` is "s", "By" or "" for plain counts; `labels` are the label names of its samples. `buckets`
+    is empty for a histogram whose bounds come with its samples."""
 
     name: str
     kind: MetricKind
@@ -37,7 +37,7 @@ class Metric:
 
     @property
     def prometheus(self) -> str:
-        """Its name in the exposition format; of a histogram, without `_bucket`, `_sum` and `_count`."""
+        """Returns the name in the exposition format; for a histogram without `_bucket`, `_sum` and `_count`."""
         name = self.name.replace(".", "_") + {"s": "_seconds", "By": "_bytes", "": ""}[self.unit]
         return name + "_total" if self.kind is MetricKind.COUNTER else name
 
@@ -54,7 +54,7 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...] = (), *labels: s
     return Metric(name, MetricKind.HISTOGRAM, text, labels, unit, buckets)
 
 
-# The gateway, as clients see it. A token is counted here and nowhere else.
+# The gateway, as clients see it. Tokens of requests are counted only here.
 REQUESTS = _counter(
     "sluice.requests",
     "Requests that were let in and have ended; the reason is that of the error, or why generating ended",

@@ -1,7 +1,6 @@
-"""A small OTLP/gRPC receiver that keeps spans and metric points in memory: for `sluice demo`, and for tests that assert
-trees and sums.
+"""A small OTLP/gRPC receiver that keeps spans and metric points in memory, for `sluice demo` and for tests.
 
-Speaks the official protocol, so that what it receives is what any collector would.
+It implements the official protocol, so it receives what any collector would.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ class ReceivedEvent:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReceivedSpan:
-    """One span, with the instance (process) that made it."""
+    """One span, with the instance id of the process that made it."""
 
     name: str
     trace_id: str
@@ -43,7 +42,7 @@ class ReceivedSpan:
 
     @property
     def took_ns(self) -> int:
-        """From start to end."""
+        """The duration in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
@@ -58,7 +57,7 @@ class ReceivedPoint:
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Listens on a free port of `host` from construction until `stop`."""
+    """The receiver. Listens on a free port of `host` from construction until `stop`."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self._spans: list[ReceivedSpan] = []
@@ -88,7 +87,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def wait_for(self, trace_id: str, names: set[str], timeout_s: float) -> list[ReceivedSpan]:
-        """Spans of a trace once all `names` are among them, or what there is after `timeout_s`."""
+        """Returns the spans of a trace once all `names` are among them, or those received after `timeout_s`."""
 
         def found() -> list[ReceivedSpan]:
             return [span for span in self._spans if span.trace_id == trace_id]
@@ -96,7 +95,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return self.wait_until(lambda: names <= {span.name for span in found()}, found, timeout_s)
 
     def spans_named(self, name: str, timeout_s: float) -> list[ReceivedSpan]:
-        """Spans of a name, in any trace, once there is one, or none after `timeout_s`."""
+        """Returns the spans of a name, in any trace, once there is one; [] after `timeout_s`."""
 
         def found() -> list[ReceivedSpan]:
             return [span for span in self._spans if span.name == name]
@@ -104,7 +103,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return self.wait_until(lambda: bool(found()), found, timeout_s)
 
     def linked_to(self, context: tuple[str, str], timeout_s: float) -> list[ReceivedSpan]:
-        """Spans with a link to a trace and span id, once there is one, or none after `timeout_s`."""
+        """Returns the spans with a link to a trace and span id, once there is one; [] after `timeout_s`."""
 
         def found() -> list[ReceivedSpan]:
             return [span for span in self._spans if context in span.links]
@@ -112,20 +111,20 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return self.wait_until(lambda: bool(found()), found, timeout_s)
 
     def points(self, name: str) -> list[ReceivedPoint]:
-        """What came last of each stream of a metric."""
+        """Returns the latest point of each stream of a metric."""
         with self._changed:
             return [point for point in self._points.values() if point.name == name]
 
     def wait_until(
         self, met: Callable[[], bool], found: Callable[[], list[ReceivedSpan]], timeout_s: float
     ) -> list[ReceivedSpan]:
-        """`found`, once it is `met` or after so long."""
+        """Returns `found()` once `met()` is true, or after `timeout_s`."""
         with self._changed:
             self._changed.wait_for(met, timeout_s)
             return found()
 
     def stop(self) -> None:
-        """Close."""
+        """Stop the server."""
         self._server.stop(0).wait()
 
     def _take_metrics(self, request: metrics_service_pb2.ExportMetricsServiceRequest) -> None:
@@ -141,7 +140,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 
 class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
-    """Receives metrics: both services name their method Export."""
+    """Receives metrics. A class of its own, as both OTLP services name their method Export."""
 
     def __init__(self, take: Callable[[metrics_service_pb2.ExportMetricsServiceRequest], None]) -> None:
         self._take = take

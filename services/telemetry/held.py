@@ -1,5 +1,6 @@
-"""Phases of requests that were not sampled, kept for a while: should the request prove slow or failed, they are wanted
-after all. Bounded; the oldest request's go first. Pure.
+"""Holds the phases of unsampled requests for a while, in case a request turns out to be slow or failed.
+
+Bounded: the oldest request's phases are dropped first. Pure: no I/O, no clock.
 """
 
 import collections
@@ -8,14 +9,14 @@ from sluice_server.services.telemetry.phases import Phase
 from sluice_server.services.telemetry.spans import Parent
 
 MAX_REQUESTS = 2048
-MAX_PHASES = 64  # of one request
+MAX_PHASES = 64  # kept per request
 
 
 class HeldSpans:
-    """What waits, by request."""
+    """The held phases, by request."""
 
     def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
-        self.num_dropped = 0  # requests whose phases nobody asked for in time
+        self.num_dropped = 0  # requests whose phases were dropped before they were taken
         self._max = max_requests
         self._phases: collections.OrderedDict[str, list[tuple[Parent, Phase]]] = collections.OrderedDict()
 
@@ -23,7 +24,7 @@ class HeldSpans:
         return len(self._phases)
 
     def add(self, request_id: str, parent: Parent, phase: Phase) -> None:
-        """Keep one phase."""
+        """Hold one phase."""
         phases = self._phases.setdefault(request_id, [])
         if len(phases) < MAX_PHASES:
             phases.append((parent, phase))
@@ -32,5 +33,5 @@ class HeldSpans:
             self.num_dropped += 1
 
     def take(self, request_id: str) -> list[tuple[Parent, Phase]]:
-        """What is kept of a request; it is forgotten here."""
+        """Remove and return the held phases of a request."""
         return self._phases.pop(request_id, [])

@@ -1,5 +1,7 @@
-"""Logging of one process: lines for people or JSON for machines, to stderr. A line about a request carries its id and
-its trace's; prompts are never logged unless asked for."""
+"""Logging of one process to stderr: plain lines for operators, or JSON.
+
+A line about a request carries the ids of the request and of its trace. Prompts are logged only if that is enabled.
+"""
 
 import copy
 import dataclasses
@@ -13,37 +15,38 @@ from typing import TextIO
 
 from sluice_server.services.messages.messages import Envelope
 
-FIELDS = "about"  # of a log record: what it is about, by name
-MAX_NAMED = 32  # requests of a stream in one line
-MAX_REPEATS = 5  # errors of one kind that are written in a minute
+FIELDS = "about"  # attribute of a log record with its named fields
+MAX_NAMED = 32  # requests of a stream that are named in one line
+MAX_REPEATS = 5  # errors of one kind that are written per minute
 MINUTE_S = 60.0
 
 
 def about(envelope: Envelope, **more: object) -> dict[str, Mapping[str, object]]:
-    """`extra` of a line about a request."""
+    """Returns `extra` for a log line about a request."""
     return about_trace(envelope.traceparent, request_id=envelope.request_id, **more)
 
 
 def about_trace(traceparent: str, **more: object) -> dict[str, Mapping[str, object]]:
-    """`extra` of a line about what has no request (yet), under a W3C header, or ""."""
+    """Returns `extra` for a log line that has no request (yet); `traceparent` is a W3C header, or ""."""
     return {FIELDS: {**_trace(traceparent), **more}}
 
 
 def about_stream(traceparent: str, envelopes: Iterable[Envelope]) -> dict[str, Mapping[str, object]]:
-    """`extra` of a line about a stream of many requests, each in a trace of its own: the first ones are named."""
+    """Returns `extra` for a log line about a stream of many requests, each with its own trace. Names the first
+    `MAX_NAMED`."""
     requests = [{"request_id": one.request_id, **_trace(one.traceparent)} for one in islice(envelopes, MAX_NAMED)]
     return about_trace(traceparent, requests=requests)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one JSON object per line."""
 
     def __init__(self, process_id: str) -> None:
         super().__init__()
         self._process_id = process_id
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, process, logger, message, what it is about, and the exception if there is one."""
+        """Returns time, level, process, logger, message, the record's fields, and the exception if there is one."""
         fields = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
@@ -58,39 +61,40 @@ class JsonFormatter(logging.Formatter):
 
 
 class ConsoleFormatter(logging.Formatter):
-    """A line for people."""
+    """Formats a record as a plain line."""
 
     def __init__(self, process_id: str) -> None:
         super().__init__(f"%(asctime)s {process_id} %(levelname)s %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the base class's name
-        """What it is about behind the message."""
+        """Append the record's fields to the message."""
         fields = "".join(f" {name}={_shown(value)}" for name, value in _fields(record).items())
         return super().formatMessage(record) + fields
 
 
 @dataclasses.dataclass(slots=True)
 class _Minute:
-    """Of one kind of error."""
+    """The counts of one kind of error within one minute."""
 
     since_s: float
     num_written: int = 0
-    num_counted: int = 0  # and not written
+    num_counted: int = 0  # counted but not written
 
 
 _Kind = tuple[str, int, str, int]
 
 
 class BoundedHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; of errors of one kind, which come from one line of code through one other, the first few of a
-    minute. Further ones are counted, and their number is told with the first line of any kind after that minute."""
+    """Writes log lines, and limits repeated errors. Errors are of one kind if the same line of code logged them and
+    the same line raised them. The first `MAX_REPEATS` of a kind in a minute are written, further ones are counted.
+    Their number is written with the first line of any kind after that minute."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._minutes: dict[_Kind, _Minute] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write or count a line."""
+        """Write or count a record."""
         self._tell_counted(record)
         if record.levelno < logging.ERROR:
             super().emit(record)
@@ -105,7 +109,7 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def _tell_counted(self, now: logging.LogRecord) -> None:
-        """Close the minutes that are over."""
+        """Close the minutes that are over, and write the number of counted errors."""
         over = [kind for kind, minute in self._minutes.items() if now.created - minute.since_s >= MINUTE_S]
         for kind in over:
             minute = self._minutes.pop(kind)
@@ -127,7 +131,7 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
 
 
 def _kind(record: logging.LogRecord) -> _Kind:
-    """Where it was written, and where what it tells of was raised."""
+    """Returns the line of code that logged the record, and the line that raised its exception."""
     trace = record.exc_info[2] if record.exc_info else None
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -136,7 +140,7 @@ def _kind(record: logging.LogRecord) -> _Kind:
 
 
 def _with(record: logging.LogRecord, more: str) -> logging.LogRecord:
-    """The line with more text: others may write it too."""
+    """Returns a copy of the record with more text; other handlers may write the original."""
     longer = copy.copy(record)
     longer.msg, longer.args = record.getMessage() + more, None
     return longer
@@ -148,7 +152,7 @@ def configure(level: str, form: str, process_id: str) -> None:
     handler.setFormatter(JsonFormatter(process_id) if form == "json" else ConsoleFormatter(process_id))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    # It tells of each batch that fails; here spans that do not arrive are counted, and told of once.
+    # The SDK logs every failed batch; `queue` counts failed spans and logs once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     root.setLevel(level.upper())
 
@@ -164,5 +168,5 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 
 def _shown(value: object) -> str:
-    """Without line breaks, whatever a client sent."""
+    """Returns the value as text without line breaks, whatever a client sent."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) and not value.isalnum() else str(value)

@@ -1,7 +1,6 @@
-"""A process's metrics as plain numbers: what is counted as it happens, and figures that other parts keep themselves and
-that are read when somebody asks.
+"""Metrics of a process as plain numbers: counters and histograms kept here, and figures that other modules provide.
 
-Knows no stage and no exporter: `samples` is what Prometheus and OTLP are made of.
+Figures are read when samples are. `samples` is the input of the Prometheus and OTLP exporters.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -10,12 +9,12 @@ from typing import NamedTuple
 from sluice_server.engine.scheduler.histogram import Histogram, HistogramSnapshot
 from sluice_server.services.telemetry.catalogue import Metric, MetricKind
 
-MAX_VALUES = 64  # of a label: others are counted together, lest clients choose how much memory this takes
+MAX_VALUES = 64  # distinct values of a label; further ones are counted together, so that clients cannot fill the memory
 OTHER = "other"
 
 
 class MetricSample(NamedTuple):
-    """One value of one metric; `labels` are the values of the metric's labels, in their order."""
+    """One value of one metric; `labels` are the values of the metric's labels, in order."""
 
     metric: Metric
     value: float | HistogramSnapshot
@@ -26,7 +25,7 @@ Figures = Callable[[], Iterable[MetricSample]]
 
 
 class Metrics:
-    """Metrics of one process. Counting is for its loop's thread; `samples` may be called from any."""
+    """The metrics of one process. Counting is for the loop's thread only; `samples` may be called from any thread."""
 
     def __init__(self, role: str, process_id: str) -> None:
         self.role = role
@@ -36,7 +35,7 @@ class Metrics:
         self._sources: list[Figures] = []
 
     def collect_from(self, figures: Figures) -> None:
-        """Ask `figures` each time that somebody wants to know."""
+        """Add a source of samples, which is called each time samples are read."""
         self._sources.append(figures)
 
     def count(self, metric: Metric, *labels: str, num: float = 1) -> None:
@@ -46,11 +45,11 @@ class Metrics:
         self._counts[key] = self._counts.get(key, 0) + num
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        """Put a value into a histogram."""
+        """Add a value to a histogram."""
         self.histogram(metric, *labels).observe(value)
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
-        """The histogram itself, for whoever observes often."""
+        """Returns the histogram itself, for callers that observe often."""
         assert metric.kind is MetricKind.HISTOGRAM and len(labels) == len(metric.labels), metric.name
         key = (metric, labels)
         found = self._histograms.get(key)
@@ -59,7 +58,7 @@ class Metrics:
         return found
 
     def samples(self) -> Iterator[MetricSample]:
-        """Everything, now."""
+        """Yields the present value of every metric."""
         for (metric, labels), value in list(self._counts.items()):
             yield MetricSample(metric, value, labels)
         for (metric, labels), histogram in list(self._histograms.items()):
@@ -69,14 +68,15 @@ class Metrics:
 
 
 class Labelled:
-    """Values of a label that clients choose, such as their tenant: the first ones by name, others together."""
+    """Bounds the values of a label that clients choose, such as the tenant: the first `max_values` are kept, others
+    become OTHER."""
 
     def __init__(self, max_values: int = MAX_VALUES) -> None:
         self._known: set[str] = set()
         self._max = max_values
 
     def __call__(self, value: str) -> str:
-        """The value to count by."""
+        """Returns the value to count by."""
         if value in self._known:
             return value
         if len(self._known) >= self._max:

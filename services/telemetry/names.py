@@ -1,23 +1,26 @@
-"""Every name of spans, their events and attributes that leaves the service. GenAI conventions (development status) and
-RPC conventions (release candidate) of OpenTelemetry as of the schema below."""
+"""The names of all spans, span events and attributes that the service exports.
+
+They follow OpenTelemetry's GenAI conventions (development status) and RPC conventions (release candidate), as of the
+schema below.
+"""
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 SERVICE_NAME = "sluice"
 
-SPAN_ADMISSION = "admission"  # at the door, of a request that was not let in
+SPAN_ADMISSION = "admission"  # of a request that was refused at admission
 SPAN_TOKENIZE = "tokenize"
 SPAN_QUEUE = "queue"
 SPAN_PREFILL = "prefill"
 SPAN_DECODE = "decode"
 SPAN_DETOKENIZE = "detokenize"
-SPAN_STEP = "step"  # a root of its own, linked to the requests in it; some steps only
+SPAN_STEP = "step"  # a root span, linked to the requests of the step; made for some steps only
 
 EVENT_CHUNK = "sluice.chunk"
 EVENT_PREEMPTED = "sluice.preempted"
 EVENT_RESUMED = "sluice.resumed"
-EVENT_STEP = "sluice.step"  # of decode, where a step span tells more
-EVENT_REPLAYED = "sluice.replayed"  # sent round the ring once more, as a process was lost
-EVENT_REATTACHED = "sluice.reattached"  # another call reads it from now on
+EVENT_STEP = "sluice.step"  # an event of decode, for a step that has a span
+EVENT_REPLAYED = "sluice.replayed"  # sent through the ring again, as a process was lost
+EVENT_REATTACHED = "sluice.reattached"  # another call reads the generation from now on
 
 RPC_SERVICE = "sluice.v1.InferenceService"
 
@@ -29,7 +32,7 @@ RPC_METHOD = "rpc.method"
 RPC_STATUS = "rpc.response.status_code"
 ERROR_TYPE = "error.type"
 
-# Of these statuses the server is to blame: a server span with another one is no error.
+# Statuses that are errors of the server; a server span with any other status is not an error.
 RPC_SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 
 GEN_AI_OPERATION = "gen_ai.operation.name"
@@ -53,7 +56,7 @@ GEN_AI_USAGE_OUTPUT = "gen_ai.usage.output_tokens"
 GEN_AI_USAGE_REASONING = "gen_ai.usage.reasoning.output_tokens"
 GEN_AI_USAGE_CACHED = "gen_ai.usage.cache_read.input_tokens"
 
-# No convention has these yet.
+# Attributes that no convention has yet.
 REQUEST_ID = "sluice.request_id"
 ATTEMPT = "sluice.attempt"
 TENANT = "sluice.tenant"

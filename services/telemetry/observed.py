@@ -1,4 +1,7 @@
-"""What a gateway tells of itself: the protocols, what they carry, and a watcher that looks away. Knows no role."""
+"""What a gateway reports about its requests: protocols, their data, and an implementation that does nothing.
+
+Independent of the exporters, which `observer` connects.
+"""
 
 import dataclasses
 from typing import Protocol
@@ -15,32 +18,32 @@ class StartedRequest:
     """A request that was admitted."""
 
     envelope: Envelope  # its trace context is the caller's
-    method: str  # the RPC's own name, without its service
+    method: str  # name of the RPC without its service
     work: Work
     is_streamed: bool = False
 
     @property
     def params(self) -> SamplingParams | None:
-        """None where nothing is generated."""
+        """The sampling parameters; None for a request that generates nothing."""
         return self.work.params if isinstance(self.work, Generate) else None
 
     @property
     def is_chat(self) -> bool:
-        """Whether its prompt is a conversation."""
+        """Whether the prompt is a conversation."""
         return isinstance(self.work, Generate) and isinstance(self.work.prompt, ChatPrompt)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RequestUsage:
-    """What a request has used when it ends, well or not. Times in seconds; `ttft_s` is 0 without a token."""
+    """What a request has used when it ends, successfully or not. Times in seconds; `ttft_s` is 0 without a token."""
 
     num_prompt: int = 0
     num_cached: int = 0
     num_completion: int = 0
-    num_reasoning: int = 0  # of them
+    num_reasoning: int = 0  # part of `num_completion`
     num_drafted: int = 0
-    num_accepted: int = 0  # of those that were drafted
-    drafted_at: tuple[int, ...] = ()  # the same by their place in the draft
+    num_accepted: int = 0  # part of `num_drafted`
+    drafted_at: tuple[int, ...] = ()  # drafted tokens by position in the draft
     accepted_at: tuple[int, ...] = ()
     ttft_s: float = 0.0
     finish_reason: str = ""
@@ -49,8 +52,8 @@ class RequestUsage:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RefusedRequest:
-    """A request that was not let in. `method` is the RPC's own name, with its service before a slash if that is not
-    InferenceService; `tenant` is "" while nobody knows."""
+    """A request that was refused at admission. `method` is the name of the RPC, preceded by its service and a slash
+    if that is not InferenceService; `tenant` is "" if it is unknown."""
 
     method: str
     error: ServiceError
@@ -60,57 +63,57 @@ class RefusedRequest:
 
 
 class RequestTrace(Protocol):
-    """Follows one request."""
+    """Observes one request."""
 
     @property
     def traceparent(self) -> str:
-        """W3C context that later stages hang their spans under, or ""."""
+        """The W3C context that is the parent of later stages' spans, or ""."""
 
     def first_token(self) -> None:
-        """Its first token has come."""
+        """Note that the first token has come."""
 
     def happened(self, name: str, **attributes: int) -> None:
-        """Something worth telling of: it was `replayed`, `reattached`."""
+        """Note an event of the request: `replayed` or `reattached`."""
 
     def ended(self, status_code: int, reason: str, used: RequestUsage) -> None:
-        """It is over; `status_code` is gRPC's (0 is OK), `reason` that of ErrorInfo or ""."""
+        """Note the end; `status_code` is gRPC's (0 is OK), `reason` is ErrorInfo's or ""."""
 
 
 class Observer(Protocol):
-    """Follows a gateway."""
+    """Observes a gateway."""
 
     def request_started(self, started: StartedRequest) -> RequestTrace:
-        """A request was admitted."""
+        """Note that a request was admitted. Returns the observer of that request."""
 
     def refused(self, refused: RefusedRequest) -> str:
-        """A request was not let in; the W3C header of its trace, or ""."""
+        """Note that a request was refused. Returns the W3C header of its trace, or ""."""
 
     def count(self, name: str, **labels: str) -> None:
-        """Something happened that has no request: a replay (`replayed`), a dropped message (`dropped`)."""
+        """Count an event that belongs to no request: a replay (`replayed`) or a dropped message (`dropped`)."""
 
 
 class Unobserved:
-    """An observer and trace that does nothing but hand the caller's trace context on."""
+    """An observer and request trace that records nothing and passes on the caller's trace context."""
 
     def __init__(self, traceparent: str = "") -> None:
         self.traceparent = traceparent
 
     def request_started(self, started: StartedRequest) -> RequestTrace:
-        """Pass the caller's context on."""
+        """Returns a trace with the caller's context."""
         return Unobserved(started.envelope.traceparent)
 
     def refused(self, refused: RefusedRequest) -> str:
-        """Name the caller's trace."""
+        """Returns the caller's trace context."""
         return refused.traceparent
 
     def count(self, name: str, **labels: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def first_token(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def happened(self, name: str, **attributes: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def ended(self, status_code: int, reason: str, used: RequestUsage) -> None:
-        """Nothing."""
+        """Does nothing."""

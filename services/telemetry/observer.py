@@ -1,4 +1,4 @@
-"""What the gateway observes, turned into spans and metrics: the binding of its protocols to real telemetry."""
+"""Turns what the gateway observes into spans, metrics and log lines. Implements the protocols of `observed`."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,15 +17,15 @@ from sluice_server.services.telemetry.tracing import Tracer
 
 Attributes = Mapping[str, Attribute]
 
-MAX_WAITING = QUEUE_SIZE // 2  # spans on their way to the collector, from which on refusals are counted only
+MAX_WAITING = QUEUE_SIZE // 2  # spans queued for the collector; from this number on, refusals are only counted
 SILENT = RequestLog(is_on=False, shows_prompts=False)
 _CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
-_HARMLESS = frozenset({"OK", "CANCELLED"})  # ends for which nobody looks at a trace that was not sampled
+_HARMLESS = frozenset({"OK", "CANCELLED"})  # ends for which the spans of an unsampled request are not needed
 _EVENTS = {"replayed": names.EVENT_REPLAYED, "reattached": names.EVENT_REATTACHED}
 
 
 class GatewayObserver:
-    """Follows a gateway. `keep` tells the ring that a request's spans are wanted, though it was not sampled."""
+    """Observes a gateway. `keep` tells the ring to send the spans of a request that was not sampled."""
 
     def __init__(
         self, tracer: Tracer, metrics: Metrics, keep: Callable[[Envelope], None], log: RequestLog = SILENT
@@ -36,11 +36,11 @@ class GatewayObserver:
         self._keep = keep
 
     def request_started(self, started: StartedRequest) -> RequestTrace:
-        """Draw the RPC's span and, inside it, the span of the generation, under which later stages hang theirs."""
+        """Place the RPC's span and, inside it, the generation's span, which is the parent of later stages' spans."""
         return _Trace(self._tracer, self._metrics, started, self._keep, self._log)
 
     def refused(self, refused: RefusedRequest) -> str:
-        """Count a request that was not let in, and tell of it in a span, as of everything that fails."""
+        """Count and log a refused request, and make a span of it, as for every failure."""
         self._metrics.count(catalogue.REFUSALS, refused.error.reason)
         traceparent = self._tell_refused(refused)
         self._log.refused(refused, traceparent)
@@ -51,8 +51,8 @@ class GatewayObserver:
         self._metrics.count(catalogue.EVENTS, name, labels.get("reason", ""))
 
     def _tell_refused(self, refused: RefusedRequest) -> str:
-        """Make the RPC span and, inside it, what failed. A flood of refusals leaves the other half of the queue to
-        requests that were let in."""
+        """Make the RPC span and, inside it, the span of the refusal. Half of the queue is kept free of refusals, so
+        that a flood of them does not displace the spans of admitted requests."""
         tracer, reason, now = self._tracer, refused.error.reason, time.monotonic()
         if not tracer.is_on or tracer.num_waiting >= MAX_WAITING:
             return refused.traceparent
@@ -64,7 +64,7 @@ class GatewayObserver:
 
 
 class _Trace:
-    """Follows one request."""
+    """Observes one request."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class _Trace:
         self._ttft_s = time.monotonic() - self._start
 
     def happened(self, name: str, **attributes: int) -> None:
-        """An event of the generation's span."""
+        """Add an event to the generation's span."""
         told = {f"sluice.{key}": value for key, value in attributes.items()}
         self._happenings.append(PhaseEvent(_EVENTS[name], time.monotonic(), told))
 
     def ended(self, status_code: int, reason: str, used: RequestUsage) -> None:
-        """Close both spans and count."""
+        """Make both spans, log and count."""
         took = time.monotonic() - self._start
         code = _CODE_NAMES.get(status_code, "UNKNOWN")
         self._tell(code, reason, used, took)
@@ -133,7 +133,7 @@ class _Trace:
             metrics.observe(catalogue.DECODE_TIME, used.timings.decode_s)
 
     def _tell(self, code: str, reason: str, used: RequestUsage, took_s: float) -> None:
-        """Make the spans, unless nobody wants them."""
+        """Make the spans, unless the request was neither sampled nor slow nor failed."""
         if self._work is None:
             return
         started = self._started
@@ -149,19 +149,19 @@ class _Trace:
 
 
 def _rpc_phase(method: str, times: tuple[float, float], code: str, error: str) -> Phase:
-    """The span of a call; `error` is what went wrong, by whomever."""
+    """Returns the phase of a call; `error` is the cause of a failure, whether the server's or the client's."""
     name = _rpc_method(method)
     attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: name, names.RPC_STATUS: code}
     return Phase(name, *times, attributes, error=error if code in names.RPC_SERVER_ERRORS else "")
 
 
 def _rpc_method(method: str) -> str:
-    """With its service, which is InferenceService unless it is named."""
+    """Returns the method with its service, which is InferenceService unless it is named."""
     return method if "/" in method else f"{names.RPC_SERVICE}/{method}"
 
 
 def _operation(started: StartedRequest) -> str:
-    """The GenAI operation; requests that generate nothing are named by their RPC."""
+    """Returns the GenAI operation; for a request that generates nothing, the name of its RPC."""
     if started.params is None:
         return started.method.lower()
     return names.OPERATION_CHAT if started.is_chat else names.OPERATION_COMPLETION

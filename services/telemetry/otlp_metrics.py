@@ -1,7 +1,7 @@
-"""A process's samples sent to an OTLP/gRPC collector, every few seconds.
+"""Sends a process's samples to an OTLP/gRPC collector, every `INTERVAL_S` seconds.
 
-Samples are read on the loop; sending happens in a thread of its own, one at a time, so that a dead collector holds up
-nothing. Only imported where an endpoint is set.
+Samples are read on the loop. They are sent in a separate thread, one batch at a time, so that a dead collector blocks
+nothing. Imported only if an endpoint is set.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Point = NumberDataPoint | HistogramDataPoint
 
 
 class MetricPush:
-    """Pushes until it is stopped, and once more then."""
+    """Pushes until it is stopped, and once more at the stop."""
 
     def __init__(self, metrics: Metrics, resource: Mapping[str, str], endpoint: str) -> None:
         self._metrics = metrics
@@ -49,13 +49,13 @@ class MetricPush:
         self._start_ns = time.time_ns()
 
     async def run(self) -> None:
-        """Push for ever."""
+        """Push every `INTERVAL_S` until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             await self._push()
 
     async def stop(self) -> None:
-        """Push what there is, and let go."""
+        """Push once more, for at most `TIMEOUT_S`, and shut down."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
                 await self._push()
@@ -68,7 +68,7 @@ class MetricPush:
 
 
 def data_of(samples: Iterable[MetricSample], resource: Resource, start_ns: int) -> MetricsData:
-    """Samples as OpenTelemetry has them; counts go from `start_ns` on."""
+    """Returns the samples as OpenTelemetry metrics data; counts start at `start_ns`."""
     now_ns = time.time_ns()
     points: dict[catalogue.Metric, list[Point]] = {}
     for sample in samples:
@@ -96,7 +96,7 @@ def _point(sample: MetricSample, start_ns: int, now_ns: int) -> Point:
     value = sample.value
     if not isinstance(value, HistogramSnapshot):
         return NumberDataPoint(attributes, start_ns, now_ns, float(value))
-    edge = 0.0  # minimum and maximum are not kept
+    edge = 0.0  # minimum and maximum are not recorded
     return HistogramDataPoint(
         attributes, start_ns, now_ns, value.num, value.total, value.counts, value.bounds, edge, edge
     )

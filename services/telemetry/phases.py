@@ -1,6 +1,6 @@
-"""A part of a request's life that is over, as plain values: what stages tell, and spans are made of.
+"""Phases: completed parts of a request's life, as plain values that stages report and spans are made of.
 
-Times are of the monotonic clock. Knows no telemetry library, so that every stage may import it.
+Times are of the monotonic clock. Every stage can import this module: it uses no telemetry library.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,15 +13,15 @@ Attribute: TypeAlias = Value | tuple[str, ...]
 
 
 class PhaseEvent(NamedTuple):
-    """Something that happened at one moment of a phase."""
+    """An event at one moment of a phase."""
 
     name: str
     at_s: float
     attributes: Mapping[str, Value] = {}
 
 
-class Phase(NamedTuple):  # made in a third of a frozen dataclass's time, seven times a request
-    """From `start_s` to `end_s`. `error` names what went wrong, or is empty; `links` are W3C headers of other spans."""
+class Phase(NamedTuple):  # a NamedTuple takes a third of a frozen dataclass's time to make; seven per request
+    """A phase from `start_s` to `end_s`. `error` names what failed, or is ""; `links` are other spans' W3C headers."""
 
     name: str
     start_s: float
@@ -32,4 +32,4 @@ class Phase(NamedTuple):  # made in a third of a frozen dataclass's time, seven 
     links: tuple[str, ...] = ()
 
 
-Record = Callable[[Envelope, Phase], None]  # the envelope says which request, and under which span
+Record = Callable[[Envelope, Phase], None]  # the envelope has the request and the parent span

@@ -1,4 +1,4 @@
-"""The Prometheus endpoint of a process: its samples in the exposition format, and the process's own figures."""
+"""The Prometheus endpoint of a process: its samples in the exposition format, and CPU and memory of the process."""
 
 from collections.abc import Iterable
 
@@ -16,13 +16,13 @@ OWN = ("role", "process")
 
 
 class Samples(Collector):
-    """Turns samples into families."""
+    """Converts samples to metric families."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        """One family for each metric that has samples."""
+        """Returns one family for each metric that has samples."""
         families: dict[catalogue.Metric, Metric] = {}
         own = [self._metrics.role, self._metrics.process_id]
         for metric, value, labels in self._metrics.samples():
@@ -34,7 +34,7 @@ class Samples(Collector):
 
 
 def registry_of(metrics: Metrics) -> CollectorRegistry:
-    """A registry of this process alone."""
+    """Returns a registry of this process's metrics only."""
     registry = CollectorRegistry()
     registry.register(Samples(metrics))
     ProcessCollector(registry=registry)
@@ -42,7 +42,7 @@ def registry_of(metrics: Metrics) -> CollectorRegistry:
 
 
 def serve(metrics: Metrics, host: str, port: int) -> None:
-    """Answer scrapes. Raises ServiceError when the port cannot be had."""
+    """Start the HTTP server for scrapes. Raises ServiceError LISTEN_FAILED if the port is taken."""
     try:
         start_http_server(port, host, registry_of(metrics))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Whether a process pushes its metrics over OTLP, and for how long: while its body runs."""
+"""Starts and stops the push of metrics over OTLP, for processes with an endpoint."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,13 @@ ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP
 
 @contextlib.asynccontextmanager
 async def pushing(metrics: Metrics, resource: Mapping[str, str], otlp_endpoint: str) -> AsyncIterator[None]:
-    """Push to `otlp_endpoint`, or where OpenTelemetry's variables say, or not at all."""
+    """Push metrics while the block runs: to `otlp_endpoint`, else to OpenTelemetry's configured endpoint, else
+    nowhere."""
     endpoint = endpoint_of(otlp_endpoint, ENDPOINT_VARIABLES)
     if not endpoint:
         yield
         return
-    # Here, because most processes of most deployments never need it and start faster without.
+    # Imported here, as most processes do not need it and start faster without.
     from sluice_server.services.telemetry.otlp_metrics import MetricPush
 
     push = MetricPush(metrics, resource, endpoint)

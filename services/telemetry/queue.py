@@ -1,8 +1,7 @@
-"""Spans on their way to a collector: a bounded queue, a thread that empties it now and then, and counts of what became
-of them.
+"""A bounded queue of spans for a collector, emptied by a thread. Counts spans by outcome.
 
-When the collector is dead or slow the newest spans are dropped and counted, silently and at once; nothing waits. One
-that does not answer is tried with one span at a time. (The SDK's batching processor takes the SDK's own spans only.)
+If the collector is dead or slow, the newest spans are dropped and counted at once; `put` never blocks. After a failure,
+sending starts again with one span at a time. (The SDK's batching processor accepts only the SDK's own spans.)
 """
 
 import collections
@@ -18,24 +17,26 @@ from sluice_server.services.telemetry.spans import Ended
 logger = logging.getLogger(__name__)
 
 QUEUE_SIZE = 4096
-DELAY_S = 5.0  # as the SDK; a call costs a process 2 ms of processor time, as 150 spans do
+DELAY_S = 5.0  # the SDK's default; one export call takes 2 ms of processor time, as much as 150 spans
 MAX_BATCH = 512
-LAST_S = 2.0  # at the end, for what waits
+LAST_S = 2.0  # to send queued spans at shutdown
 
 
 class Export(Protocol):
-    """Where batches go."""
+    """Sends batches of spans."""
 
     def send(self, batch: Sequence[Ended]) -> bool:
-        """Whether it was taken."""
+        """Send a batch. Returns whether it was accepted."""
 
     def close(self) -> None:
-        """Let go; a `send` that goes on ends soon."""
+        """Close the export; a `send` in progress ends soon."""
 
 
 class SpanQueue:
-    """Attributes:
-    counts: how many spans were queued, dropped, exported, failed.
+    """The queue and its thread.
+
+    Attributes:
+        counts: how many spans were queued, dropped, exported, failed.
     """
 
     def __init__(self, export: Export, size: int = QUEUE_SIZE, delay_s: float = DELAY_S) -> None:
@@ -45,19 +46,19 @@ class SpanQueue:
         self._delay_s = delay_s
         self._waiting: collections.deque[Ended] = collections.deque()
         self._awake = threading.Event()
-        self._until_s = math.inf  # batches that come later than that fail at once
+        self._until_s = math.inf  # set at shutdown: batches after this time fail at once
         self._is_failing = False
-        self._most = 1  # spans sent in one go: doubles with each success, and begins again after a failure
+        self._most = 1  # spans per batch: doubles with each success, and is 1 again after a failure
         self._thread = threading.Thread(target=self._run, name="otlp-spans", daemon=True)
         self._thread.start()
 
     @property
     def num_waiting(self) -> int:
-        """Spans that the collector has not taken yet."""
+        """The number of queued spans that the collector has not accepted yet."""
         return self.counts["queued"] - self.counts["exported"] - self.counts["failed"]
 
     def put(self, span: Ended) -> None:
-        """Queue it, or drop and count it. For one thread."""
+        """Queue a span, or drop and count it. To be called from one thread only."""
         if self.num_waiting >= self._size:
             self.counts["dropped"] += 1
             return
@@ -67,7 +68,7 @@ class SpanQueue:
             self._awake.set()
 
     def shutdown(self) -> None:
-        """Send what waits, for `LAST_S` and the batch that is on its way."""
+        """Send the queued spans, for at most `LAST_S` and the batch in progress, and close."""
         self._until_s = time.monotonic() + LAST_S
         self._awake.set()
         self._thread.join(2 * LAST_S)
@@ -83,7 +84,7 @@ class SpanQueue:
         self._fail(len(self._waiting))
 
     def _empty(self) -> None:
-        """Send what waits: all of it, or what goes before the first failure."""
+        """Send queued spans until the queue is empty or a batch fails."""
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
             if time.monotonic() > self._until_s or not self._is_taken(batch):

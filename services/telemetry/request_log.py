@@ -1,4 +1,4 @@
-"""One log line for each request that ends, if that is asked for; with its prompt only if that is asked for too."""
+"""Writes one log line for each request that ends, if enabled; with its prompt if that is enabled too."""
 
 import logging
 
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestLog:
-    """Writes the lines, or nothing."""
+    """Writes the lines; with `is_on` false, nothing."""
 
     def __init__(self, *, is_on: bool, shows_prompts: bool) -> None:
         self._is_on = is_on
@@ -19,7 +19,7 @@ class RequestLog:
     def ended(
         self, started: StartedRequest, traceparent: str, end: tuple[str, str], used: RequestUsage, took_s: float
     ) -> None:
-        """A request is over; `end` is the name of its status and its reason."""
+        """Log the end of a request; `end` is the name of its status and its reason."""
         if not self._is_on:
             return
         code, reason = end
@@ -41,7 +41,7 @@ class RequestLog:
         logger.info("%s ended", started.method, extra=about)
 
     def refused(self, refused: RefusedRequest, traceparent: str) -> None:
-        """A request was not let in."""
+        """Log a request that was refused at admission."""
         if self._is_on:
             about = logs.about_trace(
                 traceparent, tenant=refused.tenant, code=refused.error.code.name, reason=refused.error.reason
@@ -50,7 +50,7 @@ class RequestLog:
 
 
 def prompt_of(work: Work) -> object:
-    """What was asked about, as plain values."""
+    """Returns the prompt, or the token ids to detokenize, as plain values."""
     if isinstance(work, Detokenize):
         return unpack_ids(work.ids)
     prompt = work.prompt

@@ -1,7 +1,7 @@
-"""Batches of spans sent to an OTLP/gRPC collector by the SDK's exporter, encoded by ours. Only imported where an
-endpoint is set.
+"""Sends batches of spans to an OTLP/gRPC collector with the SDK's exporter and our encoder.
 
-Encoding holds the interpreter, which a step that runs meanwhile has to wait for: it lets go after every few spans.
+Imported only if an endpoint is set. Encoding holds the interpreter lock, which delays a step that runs meanwhile; so it
+pauses after every `SLICE` spans.
 """
 
 import time
@@ -17,12 +17,12 @@ from sluice_server.services.telemetry.span_encoder import SpanEncoder
 from sluice_server.services.telemetry.spans import Ended
 
 EXPORT_TIMEOUT_S = 2
-SLICE = 16  # spans encoded in one go: a tenth of a millisecond
-PAUSE_S = 0.0005  # between two of them
+SLICE = 16  # spans encoded without a pause: a tenth of a millisecond
+PAUSE_S = 0.0005  # between two slices
 
 
 class SpanExport:
-    """Where spans of one process go: `endpoint`, http://host:port or https://, under the process's `resource`."""
+    """Exports the spans of one process to `endpoint`, http://host:port or https://, under the process's `resource`."""
 
     def __init__(self, endpoint: str, resource: Mapping[str, str]) -> None:
         is_plain = not endpoint.startswith("https")
@@ -30,19 +30,19 @@ class SpanExport:
         self._encoder = SpanEncoder(Resource.create(resource), SpanLimits())
 
     def send(self, batch: Sequence[Ended]) -> bool:
-        """Whether the collector took it. Waits for that `EXPORT_TIMEOUT_S` at most."""
+        """Send a batch. Returns whether the collector accepted it. Waits at most `EXPORT_TIMEOUT_S` for that."""
         return self._exporter.send(self._encoder.request(_with_pauses(batch)))
 
     def close(self) -> None:
-        """Close the channel; what is on its way is not tried again."""
+        """Close the channel; a request in progress is not retried."""
         self._exporter.shutdown()
 
 
 class _Exporter(OTLPSpanExporter):
-    """The SDK's, with its variables, credentials and repeats, for requests that are encoded already."""
+    """The SDK's exporter, with its variables, credentials and retries, for requests that are encoded already."""
 
     def send(self, request: ExportTraceServiceRequest) -> bool:
-        """Whether it was taken."""
+        """Send a request. Returns whether it was accepted."""
         return self.export(request) is SpanExportResult.SUCCESS  # type: ignore[arg-type] # SDK spans there
 
     def _translate_data(self, data: ExportTraceServiceRequest) -> ExportTraceServiceRequest:  # type: ignore[override] # SDK spans there

@@ -1,6 +1,6 @@
-"""Where a span stands in its trace: read from a W3C header, or inside another span; and what waits to be sent of it.
+"""The place of a span in its trace, from a W3C header or inside another span; and ended spans that wait to be sent.
 
-Knows no telemetry library. Ids are drawn here, at random.
+Uses no telemetry library. Ids are random and drawn here.
 """
 
 import random
@@ -11,19 +11,19 @@ from sluice_server.services.telemetry.phases import Phase
 
 SAMPLED, NOT_SAMPLED = "01", "00"
 
-# https://www.w3.org/TR/trace-context-2/#traceparent-header, in the form that is let in at the door.
+# https://www.w3.org/TR/trace-context-2/#traceparent-header, in the form that the gateway's validation accepts.
 _HEADER = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 
 
 class Parent(NamedTuple):
-    """The remote span that phases hang under, as W3C headers."""
+    """The remote parent span of phases, as W3C headers."""
 
     traceparent: str
     tracestate: str = ""
 
 
 class SpanPlacement(NamedTuple):
-    """Where a span stands. Ids are lower-case hex; a root has no `parent_id`."""
+    """The place of a span in a trace. Ids are lower-case hex; a root has no `parent_id`."""
 
     trace_id: str
     span_id: str
@@ -32,24 +32,24 @@ class SpanPlacement(NamedTuple):
     is_parent_remote: bool = False
 
     def header(self, *, is_sampled: bool = True) -> str:
-        """The W3C header that names it."""
+        """Returns the W3C traceparent header of the span."""
         return f"00-{self.trace_id}-{self.span_id}-{SAMPLED if is_sampled else NOT_SAMPLED}"
 
 
 class Ended(NamedTuple):
-    """A span that is over: what it tells, and where it stands or under which parent it gets a place when it is sent."""
+    """A span that has ended: its phase, and its place or the parent under which it gets one when it is sent."""
 
     phase: Phase
     where: SpanPlacement | Parent
     is_server: bool = False
 
     def place(self) -> SpanPlacement:
-        """Where it stands; drawn anew at each call for what has only a parent."""
+        """Returns the span's place. With only a parent, each call draws a new span id."""
         return self.where if isinstance(self.where, SpanPlacement) else under(self.where)
 
 
 def under(parent: Parent) -> SpanPlacement:
-    """A span under a remote parent; an empty or malformed header is none, and begins a new trace."""
+    """Returns a place under a remote parent. An empty or malformed header starts a new trace."""
     found = read(parent.traceparent)
     if found is None:
         return SpanPlacement(f"{random.getrandbits(128) or 1:032x}", _span_id())
@@ -57,18 +57,18 @@ def under(parent: Parent) -> SpanPlacement:
 
 
 def inside(place: SpanPlacement) -> SpanPlacement:
-    """A span in a span of the same process."""
+    """Returns a place under a span of the same process."""
     return SpanPlacement(place.trace_id, _span_id(), place.span_id, place.tracestate)
 
 
 def read(traceparent: str) -> tuple[str, str] | None:
-    """Trace and span id of a W3C header; None when it is malformed."""
+    """Returns trace and span id of a W3C header; None if it is malformed."""
     found = _HEADER.fullmatch(traceparent)
     return None if found is None else (found[1], found[2])
 
 
 def is_sampled(traceparent: str) -> bool:
-    """Whether the flags of a W3C header say so; a trace that has not begun may be."""
+    """Whether the sampled flag of a W3C header is set; True for "", a trace that has not begun."""
     return not traceparent or traceparent[-1] in "13579bdf"
 
 

@@ -1,8 +1,7 @@
-"""Spans of one process, told after the fact from phases that others measured, and sent to an OTLP collector.
+"""Makes the spans of one process from completed phases, and sends them to an OTLP collector.
 
-Without an endpoint nothing is imported and nothing happens. What is over is put into a bounded queue as it is; spans
-are made of it in the thread that sends them. What was not sampled waits (`held`) until somebody wants it or it is too
-old.
+Without an endpoint nothing is imported and nothing happens. Phases are put into a bounded queue as they are; the thread
+that sends them encodes the spans. Phases of unsampled requests are held (`held`) until they are wanted or too old.
 """
 
 import dataclasses
@@ -24,14 +23,18 @@ DELAY_VARIABLE = "OTEL_BSP_SCHEDULE_DELAY"  # ms
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TraceSampling:
-    """Which requests are traced from the start: a share of those whose caller does not say; and from how many seconds
-    on a request counts as slow, so that its spans are kept in any case."""
+    """Which requests are traced from the start, and which are kept in any case.
+
+    Attributes:
+        ratio: the share that is sampled of requests whose caller does not decide.
+        slow_s: seconds from which on a request counts as slow, so that its spans are kept.
+    """
 
     ratio: float = 1.0
     slow_s: float = 10.0
 
     def takes(self, trace_id: str) -> bool:
-        """Whether a trace that begins here is sampled: told from its id, so that everybody would say the same."""
+        """Whether a trace that begins here is sampled. It follows from the trace id, so all processes decide alike."""
         return int(trace_id[-14:], 16) < self.ratio * (1 << 56)
 
 
@@ -39,7 +42,7 @@ EVERYTHING = TraceSampling()
 
 
 class Tracer:
-    """Takes spans that are over; does nothing when there is no queue."""
+    """Takes ended spans; without a queue it does nothing."""
 
     def __init__(self, queue: SpanQueue | None, sampling: TraceSampling = EVERYTHING) -> None:
         self.sampling = sampling
@@ -49,12 +52,12 @@ class Tracer:
 
     @classmethod
     def create(cls, resource: Mapping[str, str], otlp_endpoint: str, sampling: TraceSampling = EVERYTHING) -> "Tracer":
-        """A tracer that exports to `otlp_endpoint`, or to the one that OpenTelemetry's variables name, or nowhere.
-        Raises ServiceError for a delay that is none."""
+        """Returns a tracer that exports to `otlp_endpoint`, else to OpenTelemetry's configured endpoint, if any.
+        Raises ServiceError INVALID_SETTING for an invalid delay."""
         endpoint = endpoint_of(otlp_endpoint, ENDPOINT_VARIABLES)
         if not endpoint or os.environ.get(DISABLED_VARIABLE, "").strip().lower() == "true":
             return cls(None)
-        # Here, because most processes of most deployments never need it and start faster without.
+        # Imported here, as most processes do not need it and start faster without.
         from sluice_server.services.telemetry.span_export import SpanExport
 
         delay_s = _delay_s()
@@ -62,16 +65,16 @@ class Tracer:
 
     @property
     def is_on(self) -> bool:
-        """Whether spans go anywhere."""
+        """Whether spans are exported."""
         return self._queue is not None
 
     @property
     def num_waiting(self) -> int:
-        """Spans that the collector has not taken yet."""
+        """The number of queued spans that the collector has not accepted yet."""
         return 0 if self._queue is None else self._queue.num_waiting
 
     def record(self, request_id: str, parent: Parent, phase: Phase) -> None:
-        """A phase that is over, under a remote parent; held back when its request is not sampled."""
+        """Take a completed phase under a remote parent. It is held if its request is not sampled."""
         if self._queue is None:
             return
         if not is_sampled(parent.traceparent):
@@ -80,18 +83,18 @@ class Tracer:
             self._queue.put(Ended(phase, parent))
 
     def keep(self, request_id: str) -> None:
-        """The request was slow or failed: send what is held of it."""
+        """Send what is held of a request, which was slow or failed."""
         if self._queue is not None:
             for parent, phase in self.held.take(request_id):
                 self._queue.put(Ended(phase, parent))
 
     def tell(self, place: SpanPlacement, phase: Phase, *, is_server: bool = False) -> None:
-        """A span that is over and whose place others may know already."""
+        """Take an ended span whose place is already fixed, as other processes may refer to it."""
         if self._queue is not None:
             self._queue.put(Ended(phase, place, is_server))
 
     def figures(self) -> list[MetricSample]:
-        """What became of spans; nothing where there are none."""
+        """Returns the counts of spans by outcome; [] without a queue."""
         if self._queue is None:
             return []
         counts = {**self.counts, "held_dropped": self.held.num_dropped}
@@ -104,7 +107,7 @@ class Tracer:
 
 
 def endpoint_of(configured: str, variables: tuple[str, ...]) -> str:
-    """Where to send: what is configured, else what OpenTelemetry's own variables name, else nowhere."""
+    """Returns the configured endpoint, else the one in OpenTelemetry's own variables, else ""."""
     return configured or next(filter(None, map(os.environ.get, variables)), "")
 
 

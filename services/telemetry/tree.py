@@ -1,4 +1,4 @@
-"""Spans of one trace as lines of a tree, with durations and the process that made each. Pure."""
+"""Formats the spans of one trace as lines of a tree, with durations and the process of each span. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from sluice_server.services.telemetry.collector import ReceivedSpan
 
 
 def tree_lines(spans: Sequence[ReceivedSpan]) -> list[str]:
-    """Roots first (a span whose parent is not among `spans` is one), children in order of their start."""
+    """Returns the lines: roots first (spans whose parent is not among `spans`), children in order of their start."""
     known = {span.span_id for span in spans}
     children: dict[str, list[ReceivedSpan]] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
