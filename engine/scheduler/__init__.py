@@ -21,19 +21,19 @@ from types import MappingProxyType
 WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         # State and resources of a sequence
-        "state": ("floor",),
-        "slot": ("floor",),
-        "table": ("floor",),
-        "spare_slots": ("floor",),
-        "num_places": ("floor",),
-        "num_once_computed": ("floor",),
-        "num_preemptions": ("floor", "outputs"),  # a beam inherits its parent's
-        "sequences": ("door", "floor", "outputs"),  # created, ended, replaced by the live beams
-        "unforked": ("door", "floor"),
-        "room": ("ahead", "drafts", "floor", "planner"),  # each module that lets the cache grow the table
-        "num_blocks_told": ("ahead", "floor", "planner"),
+        "state": ("state",),
+        "slot": ("state",),
+        "table": ("state",),
+        "spare_slots": ("state",),
+        "num_places": ("state",),
+        "num_once_computed": ("state",),
+        "num_preemptions": ("state", "outputs"),  # a beam inherits its parent's
+        "sequences": ("validation", "state", "outputs"),  # created, ended, replaced by the live beams
+        "unforked": ("validation", "state"),
+        "room": ("async_planner", "drafts", "state", "planner"),  # each module that lets the cache grow the table
+        "num_blocks_told": ("async_planner", "state", "planner"),
         # Progress
-        "num_computed": ("drafts", "flights", "floor"),
+        "num_computed": ("drafts", "in_flight", "state"),
         "last_step": ("planner",),
         "tokens": ("drafts", "outputs", "scheduler"),  # verified, sampled, appended by the client
         "index": ("outputs",),
@@ -54,7 +54,7 @@ WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "max_tokens": ("scheduler",),
         "priority": ("scheduler",),
         "prompt": ("scheduler",),
-        "credit": ("drafts", "floor", "planner", "scheduler"),  # returned, spent, granted
+        "credit": ("drafts", "state", "planner", "scheduler"),  # returned, spent, granted
         "held_since_s": ("planner",),
         # Searches
         "candidates": ("state", "outputs"),
