@@ -99,7 +99,8 @@ def numbers_of(counts: Sequence[int], trees: Trees, num_tokens: int) -> np.ndarr
     """Returns three numbers for each token of rows with `counts` tokens: int64 [3, num_tokens].
 
     They are the difference between the token's depth and its index in the row, its mask and its parent. Rows without a
-    tree are chains. Padding after the last row has difference 0, mask 1 and parent -1.
+    tree are chains. Padding after the last row has difference 0, a mask with which a token sees only itself, and parent
+    -1.
     """
     numbers = np.zeros((3, num_tokens), dtype=np.int64)
     numbers[1:] = [[1], [-1]]
