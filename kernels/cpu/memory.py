@@ -19,15 +19,15 @@ PAGE = 4096  # bytes: no two vectors share a page
 
 
 def empty(num: int, dtype: torch.dtype) -> Tensor:
-    """Allocates a vector of `num` elements with undefined content. A vector smaller than a large page takes small
+    """Allocates a vector of `num` elements with undefined content. What does not fill a large page takes small
     pages."""
     size = num * dtype.itemsize
     return torch.empty(num, dtype=dtype) if size < HUGE else _mapped(size).view(dtype)
 
 
 def zeros(num: int, dtype: torch.dtype) -> Tensor:
-    """Allocates a vector of `num` zeros. Large ones take each page at its first use, where torch.zeros touches all
-    at once."""
+    """Allocates a vector of `num` zeros. A large one gets each page at its first use; torch.zeros touches all at
+    once."""
     size = num * dtype.itemsize
     return torch.zeros(num, dtype=dtype) if size < HUGE else _mapped(size).view(dtype)
 

@@ -70,8 +70,7 @@ class RowBlocks:
             return self._product(rows)[: len(x)]
 
     def _holds(self, size: int, threads: int) -> bool:
-        """Returns whether a block of this size gives the expected bits with `threads` threads, the number that torch
-        is set to."""
+        """Returns whether blocks of this size give the expected bits with `threads` threads, to which torch is set."""
         found = self._held.get((size, threads))
         if found is None:
             assert self._wanted is not None
@@ -80,7 +79,7 @@ class RowBlocks:
 
     @one_thread()
     def _begin(self) -> Tensor:
-        """Computes the expected result of the probes by the smallest block, or row by row if its places give
+        """Computes the probes' expected result by the smallest block, or row by row if that block's places give
         different bits."""
         wanted = self._product(self._rows(LEAST, 0))[:PROBES].clone()
         if self._gives(wanted, LEAST):
@@ -89,7 +88,7 @@ class RowBlocks:
         return torch.cat([self._product(row[None].clone()) for row in self._probes])
 
     def _gives(self, wanted: Tensor, size: int) -> bool:
-        """Returns whether a block of this size gives the expected bits at every place, tested twice with different
+        """Returns whether blocks of this size give the expected bits at every place, tested twice with different
         rows there."""
         order = torch.arange(size)
         return all(
