@@ -1,7 +1,6 @@
-"""States which numerical results can be compared bit by bit: names the implementation, and says what is
-batch-invariant.
+"""Names what computes a result, and states which operations are batch-invariant.
 
-Two implementations that may differ in one bit of a result have two names. The names are attached to results that
+Two implementations that may differ in one bit of a result have different names. The names are attached to results that
 outlive a process or leave its machine.
 """
 
@@ -17,7 +16,7 @@ CONTRACT = 1  # increased with each change of any bit that kernels, reference im
 
 
 def computes_as(device: torch.device) -> str:
-    """Returns the name of a device's implementation: the contract, the versions of the libraries, and the device's
+    """Returns a name for what computes on a device: the contract, the versions of the libraries, and the device's
     kind."""
     common = f"contract {CONTRACT}, torch {torch.__version__}"
     if device.type == "cpu":
@@ -27,13 +26,12 @@ def computes_as(device: torch.device) -> str:
 
 
 def is_batch_invariant(device: torch.device, head_dim: int, *, is_fixed: bool = False) -> dict[str, bool]:
-    """Returns, for each operation of `kernels.ops` on `device`, whether a row's bits are independent of the other rows,
-    of the chunking and of the thread count.
+    """Returns for each operation of `kernels.ops` on `device` whether it is batch-invariant.
 
-    Holds for any dtype and format, with heads of `head_dim`; a test compares the bits. Where it is true, tokens do not
-    depend on the other requests of a batch. Where it is false, only a near tie between tokens may be decided
-    differently. `is_fixed` is set where a GPU uses the slower schedules that do not depend on the batch (see
-    `Layer.is_fixed`).
+    True means that a row's bits are independent of the other rows, of the chunking and of the thread count, in any
+    dtype and format, with heads of `head_dim`; a test compares the bits. Tokens then do not depend on the other
+    requests of a batch. False means that a near tie between tokens may be decided differently, and nothing else.
+    `is_fixed` is set where a GPU uses the slower schedules that do not depend on the batch (see `Layer.is_fixed`).
     """
     on_fixed_gpu, on_cpu = is_fixed and device.type == "cuda", device.type == "cpu"
     linear = on_fixed_gpu or on_cpu
@@ -53,8 +51,7 @@ def is_batch_invariant(device: torch.device, head_dim: int, *, is_fixed: bool = 
 
 
 def _build() -> str:
-    """Returns the instruction set of the C++ kernels and a hash of their binary, as another compiler rounds
-    differently."""
+    """Returns the C++ kernels' instruction set and a hash of their binary, as another compiler rounds differently."""
     path = builds.MODULE.__file__ if builds.MODULE is not None else None
     if path is None:
         return builds.instruction_set()

@@ -17,6 +17,6 @@ def takes(x: Tensor) -> bool:
 
 @functools.cache
 def family(name: str) -> ModuleType:
-    """Returns a module of `kernels.triton`, whose functions have the names and signatures of their reference
+    """Returns a module of `kernels.triton`; its functions have the names and signatures of the reference
     implementations."""
     return importlib.import_module(f"sluice_server.kernels.triton.{name}")

@@ -42,8 +42,10 @@ from sluice_server.kernels.reference.scores import ScoreRequest, Scores
 def pack_linear(
     weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False, weights: str = ""
 ) -> PackedLinear:
-    """Packs a weight [N, K] and a bias [N] for the device they are on; `gated` if only `linear_gated` will use the
-    weight. See `kernels.formats.weight_formats.pack`."""
+    """Packs a weight [N, K] and a bias [N] for the device they are on; see `kernels.formats.weight_formats.pack`.
+
+    `gated` if only `linear_gated` will use the weight.
+    """
     return kinds.pack(weight, bias, gated=gated, precise=precise, weights=weights)
 
 
@@ -58,16 +60,17 @@ def linear_normed(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLine
 
 
 def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear, activation: str = "silu") -> Tensor:
-    """Returns activation(gate) · up [M, N / 2], where gate and up are the halves of the linear layer's output for
-    RMSNorm(x [M, K]). See `kernels.reference.elementwise.GATES` for the activations."""
+    """Returns activation(gate) · up [M, N / 2]; gate and up are the halves of the linear layer of RMSNorm(x [M, K]).
+
+    See `kernels.reference.elementwise.GATES` for the activations.
+    """
     return weight.apply_gated(x, norm, eps, activation)
 
 
 def linear_add_(
     residual: Tensor, x: Tensor, weight: PackedLinear, norm: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
-    """Adds linear(x [M, K]) to residual [M, N] in place; if `norm` is given, adds RMSNorm of the linear's output
-    instead."""
+    """Adds linear(x [M, K]) to residual [M, N] in place; if `norm` is given, adds RMSNorm of the linear's output."""
     if norm is None:
         return weight.add_to(residual, x)
     return weight.add_normed_to(residual, x, norm, eps)
@@ -99,11 +102,11 @@ def soft_cap_(x: Tensor, cap: float) -> Tensor:
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """Rotates queries in place and writes rotated keys and values into the cache. The keys in `heads` may stay
-    unrotated.
+    """Rotates queries in place and writes rotated keys and values into the cache.
 
     Args:
-        heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values; rows beyond `meta.num_tokens` are padding.
+        heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values; rows beyond `meta.num_tokens` are padding. Its
+            keys may stay unrotated.
         cis: complex64 [T or more, 1, D/2]. Checkpoints rotate the pair (i, i + D/2); loading permutes the rows of the
             projections so that the two numbers of a pair are neighbours.
         cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], in a memory order that `kernels.layout.layout`
@@ -148,10 +151,10 @@ def paged_attention(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """Computes attention of ragged queries q [T, heads, D] over the paged cache; returns [T, heads * D]. See
-    `AttentionOptions`.
+    """Computes attention of ragged queries q [T, heads, D] over the paged cache; returns [T, heads * D].
 
-    With `is_fixed`, a row's bits depend on that row alone. On a GPU this uses another, slower schedule.
+    See `AttentionOptions` for the options. With `is_fixed`, a row's bits depend on that row alone; on a GPU this uses
+    another, slower schedule.
     """
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])
@@ -164,8 +167,7 @@ def paged_attention(
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Draws one id for each row of logits [R, V]. Returns the ids and which rows are bad; see
-    `kernels.reference.sampling.sample`."""
+    """Returns an id for each row of logits [R, V], and which rows are bad; see `kernels.reference.sampling.sample`."""
     if gpu.takes(logits):
         drawn: tuple[Tensor, Tensor] = gpu.family("sampling").sample(logits, rows)
         return drawn
@@ -223,7 +225,7 @@ def experts_mlp(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """Computes the MLPs of the experts chosen for each token, weighted by their shares; see
+    """Computes the MLPs of the experts chosen for each token, by their shares; see
     `kernels.reference.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
     y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, activation, is_fixed=is_fixed)
@@ -231,8 +233,10 @@ def experts_mlp(
 
 
 def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: ScoredRows | None) -> ChosenTokens:
-    """Adjusts logits [R, V], draws a token for each row, and scores the rows in `wanted` under the unadjusted
-    logits. Overwrites `logits`."""
+    """Adjusts logits [R, V] in place, draws a token for each row, and scores the rows in `wanted`.
+
+    Scores are under the logits before the adjustment.
+    """
     if native_sampling.takes(logits):
         return native_sampling.choose(logits, rows, changes, wanted)
     raw = None if wanted is None else logits[wanted.at]
@@ -263,6 +267,8 @@ def score(logits: Tensor, asked: ScoreRequest) -> Scores:
 
 
 def suffix_automaton() -> type[SuffixAutomaton]:
-    """Returns the suffix automaton class to use: the C++ one if it was built, else the Python one. It finds where
-    the end of a growing sequence of ids occurred before."""
+    """Returns the suffix automaton class to use: the C++ one if it was built, else the Python one.
+
+    It finds where the end of a growing sequence of ids occurred before.
+    """
     return native.automaton() if builds.is_available() else SuffixAutomaton

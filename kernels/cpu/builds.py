@@ -21,8 +21,7 @@ KNOWN = (*BY_EXTENSION, *BY_CAPABILITY["AVX512"])  # all instruction sets, best 
 
 
 def load(name: str) -> ModuleType | None:
-    """Loads the kernels built for the instruction set `name`; returns None if that fails (`why_not` gives the
-    reason)."""
+    """Loads the kernels built for the instruction set `name`; returns None if that fails, see `why_not`."""
     try:
         return importlib.import_module(f"sluice_server.kernels.cpu.{name}")
     except ImportError:

@@ -29,8 +29,7 @@ def takes(q: Tensor, cache: Tensor) -> bool:
 
 
 def attends(dim: int, cache: Tensor) -> bool:
-    """Returns whether the kernels support heads of size `dim` over a cache layer: float32, bfloat16 or int8
-    (`SCALE_BYTES`)."""
+    """Returns whether kernels support heads of size `dim` over a cache layer of float32, bfloat16 or int8."""
     return cache.dtype in (torch.float32, torch.bfloat16, torch.int8) and cache.is_cpu and has_heads_of(dim)
 
 
@@ -40,8 +39,10 @@ def has_heads_of(dim: int) -> bool:
 
 
 def pack(weight: Tensor, gated: bool) -> Tensor:
-    """Packs weight [N, K], float32 or bfloat16, in panels: [packed size]. If `gated`, row i of the first half is
-    next to row i of the second half."""
+    """Packs weight [N, K], float32 or bfloat16, in panels: [packed size].
+
+    If `gated`, row i of the first half is stored next to row i of the second half.
+    """
     assert builds.MODULE is not None
     weight = weight.contiguous()
     rows, inputs = weight.shape
@@ -147,16 +148,17 @@ def _check(x: Tensor, y: Tensor, inputs: int) -> None:
 
 
 def _places(cache: Tensor) -> tuple[int, ...]:
-    """Returns a cache layer's address, tokens in a block and strides, in the order that kernels/cpu/module.cpp
-    reads."""
+    """Returns a cache layer's address, tokens in a block and strides, in the order of kernels/cpu/module.cpp."""
     block, token, half, head, one = cache.stride()
     assert one == 1
     return (cache.data_ptr(), cache.shape[1], block, token, half, head)
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """Rotates queries and keys of heads [T, heads + 2 kv_heads, D] in place by cis (complex64 [T, 1, D/2]) and
-    writes keys and values into their slots of a cache layer."""
+    """Rotates queries and keys in place, and writes keys and values into their slots of a cache layer.
+
+    `heads` is [T, heads + 2 kv_heads, D] and `cis` complex64 [T, 1, D/2], both contiguous.
+    """
     assert builds.MODULE is not None and heads.is_contiguous() and cis.is_contiguous()
     kv_heads, dim = cache.shape[3], heads.shape[2]
     calls: dict[torch.dtype, Callable[..., None]] = {
@@ -215,8 +217,10 @@ def paged_attention(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Computes attention over the paged cache; see `kernels.ops.paged_attention`. q is [T or more, heads, D] with
-    contiguous heads; padding rows of the result are zero."""
+    """Computes attention over the paged cache; see `kernels.ops.paged_attention`.
+
+    q is [T or more, heads, D] with contiguous heads; padding rows of the result are zero.
+    """
     assert builds.MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1
     kv_heads, dim = cache.shape[3], q.shape[2]
     make = torch.empty if len(q) == meta.num_tokens else torch.zeros

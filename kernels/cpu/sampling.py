@@ -34,7 +34,7 @@ def sample(logits: Tensor, rows: Rows) -> Tensor:
 
 
 def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: ScoredRows | None) -> ChosenTokens:
-    """Adjusts logits, draws tokens and scores rows; see `kernels.ops.choose`. All tensors but those of `rows` are
+    """Adjusts logits, draws tokens and scores rows; see `kernels.ops.choose`. All tensors except `rows` are
     contiguous."""
     assert MODULE is not None
     ids = torch.empty(len(logits), dtype=torch.int64)

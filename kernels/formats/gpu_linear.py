@@ -1,8 +1,8 @@
-"""Linear layers over quantised weights on a CUDA device: 8-bit or 4-bit weights with unquantised activations (W8A16,
-W4A16), or weights and activations both in int8 or float8 (W8A8).
+"""Linear layers over quantised weights on a CUDA device.
 
-Takes weights whose norm is folded in already or is applied to the activations; keeps them in the form that the Triton
-kernels read. The reference implementations are in `kernels.formats.packed_weights`.
+Weights have 8 or 4 bits and activations are not quantised (W8A16, W4A16), or both are int8 or float8 (W8A8). Takes
+weights whose norm is folded in already or is applied to the activations; keeps them in the form that the Triton kernels
+read. The reference implementations are in `kernels.formats.packed_weights`.
 """
 
 import torch
@@ -32,8 +32,10 @@ class Int8OnGpu(GpuLinear):
 
 
 class Int4OnGpu(GpuLinear):
-    """Linear layer with 4-bit weights and a scale for each group of inputs (W4A16). Quantises a plain weight, or
-    takes one that is quantised already."""
+    """Linear layer with 4-bit weights and a scale for each group of inputs (W4A16).
+
+    Quantises a plain weight, or takes one that is quantised already.
+    """
 
     kernel = "Triton W4A16"
 

@@ -42,8 +42,7 @@ class PackedLinear:
         self.dtype = weight.dtype
 
     def fixed(self) -> Self:
-        """Returns a `batch_invariant` version of this layer, which may be slower; the layer itself where there is
-        none."""
+        """Returns a `batch_invariant` version of this layer, maybe slower, or the layer itself if there is none."""
         return self
 
     def apply(self, x: Tensor) -> Tensor:
@@ -51,12 +50,11 @@ class PackedLinear:
         return F.linear(x.to(self.dtype), self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Adds layer(x [M, K]) to residual [M, N] in place; the residual may have a wider dtype. Returns the
-        residual."""
+        """Adds layer(x [M, K]) to residual [M, N] in place and returns it; the residual may have a wider dtype."""
         return residual.add_(self.apply(x))
 
     def add_normed_to(self, residual: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
-        """Adds RMSNorm(layer(x [M, K])) to residual [M, N] in place; `norm` [N]. Returns the residual."""
+        """Adds RMSNorm(layer(x [M, K])) to residual [M, N] in place and returns it; `norm` [N]."""
         return residual.add_(rms_norm(self.apply(x), norm, eps, residual.dtype))
 
     def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
@@ -64,14 +62,15 @@ class PackedLinear:
         return self.apply(rms_norm(x, norm, eps, self.dtype))
 
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
-        """Returns activation(first half) · second half [M, N / 2] of the layer of RMSNorm(x [M, K]). `activation` is
-        one of `GATES`."""
+        """Returns activation(first half) · second half [M, N / 2] of the layer of RMSNorm(x [M, K]), see `GATES`."""
         return GATES[activation](self.apply_normed(x, norm, eps))
 
 
 class GpuLinear(PackedLinear):
-    """Linear layer on a CUDA device: cuBLAS, or a Triton kernel where rows must not depend on one another. Norms and
-    activations are computed by Triton kernels."""
+    """Linear layer on a CUDA device: cuBLAS, or a Triton kernel where rows must not depend on one another.
+
+    Norms and activations are computed by Triton kernels.
+    """
 
     batch_invariant = False  # cuBLAS chooses the order of its sums by the number of rows
 
@@ -129,11 +128,10 @@ class TransposedLinear(BlockedLinear):
 
 
 class OneDnnLinear(BlockedLinear):
-    """Linear layer on CPU in float32 or bfloat16, in oneDNN's own weight layout. Uses operators outside torch's public
-    interface (`kernels.formats.private_operators`).
+    """Linear layer on CPU in float32 or bfloat16, in oneDNN's own weight layout.
 
-    Measured on one Zen 5 core, float32, N, K = 1408, 256: 65 µs at 8 rows, 143 at 32 and 1,550 at 512, where BLAS on
-    W^T takes 96, 254 and 3,579.
+    Uses operators outside torch's public interface (`kernels.formats.private_operators`). Measured on one Zen 5 core,
+    float32, N, K = 1408, 256: 65 µs at 8 rows, 143 at 32 and 1,550 at 512, where BLAS on W^T takes 96, 254 and 3,579.
     """
 
     kernel = "oneDNN"
@@ -159,19 +157,22 @@ class NativeLinear(PackedLinear):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """Arguments that describe this layer to a kernel which runs several linear layers, in the order that
-        kernels/cpu/module.cpp reads: format, addresses of weight and bias, inputs, outputs, and for quantised
-        weights the addresses and sizes of their scales and outliers."""
+        """Arguments that describe this layer to a kernel which runs several linear layers.
+
+        In the order that kernels/cpu/module.cpp reads: format, addresses of weight and bias, inputs, outputs, and for
+        quantised weights the addresses and sizes of their scales and outliers.
+        """
         raise NotImplementedError
 
     def takes_norm(self, norm: Tensor | None) -> bool:
-        """Returns whether the kernel itself multiplies normed rows by the norm's weights, where these are not folded
-        in."""
+        """Returns whether the kernel itself applies a norm's weights, where these are not folded in."""
         return True
 
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
-        """Multiplies x by the weight and stores into y, or adds to y, as `finish` says. Norms x first unless `eps`
-        is NO_NORM."""
+        """Multiplies x by the weight and stores or adds the result in y, as `finish` says.
+
+        Norms x first unless `eps` is NO_NORM.
+        """
         raise NotImplementedError
 
     def apply(self, x: Tensor) -> Tensor:
@@ -226,7 +227,8 @@ class NativePanels(NativeLinear):
 
 
 def gather(linears: Iterable[PackedLinear]) -> None:
-    """Moves weights of the C++ kernels that are too small for large pages into one shared memory that has them.
+    """Moves weights of the C++ kernels that are too small for large pages into one memory that is large enough for
+    them.
 
     Must run before the first use of the layers, because kernels are given addresses.
     """

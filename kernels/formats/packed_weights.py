@@ -57,8 +57,7 @@ def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> T
 
 
 def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """Multiplies x [M, K] by an 8-bit weight; returns [M, N] in x's dtype. First quantises x row by row to the
-    weight's dtype."""
+    """Multiplies x [M, K], quantised by rows to the weight's dtype, by an 8-bit weight; returns [M, N] in x's dtype."""
     rows = quantise_rows(x, packed.weight.dtype)
     product = rows.weight.double() @ packed.weight.double().t()
     return _biased(product.float() * packed.scales * rows.scales[:, None], bias, x.dtype)
@@ -128,9 +127,9 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
 
 
 def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None) -> Int4Weight:
-    """Converts AutoGPTQ's layout: qweight int32 [K / 8, N], qzeros int32 [K / group, N / 8] of zero points less one,
-    scales [K / group, N].
+    """Converts AutoGPTQ's layout.
 
+    That is qweight int32 [K / 8, N], qzeros int32 [K / group, N / 8] of zero points less one, scales [K / group, N].
     Raises ValueError for inputs that are not in the order of their groups (`desc_act`) or a group size outside GROUPS.
     """
     inputs = len(qweight) * 8

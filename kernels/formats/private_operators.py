@@ -48,8 +48,7 @@ PACKED_LINEAR = {
 
 
 def fault(operator: PrivateOperator) -> str:
-    """Returns why the operator must not be used, as "is missing from …" or "… disagrees …"; empty when it may be
-    used."""
+    """Returns why the operator must not be used, "is missing from …" or "… disagrees …"; empty if it may be used."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, generator=generator).to(operator.dtype) for size in ((5, 32), (16, 32)))
     want = operator.public(x, weight).float()

@@ -103,15 +103,19 @@ def rounded_of(packed: Int4Weight) -> QuantisedWeight:
 
 
 def is_like_ours(packed: Int4Weight) -> bool:
-    """Returns whether a weight has groups of `GROUP` inputs (or one group of fewer) and only middle zero points, as
-    symmetric rounding gives."""
+    """Returns whether a weight has groups of `GROUP` inputs and zero points in the middle, as symmetric rounding gives.
+
+    A weight of at most `GROUP` inputs has one group.
+    """
     fits = packed.group == GROUP or packed.inputs == packed.group <= GROUP
     return fits and bool((packed.zeros == 8).all())
 
 
 class IntegerLinear(PackedLinear):
-    """Linear layer with quantised weights and activations in torch's public operators. Runs on any CPU; slow,
-    because levels are widened at every use."""
+    """Linear layer with quantised weights and activations in torch's public operators.
+
+    Runs on any CPU; slow, because levels are widened at every use.
+    """
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None) -> None:
         super().__init__(weight.scales, bias)
@@ -144,8 +148,7 @@ class IntegerLinear(PackedLinear):
 
 
 class NativeIntegerLinear(NativeLinear):
-    """Linear layer with quantised weights and activations by the C++ kernels, with AMX or VNNI where the machine has
-    it."""
+    """Linear layer with quantised weights and activations by the C++ kernels, with AMX or VNNI if available."""
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> None:
         super().__init__(weight.levels, bias, gated)

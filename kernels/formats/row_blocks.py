@@ -79,8 +79,8 @@ class RowBlocks:
 
     @one_thread()
     def _begin(self) -> Tensor:
-        """Computes the probes' expected result by the smallest block, or row by row if that block's places give
-        different bits."""
+        """Computes the probes' expected result by the smallest block, or row by row if its places give different
+        bits."""
         wanted = self._product(self._rows(LEAST, 0))[:PROBES].clone()
         if self._gives(wanted, LEAST):
             return wanted
@@ -88,8 +88,8 @@ class RowBlocks:
         return torch.cat([self._product(row[None].clone()) for row in self._probes])
 
     def _gives(self, wanted: Tensor, size: int) -> bool:
-        """Returns whether blocks of this size give the expected bits at every place, tested twice with different
-        rows there."""
+        """Returns whether blocks of this size give the expected bits at every place, with different rows in two
+        tests."""
         order = torch.arange(size)
         return all(
             torch.equal(self._product(self._rows(size, first)), wanted[(order + first) % PROBES]) for first in (0, 1)

@@ -1,5 +1,4 @@
-"""Chooses the linear layer for a weight: a table from weight formats to the implementations that can multiply them,
-best first.
+"""Chooses the linear layer for a weight: a table from weight formats to implementations, best first.
 
 Formats: float32 and bfloat16 keep the weight's values; int8 and int4 quantise them; on a GPU, w8a8 and fp8 quantise the
 activations too. A second table, STORED, chooses the implementation for weights that came in 4 bits or float8.

@@ -21,8 +21,10 @@ Zeros = Callable[[tuple[int, ...]], Tensor]
 def new_layers(
     num_blocks: int, num_layers: int, block_size: int, kv_heads: int, dim: int, zeros: Zeros, *, is_whole: bool
 ) -> list[Tensor]:
-    """Allocates a cache of zeros: a view [num_blocks, block_size, 2, kv_heads, dim] for each layer. With `is_whole`,
-    all layers share one memory."""
+    """Allocates a cache of zeros: a view [num_blocks, block_size, 2, kv_heads, dim] for each layer.
+
+    With `is_whole`, all layers share one memory.
+    """
     if not is_whole:
         each = [zeros((num_blocks, 2, kv_heads, block_size, dim)) for _ in range(num_layers)]
         return [layer.permute(0, 3, 1, 2, 4) for layer in each]
@@ -31,8 +33,10 @@ def new_layers(
 
 
 def blocks_of(layers: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the memory of these layers by block, for copies: contiguous tensors [num_blocks, …], one for each
-    layer, or a single one if the layers share one memory."""
+    """Returns the memory of these layers by block, for copies: contiguous tensors [num_blocks, …].
+
+    There is one tensor for each layer, or a single one if the layers share one memory.
+    """
     first = layers[0]
     if not _is_whole(layers):
         return [layer if layer.is_contiguous() else layer.permute(0, 2, 3, 1, 4) for layer in layers]
@@ -41,8 +45,10 @@ def blocks_of(layers: Sequence[Tensor]) -> list[Tensor]:
 
 
 def slots_of(layers: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the memory of these layers by slot, for moves of single tokens: tensors [num_blocks, block_size, …],
-    one for each layer, or a single one if the layers share one memory."""
+    """Returns the memory of these layers by slot, for moves of single tokens: tensors [num_blocks, block_size, …].
+
+    There is one tensor for each layer, or a single one if the layers share one memory.
+    """
     if not _is_whole(layers):
         return list(layers)
     first, memory = layers[0], blocks_of(layers)[0]

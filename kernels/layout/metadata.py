@@ -1,5 +1,4 @@
-"""Computes where a step's tokens go in the paged cache and which keys each of them sees. Built once a step, used by
-every layer.
+"""Computes where a step's tokens go in the paged cache and which keys each of them sees; once a step, for all layers.
 
 Takes flat lists and block tables, returns index tensors and masks. Depends on no model, request or plan.
 
@@ -63,8 +62,7 @@ class QueryChunk:
     tree: Tree | None = None
 
     def keys_of(self, i: int) -> Tensor:
-        """Returns the slots of the keys that query `i` sees, itself included, in the order of their positions:
-        int64."""
+        """Returns the slots of the keys that query `i` sees, itself included, by position: int64."""
         if self.tree is None:
             return self.slots[: self.start + i + 1]
         path = self.tree.paths[i, : self.tree.depths[i] + 1]
@@ -72,8 +70,7 @@ class QueryChunk:
         return torch.cat((self.slots[: self.start], own))
 
     def mask(self, done: int, num: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Returns the additive mask [num, start + done + num] of the `num` queries after the first `done`, over all
-        keys up to the last of these queries."""
+        """Returns the additive mask [num, start + done + num] of the `num` queries after the first `done`."""
         device = self.slots.device
         if self.tree is None:
             return chunk_mask(self.start + done, num, window, dtype, device)
@@ -183,8 +180,10 @@ class AttentionMetadata:
 
     @functools.cached_property
     def addresses(self) -> tuple[int, ...]:
-        """Addresses and sizes for the CPU kernels: (tables, their width, firsts, counts, contexts, number of rows,
-        positions, paths, where those of each row begin). The last two are 0 without trees."""
+        """Addresses and sizes for the CPU kernels; the last two are 0 without trees.
+
+        They are (tables, their width, firsts, counts, contexts, rows, positions, paths, where those of each row begin).
+        """
         arrays = (self.firsts, self.counts, self.contexts)
         firsts, counts, contexts = map(_address, arrays)
         rows = (_address(self.tables), self.tables.shape[1], firsts, counts, contexts, len(self.counts))
@@ -250,8 +249,8 @@ def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _similar(contexts: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns runs of neighbouring rows whose contexts round up to the same power of two (at least 512), as (first,
-    num).
+    """Returns runs of neighbouring rows, as (first, num), whose contexts round up to the same power of two (at least
+    512).
 
     Padding a row to the longest of its run therefore at most doubles what is gathered for it.
     """

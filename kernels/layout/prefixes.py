@@ -1,7 +1,7 @@
-"""Finds rows of a step that share a prefix of the cache and decides whether attention reads it once for all of them
-(cascade attention, Ye et al. 2024).
+"""Finds rows of a step that share a prefix of the cache, and decides whether attention reads it once for all of them.
 
-Takes block tables and returns groups of rows. Equal leading blocks hold equal keys. Pure: no tensors, no I/O.
+This is cascade attention (Ye et al. 2024). Takes block tables and returns groups of rows. Equal leading blocks hold
+equal keys. Pure: no tensors, no I/O.
 """
 
 from typing import NamedTuple
@@ -75,8 +75,10 @@ def _split(tables: Tables, whole: Longs, rows: Longs, column: int) -> list[_Grou
 
 
 def _best(tables: Tables, whole: Longs, rows: Longs, column: int) -> list[_Group]:
-    """Returns rows that share the blocks up to `column` as one group, or as the smaller groups after the point where
-    they differ, whichever saves more."""
+    """Returns rows that share the blocks up to `column` as one group, or as smaller groups if these save more.
+
+    The smaller groups begin where the rows' blocks first differ.
+    """
     most = int(whole[rows].min())
     differs = (tables[rows[1:], column:most] != tables[rows[0], column:most]).any(axis=0)
     end = column + int(differs.argmax()) if differs.any() else most

@@ -17,22 +17,22 @@ GPU_ALIGN = 16  # bytes
 
 
 def slot_width(head_dim: int, dtype: torch.dtype, align: int = SCALE_BYTES) -> int:
-    """Returns the elements that one head's key or value takes in a cache of `dtype`; in 8 bits a multiple of
-    `align`."""
+    """Returns the elements of one head's key or value in a cache of `dtype`; in 8 bits a multiple of `align`."""
     return -(-(head_dim + SCALE_BYTES) // align) * align if dtype in LARGEST else head_dim
 
 
 def parts(cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor | None]:
-    """Returns views of a cache [..., slot_width]: its numbers [..., D] and, in 8 bits, their scales float32 [...],
-    else None."""
+    """Returns views of a cache [..., slot_width]: its numbers [..., D] and, in 8 bits, their scales float32 [...]."""
     if cache.dtype not in LARGEST:
         return cache, None
     return cache[..., :head_dim], cache.view(torch.float32)[..., head_dim // SCALE_BYTES]
 
 
 def encode(x: Tensor, dtype: torch.dtype, align: int = SCALE_BYTES) -> Tensor:
-    """Encodes x [..., D] as [..., slot_width] of `dtype`. In 8 bits, a head with a NaN or an infinity decodes to
-    NaN."""
+    """Encodes x [..., D] as [..., slot_width] of `dtype`.
+
+    In 8 bits, a head with a NaN or an infinity becomes NaN.
+    """
     largest = LARGEST.get(dtype)
     if largest is None:
         return x.to(dtype)

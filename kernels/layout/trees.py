@@ -77,8 +77,10 @@ class Tree:
 
 @functools.lru_cache(256)  # few distinct trees occur, and they recur every step
 def tree_of(num: int, parents: tuple[int, ...]) -> Tree:
-    """Returns the tree of a row: `num` tokens that follow one another, then drafts. A parent is an index among the
-    drafts, or -1 for the last of the `num` tokens."""
+    """Returns the tree of a row: `num` tokens that follow one another, then drafts.
+
+    A parent is an index among the drafts, or -1 for the last of the `num` tokens.
+    """
     return Tree((*range(-1, num - 1), *(num + parent for parent in parents)))
 
 
@@ -113,8 +115,11 @@ def numbers_of(counts: Sequence[int], trees: Trees, num_tokens: int) -> np.ndarr
 
 
 def paths_of(num_rows: int, trees: Trees) -> tuple[Paths | None, Longs]:
-    """Returns the `paths` of all trees, concatenated (None without trees), and where each row's begin: int64 [rows],
-    -1 for a row without a tree."""
+    """Returns the `paths` of all trees, concatenated, and where each row's begin: int64 [rows], -1 for a row without a
+    tree.
+
+    The first result is None without trees.
+    """
     firsts, at = np.full(num_rows, -1, dtype=np.int64), 0
     for row, tree in trees.items():
         firsts[row] = at

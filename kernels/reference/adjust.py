@@ -67,10 +67,10 @@ class Penalties(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogitAdjustments:
-    """All changes to one step's logits, applied in this order: at most two masks, then the rest. The rows of each list
-    ascend.
+    """All changes to one step's logits, in the order in which they are applied.
 
-    One object may serve many steps; the contents of its tensors may change in between.
+    There are two masks at most. The rows of each list ascend. One object may serve many steps; the contents of its
+    tensors may change in between.
     """
 
     masks: tuple[TokenMask, ...] = ()

@@ -1,5 +1,4 @@
-"""Computes attention over the paged cache in torch operators: gathers each row's keys and values, then calls fused
-attention.
+"""Computes attention over the paged cache in torch operators: gathers keys and values, then calls fused attention.
 
 Heads that share a kv head are folded into the query axis, so that their keys and values are read once (`enable_gqa`
 reads them at a fiftieth of the bandwidth on CPU). Runs on any device; it is the fast path of a CPU without the C++
@@ -57,8 +56,7 @@ def paged_attention(
 
 
 def _decode_group(q: Tensor, cache: Tensor, meta: AttentionMetadata, index: int, options: AttentionOptions) -> Tensor:
-    """Computes attention of decode group `index`: its queries q [n, heads, D] over their gathered keys → [n, heads,
-    D]."""
+    """Computes attention of decode group `index`: queries q [n, heads, D] over their gathered keys → [n, heads, D]."""
     group = meta.decodes[index]
     kv = formats.decode(layout.read(cache, group.slots), q.shape[2], q.dtype)
     kv = kv.view(group.num, group.length, *kv.shape[1:])
@@ -66,8 +64,10 @@ def _decode_group(q: Tensor, cache: Tensor, meta: AttentionMetadata, index: int,
 
 
 def _decode(q: Tensor, kv: Tensor, mask: Tensor | None, options: AttentionOptions) -> Tensor:
-    """Computes attention of q [n, heads, D] over kv [n, length, 2, kv_heads, D] → [n, heads, D]. The heads that
-    share a kv head become query rows."""
+    """Computes attention of q [n, heads, D] over kv [n, length, 2, kv_heads, D] → [n, heads, D].
+
+    The heads that share a kv head become query rows.
+    """
     num, heads, dim = q.shape
     folded = q.reshape(num, kv.shape[3], heads // kv.shape[3], dim)
     key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
@@ -76,8 +76,10 @@ def _decode(q: Tensor, kv: Tensor, mask: Tensor | None, options: AttentionOption
 
 
 def _prefill(q: Tensor, cache: Tensor, chunk: QueryChunk, options: AttentionOptions) -> Tensor:
-    """Computes attention of one sequence's queries [num, heads, D] in pieces, so that no mask exceeds MAX_SCORES;
-    with a cap or sinks, so that the scores of all heads together do not."""
+    """Computes attention of one sequence's queries [num, heads, D] in pieces, so that no mask exceeds MAX_SCORES.
+
+    With a cap or sinks, the scores of all heads together do not exceed it either.
+    """
     kv = formats.decode(layout.read(cache, chunk.slots), q.shape[2], q.dtype)
     step = max(1, MAX_SCORES // len(chunk.slots) // (1 if _is_plain(options) else q.shape[1]))
     pieces = []
@@ -90,8 +92,8 @@ def _prefill(q: Tensor, cache: Tensor, chunk: QueryChunk, options: AttentionOpti
 
 
 def _masked(q: Tensor, kv: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
-    """Computes attention of q [num, heads, D] over kv [S, 2, kv_heads, D] under an additive mask [num, S] → [num,
-    heads, D]."""
+    """Computes attention of q [num, heads, D] over kv [S, 2, kv_heads, D] under an additive mask [num, S], in q's
+    shape."""
     num, heads, dim = q.shape
     kv_heads, length = kv.shape[2], len(kv)
     group = heads // kv_heads
@@ -109,8 +111,10 @@ def _is_plain(options: AttentionOptions) -> bool:
 def _attend(
     q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: AttentionOptions, sinks: Tensor | None
 ) -> Tensor:
-    """Computes attention of q [.., L, D] over key, value [.., S, D] with an additive mask and sinks [.., L or 1, 1]
-    → [.., L, D]."""
+    """Computes attention of q [.., L, D] over key, value [.., S, D] with an additive mask and sinks → [.., L, D].
+
+    Sinks are [.., L or 1, 1].
+    """
     if _is_plain(options):
         return F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=options.scale)
     scores = torch.matmul(q, key.transpose(-1, -2)).float().mul_(options.scale)

@@ -36,8 +36,10 @@ class SuffixAutomaton:
         self._more: dict[int, dict[int, int]] = {}  # further transitions of the few states that have them
 
     def extend(self, tokens: Sequence[int], most: int = sys.maxsize) -> None:
-        """Reads up to `most` tokens that were not read before. `tokens` is the whole sequence, with ids of 0 to 2³¹
-        - 1."""
+        """Reads up to `most` tokens that were not read before.
+
+        `tokens` is the whole sequence, with ids from 0 to 2^31 - 1.
+        """
         for token in tokens[self.num_tokens : self.num_tokens + most]:
             self._append(token)
 
@@ -60,8 +62,7 @@ class SuffixAutomaton:
         self._end[link] = self.num_tokens if link else 0
 
     def _split(self, at: int, token: int, target: int) -> int:
-        """Moves the shorter strings of `target`, which now end in one place more, to a state of their own; returns
-        it."""
+        """Moves the shorter strings of `target` to a new state and returns it; they now end in one place more."""
         clone = self._state(self._length[at] + 1, self._end[target], self._token[target], self._target[target])
         self._link[clone] = self._link[target]
         if target in self._more:

@@ -17,8 +17,7 @@ def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> 
 
 
 def move_slots_(layers: list[Tensor], sources: Tensor, targets: Tensor) -> None:
-    """Copies slot sources[i] to targets[i] in every layer [blocks, block_size, …]. All slots are read before one is
-    written.
+    """Copies slot sources[i] to targets[i] in every layer [blocks, block_size, …]; reads all slots before it writes.
 
     Args:
         sources, targets: int64 [N], slot = block * block_size + offset; -1 is the last slot of all. A slot is written

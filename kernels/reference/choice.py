@@ -1,5 +1,4 @@
-"""Types of `kernels.ops.choose`: which rows of a step's logits are scored, and the tokens and log probabilities
-returned.
+"""Types of `kernels.ops.choose`: the rows to score, and the tokens and log probabilities that it returns.
 
 Tensors only; independent of requests.
 """

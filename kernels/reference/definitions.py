@@ -42,8 +42,10 @@ def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
 
 
 def clamped_mul(gate_up: Tensor) -> Tensor:
-    """Returns min(gate, 7) · sigmoid(1.702 · min(gate, 7)) · (1 + up clamped to [-7, 7]), where gate and up are the
-    halves of [T, 2 I]: [T, I]."""
+    """Returns min(gate, 7) · sigmoid(1.702 · min(gate, 7)) · (1 + up clamped to [-7, 7]): [T, I].
+
+    gate and up are the halves of [T, 2 I].
+    """
     gate, up = gate_up.double().chunk(2, dim=-1)
     gate, up = torch.clamp(gate, max=7.0), torch.clamp(up, -7.0, 7.0)
     return (gate * torch.sigmoid(1.702 * gate) * (up + 1.0)).to(gate_up.dtype)
@@ -88,8 +90,10 @@ def _attend(q: Tensor, kv: Tensor, options: AttentionOptions) -> Tensor:
 def ragged_attention(
     q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None
 ) -> Tensor:
-    """Computes softmax attention in float64, one query at a time: [T, heads * D] in float64; see
-    `kernels.triton.attention`."""
+    """Computes softmax attention in float64, one query at a time: float64 [T, heads * D].
+
+    See `kernels.triton.attention.paged_attention`.
+    """
     out = torch.zeros(batch.num_tokens, *q.shape[1:], dtype=torch.float64, device=q.device)
     starts, block = batch.starts.tolist(), cache.shape[1]
     for row, context in enumerate(batch.contexts.tolist()):
@@ -111,8 +115,10 @@ def ragged_attention(
 
 
 def _seen_in_tree(masks: list[int], i: int, context: int, window: int | None) -> Tensor:
-    """Returns which of `context` keys token `i` of a tree sees: the keys before the tree and those on its path. A
-    window counts positions along the path."""
+    """Returns which of `context` keys token `i` of a tree sees: the keys before the tree and those on its path.
+
+    A window counts positions along the path.
+    """
     own = torch.tensor([bool(masks[i] >> j & 1) for j in range(len(masks))])
     before = context - len(masks)
     depths = [(mask & (1 << len(masks)) - 1).bit_count() - 1 for mask in masks]
@@ -122,8 +128,7 @@ def _seen_in_tree(masks: list[int], i: int, context: int, window: int | None) ->
 
 
 def _softmax_over(q: Tensor, kv: Tensor, options: AttentionOptions) -> Tensor:
-    """Computes attention of one query [heads, D] over kv [S, 2, kv_heads, D], all of it visible → float64 [heads,
-    D]."""
+    """Computes attention of one query [heads, D] over visible kv [S, 2, kv_heads, D] → float64 [heads, D]."""
     key, value = kv.repeat_interleave(q.shape[0] // kv.shape[2], dim=2).unbind(1)
     scores = torch.einsum("hd,shd->hs", q.double(), key) * options.scale
     if options.cap:

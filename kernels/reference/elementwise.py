@@ -75,8 +75,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 @_by_rows
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
-    """Returns GELU (tanh approximation, Hendrycks & Gimpel 2016) of the first half · second half of [T, 2 I]: [T,
-    I]."""
+    """Returns GELU(first half) · second half of [T, 2 I]: [T, I]. GELU is approximated by tanh (Hendrycks & Gimpel
+    2016)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh").mul_(up)
 

@@ -13,8 +13,7 @@ NOWHERE = -1  # cache slot of padding tokens, which are not written
 
 
 class Inputs(NamedTuple):
-    """Inputs of a step's tokens, padded to T: token ids, positions in their sequences and cache slots, int64 [T]
-    each."""
+    """Inputs of a step's tokens, padded to T: token ids, positions in their sequences, cache slots; int64 [T] each."""
 
     ids: Tensor
     positions: Tensor

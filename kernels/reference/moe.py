@@ -74,7 +74,7 @@ def group(experts: Tensor, num_experts: int, size: int) -> ExpertGroups:
 
 
 def num_groups(num_choices: int, num_experts: int, size: int) -> int:
-    """Returns how many groups the choices could need: one for each choice, or one partly filled group for each
+    """Returns the most groups that choices can need: one for each choice, or the full ones and a last one for each
     expert."""
     return min(num_choices, num_choices // size + num_experts)
 

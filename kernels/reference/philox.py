@@ -108,8 +108,7 @@ def philox(counter: PhiloxWords, seeds: Tensor) -> PhiloxWords:
 
 
 def _round(words: PhiloxWords, low: Tensor, high: Tensor) -> PhiloxWords:
-    """Computes one round. c1 and c3 are returned as whole products: only their low half counts, and the next round
-    masks it."""
+    """Computes one round. c1 and c3 are returned as whole products, of which the next round masks the low half."""
     c0, c1, c2, c3 = words
     product0, product1 = c0 * _M0, c2 * _M1
     return PhiloxWords(

@@ -83,8 +83,7 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def _draw(scaled: Tensor, rows: Rows) -> Tensor:
-    """Draws ids [R] from scaled logits [R, V] whose maximum is 0: from few candidates where they suffice, else from
-    the row."""
+    """Draws ids [R] from scaled logits [R, V] whose maximum is 0, using few candidates where they suffice."""
     vocab = scaled.shape[1]
     rows = rows._replace(top_k=rows.top_k.where(rows.top_k < vocab, 0))
     ids = torch.full_like(rows.positions, -1)
@@ -142,10 +141,10 @@ def from_whole_row(scaled: Tensor, rows: Rows) -> Tensor:
 
 
 def _typical(scaled: Tensor, rows: Rows) -> Tensor:
-    """Returns the locally typical set (Meister et al. 2022), bool [R, V]: the ids whose surprise is nearest to the
-    row's entropy, until their mass reaches typical_p.
+    """Returns the locally typical set (Meister et al. 2022), bool [R, V].
 
-    Ids at -inf are never in the set. Sums are in float64 and in order.
+    These are the ids whose surprise is nearest to the row's entropy, until their mass reaches typical_p. Ids at -inf
+    are never in the set. Sums are in float64 and in order.
     """
     logs = scaled.log_softmax(1)
     weights = logs.exp()
@@ -159,11 +158,11 @@ def _typical(scaled: Tensor, rows: Rows) -> Tensor:
 
 
 def _floor(scaled: Tensor, top: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Returns the lowest scaled logit that each row keeps, [R, 1], computed from its most likely values `top` [R, K],
-    descending.
+    """Returns the lowest scaled logit that each row keeps, [R, 1], and whether the candidates suffice for top-k.
 
-    It is correct if it is above top[:, -1] or K is V, and if the second result holds. That is bool [R, 1]: whether
-    `top` contains all that top-k keeps, which top-p needs for the mass of the kept set.
+    Computed from the row's most likely values `top` [R, K], descending. The floor is correct if it is above top[:, -1]
+    or K is V, and if the second result, bool [R, 1], holds: `top` contains all that top-k keeps, which top-p needs for
+    the mass of the kept set.
     """
     top_k = rows.top_k[:, None]
     kth = top.gather(1, (top_k - 1).clamp_(0, top.shape[1] - 1))

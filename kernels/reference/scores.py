@@ -1,5 +1,4 @@
-"""Computes log probabilities of tokens and of alternatives: the reference implementation of the scoring kernel, and its
-fallback.
+"""Computes log probabilities of tokens and of alternatives: the scoring kernel's reference implementation and fallback.
 
 No row's result depends on the others: operations work row by row, and rows with the same number of alternatives are
 ranked together. Ranks and alternatives come from the logits, so that rounding a logarithm neither makes nor breaks a
@@ -92,8 +91,8 @@ def _tops(logits: Tensor, nums: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _ranks(logits: Tensor, rows: Tensor, values: Tensor) -> Tensor:
-    """Returns the ranks of the values [N] in their rows [N]. Works one by one, as a row of logits for each would
-    take too much memory."""
+    """Returns the ranks of the values [N] in their rows [N], one by one, as a row of logits for each would take much
+    memory."""
     ranks = torch.ones_like(rows)
     for at, row in enumerate(rows.tolist()):
         ranks[at] += (logits[row] > values[at]).sum()

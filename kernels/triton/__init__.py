@@ -1,8 +1,8 @@
-"""Triton kernels for CUDA devices, one family for each file, with launchers that have the names and signatures of their
-reference implementations.
+"""Triton kernels for CUDA devices, one family for each file.
 
-`kernels.gpu` imports a family when a CUDA device first uses it, so that a CPU needs no Triton; `support` needs torch
-only. A family lists, in `CASES`, the configurations that are compiled ahead of time and whose resources are recorded.
+The launchers have the names and signatures of their reference implementations. `kernels.gpu` imports a family when a
+CUDA device first uses it, so that a CPU needs no Triton; `support` needs torch only. A family lists, in `CASES`, the
+configurations that are compiled ahead of time and whose resources are recorded.
 """
 
 import os

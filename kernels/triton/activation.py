@@ -1,5 +1,7 @@
-"""Gates, activation(gate) · up, and soft-caps on a CUDA device; reference implementations in
-`kernels.reference.elementwise`."""
+"""Gates, activation(gate) · up, and soft-caps on a CUDA device.
+
+The reference implementations are in `kernels.reference.elementwise`.
+"""
 
 from collections.abc import Callable, Mapping
 

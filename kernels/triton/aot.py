@@ -61,8 +61,15 @@ class AotCase:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelResources:
-    """Resources of a compiled kernel: registers for each thread, bytes of stack (spills) and shared memory, and how
-    often some instructions occur in its code."""
+    """Resources of a compiled kernel, and how often some instructions occur in its code.
+
+    Attributes:
+        registers: of a thread.
+        stack: bytes of a thread, used for spills.
+        shared: bytes of shared memory.
+        vector_loads, vector_stores, async_copies, mma, wgmma: number of these instructions in the PTX.
+        cubin_bytes: size of the machine code.
+    """
 
     registers: int
     stack: int

@@ -77,8 +77,8 @@ def paged_attention(
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Returns the input precision of products: three TF32 products for float32, nearly as exact; ignored for
-    narrower formats."""
+    """Returns the input precision of products: three TF32 products for float32, nearly exact; unused for other
+    formats."""
     return "tf32x3" if dtype is torch.float32 else "tf32"
 
 

@@ -1,8 +1,8 @@
-"""Device functions that the attention schedules share: one pass over tiles of keys with a running softmax, and the
-assignment of queries and keys to a program.
+"""Device functions that the attention schedules share: a pass over tiles of keys, and the work of each program.
 
-Scores are in base 2; products are summed in float32. Cache and scales are addressed by strides in the logical order
-[blocks, offset, 2, kv_heads(, D)]. Keys beyond `end` are not read, as their memory may hold NaN.
+The pass keeps a running softmax. Scores are in base 2; products are summed in float32. Cache and scales are addressed
+by strides in the logical order [blocks, offset, 2, kv_heads(, D)]. Keys beyond `end` are not read, as their memory may
+hold NaN.
 """
 
 import triton
@@ -46,7 +46,7 @@ def attend(
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Continues the running softmax of queries with the keys [first, end). Returns highest score, total and weighted
+    """Continues the running softmax of queries with keys [first, end); returns highest score, total and weighted
     sum."""
     dim = tl.arange(0, WIDTH)
     for at in tl.range(first, end, TILE):
@@ -89,10 +89,10 @@ def attend(
 
 @triton.jit
 def queries_of(begin, num, skipped, head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Assigns a tile of a row's queries and the heads of a kv head: returns each one's place in the row, whether it
-    exists, its token and its head.
+    """Returns each query of a tile: its place in the row, whether it exists, its token and its head.
 
-    If BLOCK_M is no multiple of GROUP, the last rows of the tile are unused.
+    A tile has several queries of a row, each with all heads of a kv head. If BLOCK_M is no multiple of GROUP, the last
+    rows of the tile are unused.
     """
     m = tl.arange(0, BLOCK_M)
     own = skipped + m // GROUP
@@ -102,8 +102,10 @@ def queries_of(begin, num, skipped, head, GROUP: tl.constexpr, BLOCK_M: tl.const
 
 @triton.jit
 def depth_of(bits, HAS_WINDOW: tl.constexpr):
-    """Returns the depth of each query of a tree: the number of tokens before it on its path. A window counts from
-    this depth. Returns 0 without a window, where the depth is not needed."""
+    """Returns the depth of each query of a tree, the number of tokens before it on its path, from which windows count.
+
+    Returns 0 without a window, where the depth is not needed.
+    """
     depth = tl.zeros(bits.shape, tl.int32)
     if HAS_WINDOW:
         on_path = (bits[:, None] >> tl.arange(0, 64)[None, :]) & 1
@@ -113,8 +115,7 @@ def depth_of(bits, HAS_WINDOW: tl.constexpr):
 
 @triton.jit
 def begun(sinks, is_query, split, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr):
-    """Returns the initial highest score and total of queries: in the first split those of the head's sink, if there
-    are any."""
+    """Returns the initial highest score and total of queries; in the first split those of the head's sink, if any."""
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if HAS_SINKS:
@@ -126,8 +127,10 @@ def begun(sinks, is_query, split, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr
 
 @triton.jit
 def keys_of(first, end, split, num_splits, TILE: tl.constexpr, SPLIT: tl.constexpr, IS_FIXED: tl.constexpr):
-    """Returns the keys of one of the splits of [first, end): equally many in whole tiles, and at least SPLIT. If
-    IS_FIXED, returns those between two multiples of SPLIT."""
+    """Returns the keys of one of the splits of [first, end): equally many, in whole tiles, and at least SPLIT.
+
+    If IS_FIXED, returns those between two multiples of SPLIT.
+    """
     if IS_FIXED:
         begin = tl.maximum(split * SPLIT, first)
         size = (split + 1) * SPLIT - begin

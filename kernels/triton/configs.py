@@ -1,8 +1,8 @@
-"""Chooses the configuration of the attention kernels: rules by head size, number formats and queries, and a table for
-each GPU.
+"""Chooses the configuration of the attention kernels by rules and by a table of measurements for each GPU.
 
-A table (`tuned/NAME.json`, made by `make bench-gpu`) overrides the rules for what was measured on that GPU; nothing is
-measured while requests wait. Reads only the tables; no device is queried.
+The rules depend on head size, number formats and queries. A table (`tuned/NAME.json`, made by `make bench-gpu`)
+overrides them for what was measured on that GPU; nothing is measured while requests wait. Reads only the tables; no
+device is queried.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ WAVES = 2  # programs for each multiprocessor that splitting aims at, so that on
 MAX_SPLITS = 64
 LEAST_SPLIT = 256  # least keys of a split: fewer are not worth a program and a part to merge
 FIXED_SPLIT = 1024  # keys of a split in the batch-invariant schedule
-FIXED_ROWS = 64  # rows of a tile in the batch-invariant schedule: products of other shapes may sum in another order
+FIXED_ROWS = 64  # rows of a tile for one token or many, if batch-invariant: products of other shapes may sum otherwise
 LEAST_TILE_M = 16  # least rows of a product on tensor cores
 
 
@@ -97,8 +97,10 @@ def table_path(gpu: str) -> Path:
 
 @functools.cache
 def tuned_for(gpu: str) -> dict[str, AttentionTiles]:
-    """Returns the measured configurations of a GPU of that name; empty where nothing was measured. The cached result
-    is changed only by the measuring tool."""
+    """Returns the measured configurations of a GPU of that name; empty if there are none.
+
+    Only the measuring tool changes the cached result.
+    """
     path = table_path(gpu)
     if not gpu or not path.exists():
         return {}

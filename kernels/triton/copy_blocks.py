@@ -15,7 +15,7 @@ BLOCK = 1024  # words of one program
 
 
 def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
-    """Copies targets[l][b] = sources[l][a] for every layer l and pair (a, b); see
+    """Copies blocks in all layers: targets[l][b] = sources[l][a] for every pair; see
     `kernels.reference.blocks.copy_blocks`.
 
     Raises ValueError for layers that differ, or whose blocks are not dense or not of whole words.
@@ -39,8 +39,7 @@ def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> 
 
 
 def _layout(layers: list[Tensor]) -> int:
-    """Returns the words of a block, equal in all layers. Raises ValueError for layers that cannot be copied as
-    words."""
+    """Returns the words of a block, equal in all layers. Raises ValueError if the layers cannot be copied as words."""
     first = layers[0]
     bytes_of = first[0].numel() * first.element_size()
     is_dense = sum((num - 1) * step for num, step in zip(first.shape[1:], first.stride()[1:], strict=True)) + 1

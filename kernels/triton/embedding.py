@@ -1,5 +1,7 @@
-"""Looks up rows of an embedding table on a CUDA device; the reference implementation is
-`torch.nn.functional.embedding`."""
+"""Looks up rows of an embedding table on a CUDA device.
+
+The reference implementation is `torch.nn.functional.embedding`.
+"""
 
 import torch
 import triton

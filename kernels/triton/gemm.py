@@ -45,8 +45,10 @@ def tiles_of(num: int) -> GemmTiles:
 
 
 def schedule_of(num: int, outputs: int, inputs: int, *, is_fixed: bool) -> tuple[GemmTiles, int]:
-    """Returns the tiles and the number of parts of the inner dimension. With `is_fixed` they are the same for any
-    number of inputs, so that an output's sum has one order."""
+    """Returns the tiles and the number of parts of the inner dimension.
+
+    With `is_fixed` they are the same for any number of inputs, so that an output's sum has one order.
+    """
     tiles = FIXED if is_fixed else tiles_of(num)
     return tiles, splits_of(tiles, FIXED.m if is_fixed else num, outputs, inputs)
 

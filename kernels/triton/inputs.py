@@ -1,5 +1,7 @@
-"""Builds a step's inputs from the state of its slots on a CUDA device; reference implementations in
-`kernels.reference.inputs`."""
+"""Builds a step's inputs from the state of its slots on a CUDA device.
+
+The reference implementations are in `kernels.reference.inputs`.
+"""
 
 import torch
 import triton

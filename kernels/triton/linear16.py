@@ -68,8 +68,7 @@ def linear16_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Multiplies one tile over one part of the inputs. Grid: tiles, those of the same weights one after the other;
-    SPLITS."""
+    """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
     tiles = tl.cdiv(num, M)
     m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)

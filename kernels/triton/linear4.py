@@ -1,8 +1,8 @@
-"""Linear layers with 4-bit weights on a CUDA device; the reference implementation is
-`kernels.formats.packed_weights.linear_w4a16`.
+"""Linear layers with 4-bit weights on a CUDA device.
 
-Nibbles minus their zero points are small integers, exact in every format. Tensor cores multiply these, and scales are
-applied to the sums of a group. A byte holds inputs of both halves of a unit, so that nothing has to be interleaved.
+The reference implementation is `kernels.formats.packed_weights.linear_w4a16`. Nibbles minus their zero points are small
+integers, exact in every format. Tensor cores multiply these, and scales are applied to the sums of a group. A byte
+holds inputs of both halves of a unit, so that nothing has to be interleaved.
 """
 
 import torch
@@ -19,11 +19,10 @@ HALF = tl.constexpr(UNIT // 2)
 
 
 def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """Multiplies x [M, K] by a 4-bit weight; returns [M, N] in x's dtype; see
-    `kernels.formats.packed_weights.linear_w4a16`.
+    """Multiplies x [M, K] by a 4-bit weight; returns [M, N] in x's dtype. With `is_fixed`, it is batch-invariant.
 
-    With `is_fixed`, a row's bits depend on that row alone. Raises ValueError if x does not fit or rows are not
-    contiguous.
+    Raises ValueError if x does not fit or its rows are not contiguous. See
+    `kernels.formats.packed_weights.linear_w4a16`.
     """
     (num, inputs), outputs = x.shape, len(packed.nibbles)
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
@@ -66,8 +65,7 @@ def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None, *, i
 
 
 def span_of(group: int, inputs: int, tiles: GemmTiles) -> int:
-    """Returns how many inputs a program multiplies at once: whole units, within one group if a group is as long as a
-    unit.
+    """Returns how many inputs a program multiplies at once: whole units, in one group if groups are as long as a unit.
 
     Large tiles take one unit, because two spill registers.
     """
@@ -96,8 +94,7 @@ def linear4_kernel(
     N: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Multiplies one tile over one part of the inputs. Grid: tiles, those of the same weights one after the other;
-    SPLITS."""
+    """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
     tiles = tl.cdiv(num, M)
     m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)

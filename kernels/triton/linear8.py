@@ -17,17 +17,18 @@ from sluice_server.kernels.triton.support import MAX_INPUTS
 
 
 def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """Multiplies x [M, K] by an 8-bit weight; returns [M, N] in x's dtype; see
-    `kernels.formats.packed_weights.linear_w8a16`.
+    """Multiplies x [M, K] by an 8-bit weight; returns [M, N] in x's dtype. With `is_fixed`, it is batch-invariant.
 
-    With `is_fixed`, a row's bits depend on that row alone.
+    See `kernels.formats.packed_weights.linear_w8a16`.
     """
     return _multiply(x, None, packed, bias, x.dtype, is_fixed)
 
 
 def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """Multiplies x [M, K], quantised by rows, by an 8-bit weight; returns [M, N] in x's dtype; see
-    `kernels.formats.packed_weights.linear_w8a8`. With `is_fixed`, a row's bits depend on that row alone."""
+    """Multiplies x [M, K], quantised by rows, by an 8-bit weight; returns [M, N] in x's dtype.
+
+    With `is_fixed`, it is batch-invariant. See `kernels.formats.packed_weights.linear_w8a8`.
+    """
     rows = quantise_rows(x, packed.weight.dtype)
     return _multiply(rows.weight, rows.scales, packed, bias, x.dtype, is_fixed)
 
@@ -141,8 +142,7 @@ def linear8_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Multiplies one tile over one part of the inputs. Grid: tiles, those of the same weights one after the other;
-    SPLITS."""
+    """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
     tiles = tl.cdiv(num, M)
     m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)

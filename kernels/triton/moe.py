@@ -23,14 +23,12 @@ BY_SHARE = ((64, LARGE), (32, MEDIUM), (0, DECODE))  # least average number of c
 
 
 def tiles_of(num_choices: int, num_experts: int) -> GemmTiles:
-    """Returns the tiles for this number of choices: the fewer choices an expert has on average, the smaller its
-    groups."""
+    """Returns the tiles for this number of choices: small groups if an expert has few choices on average."""
     return next(tiles for least, tiles in BY_SHARE if num_choices >= least * num_experts)
 
 
 def group(experts: Tensor, num_experts: int, size: int) -> ExpertGroups:
-    """Puts choices of experts in groups; see `kernels.reference.moe.group`. The order of choices within an expert is
-    undefined."""
+    """Puts choices of experts in groups, in any order within an expert; see `kernels.reference.moe.group`."""
     num, experts = num_groups(len(experts), num_experts, size), experts.contiguous()
     choices = torch.full((num * size,), -1, dtype=torch.int32, device=experts.device)
     owners = torch.full((num,), -1, dtype=torch.int32, device=experts.device)
@@ -98,7 +96,7 @@ def experts_mlp(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """Computes the MLPs of the experts chosen for each token, weighted by their shares; see
+    """Computes the MLPs of the experts chosen for each token, by their shares; see
     `kernels.reference.moe.experts_mlp`."""
     num, num_experts, per_token, chosen = experts.numel(), len(gate_up.weight), experts.shape[1], experts.flatten()
     groups = group(chosen, num_experts, (DECODE if is_fixed else tiles_of(num, num_experts)).m)
@@ -140,7 +138,7 @@ def place_kernel(
     choices_ptr,  # int32 [groups · size]
     CHOICES: tl.constexpr,
 ):
-    """Places choices in their groups. Any order will do: a row's product does not depend on its place. Grid: ⌈num /
+    """Places choices in their groups, in any order: a row's product does not depend on its place. Grid: ⌈num /
     CHOICES⌉."""
     at = tl.program_id(0) * CHOICES + tl.arange(0, CHOICES)
     chosen = tl.load(experts_ptr + at, mask=at < num, other=0)

@@ -1,7 +1,7 @@
-"""RMSNorm on a CUDA device, alone or after the addition to the residual stream; reference implementations in
-`kernels.reference.elementwise`.
+"""RMSNorm on a CUDA device, alone or after the addition to the residual stream.
 
-A program computes whole rows, several if they are short, in one pass: each number is read once.
+The reference implementations are in `kernels.reference.elementwise`. A program computes whole rows, several if they are
+short, in one pass: each number is read once.
 """
 
 import torch
@@ -33,8 +33,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
 def add_rms_norm_(
     residual: Tensor, x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Adds x [T, d] to residual [T, d] in place, and returns RMSNorm of the sum in `dtype`; see
-    `kernels.reference.elementwise.add_rms_norm_`."""
+    """Adds x [T, d] to residual [T, d] in place, and returns RMSNorm of the sum in `dtype` (default: x's dtype)."""
     y = torch.empty(residual.shape, dtype=dtype or x.dtype, device=x.device)
     _launch(x, residual, weight, y, eps)
     return y

@@ -1,9 +1,9 @@
-"""Samples one token for each row of logits on a CUDA device; the reference implementation is
-`kernels.reference.sampling.sample`.
+"""Samples one token for each row of logits on a CUDA device.
 
-Five launches, none of which waits for the host: peaks, floors, bands of typical-p, Gumbel-max over the kept set, and
-its merge. If there are few rows, each is split over several programs. A row's token depends on that row alone, whatever
-the split: peaks and best scores are exact, and mass is summed in integers.
+The reference implementation is `kernels.reference.sampling.sample`. Five launches, none of which waits for the host:
+peaks, floors, bands of typical-p, Gumbel-max over the kept set, and its merge. If there are few rows, each is split
+over several programs. A row's token depends on that row alone, whatever the split: peaks and best scores are exact, and
+mass is summed in integers.
 """
 
 from typing import Any
@@ -64,8 +64,7 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def splits_of(num: int, vocab: int, programs: int = 264) -> int:
-    """Returns the programs for each row: a power of two that fills a device of 132 multiprocessors twice, if rows
-    are long."""
+    """Returns the programs for each row, a power of two: enough to fill 132 multiprocessors twice, if rows are long."""
     wanted = min(-(-programs // max(num, 1)), -(-vocab // TILE), MAX_SPLITS)
     return 1 << (wanted - 1).bit_length()
 
@@ -110,8 +109,7 @@ def draw_kernel(
     SPLITS: tl.constexpr,
     CALLS: tl.constexpr,
 ):
-    """Finds the best score of each part of a row, and the lowest id that has it. Skips the noise where nothing is
-    kept."""
+    """Finds the best score of each part of a row and the lowest id that has it. Draws noise only where ids are kept."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)  # grid: R, SPLITS
     peak, temperature = peak_of(peaks_ptr, row, SPLITS), tl.load(temperature_ptr + row)
     drawn = is_drawn(peak, temperature)

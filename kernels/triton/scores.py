@@ -1,8 +1,8 @@
-"""Computes log probabilities of tokens and of alternatives on a CUDA device; the reference implementation is
-`kernels.reference.scores.score`.
+"""Computes log probabilities of tokens and of alternatives on a CUDA device.
 
-Two launches: one computes the logarithm of each row's sum of e^x in one pass, the other the value and the rank of each
-pair (row, id). The likeliest ids come from torch's `topk` for all rows at once, which decides the order of equals.
+The reference implementation is `kernels.reference.scores.score`. Two launches: one computes the logarithm of each row's
+sum of e^x in one pass, the other the value and the rank of each pair (row, id). The likeliest ids come from torch's
+`topk` for all rows at once, which decides the order of equals.
 """
 
 from typing import Any

@@ -14,7 +14,7 @@ DTYPES = (torch.float16, torch.bfloat16)  # attention's tiles do not fit into re
 def unsupported(capability: int, dtype: torch.dtype, dim: int, group: int, block_size: int) -> str | None:
     """Returns which of these the kernels do not support, and what they support; None if they support all.
 
-    The text is a fragment that ends in a verb, as "head size 40: multiples of 16 from 64 to 256 are".
+    The caller completes the text with "supported", as in "head size 40: multiples of 16 from 64 to 256 are".
 
     Args:
         capability: the GPU's compute capability, as 90 for 9.0.
@@ -37,5 +37,6 @@ def unsupported(capability: int, dtype: torch.dtype, dim: int, group: int, block
 
 
 def too_wide(inputs: int) -> str | None:
-    """Returns the same for the width of activations that are rounded to 8 bits; None if it is supported."""
+    """Returns a text like that of `unsupported` for activations rounded to 8 bits that have too many inputs, else
+    None."""
     return f"rounded activations of {inputs} inputs: up to {MAX_INPUTS} are" if inputs > MAX_INPUTS else None

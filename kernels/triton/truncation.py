@@ -33,8 +33,7 @@ def is_drawn(peak, temperature):
 
 @triton.jit
 def scaled(logits, peak, temperature):
-    """Returns (logits - peak) / temperature, correctly rounded: the same bits in every kernel that compares with a
-    floor."""
+    """Returns (logits - peak) / temperature, correctly rounded, so that kernels that compare with a floor agree."""
     return tl.div_rn(logits - peak, temperature)
 
 
@@ -216,8 +215,10 @@ def _least(keys, weights, target):
 
 @triton.jit
 def _reach(source, num, peak, temperature, floor, centre, target, BY_MASS: tl.constexpr, TILE: tl.constexpr):
-    """Returns the least distance from `centre` within which the values not below the floor have `target` of the mass
-    (or are `target` in number, without BY_MASS); infinite if they have less."""
+    """Returns the least distance from `centre` within which the values not below the floor reach `target`.
+
+    They are counted by mass with BY_MASS, else by number. Infinite if all of them together do not reach it.
+    """
     low = tl.full((), 0, tl.int32)
     high = tl.full((), INF_KEY, tl.int32)
     while low < high:
@@ -259,8 +260,8 @@ def _mean(source, num, peak, temperature, floor, mass, TILE: tl.constexpr):
 
 @triton.jit
 def _last_tie(source, num, peak, temperature, floor, centre, edge, target, TILE: tl.constexpr):
-    """Returns the last kept id of those whose distance has the bits `edge`: in the order of ids, until their mass
-    reaches `target`."""
+    """Returns the last kept id of those whose distance has the bits `edge`: by id, until their mass reaches
+    `target`."""
     before = tl.full((), 0, tl.int64)
     last = tl.full((), -1, tl.int64)
     for first in range(0, num, TILE):
