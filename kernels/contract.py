@@ -1,7 +1,7 @@
-"""What holds of the bits of results: by what name they go, and whether they depend on the batch.
+"""Names what computes a result, and states which operations are batch-invariant.
 
-Two things that compute and may differ in one bit of a result have two names: for results that outlive a process or
-leave its machine.
+Two implementations that may differ in one bit of a result have different names. The names are attached to results that
+outlive a process or leave its machine.
 """
 
 import hashlib
@@ -12,11 +12,12 @@ import torch
 
 from sluice_server.kernels.cpu import builds, native
 
-CONTRACT = 1  # grows with each change of what kernels, their twins or the models above them compute, to the bit
+CONTRACT = 1  # increased with each change of any bit that kernels, reference implementations or models compute
 
 
 def computes_as(device: torch.device) -> str:
-    """The contract, the versions of what computes on a device, and the device's own kind."""
+    """Returns a name for what computes on a device: the contract, the versions of the libraries, and the device's
+    kind."""
     common = f"contract {CONTRACT}, torch {torch.__version__}"
     if device.type == "cpu":
         return f"{common}, {torch.backends.cpu.get_cpu_capability()} {builds.best_known()}, {_build()}"
@@ -25,10 +26,13 @@ def computes_as(device: torch.device) -> str:
 
 
 def is_batch_invariant(device: torch.device, head_dim: int, *, is_fixed: bool = False) -> dict[str, bool]:
-    """Of each operation of `kernels.ops` on `device`, in any dtype and format, with heads of `head_dim`: whether a
-    row's bits are independent of the other rows, of the chunking and of the thread count (a test compares them). Tokens
-    then do not depend on company; where it is not so, a near tie may flip, nothing else. `is_fixed`: where a GPU takes
-    the slower schedules that do not follow the batch (see `Layer.is_fixed`)."""
+    """Returns for each operation of `kernels.ops` on `device` whether it is batch-invariant.
+
+    True means that a row's bits are independent of the other rows, of the chunking and of the thread count, in any
+    dtype and format, with heads of `head_dim`; a test compares the bits. Tokens then do not depend on the other
+    requests of a batch. False means that a near tie between tokens may be decided differently, and nothing else.
+    `is_fixed` is set where a GPU uses the slower schedules that do not depend on the batch (see `Layer.is_fixed`).
+    """
     on_fixed_gpu, on_cpu = is_fixed and device.type == "cuda", device.type == "cpu"
     linear = on_fixed_gpu or on_cpu
     return {
@@ -36,7 +40,7 @@ def is_batch_invariant(device: torch.device, head_dim: int, *, is_fixed: bool = 
         "linear_normed": linear,
         "linear_gated": linear,
         "rms_norm": True,
-        "soft_cap": not on_cpu or builds.is_available(),  # torch computes the end of a row otherwise
+        "soft_cap": not on_cpu or builds.is_available(),  # torch computes the end of a row with other instructions
         "route": True,
         "embedding": True,
         "rotate_and_write": True,
@@ -47,7 +51,7 @@ def is_batch_invariant(device: torch.device, head_dim: int, *, is_fixed: bool = 
 
 
 def _build() -> str:
-    """Of our own CPU kernels the instruction set and what the compiler made: another compiler rounds elsewhere."""
+    """Returns the C++ kernels' instruction set and a hash of their binary, as another compiler rounds differently."""
     path = builds.MODULE.__file__ if builds.MODULE is not None else None
     if path is None:
         return builds.instruction_set()

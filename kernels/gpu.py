@@ -1,6 +1,6 @@
-"""What a CUDA device computes with: the families of `kernels.triton`, imported when one is first used.
+"""Gives access to the modules of `kernels.triton`, each imported at its first use.
 
-A machine without a GPU needs no Triton.
+A machine without a GPU therefore needs no Triton.
 """
 
 import functools
@@ -11,11 +11,12 @@ from torch import Tensor
 
 
 def takes(x: Tensor) -> bool:
-    """Whether our Triton kernels are to take it."""
+    """Returns whether the Triton kernels compute with this tensor."""
     return x.is_cuda
 
 
 @functools.cache
 def family(name: str) -> ModuleType:
-    """A module of `kernels.triton`, whose functions have the names and signatures of their twins."""
+    """Returns a module of `kernels.triton`; its functions have the names and signatures of the reference
+    implementations."""
     return importlib.import_module(f"sluice_server.kernels.triton.{name}")

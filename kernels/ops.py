@@ -1,7 +1,8 @@
-"""The one place that chooses between implementations of an operation. Tensors and numbers only.
+"""Chooses the implementation of every tensor operation that a model uses.
 
-Everything that a model computes goes through here: kernels of our own where there are some for the device and dtype,
-else torch operators, which run anywhere. `kernels.contract` says of each op whether rows depend on one another.
+Takes and returns tensors and numbers. Uses this package's own kernels (Triton on CUDA, C++ on CPU) where they support
+the device and dtype, and torch operators, which run on any device, elsewhere. `kernels.contract` states for each
+operation whether the rows of its result depend on one another.
 """
 
 from collections.abc import Callable
@@ -41,38 +42,42 @@ from sluice_server.kernels.reference.scores import ScoreRequest, Scores
 def pack_linear(
     weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False, weights: str = ""
 ) -> PackedLinear:
-    """Pack a weight [N, K] and bias [N] for the device they are on; `gated` if only `linear_gated` will use it. See
-    `kernels.formats.weight_formats.pack`."""
+    """Packs a weight [N, K] and a bias [N] for the device they are on; see `kernels.formats.weight_formats.pack`.
+
+    `gated` if only `linear_gated` will use the weight.
+    """
     return kinds.pack(weight, bias, gated=gated, precise=precise, weights=weights)
 
 
 def linear(x: Tensor, weight: PackedLinear) -> Tensor:
-    """x [M, K] → [M, N]."""
+    """Multiplies x [M, K] by a packed weight and adds its bias; returns [M, N]."""
     return weight.apply(x)
 
 
 def linear_normed(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear) -> Tensor:
-    """RMSNorm(x [M, K]) through a linear → [M, N]; `norm` None when it is folded into the weight."""
+    """Applies a linear layer to RMSNorm(x [M, K]); returns [M, N]. `norm` is None when it is folded into the weight."""
     return weight.apply_normed(x, norm, eps)
 
 
 def linear_gated(x: Tensor, norm: Tensor | None, eps: float, weight: PackedLinear, activation: str = "silu") -> Tensor:
-    """activation(gate) · up of RMSNorm(x [M, K]), gate and up being the halves of the weight → [M, N / 2]; see
-    `kernels.reference.elementwise.GATES`."""
+    """Returns activation(gate) · up [M, N / 2]; gate and up are the halves of the linear layer of RMSNorm(x [M, K]).
+
+    See `kernels.reference.elementwise.GATES` for the activations.
+    """
     return weight.apply_gated(x, norm, eps, activation)
 
 
 def linear_add_(
     residual: Tensor, x: Tensor, weight: PackedLinear, norm: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
-    """residual [M, N] += linear(x [M, K]), in place, or RMSNorm of that where there is a norm."""
+    """Adds linear(x [M, K]) to residual [M, N] in place; if `norm` is given, adds RMSNorm of the linear's output."""
     if norm is None:
         return weight.add_to(residual, x)
     return weight.add_normed_to(residual, x, norm, eps)
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    """Rows of table [V, H] for ids [T] → [T, H]."""
+    """Returns the rows of table [V, H] for ids [T]: [T, H]."""
     if gpu.takes(table):
         found: Tensor = gpu.family("embedding").embedding(ids, table)
         return found
@@ -80,14 +85,14 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """RMSNorm over the last dimension, returned in `dtype`; see `kernels.reference.elementwise`."""
+    """Returns RMSNorm over the last dimension, in `dtype`; see `kernels.reference.elementwise.rms_norm`."""
     chosen = gpu.family("norm") if gpu.takes(x) else elementwise
     normed: Tensor = chosen.rms_norm(x, weight, eps, dtype)
     return normed
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:
-    """x [M, N], contiguous, becomes cap · tanh(x / cap) in place."""
+    """Replaces x [M, N], contiguous, by cap · tanh(x / cap) in place."""
     if gpu.takes(x):
         capped: Tensor = gpu.family("activation").soft_cap_(x, cap)
         return capped
@@ -97,13 +102,14 @@ def soft_cap_(x: Tensor, cap: float) -> Tensor:
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """Rotate queries in place, put rotated keys and values into the cache. `heads` may keep its keys as they were.
+    """Rotates queries in place and writes rotated keys and values into the cache.
 
     Args:
-        heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values; rows beyond `meta.num_tokens` are padding.
-        cis: complex64 [T or more, 1, D/2]. Checkpoints rotate (i, i + D/2); loading permutes the rows of the
-            projections so that pairs are neighbours.
-        cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], in an order of bytes that `kernels.layout.layout`
+        heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values; rows beyond `meta.num_tokens` are padding. Its
+            keys may stay unrotated.
+        cis: complex64 [T or more, 1, D/2]. Checkpoints rotate the pair (i, i + D/2); loading permutes the rows of the
+            projections so that the two numbers of a pair are neighbours.
+        cache: [num_blocks, block_size, 2, kv_heads, slot_width(D)], in a memory order that `kernels.layout.layout`
             chooses; see `kernels.layout.slots`.
     """
     if gpu.takes(cache):
@@ -119,8 +125,11 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
 
 
 def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, int], None]:
-    """What puts `num` of contiguous states [T or more, width] into the rows `slots`, int64 [num], of a table [rows, W],
-    rounded to its dtype: `width` columns from `column` on. A slot of -1, on a GPU only, is none."""
+    """Returns a function that writes hidden states into `width` columns of a table [rows, W], from `column` on.
+
+    The function takes contiguous states [T or more, width], slots int64 [num] and `num`, and writes the first `num`
+    states into the rows `slots`, rounded to the table's dtype. On a GPU, a slot of -1 is skipped.
+    """
     if builds.is_available() and not gpu.takes(table) and table.dtype is torch.bfloat16:
         return native.keeper(table, column, width)
 
@@ -142,8 +151,11 @@ def paged_attention(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """Ragged queries q [T, heads, D] over the paged cache → [T, heads * D]; see `AttentionOptions`. `is_fixed`: by a
-    schedule that leaves a row's bits to that row alone, where a GPU has another that is faster."""
+    """Computes attention of ragged queries q [T, heads, D] over the paged cache; returns [T, heads * D].
+
+    See `AttentionOptions` for the options. With `is_fixed`, a row's bits depend on that row alone; on a GPU this uses
+    another, slower schedule.
+    """
     if gpu.takes(cache):
         numbers, scales = slots.parts(cache, q.shape[2])
         options = AttentionOptions(scale, window, cap, sinks, is_fixed)
@@ -155,7 +167,7 @@ def paged_attention(
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """One id per row of logits [R, V], and which rows are bad; see `kernels.reference.sampling.sample`."""
+    """Returns an id for each row of logits [R, V], and which rows are bad; see `kernels.reference.sampling.sample`."""
     if gpu.takes(logits):
         drawn: tuple[Tensor, Tensor] = gpu.family("sampling").sample(logits, rows)
         return drawn
@@ -166,25 +178,25 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Tensor:
-    """Which tokens of trees stand, in their order; see `kernels.reference.speculation.standing`."""
+    """Returns which tokens of draft trees are accepted, in order; see `kernels.reference.speculation.standing`."""
     chosen = gpu.family("speculation") if gpu.takes(sampled) else speculation
     found: Tensor = chosen.standing(sampled, ids, parents, ends)
     return found
 
 
 def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
-    """Copy cache blocks of all layers; see `kernels.reference.blocks.copy_blocks`."""
+    """Copies cache blocks of all layers; see `kernels.reference.blocks.copy_blocks`."""
     chosen = gpu.family("copy_blocks") if gpu.takes(pairs) else blocks
     chosen.copy_blocks(sources, targets, pairs)
 
 
 def move_slots_(layers: list[Tensor], sources: Tensor, targets: Tensor) -> None:
-    """Copy tokens to other slots of all layers; see `kernels.reference.blocks.move_slots_`."""
+    """Copies single tokens to other slots, in all layers; see `kernels.reference.blocks.move_slots_`."""
     blocks.move_slots_(layers, sources, targets)
 
 
 def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, values: Tensor) -> None:
-    """Change a table by short runs of numbers, in place; see `kernels.reference.inputs.write_runs_`."""
+    """Writes short runs of numbers into a table in place; see `kernels.reference.inputs.write_runs_`."""
     chosen = gpu.family("inputs") if gpu.takes(table) else inputs
     chosen.write_runs_(table, rows, firsts, offsets, values)
 
@@ -192,14 +204,14 @@ def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, va
 def build_inputs(
     tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
 ) -> Inputs:
-    """A step's inputs from the state of its slots; see `kernels.reference.inputs.build_inputs`."""
+    """Builds a step's inputs from the state of its slots; see `kernels.reference.inputs.build_inputs`."""
     chosen = gpu.family("inputs") if gpu.takes(tokens) else inputs
     found: Inputs = chosen.build_inputs(tokens, tables, slots, starts, ends, block_size, num_tokens)
     return found
 
 
 def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
-    """The experts that each token takes, and their shares; see `kernels.reference.moe.route`."""
+    """Returns the experts of each token and their shares; see `kernels.reference.moe.route`."""
     return moe.route(logits, per_token, renormalises=renormalises)
 
 
@@ -213,15 +225,18 @@ def experts_mlp(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """The MLPs of the experts that each token chose, by its shares; see `kernels.reference.moe.experts_mlp`."""
+    """Computes the MLPs of the experts chosen for each token, by their shares; see
+    `kernels.reference.moe.experts_mlp`."""
     chosen = gpu.family("moe") if gpu.takes(x) else moe
     y: Tensor = chosen.experts_mlp(x, gate_up, down, experts, shares, activation, is_fixed=is_fixed)
     return y
 
 
 def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: ScoredRows | None) -> ChosenTokens:
-    """Change logits [R, V], which are overwritten, draw a token for each row, and score those that are wanted under
-    their logits as they came."""
+    """Adjusts logits [R, V] in place, draws a token for each row, and scores the rows in `wanted`.
+
+    Scores are under the logits before the adjustment.
+    """
     if native_sampling.takes(logits):
         return native_sampling.choose(logits, rows, changes, wanted)
     raw = None if wanted is None else logits[wanted.at]
@@ -236,13 +251,13 @@ def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: Scored
 
 
 def adjust_(logits: Tensor, changes: LogitAdjustments) -> None:
-    """Change single logits of [R, V] in place before sampling; see `kernels.reference.adjust.adjust_`."""
+    """Changes single logits of [R, V] in place before sampling; see `kernels.reference.adjust.adjust_`."""
     chosen = gpu.family("adjust") if gpu.takes(logits) else adjust
     chosen.adjust_(logits, changes)
 
 
 def score(logits: Tensor, asked: ScoreRequest) -> Scores:
-    """Log probabilities and ranks under logits [L, V]; see `kernels.reference.scores.score`."""
+    """Returns log probabilities and ranks under logits [L, V]; see `kernels.reference.scores.score`."""
     if gpu.takes(logits):
         found: Scores = gpu.family("scores").score(logits, asked)
         return found
@@ -252,5 +267,8 @@ def score(logits: Tensor, asked: ScoreRequest) -> Scores:
 
 
 def suffix_automaton() -> type[SuffixAutomaton]:
-    """What finds where the end of a growing sequence of ids occurred before."""
+    """Returns the suffix automaton class to use: the C++ one if it was built, else the Python one.
+
+    It finds where the end of a growing sequence of ids occurred before.
+    """
     return native.automaton() if builds.is_available() else SuffixAutomaton

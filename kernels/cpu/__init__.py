@@ -1,1 +1,1 @@
-"""Our own CPU kernels (C++): which builds there are, and the functions of tensors that call them."""
+"""CPU kernels in C++: which builds there are, and the functions of tensors that call them."""

@@ -1,7 +1,8 @@
-"""Which of our own CPU kernels (kernels/cpu, C++) there are and which serve.
+"""Loads the C++ kernels (kernels/cpu): which builds exist, and which one this machine uses.
 
-Built with the package, once for each instruction set; the best that this machine can run is taken. Without a compiler
-at installation, or on another machine, there are none: `is_available` says so and torch's operators serve instead.
+They are built with the package, once for each instruction set; the best one that this machine can run is loaded. If the
+package was installed without a compiler, or the machine can run none, `is_available` returns False and torch's
+operators serve instead.
 """
 
 import importlib
@@ -9,8 +10,8 @@ from types import ModuleType
 
 import torch
 
-BY_CAPABILITY = {"AVX512": ("v4", "v3"), "AVX2": ("v3",)}  # what torch calls the machine's best → modules, best first
-# Better ones where the machine has AVX-512 and all that is named, best first; in torch's words.
+BY_CAPABILITY = {"AVX512": ("v4", "v3"), "AVX2": ("v3",)}  # torch's name of a capability → modules, best first
+# Better modules for machines with AVX-512 and all the named extensions, best first; torch's names of extensions.
 BY_EXTENSION = {
     "v4_amx": ("amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni"),
     "v4_bf16": ("avx512_bf16", "avx512_vnni"),
@@ -20,7 +21,7 @@ KNOWN = (*BY_EXTENSION, *BY_CAPABILITY["AVX512"])  # all instruction sets, best 
 
 
 def load(name: str) -> ModuleType | None:
-    """The kernels built for the instruction set `name`; None if there are none or they cannot be used (`why_not`)."""
+    """Loads the kernels built for the instruction set `name`; returns None if that fails, see `why_not`."""
     try:
         return importlib.import_module(f"sluice_server.kernels.cpu.{name}")
     except ImportError:
@@ -28,7 +29,7 @@ def load(name: str) -> ModuleType | None:
 
 
 def why_not(name: str) -> str:
-    """Why `load` finds none; empty where it does."""
+    """Returns why `load` returns None for `name`; empty if it does not."""
     try:
         importlib.import_module(f"sluice_server.kernels.cpu.{name}")
     except ImportError as error:
@@ -37,7 +38,7 @@ def why_not(name: str) -> str:
 
 
 def runnable() -> tuple[str, ...]:
-    """Instruction sets of this machine that there may be kernels for, best first."""
+    """Returns the instruction sets that this machine can run and that kernels can be built for, best first."""
     capability, able = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
     has_more = capability == "AVX512"
     extended = (name for name, needed in BY_EXTENSION.items() if has_more and all(map(able.get, needed)))
@@ -48,26 +49,26 @@ MODULE = next(filter(None, map(load, runnable())), None)
 
 
 def best_known() -> str:
-    """The best instruction set of this machine that there may be kernels for, built or not; empty without any."""
+    """Returns the best of the `runnable` instruction sets, whether it was built or not; empty if there is none."""
     return next(iter(runnable()), "")
 
 
 def is_available() -> bool:
-    """Whether there are kernels for this machine."""
+    """Returns whether there are kernels for this machine."""
     return MODULE is not None
 
 
 def multiplies(extension: str) -> bool:
-    """Whether the kernels in use have products of their own for an extension of `BY_EXTENSION`."""
+    """Returns whether the loaded kernels use products of an extension of `BY_EXTENSION`."""
     return extension in BY_EXTENSION.get(instruction_set(), ())
 
 
 def instruction_set() -> str:
-    """What the kernels in use were built for, or "none"."""
+    """Returns the instruction set that the loaded kernels were built for, or "none"."""
     return MODULE.__name__.rpartition(".")[2] if MODULE else "none"
 
 
 def set_threads(num: int) -> None:
-    """Threads that compute, the caller's among them."""
+    """Sets the number of threads that compute, the caller's included."""
     if MODULE is not None:
         MODULE.set_threads(num)

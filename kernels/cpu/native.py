@@ -1,5 +1,7 @@
-"""Our own CPU kernels (kernels/cpu, C++), as functions of tensors: activations in float32, contiguous where it is said;
-weights and cache in the formats that a function names. Which kernels these are says `kernels.cpu.builds`.
+"""Calls the C++ kernels (kernels/cpu) with tensors.
+
+Activations are float32, contiguous where a function says so; weights and cache are in the formats that a function
+names. `kernels.cpu.builds` chooses the build.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,32 +15,34 @@ from sluice_server.kernels.reference.automaton import SuffixAutomaton
 
 NO_NORM = -1.0
 ALL_TOKENS = -1  # as in kernels/cpu/layer.h
-STORE, ADD = 0, 1  # what becomes of a product; as in kernels/cpu/panels.h
-GATES = {"silu": 2, "gelu_tanh": 3, "clamped": 4}  # and with a gate, by its activation
+STORE, ADD = 0, 1  # whether a product is stored or added; as in kernels/cpu/panels.h
+GATES = {"silu": 2, "gelu_tanh": 3, "clamped": 4}  # values of `finish` for gated products, by activation
 FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3  # formats of a weight; as in kernels/cpu/layer.h
-LANES = 16  # head sizes must be multiples of it
+LANES = 16  # head sizes must be multiples of this
 MAX_HEAD_DIM = 256
-SCALE_BYTES = 4  # behind the levels of one head's key or value in a cache of 8 bits: their scale, float32
+SCALE_BYTES = 4  # of the float32 scale behind the levels of one head's key or value in an 8-bit cache
 
 
 def takes(q: Tensor, cache: Tensor) -> bool:
-    """Whether attention of q [.., D] over a cache layer may run here: float32, over what `attends` names."""
+    """Returns whether attention of q [.., D] over a cache layer can run here: q is float32 and `attends` holds."""
     return builds.MODULE is not None and q.dtype is torch.float32 and attends(q.shape[-1], cache)
 
 
 def attends(dim: int, cache: Tensor) -> bool:
-    """Whether kernels take heads of that size over a cache layer: of float32, bfloat16 or int8 (`SCALE_BYTES`)."""
+    """Returns whether kernels support heads of size `dim` over a cache layer of float32, bfloat16 or int8."""
     return cache.dtype in (torch.float32, torch.bfloat16, torch.int8) and cache.is_cpu and has_heads_of(dim)
 
 
 def has_heads_of(dim: int) -> bool:
-    """Whether kernels of attention take heads of that size."""
+    """Returns whether the attention kernels support heads of size `dim`."""
     return dim % LANES == 0 and dim <= MAX_HEAD_DIM
 
 
 def pack(weight: Tensor, gated: bool) -> Tensor:
-    """weight [N, K], float32 or bfloat16, in panels: [packed size]. Gated: row i of the first half beside row i of the
-    second."""
+    """Packs weight [N, K], float32 or bfloat16, in panels: [packed size].
+
+    If `gated`, row i of the first half is stored next to row i of the second half.
+    """
     assert builds.MODULE is not None
     weight = weight.contiguous()
     rows, inputs = weight.shape
@@ -52,7 +56,7 @@ def pack(weight: Tensor, gated: bool) -> Tensor:
 
 
 def pack_levels(levels: Tensor, bits: int, gated: bool) -> Tensor:
-    """levels uint8 [N, K] below 2^bits in panels: uint8 [packed size]."""
+    """Packs levels uint8 [N, K] below 2^bits in panels: uint8 [packed size]."""
     assert builds.MODULE is not None
     levels = levels.contiguous()
     rows, inputs = levels.shape
@@ -75,9 +79,12 @@ def linear(
     finish: int,
     norm: Tensor | None = None,
 ) -> None:
-    """y [M, N] = or += x [M, inputs] · packed weight + bias, x's rows first divided by their root mean square, and
-    multiplied by `norm` [inputs] float32, if `eps` is not NO_NORM; with one of GATES y [M, N / 2] = activation(first
-    half) · second half."""
+    """Computes y [M, N] = or += x [M, inputs] · packed weight + bias, as `finish` says.
+
+    If `eps` is not NO_NORM, x's rows are first divided by their root mean square and multiplied by `norm` [inputs]
+    float32, if it is given. If `finish` is one of GATES, y [M, N / 2] = activation(first half) · second half. Raises
+    ValueError for an x that does not fit.
+    """
     assert builds.MODULE is not None
     _check(x, y, inputs)
     call = builds.MODULE.linear_bfloat16 if weight.dtype is torch.bfloat16 else builds.MODULE.linear_float32
@@ -109,8 +116,11 @@ def integer_linear(
     eps: float,
     finish: int,
 ) -> None:
-    """The same with a weight of `pack_levels`, scales [N, groups] packed by `pack`, outliers int64 and their weights
-    [N, outliers] packed by `pack`; see `kernels.formats.quantised`."""
+    """Computes the same as `linear` with a quantised weight; see `kernels.formats.quantised`.
+
+    The weight comes from `pack_levels`; scales [N, groups] and outlier_weights [N, outliers] are packed by `pack`;
+    `outliers` is int64.
+    """
     assert builds.MODULE is not None
     _check(x, y, inputs)
     call = builds.MODULE.integer_4 if bits == 4 else builds.MODULE.integer_8
@@ -138,15 +148,17 @@ def _check(x: Tensor, y: Tensor, inputs: int) -> None:
 
 
 def _places(cache: Tensor) -> tuple[int, ...]:
-    """Of a cache layer, in the order that kernels/cpu/module.cpp reads: address, tokens in a block, strides."""
+    """Returns a cache layer's address, tokens in a block and strides, in the order of kernels/cpu/module.cpp."""
     block, token, half, head, one = cache.stride()
     assert one == 1
     return (cache.data_ptr(), cache.shape[1], block, token, half, head)
 
 
 def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionMetadata) -> None:
-    """Rotate queries and keys of heads [T, heads + 2 kv_heads, D] in place by cis (complex64 [T, 1, D/2]) and put
-    keys and values into their slots of a cache layer."""
+    """Rotates queries and keys in place, and writes keys and values into their slots of a cache layer.
+
+    `heads` is [T, heads + 2 kv_heads, D] and `cis` complex64 [T, 1, D/2], both contiguous.
+    """
     assert builds.MODULE is not None and heads.is_contiguous() and cis.is_contiguous()
     kv_heads, dim = cache.shape[3], heads.shape[2]
     calls: dict[torch.dtype, Callable[..., None]] = {
@@ -167,9 +179,11 @@ def rotate_and_write(heads: Tensor, cis: Tensor, cache: Tensor, meta: AttentionM
 
 
 def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, int], None]:
-    """See `kernels.ops.keeper`: float32 rows into a bfloat16 table. All that stays is looked up here, once: behind a
-    layer's weights every look-up more is one that the processor has forgotten (a Skylake core: 69 µs in all at first,
-    5 µs at once again)."""
+    """Returns a function that writes float32 rows into a bfloat16 table; see `kernels.ops.keeper`.
+
+    Everything constant is looked up once, here. After a layer's weights have passed through the caches, each further
+    lookup misses (a Skylake core: 69 µs in all for the first call, 5 µs if repeated immediately).
+    """
     assert builds.MODULE is not None and table.is_contiguous()
     call, stride = builds.MODULE.keep, table.shape[1]
     first = table.data_ptr() + column * table.itemsize
@@ -181,14 +195,14 @@ def keeper(table: Tensor, column: int, width: int) -> Callable[[Tensor, Tensor, 
 
 
 def automaton() -> type[SuffixAutomaton]:
-    """A type that does the same."""
+    """Returns the C++ class with the interface of `SuffixAutomaton`."""
     assert builds.MODULE is not None
     found: type[SuffixAutomaton] = builds.MODULE.SuffixAutomaton
     return found
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:
-    """x, contiguous float32, becomes cap · tanh(x / cap) in place."""
+    """Replaces x, contiguous float32, by cap · tanh(x / cap) in place."""
     assert builds.MODULE is not None and x.is_contiguous() and x.dtype is torch.float32
     builds.MODULE.soft_cap(x.data_ptr(), x.numel(), cap)
     return x
@@ -203,7 +217,10 @@ def paged_attention(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """See `kernels.ops.paged_attention`. q [T or more, heads, D] with heads contiguous; padding rows become zero."""
+    """Computes attention over the paged cache; see `kernels.ops.paged_attention`.
+
+    q is [T or more, heads, D] with contiguous heads; padding rows of the result are zero.
+    """
     assert builds.MODULE is not None and q.stride(1) == q.shape[2] and q.stride(2) == 1
     kv_heads, dim = cache.shape[3], q.shape[2]
     make = torch.empty if len(q) == meta.num_tokens else torch.zeros
@@ -238,9 +255,12 @@ def layer(
     meta: AttentionMetadata,
     kept: Tensor | None = None,
 ) -> None:
-    """A decoder layer of `engine.models.layers.layer.Layer.arguments` over the first T rows of h, in place. `kept`,
-    int64 and ascending: tokens whose rows are wanted behind it, which then come first. The rest as of
-    `rotate_and_write` and `paged_attention`."""
+    """Computes a decoder layer over the first T rows of h, in place.
+
+    `arguments` are those of `engine.models.layers.layer.Layer.arguments`. `kept`, int64 and ascending, are the tokens
+    whose rows are needed after the layer; these rows then come first. The other arguments are as in `rotate_and_write`
+    and `paged_attention`.
+    """
     assert builds.MODULE is not None
     calls: dict[torch.dtype, Callable[..., None]] = {
         torch.float32: builds.MODULE.layer_float32,

@@ -1,7 +1,7 @@
-"""Our own sampler for CPUs (kernels/cpu/sampling.cpp), as functions of tensors: float32 logits, row by row,
-rows shared out to the threads of the other kernels.
+"""Calls the C++ sampler (kernels/cpu/sampling.cpp) with tensors: float32 logits, row by row.
 
-Built with these, see `kernels.cpu.builds`; where there is none the torch twins serve.
+Rows are distributed over the threads of the other C++ kernels. It is built with them, see `kernels.cpu.builds`; without
+a build, the reference implementations serve.
 """
 
 import torch
@@ -18,7 +18,7 @@ NOT_WANTED = (0,) * 13
 
 
 def takes(logits: Tensor) -> bool:
-    """Whether logits [R, V] may be worked on here."""
+    """Returns whether logits [R, V] can be processed here."""
     return (
         MODULE is not None
         and logits.dtype is torch.float32
@@ -29,12 +29,13 @@ def takes(logits: Tensor) -> bool:
 
 
 def sample(logits: Tensor, rows: Rows) -> Tensor:
-    """Ids int64 [R], -1 for rows of no usable number; see `kernels.reference.sampling.sample`."""
+    """Draws ids int64 [R], -1 for rows without a usable number; see `kernels.reference.sampling.sample`."""
     return choose(logits, rows, NO_CHANGES, None).ids
 
 
 def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: ScoredRows | None) -> ChosenTokens:
-    """See `kernels.ops.choose`; all tensors but those of `rows` contiguous."""
+    """Adjusts logits, draws tokens and scores rows; see `kernels.ops.choose`. All tensors except `rows` are
+    contiguous."""
     assert MODULE is not None
     ids = torch.empty(len(logits), dtype=torch.int64)
     columns = [column.contiguous() for column in rows]
@@ -50,7 +51,7 @@ def choose(logits: Tensor, rows: Rows, changes: LogitAdjustments, wanted: Scored
 
 
 def score(logits: Tensor, asked: ScoreRequest) -> Scores:
-    """See `kernels.reference.scores.score`."""
+    """Returns log probabilities and ranks; see `kernels.reference.scores.score`."""
     assert MODULE is not None
     scores = room(len(logits), asked.width, len(asked.rows))
     MODULE.score(logits.data_ptr(), *logits.shape, asked.ids.data_ptr(), *addresses(asked, scores))

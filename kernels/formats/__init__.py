@@ -1,1 +1,1 @@
-"""Number formats of weights, and the linear layers that multiply each of them."""
+"""Number formats of weights, and the linear layers that multiply weights of each format."""

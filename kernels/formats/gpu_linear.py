@@ -1,8 +1,8 @@
-"""Linear layers over rounded weights on a CUDA device: weights of 8 or 4 bits, activations as they come (W8A16, W4A16);
-or both in int8 or float8 (W8A8).
+"""Linear layers over quantised weights on a CUDA device.
 
-In comes a weight, whose norm is applied to the activations or folded in already; what is kept of it is what the Triton
-kernels read. Oracles are the twins in `kernels.formats.packed_weights`.
+Weights have 8 or 4 bits and activations are not quantised (W8A16, W4A16), or both are int8 or float8 (W8A8). Takes
+weights whose norm is folded in already or is applied to the activations; keeps them in the form that the Triton kernels
+read. The reference implementations are in `kernels.formats.packed_weights`.
 """
 
 import torch
@@ -15,7 +15,7 @@ from sluice_server.kernels.formats.quantised import GROUP, round_rows
 
 
 class Int8OnGpu(GpuLinear):
-    """8 bits, a scale a row."""
+    """Linear layer with int8 weights and one scale for each row (W8A16). Quantises the weight that it gets."""
 
     kernel = "Triton W8A16"
 
@@ -32,7 +32,10 @@ class Int8OnGpu(GpuLinear):
 
 
 class Int4OnGpu(GpuLinear):
-    """4 bits, a scale for each group of inputs; made of a weight that is rounded here, or of one that came so."""
+    """Linear layer with 4-bit weights and a scale for each group of inputs (W4A16).
+
+    Quantises a plain weight, or takes one that is quantised already.
+    """
 
     kernel = "Triton W4A16"
 
@@ -49,8 +52,11 @@ class Int4OnGpu(GpuLinear):
 
 
 class EightBitsOnGpu(GpuLinear):
-    """8 bits on both sides (W8A8): weights of int8 or float8 with a scale a row, and activations that are rounded to
-    the same row by row as they come. `dtype` is theirs."""
+    """Linear layer with 8-bit weights and activations (W8A8).
+
+    Weights are int8 or float8 with a scale for each row. Activations are rounded to the same format row by row, in each
+    call. `dtype` is the activations' dtype before rounding, and the result's.
+    """
 
     def __init__(self, packed: Int8Weight, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__(packed.weight, bias)
@@ -66,7 +72,7 @@ class EightBitsOnGpu(GpuLinear):
 
 
 def round_groups(weight: Tensor) -> Int4Weight:
-    """A weight [N, K] in 4 bits, `GROUP` inputs sharing a scale, which is kept in the weight's dtype."""
+    """Quantises a weight [N, K] to 4 bits. `GROUP` inputs share a scale, which is kept in the weight's dtype."""
     inputs = weight.shape[1]
     levels, scales = round_rows(weight.float(), 4)
     scales = scales.t().contiguous().to(weight.dtype)

@@ -1,7 +1,7 @@
-"""Linear layers with weights packed for what runs them: one class for each form, chosen when a weight is packed.
+"""Linear layers with packed weights: one class for each implementation, chosen when a weight is packed.
 
-Measured on two Skylake cores, N, K = 1024, 256 and M = 32: `F.linear` 267 µs, `x @ W^T` with W^T stored contiguously
-91 µs; bfloat16 without hardware for it 365 µs prepacked.
+Measured on two Skylake cores, N, K = 1024, 256 and M = 32: `F.linear` 267 µs, `x @ W^T` with W^T stored contiguously 91
+µs; prepacked bfloat16 without hardware support 365 µs.
 """
 
 import copy
@@ -22,10 +22,12 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class PackedLinear:
-    """A weight [N, K] and a bias [N], ready to use. Knows how to apply itself and what surrounds it in a decoder.
+    """A weight [N, K] and a bias [N], packed for a device, with the operations around a linear layer in a decoder.
+
+    This base class computes with torch's public operators; subclasses replace them.
 
     Attributes:
-        kernel: what multiplies, as logs and clients are told.
+        kernel: name of the implementation, for logs and clients.
         features: N.
         batch_invariant: whether a row's bits depend on that row alone.
     """
@@ -40,35 +42,37 @@ class PackedLinear:
         self.dtype = weight.dtype
 
     def fixed(self) -> Self:
-        """The same and `batch_invariant`, where there is another way to that, which is slower; else as it is."""
+        """Returns a `batch_invariant` version of this layer, maybe slower, or the layer itself if there is none."""
         return self
 
     def apply(self, x: Tensor) -> Tensor:
-        """x [M, K] → [M, N]."""
+        """Computes the layer of x [M, K]; returns [M, N]."""
         return F.linear(x.to(self.dtype), self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual [M, N] += layer(x [M, K]) in place; the residual may be of a wider dtype."""
+        """Adds layer(x [M, K]) to residual [M, N] in place and returns it; the residual may have a wider dtype."""
         return residual.add_(self.apply(x))
 
     def add_normed_to(self, residual: Tensor, x: Tensor, norm: Tensor, eps: float) -> Tensor:
-        """residual [M, N] += RMSNorm(layer(x [M, K])) in place; `norm` [N]."""
+        """Adds RMSNorm(layer(x [M, K])) to residual [M, N] in place and returns it; `norm` [N]."""
         return residual.add_(rms_norm(self.apply(x), norm, eps, residual.dtype))
 
     def apply_normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
-        """The layer of RMSNorm(x [M, K]); `norm` [K] or None when it is folded into the weight."""
+        """Computes the layer of RMSNorm(x [M, K]); `norm` [K], or None when it is folded into the weight."""
         return self.apply(rms_norm(x, norm, eps, self.dtype))
 
     def apply_gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str = "silu") -> Tensor:
-        """activation(first half) · second half of the layer of RMSNorm(x [M, K]): [M, N / 2]; one of `GATES`."""
+        """Returns activation(first half) · second half [M, N / 2] of the layer of RMSNorm(x [M, K]), see `GATES`."""
         return GATES[activation](self.apply_normed(x, norm, eps))
 
 
 class GpuLinear(PackedLinear):
-    """On a CUDA device: cuBLAS, or a kernel of our own where rows must not depend on one another; norm and activation
-    in kernels of our own."""
+    """Linear layer on a CUDA device: cuBLAS, or a Triton kernel where rows must not depend on one another.
 
-    batch_invariant = False  # how a product is summed depends on the number of rows
+    Norms and activations are computed by Triton kernels.
+    """
+
+    batch_invariant = False  # cuBLAS chooses the order of its sums by the number of rows
 
     def fixed(self) -> Self:
         found = copy.copy(self)
@@ -93,8 +97,10 @@ class GpuLinear(PackedLinear):
 
 
 class BlockedLinear(PackedLinear):
-    """On CPU by a library: in blocks of rows (`kernels.formats.row_blocks`), and in float32 what comes out, as what
-    comes between linears on a CPU computes in it."""
+    """Linear layer on CPU, multiplied by a library in blocks of rows (`kernels.formats.row_blocks`).
+
+    Returns float32, because the operations between linear layers on a CPU compute in it.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -106,12 +112,12 @@ class BlockedLinear(PackedLinear):
 
     @staticmethod
     def _pack(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Product]:
-        """The weight as it is kept, and what multiplies rows of its dtype with it."""
+        """Returns the weight as it is stored, and a function that multiplies rows of its dtype by it."""
         return weight, lambda x: F.linear(x, weight, bias)
 
 
 class TransposedLinear(BlockedLinear):
-    """float32 for BLAS: W^T contiguous."""
+    """Linear layer on CPU in float32, multiplied by BLAS with W^T stored contiguously."""
 
     @staticmethod
     def _pack(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Product]:
@@ -122,10 +128,10 @@ class TransposedLinear(BlockedLinear):
 
 
 class OneDnnLinear(BlockedLinear):
-    """float32 or bfloat16 in oneDNN's own layout, through operators that are not part of torch's public interface.
+    """Linear layer on CPU in float32 or bfloat16, in oneDNN's own weight layout.
 
-    Measured on one Zen 5 core, float32, N, K = 1408, 256: 65 µs at 8 rows, 143 at 32 and 1,550 at 512, where BLAS on
-    W^T takes 96, 254 and 3,579.
+    Uses operators outside torch's public interface (`kernels.formats.private_operators`). Measured on one Zen 5 core,
+    float32, N, K = 1408, 256: 65 µs at 8 rows, 143 at 32 and 1,550 at 512, where BLAS on W^T takes 96, 254 and 3,579.
     """
 
     kernel = "oneDNN"
@@ -137,8 +143,11 @@ class OneDnnLinear(BlockedLinear):
 
 
 class NativeLinear(PackedLinear):
-    """On CPU with our own kernels, norm and activation fused in: x and results in float32. Batch-invariant for every M
-    and K. A subclass says how its weight is multiplied."""
+    """Linear layer on CPU by this package's C++ kernels, with norm and activation fused in.
+
+    Inputs and results are float32. Batch-invariant for every M and K. A subclass implements the product with its
+    weight.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
         super().__init__(weight, None if bias is None else bias.float())
@@ -148,16 +157,22 @@ class NativeLinear(PackedLinear):
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """What a kernel that holds several linears is told of this one, in the order that kernels/cpu/module.cpp reads:
-        format, addresses of weight and bias, inputs, outputs, and for rounded weights what belongs to them."""
+        """Arguments that describe this layer to a kernel which runs several linear layers.
+
+        In the order that kernels/cpu/module.cpp reads: format, addresses of weight and bias, inputs, outputs, and for
+        quantised weights the addresses and sizes of their scales and outliers.
+        """
         raise NotImplementedError
 
     def takes_norm(self, norm: Tensor | None) -> bool:
-        """Whether the kernel multiplies normed rows by a norm's weights, where these were not folded in."""
+        """Returns whether the kernel itself applies a norm's weights, where these are not folded in."""
         return True
 
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
-        """y = or += what `finish` makes of x, normed if `eps` is not NO_NORM, times the weight."""
+        """Multiplies x by the weight and stores or adds the result in y, as `finish` says.
+
+        Norms x first unless `eps` is NO_NORM.
+        """
         raise NotImplementedError
 
     def apply(self, x: Tensor) -> Tensor:
@@ -187,11 +202,14 @@ class NativeLinear(PackedLinear):
 
 
 class NativePanels(NativeLinear):
-    """A weight of float32, or of bfloat16: half the bytes. Activations are rounded to bfloat16, too, where the kernels
-    have products of it (AMX, AVX-512 BF16); elsewhere the weight is widened as it is read.
+    """Linear layer by C++ kernels with a float32 weight, or a bfloat16 weight of half the bytes.
 
-    Measured on one core of a Sapphire Rapids Xeon beside other tenants, three weights of 4096 × 1024 to 1024 × 3072 out
-    of memory, this and oneDNN: 3.4 and 6.8 ms at 1 row, 3.3 and 7.1 at 8, 4.6 and 8.9 at 32, 50 and 58 at 512.
+    With a bfloat16 weight, activations are rounded to bfloat16 too where the kernels have bfloat16 products (AMX,
+    AVX-512 BF16); elsewhere the weight is widened as it is read.
+
+    Measured on one core of a Sapphire Rapids Xeon shared with other tenants, three weights of 4096 × 1024 to 1024 ×
+    3072 read from memory, this class and oneDNN: 3.4 and 6.8 ms at 1 row, 3.3 and 7.1 at 8, 4.6 and 8.9 at 32, 50 and
+    58 at 512.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
@@ -209,8 +227,11 @@ class NativePanels(NativeLinear):
 
 
 def gather(linears: Iterable[PackedLinear]) -> None:
-    """Put weights of our own kernels that are too small for large pages into one memory that is not; before the first
-    use, as kernels are told addresses."""
+    """Moves weights of the C++ kernels that are too small for large pages into one memory that is large enough for
+    them.
+
+    Must run before the first use of the layers, because kernels are given addresses.
+    """
     own = [one for one in linears if isinstance(one, NativeLinear)]
     small = [one for one in own if one.weight.numel() * one.weight.element_size() < memory.HUGE]
     for one, weight in zip(small, memory.side_by_side([one.weight for one in small]), strict=True):

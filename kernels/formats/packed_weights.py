@@ -1,7 +1,8 @@
-"""Linear layers over quantised weights: forms of weights and the torch twins of the kernels.
+"""Forms of quantised weights, conversions between them, and the reference implementations of their linear layers.
 
-Symmetric 8-bit weights (int8 or float8_e4m3fn) have one scale a row; 4-bit ones a scale and a zero point for each group
-of inputs. Twins compute in float32 from what the numbers mean. Knows no checkpoint's names.
+Symmetric 8-bit weights (int8 or float8_e4m3fn) have one scale for each row; 4-bit weights have a scale and a zero point
+for each group of inputs. The reference implementations compute in float32 from the dequantised values. Depends on no
+checkpoint's tensor names.
 """
 
 from typing import NamedTuple
@@ -9,27 +10,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-UNIT = 64  # inputs whose nibbles share bytes: byte j of a unit holds input j below and input j + 32 above
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each nibble of a word, from the lowest
-GROUPS = (32, 64, 128)  # sizes that checkpoints have, beside one group for all
+UNIT = 64  # inputs whose nibbles share bytes: byte j holds input j in its low and input j + 32 in its high nibble
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each nibble of a word, from the lowest nibble
+GROUPS = (32, 64, 128)  # group sizes that checkpoints use, beside one group for all inputs
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 class Int8Weight(NamedTuple):
-    """weight [N, K] int8 or float8_e4m3fn · scales float32 [N]."""
+    """An 8-bit weight, weight · scales: weight [N, K] int8 or float8_e4m3fn, scales float32 [N]."""
 
     weight: Tensor
     scales: Tensor
 
 
 class Int4Weight(NamedTuple):
-    """(nibble - zero) · scale of each group of inputs.
+    """A 4-bit weight, (nibble - zero) · scale for each group of inputs.
 
     Attributes:
         nibbles: uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT.
         scales, zeros: [⌈K / group⌉, N], zeros in the dtype of scales.
         inputs: K.
-        group: inputs that share a scale, one of GROUPS or K.
+        group: number of inputs that share a scale, one of GROUPS or K.
     """
 
     nibbles: Tensor
@@ -43,7 +44,7 @@ Packed = Int4Weight | Int8Weight
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
-    """x [M, K] as numbers of `dtype` and a scale for each row: its largest number becomes the dtype's largest."""
+    """Quantises x [M, K] to `dtype` with a scale for each row: its largest magnitude becomes the dtype's largest."""
     wide = x.float()
     scales = (wide.abs().amax(1) / LARGEST[dtype]).clamp_(min=1e-30)
     scaled = (wide / scales[:, None]).clamp_(-LARGEST[dtype], LARGEST[dtype])
@@ -51,19 +52,19 @@ def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
 
 
 def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype: weights are widened, x is not rounded."""
+    """Multiplies x [M, K] by an 8-bit weight; returns [M, N] in x's dtype. The weight is widened, x is not rounded."""
     return _biased((x.float() @ packed.weight.float().t()) * packed.scales, bias, x.dtype)
 
 
 def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype: x is quantised row by row to the weights' dtype first."""
+    """Multiplies x [M, K], quantised by rows to the weight's dtype, by an 8-bit weight; returns [M, N] in x's dtype."""
     rows = quantise_rows(x, packed.weight.dtype)
     product = rows.weight.double() @ packed.weight.double().t()
     return _biased(product.float() * packed.scales * rows.scales[:, None], bias, x.dtype)
 
 
 def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype."""
+    """Multiplies x [M, K] by a 4-bit weight; returns [M, N] in x's dtype."""
     return _biased(x.float() @ dequantise(packed).t(), bias, x.dtype)
 
 
@@ -72,7 +73,7 @@ def _biased(y: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def dequantise(packed: Packed) -> Tensor:
-    """What the weights are: float32 [N, K]."""
+    """Returns the values of a quantised weight: float32 [N, K]."""
     if isinstance(packed, Int8Weight):
         return packed.weight.float() * packed.scales[:, None]
     values = unpack_nibbles(packed).float()
@@ -81,14 +82,14 @@ def dequantise(packed: Packed) -> Tensor:
 
 
 def unpack_nibbles(packed: Int4Weight) -> Tensor:
-    """The numbers 0 … 15: uint8 [N, K]."""
+    """Returns the numbers 0 … 15 of a 4-bit weight: uint8 [N, K]."""
     units = packed.nibbles.view(len(packed.nibbles), -1, UNIT // 2)
     return torch.cat((units & 15, units >> 4), dim=2).flatten(1)[:, : packed.inputs]
 
 
 def take_rows(packed: Packed, order: Tensor) -> Packed:
-    """The rows int64 [M] of a weight, in that order."""
-    if isinstance(packed, Int8Weight):  # indexed as bytes: float8 has no such operator everywhere
+    """Returns the rows `order` int64 [M] of a weight, in that order."""
+    if isinstance(packed, Int8Weight):  # indexed as bytes, because not every device can index float8
         bits = packed.weight.view(torch.uint8)[order]
         return Int8Weight(bits.view(packed.weight.dtype), packed.scales[order])
     scales, zeros = packed.scales[:, order], packed.zeros[:, order]
@@ -96,7 +97,7 @@ def take_rows(packed: Packed, order: Tensor) -> Packed:
 
 
 def stack(weights: list[Packed]) -> Packed:
-    """Weights of the same form, one above the other."""
+    """Stacks weights of the same form along their rows."""
     first = weights[0]
     if isinstance(first, Int8Weight):
         eight = [one for one in weights if isinstance(one, Int8Weight)]
@@ -109,23 +110,27 @@ def stack(weights: list[Packed]) -> Packed:
 
 
 def pack_nibbles(values: Tensor) -> Tensor:
-    """Numbers 0 … 15 [N, K] → uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT."""
+    """Packs numbers 0 … 15 [N, K] into uint8 [N, ⌈K / UNIT⌉ · UNIT / 2], see UNIT."""
     padding = -values.shape[1] % UNIT
     units = torch.nn.functional.pad(values.to(torch.uint8), (0, padding)).view(len(values), -1, 2, UNIT // 2)
     return (units[:, :, 0] | units[:, :, 1] << 4).flatten(1)
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
-    """AutoAWQ's layout: qweight int32 [K, N / 8], qzeros int32 [K / group, N / 8], scales [K / group, N]."""
+    """Converts AutoAWQ's layout: qweight int32 [K, N / 8], qzeros int32 [K / group, N / 8], scales [K / group, N].
+
+    Raises ValueError for a group size outside GROUPS.
+    """
     inputs, group = len(qweight), _group(len(qweight), len(scales))
     values, zeros = (_nibbles(words, AWQ_ORDER) for words in (qweight, qzeros))
     return Int4Weight(pack_nibbles(values.t()), scales, zeros.to(scales.dtype), inputs, group)
 
 
 def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None) -> Int4Weight:
-    """AutoGPTQ's layout: qweight int32 [K / 8, N], qzeros int32 [K / group, N / 8] less one, scales [K / group, N].
+    """Converts AutoGPTQ's layout.
 
-    Raises ValueError for inputs in another order than that of their groups (`desc_act`).
+    That is qweight int32 [K / 8, N], qzeros int32 [K / group, N / 8] of zero points less one, scales [K / group, N].
+    Raises ValueError for inputs that are not in the order of their groups (`desc_act`) or a group size outside GROUPS.
     """
     inputs = len(qweight) * 8
     group = _group(inputs, len(scales))
@@ -146,7 +151,7 @@ def _group(inputs: int, num: int) -> int:
 
 
 def _nibbles(words: Tensor, order: tuple[int, ...] | range) -> Tensor:
-    """int32 [A, B] → 0 … 15 [A, 8 B], nibble i of a word being number order[i] of eight."""
+    """Unpacks int32 [A, B] into numbers 0 … 15 [A, 8 B]; nibble i of a word is number order[i] of its eight."""
     shifts = torch.tensor([4 * place for place in _inverse(order)], dtype=torch.int32, device=words.device)
     return ((words[:, :, None] >> shifts) & 15).flatten(1)
 

@@ -1,7 +1,7 @@
-"""Operators of torch that are not part of its public interface: each with a test that it agrees with a public one.
+"""Operators of torch outside its public interface, each with a check that it agrees with a public operator.
 
-They may go, change their arguments or their results with any release. Asked before each use is packed, so that a
-torch without one, or with another one of that name, serves by another path and says why.
+Any release may remove them or change their arguments or results. `fault` checks an operator before a weight is packed
+for it. If the operator is missing or disagrees, another implementation serves and the reason is reported.
 """
 
 import dataclasses
@@ -11,15 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TOLERANCE = 0.02  # of the root mean square of what the public operator gives; bfloat16 rounds by 2^-9
+TOLERANCE = 0.02  # relative to the root mean square of the public operator's result; bfloat16 rounds by 2^-9
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrivateOperator:
-    """Attributes:
-    private: what is used, of x [M, K] and weight [N, K].
-    public: what it must agree with.
-    dtype: of both.
+    """A private operator and the public one that it must agree with.
+
+    Attributes:
+        private: the operator that is used, a function of x [M, K] and weight [N, K].
+        public: the operator whose result it must match.
+        dtype: dtype of x and weight.
     """
 
     private: Callable[[Tensor, Tensor], Tensor]
@@ -28,13 +30,13 @@ class PrivateOperator:
 
 
 def pack_linear(weight: Tensor) -> Tensor:
-    """weight [N, K], float32 or bfloat16, in oneDNN's own layout, opaque, for `packed_linear`."""
+    """Packs weight [N, K], float32 or bfloat16, in oneDNN's own opaque layout, for `packed_linear`."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
     return packed
 
 
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """x [M, K] → [M, N], all of the weight's dtype."""
+    """Multiplies x [M, K] by a packed weight; returns [M, N], all in the weight's dtype."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return y
 
@@ -46,7 +48,7 @@ PACKED_LINEAR = {
 
 
 def fault(operator: PrivateOperator) -> str:
-    """Why it must not be used: "is missing: …" or "disagrees …"; empty when it may."""
+    """Returns why the operator must not be used, "is missing from …" or "… disagrees …"; empty if it may be used."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, generator=generator).to(operator.dtype) for size in ((5, 32), (16, 32)))
     want = operator.public(x, weight).float()

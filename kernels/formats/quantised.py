@@ -1,9 +1,9 @@
-"""Weights of 8 or 4 bits: how they are rounded, and linears over them with activations of 8 bits (W8A8, W4A8).
+"""Quantises weights to 8 or 4 bits on CPU, and multiplies them by activations of 8 bits (W8A8, W4A8).
 
-In comes a weight in float32, with whatever norm precedes it folded in; out come levels, scales, and the columns left
-out of both. `IntegerLinear` multiplies in torch operators and is oracle and fallback of `NativeIntegerLinear`.
-Activations
-are rounded row by row as they come, so that no row depends on another; the products are exact integers.
+Takes a weight in float32, with the preceding norm folded in, and returns levels, scales, and the outlier columns that
+are kept outside of both. `IntegerLinear` multiplies in torch operators; it is the reference implementation of
+`NativeIntegerLinear` and its fallback. Activations are rounded row by row in each call, so that no row depends on
+another; the products are exact integers.
 """
 
 import dataclasses
@@ -17,25 +17,26 @@ from sluice_server.kernels.formats.linear import BlockedLinear, NativeLinear, Pa
 from sluice_server.kernels.formats.packed_weights import Int4Weight, unpack_nibbles
 from sluice_server.kernels.reference.elementwise import rms_norm
 
-LEVELS = 127  # of an activation, and of a weight of 8 bits, to either side
+LEVELS = 127  # on each side of zero, of an activation and of an 8-bit weight
 GROUP = 128  # inputs that share a scale in 4 bits
-# An input column whose weights' root mean square is so many times that of the whole weight is kept in float32: folded
-# norms have such columns, and one of them would spoil the scale of every row. At most K / 36 columns can be.
+# An input column is kept in float32 if the root mean square of its weights exceeds this many times that of the whole
+# weight: folded norms cause such columns, and one of them would spoil the scale of every row. At most K / 36 columns
+# can be outliers.
 OUTLIER = 6.0
-CLIPS = (1.0, 0.93, 0.86, 0.8)  # of a group's greatest weight, in 4 bits: the one with the least squared error is taken
-EXACT_INPUTS = 1024  # products of 8 bits by 8 of which float32 sums so many exactly
-ROWS_AT_ONCE = 1024  # of a weight while it is rounded: bounds what that takes of memory
+CLIPS = (1.0, 0.93, 0.86, 0.8)  # factors of a 4-bit group's greatest weight; the one of least squared error is taken
+EXACT_INPUTS = 1024  # number of products of 8 by 8 bits that float32 sums exactly
+ROWS_AT_ONCE = 1024  # of a weight, rounded in one go: bounds the memory that this takes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """A weight [N, K] ≈ (levels - 2^(bits - 1)) · scales, with outlier columns beside it.
+    """A weight [N, K] ≈ (levels - 2^(bits - 1)) · scales, with outlier columns kept separately.
 
     Attributes:
-        levels: uint8 [N, K]; in outlier columns 2^(bits - 1), which is zero.
-        scales: float32 [N, groups]: of all K in 8 bits, of `GROUP` each in 4.
-        outliers: int64 [num], input columns, ascending.
-        outlier_weights: float32 [N, num].
+        levels: uint8 [N, K]; 2^(bits - 1), which means zero, in outlier columns.
+        scales: float32 [N, groups]; a group is all K inputs in 8 bits, `GROUP` inputs in 4.
+        outliers: int64 [num], indices of the outlier columns, ascending.
+        outlier_weights: float32 [N, num], weights of the outlier columns.
     """
 
     bits: int
@@ -45,7 +46,7 @@ class QuantisedWeight:
     outlier_weights: Tensor
 
     def dequantise(self) -> Tensor:
-        """The weight that it stands for: float32 [N, K]."""
+        """Returns the weight's values: float32 [N, K]."""
         size = self.levels.shape[1] if self.bits == 8 else GROUP
         scales = self.scales.repeat_interleave(size, dim=1)[:, : self.levels.shape[1]]
         weight = (self.levels.float() - (1 << self.bits - 1)) * scales
@@ -54,7 +55,7 @@ class QuantisedWeight:
 
 
 def round_weight(weight: Tensor, bits: int) -> QuantisedWeight:
-    """Round a weight float32 [N, K] to the nearest level."""
+    """Rounds a weight float32 [N, K] to the nearest levels, with outlier columns kept separately."""
     squares = weight.square().mean(0)
     outliers = torch.nonzero(squares > OUTLIER**2 * squares.mean()).view(-1)
     rest = weight.index_fill(1, outliers, 0.0)
@@ -63,21 +64,21 @@ def round_weight(weight: Tensor, bits: int) -> QuantisedWeight:
 
 
 def round_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Levels and scales of a weight float32 [N, K], as in `QuantisedWeight`, with no column beside them."""
+    """Returns levels and scales of a weight float32 [N, K], as in `QuantisedWeight`, without outlier columns."""
     pieces = [_round_rows(piece, bits) for piece in torch.split(weight, ROWS_AT_ONCE)]
     levels, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return levels, scales
 
 
 def _round_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Levels and scales of some rows."""
+    """Returns levels and scales of some rows."""
     rows, inputs = weight.shape
     if bits == 8:
         scales = weight.abs().amax(1, keepdim=True) / LEVELS
         return _levels(weight, scales, bits), scales
     groups = -(-inputs // GROUP)
     grouped = F.pad(weight, (0, groups * GROUP - inputs)).view(rows, groups, GROUP)
-    # One more level below zero than above: the greatest weight's sign decides which side it is put on.
+    # There is one more level below zero than above. The scale gets the sign that maps the greatest weight to that side.
     extreme = grouped.gather(2, grouped.abs().argmax(2, keepdim=True)) / -8
     best, error = extreme, torch.full_like(extreme, float("inf"))
     for clip in CLIPS:
@@ -88,27 +89,33 @@ def _round_rows(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _levels(weight: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """uint8 levels of weights; of scale 0, where all weights are, the zero level."""
+    """Returns the uint8 levels of weights; the zero level where the scale is 0, as all weights are 0 there."""
     zero = 1 << bits - 1
-    least = 1 if bits == 8 else 0  # symmetric in 8 bits, to the last level in 4
+    least = 1 if bits == 8 else 0  # symmetric in 8 bits; in 4 bits the lowest level is used too
     scaled = torch.where(scales == 0, 0.0, weight / scales)
     return scaled.round_().add_(zero).clamp_(least, 2 * zero - 1).to(torch.uint8)
 
 
 def rounded_of(packed: Int4Weight) -> QuantisedWeight:
-    """A weight of 4 bits that came so, which `is_like_ours`, in our terms."""
+    """Converts a 4-bit weight of a checkpoint, for which `is_like_ours` holds, to a `QuantisedWeight`."""
     none = torch.empty(0, dtype=torch.int64), torch.empty(len(packed.nibbles), 0)
     return QuantisedWeight(4, unpack_nibbles(packed), packed.scales.t().float().contiguous(), *none)
 
 
 def is_like_ours(packed: Int4Weight) -> bool:
-    """Whether its groups are ours and all its zero points in the middle, as of symmetric rounding."""
+    """Returns whether a weight has groups of `GROUP` inputs and zero points in the middle, as symmetric rounding gives.
+
+    A weight of at most `GROUP` inputs has one group.
+    """
     fits = packed.group == GROUP or packed.inputs == packed.group <= GROUP
     return fits and bool((packed.zeros == 8).all())
 
 
 class IntegerLinear(PackedLinear):
-    """In torch's public operators: correct anywhere, slow, as levels are widened at every use."""
+    """Linear layer with quantised weights and activations in torch's public operators.
+
+    Runs on any CPU; slow, because levels are widened at every use.
+    """
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None) -> None:
         super().__init__(weight.scales, bias)
@@ -141,7 +148,7 @@ class IntegerLinear(PackedLinear):
 
 
 class NativeIntegerLinear(NativeLinear):
-    """With our own kernels, on AMX or VNNI where the machine has it."""
+    """Linear layer with quantised weights and activations by the C++ kernels, with AMX or VNNI if available."""
 
     def __init__(self, weight: QuantisedWeight, bias: Tensor | None, gated: bool) -> None:
         super().__init__(weight.levels, bias, gated)
@@ -161,7 +168,7 @@ class NativeIntegerLinear(NativeLinear):
         return norm is None
 
     def multiply(self, x: Tensor, y: Tensor, norm: Tensor | None, eps: float, finish: int) -> None:
-        if norm is not None:  # folded into weights that are rounded here, but not into those that came so
+        if norm is not None:  # the norm is folded into weights rounded here, but not into weights that came quantised
             x, eps = rms_norm(x, norm, eps, torch.float32), native.NO_NORM
         native.integer_linear(
             x,

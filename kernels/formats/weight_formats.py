@@ -1,7 +1,7 @@
-"""Which linear serves which weights: a table from the format of a weight to the kinds that can multiply it, best first.
+"""Chooses the linear layer for a weight: a table from weight formats to implementations, best first.
 
-Formats: float32 and bfloat16 as the weight comes, int8 and int4 rounded from what comes; on a GPU also w8a8 and fp8,
-for which activations are rounded, too. And which serves weights that came in 4 bits or float8.
+Formats: float32 and bfloat16 keep the weight's values; int8 and int4 quantise them; on a GPU, w8a8 and fp8 quantise the
+activations too. A second table, STORED, chooses the implementation for weights that came in 4 bits or float8.
 """
 
 import dataclasses
@@ -37,9 +37,11 @@ Make = Callable[[Tensor, Tensor | None, bool], PackedLinear]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """Attributes:
-    fits: whether it may serve a weight on that device, asked when one is packed.
-    make: from weight [N, K], bias [N] and whether the layer is gated.
+    """An implementation of a weight format.
+
+    Attributes:
+        fits: whether it can serve a weight on that device; called when a weight is packed.
+        make: builds the layer from weight [N, K], bias [N] and whether the layer is gated.
     """
 
     fits: Callable[[torch.device], bool]
@@ -47,7 +49,7 @@ class WeightFormat:
 
 
 def computes_bfloat16() -> bool:
-    """Whether this CPU has arithmetic in bfloat16: emulated, it is slower than float32."""
+    """Returns whether this CPU has bfloat16 arithmetic; emulated, it is slower than float32."""
     able = torch.cpu.get_capabilities()
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
@@ -73,7 +75,7 @@ def _on_gpu(device: torch.device) -> bool:
 
 
 def serves_onednn() -> bool:
-    """Whether weights of bfloat16 on a CPU are multiplied by oneDNN rather than by our own kernels."""
+    """Returns whether bfloat16 weights on a CPU are multiplied by oneDNN rather than by the C++ kernels."""
     return computes_bfloat16() and not _own_bfloat16(torch.device("cpu"))
 
 
@@ -88,7 +90,7 @@ def _integers(bits: int, on_gpu: Callable[[Tensor, Tensor | None], PackedLinear]
 
 
 def _both(kept: torch.dtype) -> tuple[WeightFormat, ...]:
-    """Weights and activations in `kept`."""
+    """Returns the implementations with weights and activations in `kept`."""
 
     def make(weight: Tensor, bias: Tensor | None, gated: bool) -> PackedLinear:
         return EightBitsOnGpu(quantise_rows(weight, kept), bias, weight.dtype)
@@ -111,37 +113,40 @@ KINDS: Mapping[str, tuple[WeightFormat, ...]] = {
         GPU,
         ANY,
     ),
-    # Where the CPU does not compute in bfloat16 oneDNN's is at a tenth of the bandwidth.
+    # Where the CPU has no bfloat16 arithmetic, oneDNN reaches a tenth of the bandwidth.
     "bfloat16": (
         dataclasses.replace(OWN, fits=_own_bfloat16),
         dataclasses.replace(ONEDNN, fits=lambda device: serves_onednn() and ONEDNN.fits(device)),
         OWN,
         ONEDNN,
-        # A copy: what is kept as it was read would be the file's own memory, which changes when that is written over.
+        # A copy: a weight as it was read is mapped from the file, and would change if the file were overwritten.
         WeightFormat(_on_cpu, lambda weight, bias, gated: BlockedLinear(weight.clone(), bias)),
         GPU,
         ANY,
     ),
     "int8": _integers(8, Int8OnGpu),
-    # For any number of rows: another format at many rows would round otherwise, and a request's tokens would depend on
-    # its company. Nor would it pay. Measured on Skylake, without VNNI, N, K = 3072, 1024: int4's time over that of int8
-    # is 0.61 at 1 row, 0.67 at 4, 0.63 at 8, 0.61 at 32 and at 128.
+    # The same format for any number of rows: another format for many rows would round differently, and a request's
+    # tokens would depend on the other requests. Nor would it be faster. Measured on Skylake, without VNNI, N, K = 3072,
+    # 1024: int4's time over that of int8 is 0.61 at 1 row, 0.67 at 4, 0.63 at 8, 0.61 at 32 and at 128.
     "int4": _integers(4, Int4OnGpu),
     "w8a8": _both(torch.int8),
     "fp8": _both(torch.float8_e4m3fn),
 }
-# The format instead of another, where errors reach the logits undiluted: on a GPU int8 leaves activations as they are.
+# More precise formats for layers whose errors directly affect the logits. On a GPU, int8 does not round activations.
 PRECISE = {"int4": "int8", "w8a8": "int8", "fp8": "int8"}
 
 
 def pack(
     weight: Tensor, bias: Tensor | None = None, *, gated: bool = False, precise: bool = False, weights: str = ""
 ) -> PackedLinear:
-    """Pack a weight [N, K] and bias [N] in the format `weights` (empty: as it comes) for the device that it is on;
-    `gated` if only `apply_gated` will be used. Raises ValueError where nothing multiplies that format."""
+    """Packs a weight [N, K] and bias [N] in the format `weights` (empty: its own dtype) for the device that it is on.
+
+    `gated` if only `apply_gated` will be used; `precise` selects the format in PRECISE. Raises ValueError if no
+    implementation multiplies that format on the device.
+    """
     name = weights or str(weight.dtype).removeprefix("torch.")
     name = PRECISE.get(name, name) if precise else name
-    if weight.device.type == "meta":  # a plan of shapes
+    if weight.device.type == "meta":  # only shapes are needed
         return PackedLinear(weight, bias)
     kind = next((kind for kind in KINDS[name] if kind.fits(weight.device)), None)
     if kind is None:
@@ -151,12 +156,13 @@ def pack(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredWeightFormat:
-    """What serves a weight that came quantised.
+    """An implementation for weights that are quantised in the checkpoint.
 
     Attributes:
-        fits: whether it may, on that device.
-        make: from the weight, a bias [N], the dtype of what is not quantised, and whether the layer is gated.
-        note: what an operator should know of it; empty if there is nothing.
+        fits: whether it can serve this weight on that device.
+        make: builds the layer from the weight, a bias [N], the dtype of unquantised tensors, and whether the layer is
+            gated.
+        note: a notice for the operator; empty if there is none.
     """
 
     fits: Callable[[Packed, torch.device], bool]
@@ -165,7 +171,7 @@ class StoredWeightFormat:
 
 
 def stored_kind(packed: Packed, device: torch.device) -> StoredWeightFormat:
-    """The best for a weight on that device."""
+    """Returns the best implementation for a quantised weight on that device."""
     return next(kind for kind in STORED if kind.fits(packed, device))
 
 

@@ -1,1 +1,1 @@
-"""Where things lie: a step's tokens in the paged cache, the rows of a ragged batch, trees, shared prefixes."""
+"""Memory layouts: a step's tokens in the paged cache, the rows of a ragged batch, draft trees and shared prefixes."""

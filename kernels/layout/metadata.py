@@ -1,6 +1,6 @@
-"""Where a step's tokens go in the paged cache and what each of them may see: made once a step, used by every layer.
+"""Computes where a step's tokens go in the paged cache and which keys each of them sees; once a step, for all layers.
 
-Takes flat lists and block tables, gives index tensors and masks. Knows nothing of models, requests or plans.
+Takes flat lists and block tables, returns index tensors and masks. Depends on no model, request or plan.
 
 A cache layer is addressed as [num_blocks, block_size, 2, kv_heads, head_dim] (keys at 0, values at 1), so that a token
 is one slot: slot = block * block_size + offset.
@@ -18,8 +18,8 @@ from torch import Tensor
 from sluice_server.kernels.layout.ragged import Longs, Ragged, Tables
 from sluice_server.kernels.layout.trees import NO_TREES, Paths, Tree, Trees, masks_of, paths_of
 
-# Lengths of decode attention are rounded up to this: at each new length oneDNN makes new kernels, which costs more than
-# the step itself (6.5 M parameters, 1 sequence: 5.6 ms a step with exact lengths).
+# Lengths of decode attention are rounded up to a multiple of this. For each new length oneDNN generates new kernels,
+# which costs more than the step itself (6.5 M parameters, 1 sequence: 5.6 ms a step with exact lengths).
 LENGTH_STEP = 32
 MAX_SCORES = 1 << 22  # query × key pairs of one prefill call: bounds a mask to 16 MB
 
@@ -29,10 +29,11 @@ class DecodeGroup:
     """Rows of one query each whose contexts are of similar length.
 
     Attributes:
-        first, num: the rows, contiguous in the batch.
+        first, num: first row and number of rows; they are contiguous in the batch.
         length: keys gathered for each row: the longest context of the group, rounded up.
         slots: int64 [num * length], padded with slots that the mask hides.
-        contexts: int64 [num], tokens of each row that exist.
+        contexts: int64 [num], number of tokens of each row that exist.
+        is_even: every context is `length` long, so that no mask is needed without a window.
     """
 
     first: int
@@ -40,7 +41,7 @@ class DecodeGroup:
     length: int
     slots: Tensor
     contexts: Tensor
-    is_even: bool  # every context is `length` long: no mask is needed without a window
+    is_even: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class QueryChunk:
     """Contiguous queries of one sequence.
 
     Attributes:
-        first, num: its tokens in the batch.
+        first, num: its first token in the batch and its number of tokens.
         start: position of its first token.
-        slots: int64 [start + num], all keys up to its last token.
-        tree: of its tokens; None where they follow one another.
+        slots: int64 [start + num], slots of all keys up to its last token.
+        tree: the draft tree of its tokens; None where each token follows the one before it.
     """
 
     first: int
@@ -61,7 +62,7 @@ class QueryChunk:
     tree: Tree | None = None
 
     def keys_of(self, i: int) -> Tensor:
-        """int64, slots of the keys up to its query `i`, in the order of their positions."""
+        """Returns the slots of the keys that query `i` sees, itself included, by position: int64."""
         if self.tree is None:
             return self.slots[: self.start + i + 1]
         path = self.tree.paths[i, : self.tree.depths[i] + 1]
@@ -69,7 +70,7 @@ class QueryChunk:
         return torch.cat((self.slots[: self.start], own))
 
     def mask(self, done: int, num: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Additive mask [num, start + done + num] of `num` queries behind the first `done`: no key is behind them."""
+        """Returns the additive mask [num, start + done + num] of the `num` queries after the first `done`."""
         device = self.slots.device
         if self.tree is None:
             return chunk_mask(self.start + done, num, window, dtype, device)
@@ -85,18 +86,18 @@ class QueryChunk:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMetadata:
-    """One step as attention sees it. What only some kernels need is made when it is first asked for.
+    """Describes one step for attention. Data that only some kernels need is computed at its first use.
 
     Attributes:
         num_tokens: T.
         counts: int64 [rows], tokens of each row in this step.
         contexts: int64 [rows], tokens of each row that exist after this step's write.
-        tables: int32 [rows, blocks], contiguous; entries beyond a row's blocks may be anything valid.
-        positions: int64 [T] of each token in its sequence; in a tree by depth.
-        write_slots: int64 [T], where each token's key and value go.
+        tables: int32 [rows, blocks], contiguous; entries beyond a row's blocks may be any valid block.
+        positions: int64 [T], position of each token in its sequence; in a tree it is given by the token's depth.
+        write_slots: int64 [T], slots where each token's key and value are written.
         last_tokens: int64 [rows], index of each row's last token.
-        on_device: the rows as kernels of a GPU see them, where these are there already.
-        trees: of rows whose tokens do not follow one another.
+        on_device: the rows in the form that GPU kernels use, if they are on the device already.
+        trees: draft trees of the rows that have one.
     """
 
     num_tokens: int
@@ -121,13 +122,13 @@ class AttentionMetadata:
         device: torch.device,
         trees: Trees = NO_TREES,
     ) -> "AttentionMetadata":
-        """Lay out one step.
+        """Builds the metadata of one step.
 
         Args:
             query_lens: tokens of each row in this step; rows of one token come first.
             contexts: tokens of each row that exist after this step's write.
-            block_tables: int32 [rows, blocks], entries beyond a row's blocks may be anything valid.
-            trees: of rows whose tokens do not follow one another: as many tokens as the row has.
+            block_tables: int32 [rows, blocks], entries beyond a row's blocks may be any valid block.
+            trees: draft trees of the rows that have one; a tree has as many tokens as its row.
         """
         counts, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
         num_tokens = sum(query_lens)
@@ -156,14 +157,14 @@ class AttentionMetadata:
 
     @functools.cached_property
     def firsts(self) -> Longs:
-        """int64 [rows], index of each row's first token."""
+        """Index of each row's first token: int64 [rows]."""
         if self.num_tokens == len(self.counts):
             return np.arange(self.num_tokens)
         return np.cumsum(self.counts) - self.counts
 
     @functools.cached_property
     def ragged(self) -> Ragged:
-        """The rows as kernels of a GPU see them."""
+        """The rows in the form that GPU kernels use."""
         if self.on_device is not None:
             return self.on_device
         device = self.write_slots.device
@@ -174,13 +175,15 @@ class AttentionMetadata:
 
     @functools.cached_property
     def paths(self) -> tuple[Paths | None, Longs]:
-        """See `kernels.layout.trees.paths_of`."""
+        """Paths of all trees and where each row's begin; see `kernels.layout.trees.paths_of`."""
         return paths_of(len(self.counts), self.trees)
 
     @functools.cached_property
     def addresses(self) -> tuple[int, ...]:
-        """For kernels on CPU: addresses and sizes of (tables, their width, firsts, counts, contexts, rows, positions,
-        paths, where those of each row begin); no paths without trees."""
+        """Addresses and sizes for the CPU kernels; the last two are 0 without trees.
+
+        They are (tables, their width, firsts, counts, contexts, rows, positions, paths, where those of each row begin).
+        """
         arrays = (self.firsts, self.counts, self.contexts)
         firsts, counts, contexts = map(_address, arrays)
         rows = (_address(self.tables), self.tables.shape[1], firsts, counts, contexts, len(self.counts))
@@ -210,7 +213,8 @@ class AttentionMetadata:
         return tuple(made)
 
     def decode_mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [num, 1, 1, length] of decode group `index`; None when all is visible. Kept for all layers."""
+        """Returns the additive mask [num, 1, 1, length] of decode group `index`; None if every key is visible.
+        Cached for all layers."""
         group = self.decodes[index]
         if group.is_even and (window is None or group.length <= window):
             return None
@@ -225,13 +229,13 @@ class AttentionMetadata:
 
 
 def _address(array: "np.ndarray[Any, Any]") -> int:
-    """Where its numbers begin; `ctypes.data` takes four times as long."""
+    """Returns the address of an array's data; `ctypes.data` takes four times as long."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def chunk_mask(start: int, num: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Causal additive mask [num, start + num] of queries at positions start … start+num-1."""
+    """Returns the causal additive mask [num, start + num] of queries at positions start … start+num-1."""
     key = torch.arange(start + num, device=device)
     query = torch.arange(start, start + num, device=device).unsqueeze(1)
     hidden = key > query
@@ -245,9 +249,10 @@ def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _similar(contexts: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of neighbouring rows whose contexts round up to the same power of two (512 at least), as (first, num).
+    """Returns runs of neighbouring rows, as (first, num), whose contexts round up to the same power of two (at least
+    512).
 
-    Padding a row to its neighbours then at most doubles what is gathered for it.
+    Padding a row to the longest of its run therefore at most doubles what is gathered for it.
     """
     runs: list[tuple[int, int]] = []
     last = -1
@@ -285,7 +290,7 @@ def _decode_group(
 
 
 def _all_slots(block_tables: Tables, length: int, block_size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Slots of positions 0 … length-1 of each row: int64 [rows, length]."""
+    """Returns the slots of positions 0 … length-1 of each row: int64 [rows, length]."""
     num_blocks = -(-length // block_size)
     bases = block_tables[:, :num_blocks].astype(np.int64) * block_size
     slots = bases[:, :, None] + np.arange(block_size)

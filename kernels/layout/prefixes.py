@@ -1,7 +1,7 @@
-"""Which rows of a step share how long a prefix of the cache, and whether it is worth looking at it once for all of them
-(cascade attention, Ye et al. 2024).
+"""Finds rows of a step that share a prefix of the cache, and decides whether attention reads it once for all of them.
 
-Takes block tables, gives groups of rows: equal leading blocks are equal keys. Knows no tensor and no request.
+This is cascade attention (Ye et al. 2024). Takes block tables and returns groups of rows. Equal leading blocks hold
+equal keys. Pure: no tensors, no I/O.
 """
 
 from typing import NamedTuple
@@ -10,18 +10,20 @@ import numpy as np
 
 from sluice_server.kernels.layout.ragged import Longs, Tables
 
-# Keys that need not be read again, of all rows and a layer, from which a step takes prefixes apart. At 8 kv heads of
-# 128 in bfloat16 they are 32 MiB, 8 µs of an H200's 4 TB/s; what it costs is a launch more, and parts that are merged.
-# Derived, not measured.
+# A step handles shared prefixes separately if that saves reading at least this many keys, counted over all rows of one
+# layer. With 8 kv heads of 128 in bfloat16 they are 32 MiB, 8 µs at an H200's 4 TB/s. The cost is one more launch and
+# a merge of the parts. Derived, not measured.
 LEAST_SAVED = 8192
-MOST_GROUPS = 8  # of a step: a recorded one has so many, whether they are there or not
+MOST_GROUPS = 8  # of a step: a recorded step always has this number, some of them empty
 
 
 class PrefixGroups(NamedTuple):
-    """Attributes:
-    order: of all rows: those of the first group, of the second, …, and those that share nothing.
-    sizes: rows of each group, 2 or more.
-    lengths: keys of each group's prefix, whole blocks.
+    """Rows of a step in groups that share a prefix.
+
+    Attributes:
+        order: all rows: those of the first group, of the second, …, then the rows that share nothing.
+        sizes: number of rows of each group, at least 2.
+        lengths: number of keys of each group's prefix, in whole blocks.
     """
 
     order: list[int]
@@ -35,21 +37,21 @@ class _Group(NamedTuple):
 
     @property
     def saved(self) -> int:
-        """Blocks that need not be read again."""
+        """Number of blocks that are not read again."""
         return (len(self.rows) - 1) * self.num_blocks
 
 
 def shared_prefixes(
     tables: Tables, starts: Longs, block_size: int, least_saved: int = LEAST_SAVED
 ) -> PrefixGroups | None:
-    """The groups that save most, or None where they save less than `least_saved` keys.
+    """Returns the groups that save most, or None if together they save less than `least_saved` keys.
 
     Args:
-        tables: int32 [rows, blocks]. What is behind a row's own blocks means nothing.
-        starts: int64 [rows], position of the one token of each row: whole blocks before it may be shared.
+        tables: int32 [rows, blocks]. Entries beyond a row's own blocks are ignored.
+        starts: int64 [rows], position of the one token of each row; the whole blocks before it may be shared.
     """
     if len(np.unique(tables[:, 0])) == len(tables):
-        return None  # the common step, and the cheapest look at it
+        return None  # the most common case, found by the cheapest check
     found = sorted(_split(tables, starts // block_size, np.arange(len(tables)), 0), key=lambda one: -one.saved)
     groups = found[:MOST_GROUPS]
     if sum(group.saved for group in groups) * block_size < least_saved:
@@ -61,7 +63,7 @@ def shared_prefixes(
 
 
 def _split(tables: Tables, whole: Longs, rows: Longs, column: int) -> list[_Group]:
-    """Groups among rows which share the blocks before `column`: by the block that each has there."""
+    """Groups rows that share all blocks before `column` by their block in that column."""
     rows = rows[whole[rows] > column]
     blocks, members = np.unique(tables[rows, column], return_inverse=True)
     groups = []
@@ -73,7 +75,10 @@ def _split(tables: Tables, whole: Longs, rows: Longs, column: int) -> list[_Grou
 
 
 def _best(tables: Tables, whole: Longs, rows: Longs, column: int) -> list[_Group]:
-    """Rows which share the blocks up to `column`, as one group, or as those that are left where they part."""
+    """Returns rows that share the blocks up to `column` as one group, or as smaller groups if these save more.
+
+    The smaller groups begin where the rows' blocks first differ.
+    """
     most = int(whole[rows].min())
     differs = (tables[rows[1:], column:most] != tables[rows[0], column:most]).any(axis=0)
     end = column + int(differs.argmax()) if differs.any() else most

@@ -1,7 +1,7 @@
-"""A step's rows as attention on a device sees them: ragged queries, contexts and block tables.
+"""Describes a step's rows for attention on a device: ragged queries, contexts and block tables.
 
-Bounds that choose grids and schedules are plain numbers, so that nothing is waited for. Takes and gives tensors; knows
-no request and no plan.
+Bounds that choose grids and schedules are plain numbers on the host, so that no launch waits for the device. Takes and
+returns tensors; depends on no request or plan.
 """
 
 import dataclasses
@@ -13,19 +13,20 @@ from torch import Tensor
 
 Longs: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 Tables: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
-MAX_TREE = 64  # nodes of a tree of drafts: bits of its masks
+MAX_TREE = 64  # tokens of a draft tree at most: bits of a mask
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedPrefixRows:
-    """Prefixes that neighbouring rows of one token each share: looked at once for all of them.
+    """Prefixes that neighbouring rows of one token each share. Attention reads each prefix once for all its rows.
 
     Attributes:
-        starts: int32 [groups + 1], a group's first token: it may have none. Rows behind the last group are in none.
-        lengths: int32 [groups], keys of its prefix, whole blocks.
+        starts: int32 [groups + 1], first token of each group, which may be empty. Rows after the last group are in
+            none.
+        lengths: int32 [groups], number of keys of each group's prefix, in whole blocks.
         tables: int32 [groups, width], blocks of the prefixes.
         prefixes: int32 [rows], the same lengths by row; 0 for a row in no group.
-        max_rows, max_length: bounds of a group's rows and of the lengths.
+        max_rows, max_length: upper bounds of a group's rows and of the lengths.
     """
 
     starts: Tensor
@@ -38,17 +39,19 @@ class SharedPrefixRows:
 
 @dataclasses.dataclass(frozen=True)
 class Ragged:
-    """Attributes:
-    starts: int32 [rows + 1], a row's first token; the last is T.
-    contexts: int32 [rows], keys of each row, this step's included.
-    tables: int32 [rows, width], contiguous rows.
-    num_tokens, num_rows: T and rows; on a device there may be more of either, which nobody looks at.
-    num_singles: leading rows of one token.
-    max_query: tokens of a row at most.
-    max_context: keys of a row at most.
-    tree: int64 [T]: bit j tells whether a token sees token j of its own row in this step (itself included); None for
-        all up to itself. Rows of a tree have `MAX_TREE` tokens at most.
-    shared: prefixes that rows share; None for none.
+    """The rows of a step, as GPU kernels read them.
+
+    Attributes:
+        starts: int32 [rows + 1], first token of each row; the last entry is T.
+        contexts: int32 [rows], number of keys of each row, this step's included.
+        tables: int32 [rows, width], with contiguous rows.
+        num_tokens, num_rows: T and number of rows; the tensors may be longer, and their rest is ignored.
+        num_singles: number of leading rows of one token.
+        max_query: upper bound of a row's tokens.
+        max_context: upper bound of a row's keys.
+        tree: int64 [T]: bit j says whether a token sees token j of its own row in this step (itself included); None if
+            every token sees all tokens up to itself. Rows of a tree have `MAX_TREE` tokens at most.
+        shared: prefixes that rows share; None if there are none.
     """
 
     starts: Tensor
@@ -64,7 +67,7 @@ class Ragged:
 
     @classmethod
     def of(cls, counts: Longs, contexts: Longs, tables: Tables, device: torch.device) -> "Ragged":
-        """Of rows with `counts` tokens in this step, those with one first."""
+        """Builds the description of rows with `counts` tokens in this step; rows of one token come first."""
         starts = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=starts[1:])
         return cls(
@@ -81,14 +84,14 @@ class Ragged:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionOptions:
-    """What a layer's attention is, beyond its shapes.
+    """Options of a layer's attention, beyond its shapes.
 
     Attributes:
-        scale: of the scores.
-        window: keys visible to a query, itself included; None for all.
-        cap: scores become cap · tanh(score / cap); 0 for as they are.
-        sinks: float32 [heads], scores of a key without a value; None for none.
-        is_batch_invariant: a query's bits are a function of its own sequence alone; costs speed.
+        scale: factor of the scores.
+        window: number of keys visible to a query, itself included; None for all.
+        cap: scores become cap · tanh(score / cap); 0 leaves them as they are.
+        sinks: float32 [heads], score of a key without a value for each head; None for none.
+        is_batch_invariant: a query's bits depend on its own sequence alone; this is slower.
     """
 
     scale: float

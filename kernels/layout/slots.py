@@ -1,9 +1,9 @@
-"""The cache's number formats in torch operators: how a key or value of one head lies in its slot.
+"""Encodes and decodes keys and values in the cache's number formats, in torch operators.
 
-float32 and bfloat16 as they are; int8 and float8 with their scale (float32: the head's greatest number over that of the
-format) in the four bytes behind the numbers, so that whatever moves a slot moves its scale. kernels/cpu/slots.h does
-the same for int8. On a GPU slots of 8 bits begin at multiples of 16 bytes, as many as one thread loads at once: of
-strides that are not a kernel assumes nothing, and loads byte by byte.
+float32 and bfloat16 numbers are stored as they are. int8 and float8 numbers are stored with their scale (float32: the
+head's greatest magnitude over that of the format) in the four bytes behind them, so that copying a slot also copies its
+scale. kernels/cpu/slots.h does the same for int8. On a GPU, slots of 8 bits begin at multiples of 16 bytes, which one
+thread loads at once. If strides are not such multiples, a kernel must load byte by byte.
 """
 
 import torch
@@ -17,19 +17,22 @@ GPU_ALIGN = 16  # bytes
 
 
 def slot_width(head_dim: int, dtype: torch.dtype, align: int = SCALE_BYTES) -> int:
-    """Elements that one head's key or value takes in a cache of `dtype`; in 8 bits a multiple of `align`."""
+    """Returns the elements of one head's key or value in a cache of `dtype`; in 8 bits a multiple of `align`."""
     return -(-(head_dim + SCALE_BYTES) // align) * align if dtype in LARGEST else head_dim
 
 
 def parts(cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor | None]:
-    """Views of a cache [..., slot_width]: its numbers [..., D], and in 8 bits their scales float32 [...]."""
+    """Returns views of a cache [..., slot_width]: its numbers [..., D] and, in 8 bits, their scales float32 [...]."""
     if cache.dtype not in LARGEST:
         return cache, None
     return cache[..., :head_dim], cache.view(torch.float32)[..., head_dim // SCALE_BYTES]
 
 
 def encode(x: Tensor, dtype: torch.dtype, align: int = SCALE_BYTES) -> Tensor:
-    """x [..., D] → [..., slot_width] of `dtype`. What holds a NaN or an infinity becomes NaN in 8 bits."""
+    """Encodes x [..., D] as [..., slot_width] of `dtype`.
+
+    In 8 bits, a head with a NaN or an infinity becomes NaN.
+    """
     largest = LARGEST.get(dtype)
     if largest is None:
         return x.to(dtype)
@@ -44,7 +47,7 @@ def encode(x: Tensor, dtype: torch.dtype, align: int = SCALE_BYTES) -> Tensor:
 
 
 def decode(slots: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """What `encode` made, [..., slot_width] → [..., head_dim] of `dtype`."""
+    """Decodes slots made by `encode`: [..., slot_width] → [..., head_dim] of `dtype`."""
     if slots.dtype not in LARGEST:
         return slots.to(dtype)
     scales = slots[..., head_dim : head_dim + SCALE_BYTES].contiguous().view(torch.float32)

@@ -1,8 +1,8 @@
-"""Trees of drafts: a row of a step in which a token follows its parent, and not the token before it.
+"""Describes draft trees: rows of a step in which a token follows its parent instead of the token before it.
 
-The tokens of a tree lie in the cache in their order, as any row's. What one of them sees is the path to it, each token
-standing where it would in a chain: over a path a kernel computes what it does over plain tokens, and a chain is a tree
-like any other. Takes parents, gives arrays of indices; knows no tensor and no request.
+The tokens of a tree lie in the cache in the order of their row, like those of any row. Each of them sees the path to
+it, with every token at the position that it would have in a chain. A kernel therefore computes over a path as it does
+over plain tokens, and a chain is a special case of a tree. Takes parents, returns index arrays in numpy.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ Sees = np.ndarray[tuple[int, int], np.dtype[np.bool_]]
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """The tokens of one row.
+    """The tokens of one row. Raises ValueError for parents that form no tree or more than `MAX_TREE` tokens.
 
     Attributes:
-        parents: of each token, the number in the row of the token that it follows; a parent comes before its children.
-            The first token follows what the cache holds, and has -1.
+        parents: for each token, the index in the row of the token that it follows. A parent comes before its children.
+            The first token follows the cached tokens, and has -1.
     """
 
     parents: tuple[int, ...]
@@ -41,18 +41,18 @@ class Tree:
 
     @classmethod
     def chain(cls, num: int) -> "Tree":
-        """Of `num` tokens that follow one another."""
+        """Returns the tree of `num` tokens that follow one another."""
         return cls(tuple(range(-1, num - 1)))
 
     @functools.cached_property
     def depths(self) -> Longs:
-        """int64 [N], tokens before each on its path."""
+        """Number of tokens before each token on its path: int64 [N]."""
         depths: Longs = self.sees.sum(axis=1) - 1
         return depths
 
     @functools.cached_property
     def sees(self) -> Sees:
-        """bool [N, N]: whether token j is on the path to token i, which ends with itself."""
+        """Whether token j is on the path to token i, which ends with i itself: bool [N, N]."""
         sees = np.eye(len(self.parents), dtype=np.bool_)
         for i, parent in enumerate(self.parents[1:], 1):
             sees[i] |= sees[parent]
@@ -60,7 +60,7 @@ class Tree:
 
     @functools.cached_property
     def paths(self) -> Paths:
-        """int32 [N, N]: the path to token i, as many numbers as it is deep and one; 0 behind."""
+        """The path to each token: int32 [N, N]. Row i holds depth + 1 indices, then zeros."""
         paths = np.zeros(self.sees.shape, dtype=np.int32)
         for path, sees in zip(paths, self.sees, strict=True):
             on_path = np.flatnonzero(sees)
@@ -69,15 +69,18 @@ class Tree:
 
     @functools.cached_property
     def masks(self) -> Longs:
-        """int64 [N]: bit j of number i tells what `sees` does."""
+        """The rows of `sees` as bit masks: int64 [N], bit j of number i is `sees[i, j]`."""
         bits = np.uint64(1) << np.arange(len(self.parents), dtype=np.uint64)
         masks: Longs = np.where(self.sees, bits, np.uint64(0)).sum(axis=1, dtype=np.uint64).view(np.int64)
         return masks
 
 
-@functools.lru_cache(256)  # the forms are few, and come again every step
+@functools.lru_cache(256)  # few distinct trees occur, and they recur every step
 def tree_of(num: int, parents: tuple[int, ...]) -> Tree:
-    """Of a row: `num` tokens that follow one another, and drafts behind the last of them, of which -1 is the parent."""
+    """Returns the tree of a row: `num` tokens that follow one another, then drafts.
+
+    A parent is an index among the drafts, or -1 for the last of the `num` tokens.
+    """
     return Tree((*range(-1, num - 1), *(num + parent for parent in parents)))
 
 
@@ -86,7 +89,7 @@ NO_TREES: Trees = MappingProxyType({})
 
 
 def masks_of(counts: Longs, trees: Trees) -> Longs:
-    """int64 [T], `masks` of all tokens of rows with `counts` tokens; those without a tree are chains.
+    """Returns the `masks` of all tokens of rows with `counts` tokens: int64 [T]. Rows without a tree are chains.
 
     Raises ValueError when a row is longer than a mask.
     """
@@ -95,8 +98,12 @@ def masks_of(counts: Longs, trees: Trees) -> Longs:
 
 
 def numbers_of(counts: Sequence[int], trees: Trees, num_tokens: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """int64 [3, num_tokens] of rows with `counts` tokens: by how much a token's position differs from that of its place
-    in the row, its mask, its parent. Rows without a tree are chains; what is behind the last row sees itself."""
+    """Returns three numbers for each token of rows with `counts` tokens: int64 [3, num_tokens].
+
+    They are the difference between the token's depth and its index in the row, its mask and its parent. Rows without a
+    tree are chains. Padding after the last row has difference 0, a mask with which a token sees only itself, and parent
+    -1.
+    """
     numbers = np.zeros((3, num_tokens), dtype=np.int64)
     numbers[1:] = [[1], [-1]]
     at = 0
@@ -108,7 +115,11 @@ def numbers_of(counts: Sequence[int], trees: Trees, num_tokens: int) -> np.ndarr
 
 
 def paths_of(num_rows: int, trees: Trees) -> tuple[Paths | None, Longs]:
-    """`paths` of all trees, one behind the other, and where each row's begin: int64 [rows], -1 for a row without."""
+    """Returns the `paths` of all trees, concatenated, and where each row's begin: int64 [rows], -1 for a row without a
+    tree.
+
+    The first result is None without trees.
+    """
     firsts, at = np.full(num_rows, -1, dtype=np.int64), 0
     for row, tree in trees.items():
         firsts[row] = at

@@ -1,1 +1,1 @@
-"""Reference implementations in torch operators: they run anywhere, and kernels are compared with them."""
+"""Reference implementations in torch operators. They run on any device, and tests compare the kernels with them."""

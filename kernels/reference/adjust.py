@@ -1,7 +1,7 @@
-"""Changes of single logits before sampling: masks, bars, biases, penalties. Sparse, in place, for all rows at once.
+"""Changes single logits before sampling: token masks, banned tokens, biases, penalties. Sparse, in place, for all rows.
 
-The torch twin of the adjusting kernel, oracle and fallback. Takes flat lists; a pair appears once in a list, but for
-bars. Knows no request.
+This is the reference implementation and the fallback of the adjusting kernels. Takes flat lists; a pair (row, id)
+appears at most once in a list, except in banned tokens. Pure tensor operations, independent of requests.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ NO_MASK, NO_BARS, NO_BIASES, NO_PENALTIES = (0,) * 4, (0,) * 3, (0,) * 4, (0,) *
 
 
 class TokenMask(NamedTuple):
-    """Rows that may have some ids only.
+    """Rows that may only sample some ids.
 
     Attributes:
         rows: int64 [M], ascending, each once.
-        bits: int32 [M, ceil(V / 32)]: bit b of word w says whether id 32 w + b stays.
+        bits: int32 [M, ceil(V / 32)]: bit b of word w says whether id 32 w + b is allowed.
     """
 
     rows: Tensor
@@ -29,14 +29,14 @@ class TokenMask(NamedTuple):
 
 
 class BannedTokens(NamedTuple):
-    """Pairs of a row and an id that it may not have. Both int64 [N]."""
+    """Pairs of a row and an id that the row may not sample. rows, ids int64 [N]."""
 
     rows: Tensor
     ids: Tensor
 
 
 class LogitBiases(NamedTuple):
-    """What is added to single logits. rows, ids int64 [N], values float32 [N]."""
+    """Numbers that are added to single logits. rows, ids int64 [N], values float32 [N]."""
 
     rows: Tensor
     ids: Tensor
@@ -44,15 +44,15 @@ class LogitBiases(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """How much less likely rows make the ids that they have.
+    """Penalties of rows on the ids that occur in their prompt or output.
 
     Attributes:
         rows: int64 [P], ascending, each once.
-        firsts, sizes: int64 [P], where those of the N ids that are of the row begin, and how many they are. On a device
-            they follow each other without gaps.
+        firsts, sizes: int64 [P], where each row's ids begin among the N ids, and how many they are. On a device they
+            follow each other without gaps.
         ids: int64 [N].
         counts: float32 [N], occurrences in the output.
-        repetition, presence, frequency: float32 [P]; 1, 0 and 0 change nothing.
+        repetition, presence, frequency: float32 [P], strengths of the penalties; 1, 0 and 0 change nothing.
     """
 
     rows: Tensor
@@ -67,8 +67,11 @@ class Penalties(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LogitAdjustments:
-    """All that is changed in one step's logits, in this order; two masks at most, the rows of each list ascending. The
-    same object may serve many steps: what its tensors hold may change in between."""
+    """All changes to one step's logits, in the order in which they are applied.
+
+    There are two masks at most. The rows of each list ascend. One object may serve many steps; the contents of its
+    tensors may change in between.
+    """
 
     masks: tuple[TokenMask, ...] = ()
     banned_tokens: BannedTokens | None = None
@@ -77,7 +80,7 @@ class LogitAdjustments:
 
     @functools.cached_property
     def addresses(self) -> tuple[int, ...]:
-        """For kernels on CPU: of each list rows, their number, and its other columns."""
+        """Addresses and sizes for the CPU kernels: for each list its rows, their number, and its other columns."""
         assert len(self.masks) <= MAX_MASKS
         found: list[int] = []
         for rows, bits in self.masks:
@@ -93,7 +96,7 @@ NO_CHANGES = LogitAdjustments()
 
 
 def adjust_(logits: Tensor, changes: LogitAdjustments) -> None:
-    """Change logits float32 [R, V] in place. Barred logits are -inf, and stay so."""
+    """Changes logits float32 [R, V] in place. Logits of masked and banned ids become -inf and stay so."""
     for mask in changes.masks:
         _mask(logits, mask)
     if changes.banned_tokens is not None:
@@ -105,8 +108,11 @@ def adjust_(logits: Tensor, changes: LogitAdjustments) -> None:
 
 
 def _penalise(logits: Tensor, found: Penalties) -> None:
-    """Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of ids in prompt or output;
-    frequency is taken off once for each occurrence in the output, presence once if there is any."""
+    """Applies the penalties in place.
+
+    Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of ids in prompt or output.
+    Frequency is subtracted once for each occurrence in the output, presence once if there is any.
+    """
     rows, repetition, presence, frequency = (
         one.repeat_interleave(found.sizes) for one in (found.rows, found.repetition, found.presence, found.frequency)
     )
@@ -128,9 +134,9 @@ def _mask(logits: Tensor, mask: TokenMask) -> None:
 
 
 def _unpacked(bits: Tensor, num: int) -> Tensor:
-    """The first `num` bits of rows [M, W] of words, one by one: uint8 [M, num]."""
+    """Returns the first `num` bits of rows [M, W] of words as single numbers: uint8 [M, num]."""
     if bits.device.type == "cpu":
-        # numpy has this as one loop: 10 us against 220 us for 3 x 4,096
+        # numpy does this in one loop: 10 us against 220 us for 3 x 4,096
         return torch.from_numpy(np.unpackbits(bits.numpy().view(np.uint8), axis=1, count=num, bitorder="little"))
     at = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return bits.view(torch.uint8)[:, :, None].bitwise_right_shift(at).bitwise_and_(1).flatten(1)[:, :num]

@@ -1,7 +1,8 @@
-"""Attention over the paged cache in torch operators: gathers each row's keys and values, then fused attention.
+"""Computes attention over the paged cache in torch operators: gathers keys and values, then calls fused attention.
 
-Grouped-query heads are folded into the query axis, so that keys and values are read once for all heads that share
-them (`enable_gqa` reads them at a fiftieth of the bandwidth on CPU). Runs on any device; on CPU it is the fast path.
+Heads that share a kv head are folded into the query axis, so that their keys and values are read once (`enable_gqa`
+reads them at a fiftieth of the bandwidth on CPU). Runs on any device; it is the fast path of a CPU without the C++
+kernels.
 """
 
 import torch
@@ -16,7 +17,7 @@ from sluice_server.kernels.reference.elementwise import soft_cap_
 
 
 def write_kv(kv: Tensor, cache: Tensor, write_slots: Tensor) -> None:
-    """Put keys and values kv [T, 2, kv_heads, head_dim] into their slots of a cache layer."""
+    """Writes keys and values kv [T, 2, kv_heads, head_dim] into their slots of a cache layer."""
     num_tokens = len(write_slots)
     layout.write(cache, write_slots, formats.encode(kv[:num_tokens], cache.dtype))
 
@@ -30,20 +31,20 @@ def paged_attention(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of every query over its own sequence's cached keys, itself included.
+    """Computes attention of every query over its own sequence's cached keys, itself included.
 
     Args:
         q: [T or more, heads, head_dim]; rows beyond `meta.num_tokens` are padding.
-        cache: [num_blocks, block_size, 2, kv_heads, slot_width(head_dim)], this step's keys already written.
-        window: keys visible to a query, itself included; None for all.
-        cap: scores become cap · tanh(score / cap); 0 for as they are.
-        sinks: float32 [heads], scores of a key without a value; None for none.
+        cache: [num_blocks, block_size, 2, kv_heads, slot_width(head_dim)], with this step's keys already written.
+        window: number of keys visible to a query, itself included; None for all.
+        cap: scores become cap · tanh(score / cap); 0 leaves them as they are.
+        sinks: float32 [heads], score of a key without a value for each head; None for none.
 
     Returns:
         [q's rows, heads * head_dim]; padding rows are zero.
     """
     options = AttentionOptions(scale, window, cap, sinks)
-    if len(meta.decodes) == 1 and not meta.chunks and len(q) == meta.num_tokens:  # the common step: no copy
+    if len(meta.decodes) == 1 and not meta.chunks and len(q) == meta.num_tokens:  # the most common step, without a copy
         return _decode_group(q, cache, meta, 0, options).view(len(q), -1)
     out = torch.zeros_like(q) if len(q) > meta.num_tokens else torch.empty_like(q)
     for i, group in enumerate(meta.decodes):
@@ -55,7 +56,7 @@ def paged_attention(
 
 
 def _decode_group(q: Tensor, cache: Tensor, meta: AttentionMetadata, index: int, options: AttentionOptions) -> Tensor:
-    """Decode group `index`: its queries q [n, heads, D] over their gathered keys → [n, heads, D]."""
+    """Computes attention of decode group `index`: queries q [n, heads, D] over their gathered keys → [n, heads, D]."""
     group = meta.decodes[index]
     kv = formats.decode(layout.read(cache, group.slots), q.shape[2], q.dtype)
     kv = kv.view(group.num, group.length, *kv.shape[1:])
@@ -63,7 +64,10 @@ def _decode_group(q: Tensor, cache: Tensor, meta: AttentionMetadata, index: int,
 
 
 def _decode(q: Tensor, kv: Tensor, mask: Tensor | None, options: AttentionOptions) -> Tensor:
-    """q [n, heads, D] over kv [n, length, 2, kv_heads, D] → [n, heads, D]: the group's heads are its query rows."""
+    """Computes attention of q [n, heads, D] over kv [n, length, 2, kv_heads, D] → [n, heads, D].
+
+    The heads that share a kv head become query rows.
+    """
     num, heads, dim = q.shape
     folded = q.reshape(num, kv.shape[3], heads // kv.shape[3], dim)
     key, value = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
@@ -72,8 +76,10 @@ def _decode(q: Tensor, kv: Tensor, mask: Tensor | None, options: AttentionOption
 
 
 def _prefill(q: Tensor, cache: Tensor, chunk: QueryChunk, options: AttentionOptions) -> Tensor:
-    """One sequence's queries [num, heads, D], a bounded piece at a time so that no mask is larger than MAX_SCORES; with
-    a cap or sinks no scores are."""
+    """Computes attention of one sequence's queries [num, heads, D] in pieces, so that no mask exceeds MAX_SCORES.
+
+    With a cap or sinks, the scores of all heads together do not exceed it either.
+    """
     kv = formats.decode(layout.read(cache, chunk.slots), q.shape[2], q.dtype)
     step = max(1, MAX_SCORES // len(chunk.slots) // (1 if _is_plain(options) else q.shape[1]))
     pieces = []
@@ -86,7 +92,8 @@ def _prefill(q: Tensor, cache: Tensor, chunk: QueryChunk, options: AttentionOpti
 
 
 def _masked(q: Tensor, kv: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
-    """Queries q [num, heads, D] over kv [S, 2, kv_heads, D] under an additive mask [num, S] → [num, heads, D]."""
+    """Computes attention of q [num, heads, D] over kv [S, 2, kv_heads, D] under an additive mask [num, S], in q's
+    shape."""
     num, heads, dim = q.shape
     kv_heads, length = kv.shape[2], len(kv)
     group = heads // kv_heads
@@ -97,14 +104,17 @@ def _masked(q: Tensor, kv: Tensor, mask: Tensor, options: AttentionOptions) -> T
 
 
 def _is_plain(options: AttentionOptions) -> bool:
-    """Whether fused attention knows all of it."""
+    """Returns whether torch's fused attention supports these options."""
     return not options.cap and options.sinks is None
 
 
 def _attend(
     q: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: AttentionOptions, sinks: Tensor | None
 ) -> Tensor:
-    """q [.., L, D] over key, value [.., S, D], a mask to add, sinks [.., L or 1, 1] → [.., L, D]."""
+    """Computes attention of q [.., L, D] over key, value [.., S, D] with an additive mask and sinks → [.., L, D].
+
+    Sinks are [.., L or 1, 1].
+    """
     if _is_plain(options):
         return F.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=options.scale)
     scores = torch.matmul(q, key.transpose(-1, -2)).float().mul_(options.scale)

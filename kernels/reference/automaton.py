@@ -1,9 +1,10 @@
-"""The suffix automaton of a growing sequence: where the longest suffix that occurred before, occurred before.
+"""The suffix automaton of a growing sequence: finds where the longest suffix that occurred before ended.
 
-Online construction after Blumer et al. (1985): O(1) amortised a token, at most two states each. A state stands for all
-substrings that end at the same places; `link` leads to the longest suffix of its strings that ends in more of them.
-Nearly all states have one transition: it lies in arrays, the rest in tables of their own. kernels/cpu/automaton.h does
-the same where it was built (read at once on a Skylake core: 2.6 µs a token here, 0.06 there). Stdlib only.
+Online construction after Blumer et al. (1985): O(1) amortised for each token, at most two states each. A state stands
+for all substrings that end at the same places; `link` leads to the state of the longest suffix that ends in more
+places. Nearly all states have one transition, which is stored in arrays; further ones are in dictionaries.
+kernels/cpu/automaton.h is the C++ version (read at once on a Skylake core: 2.6 µs a token here, 0.06 there). Uses the
+standard library only.
 """
 
 import sys
@@ -14,10 +15,12 @@ NONE = -1
 
 
 class SuffixAutomaton:
-    """Attributes:
-    num_tokens: so far.
-    match_len: tokens of the longest suffix that occurred before.
-    match_end: index behind an earlier occurrence of it, the latest that is known; 0 when there is none.
+    """The suffix automaton of a sequence of token ids.
+
+    Attributes:
+        num_tokens: number of tokens read so far.
+        match_len: length of the longest suffix that occurred before.
+        match_end: index behind the latest known earlier occurrence of it; 0 when there is none.
     """
 
     def __init__(self) -> None:
@@ -25,15 +28,18 @@ class SuffixAutomaton:
         self.match_len = 0
         self.match_end = 0
         self._last = 0
-        self._length: array[int] = array("i", [0])  # of the longest string of a state
+        self._length: array[int] = array("i", [0])  # length of a state's longest string
         self._link: array[int] = array("i", [NONE])
-        self._end: array[int] = array("i", [0])  # behind an occurrence
+        self._end: array[int] = array("i", [0])  # index behind an occurrence
         self._token: array[int] = array("i", [NONE])  # of the only, or first, transition
         self._target: array[int] = array("i", [NONE])
         self._more: dict[int, dict[int, int]] = {}  # further transitions of the few states that have them
 
     def extend(self, tokens: Sequence[int], most: int = sys.maxsize) -> None:
-        """The sequence is `tokens` now, ids of 0 to 2³¹ - 1: read at most so many of those that were not read yet."""
+        """Reads up to `most` tokens that were not read before.
+
+        `tokens` is the whole sequence, with ids from 0 to 2^31 - 1.
+        """
         for token in tokens[self.num_tokens : self.num_tokens + most]:
             self._append(token)
 
@@ -56,7 +62,7 @@ class SuffixAutomaton:
         self._end[link] = self.num_tokens if link else 0
 
     def _split(self, at: int, token: int, target: int) -> int:
-        """The shorter strings of `target` end in one place more now: they become a state of their own."""
+        """Moves the shorter strings of `target` to a new state and returns it; they now end in one place more."""
         clone = self._state(self._length[at] + 1, self._end[target], self._token[target], self._target[target])
         self._link[clone] = self._link[target]
         if target in self._more:

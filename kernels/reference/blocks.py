@@ -1,30 +1,30 @@
-"""Copies of cache blocks, the torch twin of the kernel; and of single tokens."""
+"""Copies cache blocks, as the reference implementation of the kernel; and moves single tokens."""
 
 import torch
 from torch import Tensor
 
 
 def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
-    """targets[l][b] = sources[l][a] of every layer l and pair (a, b).
+    """Copies targets[l][b] = sources[l][a] for every layer l and pair (a, b).
 
     Args:
-        sources, targets: layers [blocks, …], as many and with blocks alike; they may be the same ones.
-        pairs: int64 [N, 2]. No block is written twice, and none is both read and written: their order means nothing.
+        sources, targets: layers [blocks, …], equally many, with blocks of the same shape; both may be the same layers.
+        pairs: int64 [N, 2]. No block is written twice, and none is both read and written, so that their order does not
+            matter.
     """
     for source, target in zip(sources, targets, strict=True):
         target[pairs[:, 1]] = source[pairs[:, 0]]
 
 
 def move_slots_(layers: list[Tensor], sources: Tensor, targets: Tensor) -> None:
-    """Of every layer [blocks, block_size, …]: what is in slot sources[i] is put into targets[i] too, all being read
-    before one is written.
+    """Copies slot sources[i] to targets[i] in every layer [blocks, block_size, …]; reads all slots before it writes.
 
     Args:
-        sources, targets: int64 [N], slot = block * block_size + offset; -1 is the last slot of all. None is written
-            twice, unless with what is there.
+        sources, targets: int64 [N], slot = block * block_size + offset; -1 is the last slot of all. A slot is written
+            twice only with the content that it has.
     """
     size = layers[0].shape[1]
     read, written = ((at // size, at % size) for at in (sources, targets))
     for layer in layers:
-        bits = layer.view(torch.uint8) if layer.itemsize == 1 else layer  # float8 has no such operator everywhere
+        bits = layer.view(torch.uint8) if layer.itemsize == 1 else layer  # not every device can index float8
         bits[written] = bits[read]

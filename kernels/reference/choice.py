@@ -1,6 +1,6 @@
-"""What a step wants of its logits, and what it gets: a token for each row, log probabilities of the rows that ask.
+"""Types of `kernels.ops.choose`: the rows to score, and the tokens and log probabilities that it returns.
 
-See `kernels.ops.choose`. Knows no request.
+Tensors only; independent of requests.
 """
 
 import dataclasses
@@ -14,12 +14,13 @@ from sluice_server.kernels.reference.scores import ScoreRequest, Scores, address
 
 @dataclasses.dataclass(frozen=True)
 class ScoredRows:
-    """Rows that are scored, step after step. All tensors but those of the room int64 and contiguous.
+    """Rows that are scored, step after step. All tensors but those of `room` are int64 and contiguous.
 
     Attributes:
         at: [L], ascending, each once.
-        nums, rows, others, width: of these L rows; see `kernels.reference.scores.ScoreRequest`.
-        room: for scores, on the host: they may be put there, and hold until the next step's.
+        nums, rows, others, width: what is scored of these L rows; see `kernels.reference.scores.ScoreRequest`.
+        room: buffer for the scores, on the host. Implementations may write there; its content is valid until the next
+            step.
     """
 
     at: Tensor
@@ -31,15 +32,17 @@ class ScoredRows:
 
     @functools.cached_property
     def addresses(self) -> tuple[int, ...]:
-        """For kernels on CPU: the rows, what is asked for, and the room."""
+        """Addresses and sizes for the CPU kernels: the rows, what is scored, and the buffer."""
         asked = ScoreRequest(self.at, self.nums, self.rows, self.others, self.width)
         return (self.at.data_ptr(), len(self.at), *addresses(asked, self.room))
 
 
 class ChosenTokens(NamedTuple):
-    """Attributes:
-    ids: int64 [R], -1 for rows of no usable number.
-    scores: of the wanted rows, under their logits as they came; of a row without an id they mean nothing.
+    """The tokens drawn for a step's rows, and the scores of some.
+
+    Attributes:
+        ids: int64 [R], -1 for rows without a usable number.
+        scores: scores of the wanted rows, under their unadjusted logits; undefined for a row without an id.
     """
 
     ids: Tensor

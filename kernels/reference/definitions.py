@@ -1,6 +1,6 @@
-"""Plain torch twins: each op written as its definition, one row or one token at a time where that is clearest.
+"""Implements each operation as its mathematical definition, one row or one token at a time where that is clearest.
 
-Oracle of the tests and fallback where nothing faster exists. Same names and signatures as in `kernels.ops`.
+Tests compare faster implementations with these. Names and signatures follow `kernels.ops`.
 """
 
 import math
@@ -15,42 +15,44 @@ from sluice_server.kernels.layout.slots import decode
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight over the last dimension, in float32, returned in x's dtype."""
+    """Returns x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32, in x's dtype."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (wide if weight is None else wide * weight.float()).to(x.dtype)
 
 
 def rope_(x: Tensor, cis: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of x [T, heads, D] by cis (complex64 [T, 1, D/2]) in place."""
+    """Rotates neighbouring pairs of x [T, heads, D] by cis (complex64 [T, 1, D/2]) in place."""
     even, odd = x[..., 0::2].float(), x[..., 1::2].float()
     x[..., 0::2], x[..., 1::2] = even * cis.real - odd * cis.imag, even * cis.imag + odd * cis.real
     return x
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(first half) · second half of [T, 2 I] → [T, I]."""
+    """Returns silu(first half) · second half of [T, 2 I]: [T, I]."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (gate * torch.sigmoid(gate) * up).to(gate_up.dtype)
 
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
-    """GELU's approximation of the first half · second half of [T, 2 I] → [T, I]."""
+    """Returns GELU (tanh approximation) of the first half · second half of [T, 2 I]: [T, I]."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     inner = math.sqrt(2.0 / math.pi) * (gate + 0.044715 * gate**3)
     return (0.5 * gate * (1.0 + torch.tanh(inner)) * up).to(gate_up.dtype)
 
 
 def clamped_mul(gate_up: Tensor) -> Tensor:
-    """min(gate, 7) · sigmoid(1.702 · min(gate, 7)) · (1 + up between -7 and 7), gate and up being the halves of
-    [T, 2 I] → [T, I]."""
+    """Returns min(gate, 7) · sigmoid(1.702 · min(gate, 7)) · (1 + up clamped to [-7, 7]): [T, I].
+
+    gate and up are the halves of [T, 2 I].
+    """
     gate, up = gate_up.double().chunk(2, dim=-1)
     gate, up = torch.clamp(gate, max=7.0), torch.clamp(up, -7.0, 7.0)
     return (gate * torch.sigmoid(1.702 * gate) * (up + 1.0)).to(gate_up.dtype)
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:
-    """x becomes cap · tanh(x / cap) in place."""
+    """Replaces x by cap · tanh(x / cap) in place."""
     return x.copy_(cap * torch.tanh(x.double() / cap))
 
 
@@ -63,7 +65,7 @@ def paged_attention(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention in float64, one query at a time; see `kernels.ops.paged_attention`."""
+    """Computes softmax attention in float64, one query at a time; see `kernels.ops.paged_attention`."""
     options = AttentionOptions(scale, window, cap, sinks)
     out = torch.zeros_like(q)
     for group in meta.decodes:
@@ -80,7 +82,7 @@ def paged_attention(
 
 
 def _attend(q: Tensor, kv: Tensor, options: AttentionOptions) -> Tensor:
-    """One query [heads, D] over kv [S, 2, kv_heads, D] → [heads, D]."""
+    """Computes attention of one query [heads, D] over kv [S, 2, kv_heads, D] → [heads, D]."""
     seen = kv if options.window is None else kv[-options.window :]
     return _softmax_over(q, seen.double(), options).to(q.dtype)
 
@@ -88,7 +90,10 @@ def _attend(q: Tensor, kv: Tensor, options: AttentionOptions) -> Tensor:
 def ragged_attention(
     q: Tensor, cache: Tensor, batch: Ragged, options: AttentionOptions, scales: Tensor | None = None
 ) -> Tensor:
-    """Softmax attention in float64, one query at a time: [T, heads * D] in float64; see `kernels.triton.attention`."""
+    """Computes softmax attention in float64, one query at a time: float64 [T, heads * D].
+
+    See `kernels.triton.attention.paged_attention`.
+    """
     out = torch.zeros(batch.num_tokens, *q.shape[1:], dtype=torch.float64, device=q.device)
     starts, block = batch.starts.tolist(), cache.shape[1]
     for row, context in enumerate(batch.contexts.tolist()):
@@ -110,8 +115,10 @@ def ragged_attention(
 
 
 def _seen_in_tree(masks: list[int], i: int, context: int, window: int | None) -> Tensor:
-    """Which of `context` keys token `i` of a tree sees: what is before the tree and what is on its path, of that what a
-    window leaves of the path alone."""
+    """Returns which of `context` keys token `i` of a tree sees: the keys before the tree and those on its path.
+
+    A window counts positions along the path.
+    """
     own = torch.tensor([bool(masks[i] >> j & 1) for j in range(len(masks))])
     before = context - len(masks)
     depths = [(mask & (1 << len(masks)) - 1).bit_count() - 1 for mask in masks]
@@ -121,7 +128,7 @@ def _seen_in_tree(masks: list[int], i: int, context: int, window: int | None) ->
 
 
 def _softmax_over(q: Tensor, kv: Tensor, options: AttentionOptions) -> Tensor:
-    """One query [heads, D] over kv [S, 2, kv_heads, D], all of it seen → float64 [heads, D]."""
+    """Computes attention of one query [heads, D] over visible kv [S, 2, kv_heads, D] → float64 [heads, D]."""
     key, value = kv.repeat_interleave(q.shape[0] // kv.shape[2], dim=2).unbind(1)
     scores = torch.einsum("hd,shd->hs", q.double(), key) * options.scale
     if options.cap:

@@ -1,4 +1,4 @@
-"""Norms, activations and rotations in torch operators: any device, any dtype."""
+"""Norms, activations and rotary embedding in torch operators, for any device and dtype."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BOUND, STEEP = 7.0, 1.702  # of the gate of gpt-oss
-SPLIT = 16_384  # numbers of a tensor from which torch may compute parts of it on several threads of a CPU
+BOUND, STEEP = 7.0, 1.702  # bound and factor of the gate of gpt-oss
+SPLIT = 16_384  # elements of a tensor from which torch may split it over several threads of a CPU
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """RMSNorm over the last dimension (Zhang & Sennrich 2019), computed in x's dtype, which is float32 on the
-    residual stream; returned in `dtype`. `weight` None when it was folded into the next linear.
+    """Returns RMSNorm over the last dimension (Zhang & Sennrich 2019), in `dtype`.
 
-    Four small operators take 19 µs on [8, 256], `F.rms_norm` 46 µs.
+    Computed in x's dtype, which is float32 on the residual stream. `weight` is None when it is folded into the next
+    linear layer. Four small operators take 19 µs on [8, 256], `F.rms_norm` 46 µs.
     """
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     scale = torch.addcmul(_scalar(eps, x.device), norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
@@ -28,19 +28,19 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
 def add_rms_norm_(
     residual: Tensor, x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """residual [T, d] += x [T, d] in place, and RMSNorm of the sum in `dtype`, x's if none is given."""
+    """Adds x [T, d] to residual [T, d] in place, and returns RMSNorm of the sum in `dtype` (default: x's dtype)."""
     residual += x
     return rms_norm(residual, weight, eps, dtype or x.dtype)
 
 
 @functools.cache
 def _scalar(value: float, device: torch.device) -> Tensor:
-    """A constant as a tensor: wrapping a Python number costs a microsecond at every use."""
+    """Returns a constant as a tensor, cached: wrapping a Python number costs a microsecond at every use."""
     return torch.tensor(value, device=device)
 
 
 def rope_(x: Tensor, cis: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of x [T, heads, D] in place by cis (complex64 [T, 1, D/2])."""
+    """Rotates neighbouring pairs of x [T, heads, D] in place by cis (complex64 [T, 1, D/2])."""
     if x.dtype is torch.float32:
         torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).mul_(cis)
         return x
@@ -50,8 +50,11 @@ def rope_(x: Tensor, cis: Tensor) -> Tensor:
 
 
 def _by_rows(gate: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A gate whose rows do not depend on one another on a CPU. There the last numbers of a loop, which fill no vector,
-    have another exponential: loops must end where rows do, so not in the middle of one on which threads part."""
+    """Wraps a gate so that on a CPU its rows do not depend on one another.
+
+    Torch computes the last numbers of a loop, which do not fill a vector, with another exponential. Loops must
+    therefore end where rows do, and not inside a row where torch splits the work between threads.
+    """
 
     @functools.wraps(gate)
     def gated(gate_up: Tensor) -> Tensor:
@@ -65,24 +68,26 @@ def _by_rows(gate: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 @_by_rows
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(first half) · second half of [T, 2 I] → [T, I]."""
+    """Returns silu(first half) · second half of [T, 2 I]: [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
 @_by_rows
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
-    """The same with GELU by its approximation with tanh (Hendrycks & Gimpel 2016)."""
+    """Returns GELU(first half) · second half of [T, 2 I]: [T, I]. GELU is approximated by tanh (Hendrycks & Gimpel
+    2016)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 @_by_rows
 def clamped_mul(gate_up: Tensor) -> Tensor:
-    """The gate of gpt-oss (OpenAI 2025), which holds both halves within a bound, and adds 1 to the second."""
+    """Returns the gate of gpt-oss (OpenAI 2025) of [T, 2 I]: both halves are clamped, and 1 is added to the second.
+    [T, I]."""
     bounded = gate_up.clamp(max=BOUND)
     gate, up = bounded.chunk(2, dim=-1)
-    steep = (bounded * STEEP).chunk(2, dim=-1)[0]  # of rows that are apart in memory: else one loop takes them all
+    steep = (bounded * STEEP).chunk(2, dim=-1)[0]  # rows apart in memory: else one loop covers them all
     return steep.sigmoid().mul_(gate).mul_(up.clamp(min=-BOUND).add_(1.0))
 
 
@@ -94,5 +99,5 @@ GATES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:
-    """x becomes cap · tanh(x / cap) in place (Bello et al. 2016)."""
+    """Replaces x by cap · tanh(x / cap) in place (Bello et al. 2016)."""
     return x.div_(cap).tanh_().mul_(cap)

@@ -1,7 +1,7 @@
-"""A step's inputs from the state of its slots: the torch twins of the kernels that keep and read it on a device.
+"""Builds a step's inputs from the state of its slots: the reference implementations of the GPU kernels.
 
-State is a table of tokens and one of blocks, a row for each slot; a step changes it by short runs of numbers and reads
-what its rows compute. Takes and gives tensors of integers. Knows no request and no model.
+The state is a table of tokens and a table of blocks, with a row for each slot. A step changes it by short runs of
+numbers and reads what its rows compute. Takes and returns integer tensors; independent of requests and models.
 """
 
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NOWHERE = -1  # a slot of the cache that nothing is written to
+NOWHERE = -1  # cache slot of padding tokens, which are not written
 
 
 class Inputs(NamedTuple):
-    """Of a step's tokens, padded to T: token ids, positions in their sequences and slots of the cache, int64 [T]."""
+    """Inputs of a step's tokens, padded to T: token ids, positions in their sequences, cache slots; int64 [T] each."""
 
     ids: Tensor
     positions: Tensor
@@ -21,11 +21,11 @@ class Inputs(NamedTuple):
 
 
 def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, values: Tensor) -> None:
-    """table[rows[i], firsts[i] …] = values[offsets[i] … offsets[i + 1]] of every run i, in place.
+    """Writes table[rows[i], firsts[i] …] = values[offsets[i] … offsets[i + 1]] for every run i, in place.
 
     Args:
         table: integers [slots, width].
-        rows, firsts: int64 [N]. Runs do not overlap, and end within the table.
+        rows, firsts: int64 [N], row and first column of each run. Runs do not overlap, and end within the table.
         offsets: int64 [N + 1].
         values: integers [M], of the table's dtype.
     """
@@ -37,14 +37,14 @@ def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, va
 def build_inputs(
     tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
 ) -> Inputs:
-    """The inputs of a step whose row i computes tokens from position starts[i] on.
+    """Builds the inputs of a step in which row i computes tokens from position starts[i] on.
 
     Args:
-        tokens: int64 [slots, L], of each slot's sequence.
+        tokens: int64 [slots, L], tokens of each slot's sequence.
         tables: int32 [slots, B], block tables.
-        slots, starts: int64 [R], of the rows.
-        ends: int64 [R], number of the step's tokens up to each row's last one.
-        num_tokens: T; tokens behind the last row's are padding: id 0 at position 0, written nowhere.
+        slots, starts: int64 [R], slot and first position of each row.
+        ends: int64 [R], number of the step's tokens up to the end of each row.
+        num_tokens: T; tokens after the last row's are padding: id 0 at position 0, with slot NOWHERE.
     """
     at = torch.arange(num_tokens, device=tokens.device)
     rows = torch.searchsorted(ends, at, right=True)

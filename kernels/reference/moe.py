@@ -1,6 +1,6 @@
-"""Mixture of experts: the torch twins of routing tokens to experts and of products with each expert's weights.
+"""Mixture of experts: the reference implementations of routing tokens to experts and of products with experts' weights.
 
-Takes what a router chose. Knows no router and no model.
+Takes the router's logits or choices; independent of the model.
 """
 
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from sluice_server.kernels.reference.elementwise import GATES
 
-NOBODY = -1  # a place of a group behind its last one, and the expert of a group that is not there
+NOBODY = -1  # marks an unused place of a group, and the expert of an unused group
 
 
 class ExpertStack(NamedTuple):
     """Weights of all experts of a layer.
 
     Attributes:
-        weight: [E, N, K], of the activations' dtype, or int8 with `scales`.
+        weight: [E, N, K], in the activations' dtype, or int8 with `scales`.
         scales: float32 [E, N], of int8 weights.
         bias: [E, N].
     """
@@ -28,17 +28,17 @@ class ExpertStack(NamedTuple):
     bias: Tensor | None = None
 
     def biased(self, y: Tensor, experts: Tensor) -> Tensor:
-        """y [C, N] of choices int64 [C], with the bias of each."""
+        """Returns y [C, N] plus the bias of each choice's expert, given as int64 [C]."""
         return y if self.bias is None else y + self.bias[experts]
 
 
 class ExpertGroups(NamedTuple):
-    """Choices (token, expert) in groups of one expert each.
+    """Choices (token, expert) in groups that have one expert each.
 
     Attributes:
-        choices: int32 [G · size], indices of choices, NOBODY behind an expert's last.
-        experts: int32 [G], NOBODY behind the last group.
-        size: choices of a group.
+        choices: int32 [G · size], indices of choices, NOBODY after an expert's last choice.
+        experts: int32 [G], expert of each group, NOBODY after the last group.
+        size: number of choices in a group.
     """
 
     choices: Tensor
@@ -47,10 +47,11 @@ class ExpertGroups(NamedTuple):
 
 
 def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor, Tensor]:
-    """The experts that each token takes, the likeliest first, and their shares: int64 and float32 [T, per_token].
+    """Returns the experts of each token, the likeliest first, and their shares: int64 and float32 [T, per_token].
 
-    Shares are of a softmax over logits [T, E] in float32; if `renormalises`, those of a token add up to 1. Of experts
-    that are alike the first are taken: `torch.topk` takes others with another library, device or number of experts.
+    Shares are a softmax over logits [T, E] in float32; if `renormalises`, those of a token add up to 1. Among experts
+    with equal shares the first ones are taken: `torch.topk` chooses differently with another library, device or number
+    of experts.
     """
     shares, experts = F.softmax(logits, dim=-1, dtype=torch.float32).sort(dim=-1, descending=True, stable=True)
     shares, experts = shares[:, :per_token], experts[:, :per_token]
@@ -58,7 +59,7 @@ def route(logits: Tensor, per_token: int, *, renormalises: bool) -> tuple[Tensor
 
 
 def group(experts: Tensor, num_experts: int, size: int) -> ExpertGroups:
-    """Put choices int64 [C] of experts in groups of `size`: as many as there could be, whatever was chosen."""
+    """Puts choices int64 [C] of experts in groups of `size`. Allocates as many groups as any choices could need."""
     num = num_groups(len(experts), num_experts, size)
     choices = torch.full((num * size,), NOBODY, dtype=torch.int32, device=experts.device)
     owners = torch.full((num,), NOBODY, dtype=torch.int32, device=experts.device)
@@ -73,20 +74,21 @@ def group(experts: Tensor, num_experts: int, size: int) -> ExpertGroups:
 
 
 def num_groups(num_choices: int, num_experts: int, size: int) -> int:
-    """Groups that choices could need: a group of its own for each choice, or a last one not full for each expert."""
+    """Returns the most groups that choices can need: one for each choice, or the full ones and a last one for each
+    expert."""
     return min(num_choices, num_choices // size + num_experts)
 
 
 def grouped_linear(
     x: Tensor, weight: Tensor, scales: Tensor | None, groups: ExpertGroups, num_choices: int, per_token: int
 ) -> Tensor:
-    """Each choice's input times its expert's weights.
+    """Multiplies each choice's input by its expert's weights.
 
     Args:
-        x: [T, K]; choice c takes row c // per_token.
-        weight: [E, N, K], of x's dtype, or int8 with `scales`.
+        x: [T, K]; choice c uses row c // per_token.
+        weight: [E, N, K], in x's dtype, or int8 with `scales`.
         scales: float32 [E, N], of int8 weights.
-        groups: of the choices; a choice that is in none gets no result.
+        groups: groups of the choices; the result of a choice that is in none is undefined.
 
     Returns:
         [num_choices, N] in x's dtype.
@@ -102,8 +104,10 @@ def grouped_linear(
 
 
 def combine(y: Tensor, shares: Tensor) -> Tensor:
-    """Σ over a token's choices of share · result: y [T · k, N], shares [T, k] → [T, N]. Added one after the other: the
-    order of torch's sums may follow from the shape."""
+    """Returns the sum over a token's choices of share · result: y [T · k, N], shares [T, k] → [T, N].
+
+    Adds one choice after the other, because the order of torch's sums may depend on the shape.
+    """
     tokens, per_token = shares.shape
     each = y.view(tokens, per_token, y.shape[1]).float() * shares.float()[:, :, None]
     total = each[:, 0]
@@ -122,15 +126,15 @@ def experts_mlp(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """The MLPs of the experts that each token chose, by its shares.
+    """Computes the MLPs of the experts chosen for each token, weighted by their shares: [T, K].
 
     Args:
         x: [T, K].
-        gate_up, down: of weights [E, 2 I, K] and [E, K, I].
+        gate_up, down: stacks of weights [E, 2 I, K] and [E, K, I].
         experts: int64 [T, k], distinct in a row.
         shares: [T, k].
-        activation: of the gate, one of `kernels.reference.elementwise.GATES`.
-        is_fixed: by tiles that do not follow the number of tokens, where a GPU has several; here there is one way.
+        activation: the gate's activation, one of `kernels.reference.elementwise.GATES`.
+        is_fixed: use tiles that do not depend on the number of tokens, where a GPU has several; ignored here.
     """
     num, per_token, chosen = experts.numel(), experts.shape[1], experts.flatten()
     groups = group(chosen, len(gate_up.weight), 16)

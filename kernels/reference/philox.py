@@ -1,8 +1,8 @@
-"""Counter-based noise: Philox4x32-10 (Salmon et al., 2011) in torch integer ops, so that it runs wherever torch does.
+"""Counter-based noise: Philox4x32-10 (Salmon et al., 2011) in torch integer operators, for any device of torch.
 
-Owns the mapping (seed, position, output, token id) -> noise. Key = the 64-bit seed as two words (low, high); counter =
-(token_id // 4, position, output, 0); lane = token_id % 4: one call serves four neighbouring ids. No state: the same
-coordinates give the same bits in any batch. Bit-equal to Triton's `tl.philox`. Knows nothing of logits.
+Defines the mapping (seed, position, output, token id) -> noise. Key = the 64-bit seed as two words (low, high); counter
+= (token_id // 4, position, output, 0); lane = token_id % 4, so that one call serves four neighbouring ids. Stateless:
+the same coordinates give the same bits in any batch. Bit-equal to Triton's `tl.philox`.
 """
 
 from typing import NamedTuple
@@ -13,25 +13,26 @@ from torch import Tensor
 LANES = 4
 ROUNDS = 10
 
-# Noise of `gumbel(uniforms(...))` lies within these: u is in [2**-33, 1 - 2**-24]. Rounded outwards.
+# Bounds of the noise `gumbel(uniforms(...))`, rounded outwards: u is in [2**-33, 1 - 2**-24].
 GUMBEL_MIN = -2.9
 GUMBEL_MAX = 23.0
 
-# Words are kept as int64 in [0, 2**32), whose products are exact modulo 2**64: torch has no uint32 arithmetic to speak
-# of. 0-dim tensors, because wrapping a Python number costs 1.2-1.7 us at every op (measured, CPU).
+# Words are int64 in [0, 2**32), whose products are exact modulo 2**64: torch has hardly any uint32 arithmetic.
+# Constants are 0-dim tensors, because wrapping a Python number costs 1.2-1.7 us at every op (measured, CPU).
 _M0 = torch.tensor(0xD2511F53)
 _M1 = torch.tensor(0xCD9E8D57)
 _W = torch.tensor([0x9E3779B9, 0xBB67AE85])
 _WORD = torch.tensor(0xFFFFFFFF)
 _HALF = torch.tensor(32)
 
-# Calls per pass over a row: six int64 buffers of 128 KiB stay in a core's L2, and ops below 32,768 elements are not
-# split over threads, which costs more than it gains when the cores are shared (measured: 41 ns a call, 2 MiB L2).
+# Philox calls of one pass over a row: six int64 buffers of 128 KiB fit in a core's L2, and ops below 32,768 elements
+# are not split over threads; splitting costs more than it gains when the cores are shared (measured: 41 ns a call, 2
+# MiB L2).
 _CALLS = 16_384
 
 
 class PhiloxWords(NamedTuple):
-    """Four 32-bit words as int64 tensors of one shape or shapes that broadcast."""
+    """Four 32-bit words as int64 tensors of one shape, or of shapes that broadcast."""
 
     c0: Tensor
     c1: Tensor
@@ -40,7 +41,7 @@ class PhiloxWords(NamedTuple):
 
 
 def uniforms(seeds: Tensor, positions: Tensor, outputs: Tensor, token_ids: Tensor) -> Tensor:
-    """Uniform noise of chosen ids: float32 [R, K] in (0, 1).
+    """Returns the uniform noise of chosen ids: float32 [R, K] in (0, 1).
 
     Args:
         seeds: int64 [R], the two's complement of the unsigned 64-bit seed.
@@ -54,10 +55,10 @@ def uniforms(seeds: Tensor, positions: Tensor, outputs: Tensor, token_ids: Tenso
 
 
 def row_uniforms(seeds: Tensor, positions: Tensor, outputs: Tensor, vocab: int) -> Tensor:
-    """Uniform noise of the ids 0..vocab-1: float32 [R, vocab] in (0, 1), to the bit that of `uniforms`.
+    """Returns the uniform noise of the ids 0..vocab-1: float32 [R, vocab] in (0, 1), bit-equal to that of `uniforms`.
 
     Args:
-        seeds, positions, outputs: as of `uniforms`.
+        seeds, positions, outputs: as in `uniforms`.
     """
     calls = -(-vocab // LANES)
     noise = torch.empty((len(seeds), calls, LANES), dtype=torch.float32, device=seeds.device)
@@ -76,16 +77,16 @@ def row_uniforms(seeds: Tensor, positions: Tensor, outputs: Tensor, vocab: int) 
 
 
 def gumbel(uniform: Tensor) -> Tensor:
-    """Standard Gumbel noise of uniform noise, in place: -log(-log(1 - u)), within [GUMBEL_MIN, GUMBEL_MAX].
+    """Turns uniform noise into standard Gumbel noise in place: -log(-log(1 - u)), within [GUMBEL_MIN, GUMBEL_MAX].
 
-    1 - u is as uniform as u; fp32 is fine-grained near 0 and not near 1, and the large noise, which decides, is to come
-    from the fine end: the top of the range is exact to 2**-33 instead of 2**-24.
+    1 - u is as uniform as u. Large noise decides the result, and comes from u near 0, where float32 has finer steps
+    than near 1: the top of the range is exact to 2**-33 instead of 2**-24.
     """
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 def philox(counter: PhiloxWords, seeds: Tensor) -> PhiloxWords:
-    """Ten rounds: 4 words in [0, 2**32) per call.
+    """Computes ten rounds: 4 words in [0, 2**32) for each call.
 
     Args:
         counter: int64 words in [0, 2**32), shapes that broadcast to [R, N].
@@ -93,7 +94,7 @@ def philox(counter: PhiloxWords, seeds: Tensor) -> PhiloxWords:
     """
     keys = _key_schedule(seeds)
     words = counter
-    for low, high in keys[:3]:  # only after these have all words grown to [R, N]
+    for low, high in keys[:3]:  # all words have grown to [R, N] only after these rounds
         words = _round(words, low, high)
     c0, c1, c2, c3 = words
     spare0, spare1 = torch.empty_like(c0), torch.empty_like(c0)
@@ -107,7 +108,7 @@ def philox(counter: PhiloxWords, seeds: Tensor) -> PhiloxWords:
 
 
 def _round(words: PhiloxWords, low: Tensor, high: Tensor) -> PhiloxWords:
-    """One round. c1 and c3 come out as whole products: only their low half counts, and the next round masks it."""
+    """Computes one round. c1 and c3 are returned as whole products, of which the next round masks the low half."""
     c0, c1, c2, c3 = words
     product0, product1 = c0 * _M0, c2 * _M1
     return PhiloxWords(
@@ -119,7 +120,7 @@ def _round(words: PhiloxWords, low: Tensor, high: Tensor) -> PhiloxWords:
 
 
 def _key_schedule(seeds: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """(low, high) key words of each round, int64 [R, 1]."""
+    """Returns the (low, high) key words of each round, int64 [R, 1]."""
     device = seeds.device
     key = torch.stack((seeds & _WORD, (seeds >> _HALF) & _WORD), dim=-1)  # [R, 2]
     steps = torch.arange(ROUNDS, device=device)[:, None, None] * _W.to(device)  # [ROUNDS, 1, 2]
@@ -134,5 +135,5 @@ def _row_words(positions: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _to_unit(words: Tensor) -> Tensor:
-    """(word + 1/2) / 2**32 in fp32, kept below 1: float32 or int64 words in, float32 out."""
+    """Returns (word + 1/2) / 2**32 in float32, clamped below 1. Takes float32 or int64 words."""
     return words.to(torch.float32).mul_(2.0**-32).add_(2.0**-33).clamp_(max=1.0 - 2.0**-24)

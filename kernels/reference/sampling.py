@@ -1,9 +1,9 @@
-"""Logits to tokens for a batch of rows: the torch twin of the sampling kernel, oracle and fallback.
+"""Samples one token for each row of logits: the reference implementation of the sampling kernel, and its fallback.
 
-Takes logits and per-row parameters, gives ids and which rows hold no usable number. Each row's answer is a function of
-that row alone: no op here mixes rows, and the noise is `kernels.reference.philox`'s. Sampling is Gumbel-max on the kept
-set, and the kept set is `scaled logit >= floor` with one floor per row, so ties at a boundary are all kept; typical-p
-then keeps a band of it. Knows no request.
+Takes logits and parameters of each row; returns ids and which rows hold no usable number. A row's result depends on
+that row alone: no operation here mixes rows, and the noise comes from `kernels.reference.philox`. Sampling is
+Gumbel-max over the kept set. The kept set is `scaled logit >= floor` with one floor for each row, so that ties at the
+boundary are all kept; typical-p then keeps a band of it. Independent of requests.
 
 Batch-invariant to the bit on CPU.
 """
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from sluice_server.kernels.reference.philox import GUMBEL_MAX, gumbel, row_uniforms, uniforms
 
-# Candidates tried before the whole row, smallest first (151,936 ids, one row: topk(64) 0.05-0.5 ms, sort 13 ms).
+# Numbers of candidates tried before the whole row (151,936 ids, one row: topk(64) 0.05-0.5 ms, sort 13 ms).
 FEW, MANY = 64, 1024
-# At or below this temperature an untruncated row is often decided within FEW: their logits span over 23 when scaled.
+# At or below this temperature, FEW candidates often decide an untruncated row: their scaled logits span more than 23.
 _COLD = 0.5
 
 
 class Rows(NamedTuple):
-    """Parameters of R rows. All [R]; see `sample`."""
+    """Sampling parameters of R rows, [R] each; see `sample`."""
 
     temperature: Tensor
     top_k: Tensor
@@ -34,12 +34,12 @@ class Rows(NamedTuple):
     outputs: Tensor
 
     def take(self, rows: Tensor) -> "Rows":
-        """The rows at these indices, int64 [N]."""
+        """Returns the rows at these indices, int64 [N]."""
         return self if len(rows) == len(self.seeds) else Rows(*(column[rows] for column in self))
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Most likely ids, lowest id on ties.
+    """Returns the most likely ids, the lowest id on ties.
 
     Args:
         logits: float32 [R, V].
@@ -52,7 +52,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Draw one id per row. Truncation is in Hugging Face's order: temperature, top-k, top-p, min-p, typical-p.
+    """Draws one id per row. Truncation is in Hugging Face's order: temperature, top-k, top-p, min-p, typical-p.
 
     Args:
         logits: float32 [R, V]; ids with -inf are never drawn.
@@ -83,12 +83,12 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def _draw(scaled: Tensor, rows: Rows) -> Tensor:
-    """Ids [R] of scaled logits [R, V] whose maximum is 0: from few candidates where they suffice, else the row."""
+    """Draws ids [R] from scaled logits [R, V] whose maximum is 0, using few candidates where they suffice."""
     vocab = scaled.shape[1]
     rows = rows._replace(top_k=rows.top_k.where(rows.top_k < vocab, 0))
     ids = torch.full_like(rows.positions, -1)
     narrow = (rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0) | (rows.temperature <= _COLD)
-    narrow &= rows.typical_p >= 1  # which needs the entropy of all that is kept
+    narrow &= rows.typical_p >= 1  # typical-p needs the entropy of the whole kept set
     left = _where(narrow)
     first = max(FEW, int(rows.top_k.max()) + 1)
     for width in (min(first, MANY), MANY):
@@ -104,14 +104,14 @@ def _draw(scaled: Tensor, rows: Rows) -> Tensor:
 
 
 def from_candidates(scaled: Tensor, rows: Rows, width: int) -> tuple[Tensor, Tensor]:
-    """Draw from each row's `width` most likely ids.
+    """Draws from each row's `width` most likely ids.
 
     Args:
         scaled: float32 [R, V], each row's maximum 0.
-        width: candidates, below V.
+        width: number of candidates, below V.
 
     Returns:
-        ids int64 [R], and sure bool [R]: whether the id is the one that the whole row gives.
+        ids int64 [R], and sure bool [R]: whether the whole row would give the same id.
     """
     top, top_ids = scaled.topk(width, dim=1)  # [R, width], descending
     floor, holds_k = _floor(scaled, top, rows)
@@ -119,13 +119,13 @@ def from_candidates(scaled: Tensor, rows: Rows, width: int) -> tuple[Tensor, Ten
     score.masked_fill_(top < floor, -torch.inf)
     best = score.amax(1, keepdim=True)
     ids = top_ids.where(score == best, scaled.shape[1]).amin(1)
-    # sure when what was left out is below the floor, or could not win with the largest noise there is
+    # sure if the ids left out are below the floor, or could not win even with the largest possible noise
     sure = (top[:, -1:] < torch.maximum(floor, best - GUMBEL_MAX)) & holds_k
     return ids, sure[:, 0]
 
 
 def from_whole_row(scaled: Tensor, rows: Rows) -> Tensor:
-    """Draw from all ids: int64 [R]. `scaled` is float32 [R, V], each row's maximum 0."""
+    """Draws from all ids: int64 [R]. `scaled` is float32 [R, V], each row's maximum 0."""
     floor = rows.min_p.log()[:, None]
     ranked = _where((rows.top_k > 0) | (rows.top_p < 1))
     if len(ranked):
@@ -141,24 +141,28 @@ def from_whole_row(scaled: Tensor, rows: Rows) -> Tensor:
 
 
 def _typical(scaled: Tensor, rows: Rows) -> Tensor:
-    """The locally typical set (Meister et al. 2022), bool [R, V]: ids whose surprise is nearest to the row's entropy,
-    until their mass reaches typical_p. Ids at -inf are in no set. The sum runs in double and in order."""
+    """Returns the locally typical set (Meister et al. 2022), bool [R, V].
+
+    These are the ids whose surprise is nearest to the row's entropy, until their mass reaches typical_p. Ids at -inf
+    are never in the set. Sums are in float64 and in order.
+    """
     logs = scaled.log_softmax(1)
     weights = logs.exp()
     entropy = -(weights * logs.masked_fill(weights == 0, 0.0)).double().cumsum(1)[:, -1:]
     distance = (-logs.double() - entropy).abs()  # inf where an id is not kept
     order = distance.argsort(dim=1, stable=True)
     mass = weights.gather(1, order).double().cumsum(1)
-    # The first id at which the mass reaches p is kept too: as many as have less than p before them.
+    # Keeps the ids with a mass below p before them, so that the id at which the mass reaches p is kept too.
     within = (mass - weights.gather(1, order) < rows.typical_p[:, None]) & torch.isfinite(distance.gather(1, order))
     return torch.zeros_like(within).scatter_(1, order, within)
 
 
 def _floor(scaled: Tensor, top: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """The lowest scaled logit that each row keeps, [R, 1], seen from its most likely values `top` [R, K], descending.
+    """Returns the lowest scaled logit that each row keeps, [R, 1], and whether the candidates suffice for top-k.
 
-    It is right if it is above top[:, -1] or K is V, and the second result, bool [R, 1], holds: `top` contains all that
-    top-k keeps, so that top-p knows the mass of its whole.
+    Computed from the row's most likely values `top` [R, K], descending. The floor is correct if it is above top[:, -1]
+    or K is V, and if the second result, bool [R, 1], holds: `top` contains all that top-k keeps, which top-p needs for
+    the mass of the kept set.
     """
     top_k = rows.top_k[:, None]
     kth = top.gather(1, (top_k - 1).clamp_(0, top.shape[1] - 1))
@@ -171,9 +175,9 @@ def _floor(scaled: Tensor, top: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def _nucleus_floor(scaled: Tensor, top: Tensor, floor: Tensor, rows: Rows) -> Tensor:
-    """The last value of `top` before which less than top_p of the mass at or above `floor` lies, [R, 1].
+    """Returns the last value of `top` before which less than top_p of the mass at or above `floor` lies, [R, 1].
 
-    The sum runs in double and in order, so that a prefix of a row sums to the same bits as in the whole row.
+    Sums are in float64 and in order, so that a prefix of a row sums to the same bits as in the whole row.
     """
     weight = top.exp().masked_fill_(top < floor, 0.0).double()
     through = weight.cumsum(1)
@@ -187,7 +191,7 @@ def _nucleus_floor(scaled: Tensor, top: Tensor, floor: Tensor, rows: Rows) -> Te
 
 
 def _argmax(values: Tensor) -> Tensor:
-    """First index of each row's maximum, or of its first NaN: int64 [R] of float32 [R, V]."""
+    """Returns the first index of each row's maximum, or of its first NaN: int64 [R] of float32 [R, V]."""
     if values.device.type == "cpu":
         # numpy's argmax is vectorised, torch's is not: 29 us against 380 us for 32 x 8,192
         return torch.from_numpy(values.numpy().argmax(1))

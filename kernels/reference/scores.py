@@ -1,7 +1,8 @@
-"""Log probabilities of tokens and of their rivals: the torch twin of the scoring kernel, oracle and fallback.
+"""Computes log probabilities of tokens and of alternatives: the scoring kernel's reference implementation and fallback.
 
-No row's result depends on the others: ops work row by row, and rows that ask for as many rivals are ranked together.
-Ranks and rivals are read off the logits, so that no rounding of a logarithm makes or breaks a tie.
+No row's result depends on the others: operations work row by row, and rows with the same number of alternatives are
+ranked together. Ranks and alternatives come from the logits, so that rounding a logarithm neither makes nor breaks a
+tie.
 """
 
 from typing import NamedTuple
@@ -11,12 +12,12 @@ from torch import Tensor
 
 
 class ScoreRequest(NamedTuple):
-    """What L rows want to know; the tensors int64 and contiguous.
+    """What is scored of L rows; the tensors are int64 and contiguous.
 
     Attributes:
-        ids: [L], the token of each.
-        nums: [L], how many of the most likely ids besides.
-        rows, others: [N], pairs of a row and an id that it asks for, in the order of the rows.
+        ids: [L], the token of each row.
+        nums: [L], how many of the most likely ids each row returns besides.
+        rows, others: [N], pairs of a row and a further id to score there, in the order of the rows.
         width: the greatest of `nums`.
     """
 
@@ -28,11 +29,11 @@ class ScoreRequest(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Natural-log probabilities and ranks, 1 being the most likely.
+    """Natural-log probabilities and ranks; the most likely id has rank 1.
 
     Attributes:
         logprobs, ranks: [L], float32 and int64, of the tokens.
-        top_ids, top_logprobs: [L, width], likeliest first; what is beyond a row's own number means nothing.
+        top_ids, top_logprobs: [L, width], likeliest first; entries beyond a row's own number are undefined.
         other_logprobs, other_ranks: [N], of the pairs.
     """
 
@@ -45,13 +46,13 @@ class Scores(NamedTuple):
 
 
 def addresses(asked: ScoreRequest, scores: Scores) -> tuple[int, ...]:
-    """For kernels on CPU: what is asked for, and where it is to be put."""
+    """Returns addresses and sizes for the CPU kernels: what is scored, and the buffers of the results."""
     pairs = (asked.rows.data_ptr(), len(asked.rows), asked.others.data_ptr())
     return (asked.nums.data_ptr(), asked.width, *pairs, *(one.data_ptr() for one in scores))
 
 
 def room(num: int, width: int, pairs: int) -> Scores:
-    """Where a CPU kernel puts scores: nothing yet."""
+    """Allocates buffers for scores, uninitialised, into which a CPU kernel writes."""
     return Scores(
         torch.empty(num),
         torch.empty(num, dtype=torch.int64),
@@ -63,7 +64,7 @@ def room(num: int, width: int, pairs: int) -> Scores:
 
 
 def score(logits: Tensor, asked: ScoreRequest) -> Scores:
-    """Of rows of logits float32 [L, V], finite but for -inf. `nums` are V at most."""
+    """Scores rows of logits float32 [L, V], finite except for -inf. `nums` are V at most."""
     norms = logits.logsumexp(1)
     own = logits.gather(1, asked.ids[:, None])[:, 0]
     top_ids, tops = _tops(logits, asked.nums, asked.width)
@@ -79,7 +80,7 @@ def score(logits: Tensor, asked: ScoreRequest) -> Scores:
 
 
 def _tops(logits: Tensor, nums: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Ids and logits [L, width]; rows that want as many are ranked together."""
+    """Returns the likeliest ids and their logits, [L, width]; rows with equal `nums` are ranked together."""
     ids = torch.zeros(len(logits), width, dtype=torch.int64, device=logits.device)
     values = torch.zeros(len(logits), width, device=logits.device)
     for num in sorted(set(nums.tolist()) - {0}):
@@ -90,7 +91,8 @@ def _tops(logits: Tensor, nums: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _ranks(logits: Tensor, rows: Tensor, values: Tensor) -> Tensor:
-    """Of the values [N] in their rows [N]; one after the other, as a row of logits for each would be too much."""
+    """Returns the ranks of the values [N] in their rows [N], one by one, as a row of logits for each would take much
+    memory."""
     ranks = torch.ones_like(rows)
     for at, row in enumerate(rows.tolist()):
         ranks[at] += (logits[row] > values[at]).sum()

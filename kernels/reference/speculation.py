@@ -1,8 +1,8 @@
-"""Which drafted tokens of trees stand: the torch twin of the acceptance kernel.
+"""Finds which drafted tokens of trees are accepted: the reference implementation of the acceptance kernel.
 
-A draft is accepted if and only if it equals the token that was sampled in its place, so that the output is the one that
-plain decoding gives. Of a chain nothing has to move: who reads the sampled tokens counts (`engine.plan.num_accepted`).
-Knows no model and no request.
+A draft is accepted if and only if it equals the token that was sampled in its place, so that the output is that of
+plain decoding. For a chain nothing is moved, and the reader of the sampled tokens counts the accepted ones
+(`engine.plan.num_accepted`). Takes and returns tensors; independent of models and requests.
 """
 
 import torch
@@ -10,17 +10,18 @@ from torch import Tensor
 
 
 def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Tensor:
-    """Which tokens of rows that are trees stand, in the order in which they follow one another.
+    """Returns which tokens of rows that are trees are accepted, in the order in which they follow one another.
 
     Args:
-        sampled: int64 [T], the token sampled behind each token of the step.
+        sampled: int64 [T], the token sampled after each token of the step.
         ids: int64 [T], the tokens themselves.
-        parents: int64 [T], the number in its row of the token that each follows; -1 for the first.
-        ends: int64 [R], tokens up to each row's last one; those behind the last row's are padding.
+        parents: int64 [T], the index in its row of the token that each follows; -1 for the first.
+        ends: int64 [R], number of tokens up to the end of each row; those after the last row's are padding.
 
     Returns:
-        int64 [T], for each place of a row the token that is to stand there: the first, then the one child of it that
-        was sampled behind it, and so on; in the places behind them, and in padding, the token that is there.
+        int64 [T], for each place of a row the index of the token that belongs there: the first token, then its child
+            that
+        equals the token sampled after it, and so on. Places after these, and padding, keep their own index.
     """
     found = torch.arange(len(sampled), device=sampled.device)
     first = 0

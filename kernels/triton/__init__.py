@@ -1,10 +1,11 @@
-"""Triton kernels for CUDA devices, one family a file, each with a launcher of the same name and signature as its twin.
+"""Triton kernels for CUDA devices, one family for each file.
 
-Reached through `kernels.ops` only, which imports this package when a CUDA device is used and never before: CPU needs
-no Triton. A family lists, in `CASES`, the configurations that are compiled ahead of time and whose resources are kept.
+The launchers have the names and signatures of their reference implementations. `kernels.gpu` imports a family when a
+CUDA device first uses it, so that a CPU needs no Triton; `support` needs torch only. A family lists, in `CASES`, the
+configurations that are compiled ahead of time and whose resources are recorded.
 """
 
 import os
 
-# Fused multiply-add is part of our numbers, and Triton is about to change its default: said here, before its import.
+# The kernels' bits depend on fused multiply-add, and Triton is about to change its default: set before its import.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -1,4 +1,7 @@
-"""Gates, activation(gate) · up, and soft-caps on a CUDA device; twins in `kernels.reference.elementwise`."""
+"""Gates, activation(gate) · up, and soft-caps on a CUDA device.
+
+The reference implementations are in `kernels.reference.elementwise`.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -11,17 +14,17 @@ from sluice_server.kernels.reference import elementwise
 from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.numbers import pointer
 
-BLOCK = 1024  # numbers of one program
+BLOCK = 1024  # elements of one program
 WARPS = 4
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(first half) · second half of [T, 2 I], rows contiguous → [T, I]."""
+    """Returns silu(first half) · second half of [T, 2 I], rows contiguous: [T, I]."""
     return _gated(gate_up, is_gelu=False)
 
 
 def gelu_tanh_mul(gate_up: Tensor) -> Tensor:
-    """The same with GELU by its approximation with tanh."""
+    """Returns GELU (tanh approximation) of the first half · second half of [T, 2 I], rows contiguous: [T, I]."""
     return _gated(gate_up, is_gelu=True)
 
 
@@ -42,7 +45,7 @@ def _gated(gate_up: Tensor, is_gelu: bool) -> Tensor:
 
 
 def soft_cap_(x: Tensor, cap: float) -> Tensor:
-    """x [M, N], contiguous, becomes cap · tanh(x / cap) in place."""
+    """Replaces x [M, N], contiguous, by cap · tanh(x / cap) in place."""
     num, width = x.shape
     if num:
         soft_cap_kernel[triton.cdiv(width, BLOCK), num](x, width, cap, BLOCK=BLOCK, num_warps=WARPS)
@@ -58,7 +61,7 @@ def gate_kernel(
     IS_GELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: ⌈width / BLOCK⌉, T."""
+    """Applies a gate to BLOCK columns of a row. Grid: ⌈width / BLOCK⌉, T."""
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
@@ -67,7 +70,7 @@ def gate_kernel(
     power = gate
     if IS_GELU:  # (1 + tanh(a)) / 2 = sigmoid(2 a), a = sqrt(2 / pi) · (x + 0.044715 x³)
         power = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
-    # e^x of the negative side only, which does not overflow: sigmoid(x) = 1 / (1 + e^-x) = e^x / (1 + e^x)
+    # Only e^-|x|, which does not overflow: sigmoid(x) = 1 / (1 + e^-x) = e^x / (1 + e^x)
     small = tl.exp(-tl.abs(power))
     y = gate * tl.where(power >= 0, 1.0, small) / (1.0 + small) * up
     tl.store(y_ptr + row * width + at, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -80,12 +83,12 @@ def soft_cap_kernel(
     cap,
     BLOCK: tl.constexpr,
 ):
-    """Grid: ⌈width / BLOCK⌉, M."""
+    """Applies the cap to BLOCK columns of a row. Grid: ⌈width / BLOCK⌉, M."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
     places = x_ptr + tl.program_id(1).to(tl.int64) * width + at
     x = tl.load(places, mask=mask, other=0.0).to(tl.float32)
-    # tanh(x) = (1 - e^-2x) / (1 + e^-2x) for x of either sign by the positive one, which does not overflow
+    # tanh(|x|) = (1 - e^-2|x|) / (1 + e^-2|x|), which does not overflow; the sign is restored afterwards
     small = tl.exp(-2.0 * (tl.abs(x) / cap))
     capped = cap * (1.0 - small) / (1.0 + small)
     tl.store(places, tl.where(x < 0, -capped, capped).to(x_ptr.dtype.element_ty), mask=mask)

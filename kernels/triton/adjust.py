@@ -1,7 +1,8 @@
-"""Changes of single logits before sampling on a CUDA device; see the twin in `kernels.reference.adjust`.
+"""Changes single logits before sampling on a CUDA device; reference implementation in `kernels.reference.adjust`.
 
 Pairs (row, id) are spread over programs, one thread each: a pair appears once in a list, or always gets the same value.
-Masks take one program for each part of a row. A kind of change is one launch, in the twin's order.
+Masks use one program for each part of a row. Each kind of change is one launch, in the order of the reference
+implementation.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ WORDS = 64  # of a mask, 32 ids each
 
 
 def adjust_(logits: Tensor, changes: LogitAdjustments) -> None:
-    """Change logits float32 [R, V], ids of a row contiguous, in place; see `kernels.reference.adjust.adjust_`."""
+    """Changes logits float32 [R, V], ids of a row contiguous, in place; see `kernels.reference.adjust.adjust_`."""
     for mask in changes.masks:
         _mask(logits, mask)
     if changes.banned_tokens is not None:
@@ -50,7 +51,7 @@ def _bias(logits: Tensor, biases: LogitBiases) -> None:
 
 def _penalise(logits: Tensor, found: Penalties) -> None:
     num = len(found.ids)
-    if num:  # with its size, nobody waits for the device to repeat
+    if num:  # with `output_size`, the host does not wait for the device
         rows, *strengths = (
             one.repeat_interleave(found.sizes, output_size=num)
             for one in (found.rows, found.repetition, found.presence, found.frequency)
@@ -76,7 +77,7 @@ def penalise_kernel(
     frequency_ptr,  # float32 [num]
     PAIRS: tl.constexpr,
 ):
-    """Grid: ⌈num / PAIRS⌉."""
+    """Applies penalties to PAIRS pairs. Grid: ⌈num / PAIRS⌉."""
     at = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     mask = at < num
     places = (
@@ -102,7 +103,7 @@ def bias_kernel(
     values_ptr,  # float32 [num]
     PAIRS: tl.constexpr,
 ):
-    """Grid: ⌈num / PAIRS⌉."""
+    """Adds biases to PAIRS pairs. Grid: ⌈num / PAIRS⌉."""
     at = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     mask = at < num
     places = (
@@ -121,7 +122,7 @@ def bar_kernel(
     ids_ptr,  # int64 [num]
     PAIRS: tl.constexpr,
 ):
-    """Grid: ⌈num / PAIRS⌉."""
+    """Sets the logits of PAIRS banned tokens to -inf. Grid: ⌈num / PAIRS⌉."""
     at = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     mask = at < num
     places = (
@@ -141,7 +142,7 @@ def mask_kernel(
     width,
     WORDS: tl.constexpr,
 ):
-    """Grid: M, ⌈width / WORDS⌉. Only barred logits are written."""
+    """Sets logits that a mask excludes to -inf; writes no others. Grid: M, ⌈width / WORDS⌉."""
     at = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + at)
     words = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
@@ -162,7 +163,7 @@ def _case(name: str, kernel: Any, **constants: int) -> AotCase:  # noqa: ANN401 
     return AotCase(f"adjust/{name}", kernel, own, constants, frozenset({"num"} & own.keys()), vectors=NO_VECTORS)
 
 
-NO_VECTORS: frozenset[str] = frozenset()  # a thread has a pair or a word
+NO_VECTORS: frozenset[str] = frozenset()  # each thread loads one pair or word
 CASES = (
     _case("penalise", penalise_kernel, PAIRS=PAIRS),
     _case("bias", bias_kernel, PAIRS=PAIRS),

@@ -1,8 +1,7 @@
-"""Ahead-of-time compilation: a kernel in one configuration for one GPU architecture, and what it takes.
+"""Compiles kernels ahead of time: one configuration for one GPU architecture, and the resources that it uses.
 
-Takes a `AotCase`, gives `KernelResources` read from the machine code and what is wrong with them. Needs no GPU:
-assembler and
-object dumper come with Triton. Knows no kernel; must not run under the interpreter.
+Takes an `AotCase`; returns `KernelResources` read from the machine code, and their faults. Needs no GPU: the assembler
+and the object dumper come with Triton. Independent of the kernels; must not run under the interpreter.
 """
 
 import dataclasses
@@ -17,9 +16,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-SHARED_BYTES = {80: 166_912, 90: 232_448}  # of one block, by compute capability: A100 and H100/H200
+SHARED_BYTES = {80: 166_912, 90: 232_448}  # shared memory of one block, by compute capability: A100 and H100/H200
 WARP = 32
-SPILLED_BYTES = 32  # of a thread: what some versions of the assembler put aside once; tiles too large spill hundreds
+SPILLED_BYTES = 32  # allowed for each thread: some assembler versions spill a few bytes, too large tiles hundreds
 DUMPER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 PATTERNS = {
     "vector_loads": r"ld\.global[^;\n]*\.v[248]",
@@ -35,15 +34,15 @@ class AotCase:
     """One configuration of a kernel.
 
     Attributes:
-        name: unique; family/what is special about it.
+        name: unique name, family/special features.
         kernel: the function under `triton.jit`.
-        types: per argument that is no constant, Triton's name of its type: "*bf16", "i32", "fp32".
-        constants: per constant argument, its value.
-        unaligned: arguments that are not known to be divisible by 16; every other pointer and integer is.
-        tensor_cores: products that must be there: "mma", "wgmma" (mma where there is none) or none.
+        types: for each argument that is not a constant, Triton's name of its type: "*bf16", "i32", "fp32".
+        constants: value of each constant argument.
+        unaligned: arguments that need not be divisible by 16; every other pointer and integer is.
+        tensor_cores: required instructions: "mma", "wgmma" (mma where there is no wgmma) or empty for none.
         vectors: "loads" and "stores" that must be vectorised.
         since, until: least and greatest compute capability.
-        is_quick: compiled at each test run, not only at the long one.
+        is_quick: compiled in each test run, not only in the long one.
     """
 
     name: str
@@ -62,8 +61,15 @@ class AotCase:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelResources:
-    """What a compiled kernel takes: registers a thread, bytes of stack (spills) and shared memory, and how often some
-    instructions stand in its code."""
+    """Resources of a compiled kernel, and how often some instructions occur in its code.
+
+    Attributes:
+        registers: of a thread.
+        stack: bytes of a thread, used for spills.
+        shared: bytes of shared memory.
+        vector_loads, vector_stores, async_copies, mma, wgmma: number of these instructions in the PTX.
+        cubin_bytes: size of the machine code.
+    """
 
     registers: int
     stack: int
@@ -77,7 +83,7 @@ class KernelResources:
 
 
 def compile_case(case: AotCase, capability: int) -> KernelResources:
-    """Compile for a compute capability (80, 90). Raises triton.CompilationError when it does not compile."""
+    """Compiles for a compute capability (80, 90). Raises triton.CompilationError when it does not compile."""
     arguments = list(case.kernel.arg_names)
     signature = {name: "constexpr" if name in case.constants else case.types[name] for name in arguments}
     aligned = [
@@ -101,7 +107,7 @@ def compile_case(case: AotCase, capability: int) -> KernelResources:
 
 
 def faults(case: AotCase, capability: int, found: KernelResources) -> list[str]:
-    """What must not be so, on any version of the compiler."""
+    """Returns what is wrong with a compiled kernel; these conditions must hold with any version of the compiler."""
     wrong = []
     if found.stack > SPILLED_BYTES:
         wrong.append(f"spills: {found.stack} bytes of stack; at most {SPILLED_BYTES} are let pass")
@@ -119,7 +125,7 @@ def faults(case: AotCase, capability: int, found: KernelResources) -> list[str]:
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of stack of the one function in a cubin."""
+    """Returns the registers and the bytes of stack of the one function in a cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

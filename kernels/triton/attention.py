@@ -1,7 +1,8 @@
-"""Attention over the paged cache on a GPU: one interface for ragged queries, and the choice between its schedules.
+"""Launches attention over the paged cache on a GPU: one interface for ragged queries, and the choice of schedules.
 
-Rows of one token, of drafts or of a tree go to the split schedule, longer ones to prefill; of rows that share a prefix
-it is looked at once. Grids follow from bounds that the host knows: nothing is waited for. Knows no model, no request.
+Rows of one token, of drafts or of a tree use the split schedule, longer rows the prefill schedule. A prefix that rows
+share is read once for all of them. Grid sizes follow from bounds on the host, so that no launch waits for the device.
+Independent of models and requests.
 """
 
 import dataclasses
@@ -19,13 +20,13 @@ from sluice_server.kernels.triton.attention_split import attention_split_kernel
 from sluice_server.kernels.triton.configs import AttentionShape
 from sluice_server.kernels.triton.numbers import next_power_of_two
 
-SHORT = 16  # tokens of a row that the split schedule takes when every row of the step has as few
-MERGED = 16  # parts of one load
+SHORT = 16  # the split schedule computes all rows of a step if none has more tokens than this
+MERGED = 16  # parts that one load reads
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuTraits:
-    """What attention has to know of a GPU."""
+    """Properties of a GPU on which the choice of schedules depends."""
 
     name: str
     capability: int
@@ -34,7 +35,7 @@ class GpuTraits:
 
 @functools.cache
 def gpu_of(device: torch.device) -> GpuTraits:
-    """A device's; where the interpreter runs, some."""
+    """Returns the properties of a device; fixed ones for the interpreter on a CPU."""
     if device.type != "cuda":
         return GpuTraits("", 90, 2)
     found = torch.cuda.get_device_properties(device)
@@ -49,16 +50,18 @@ def paged_attention(
     scales: Tensor | None = None,
     gpu: GpuTraits | None = None,
 ) -> Tensor:
-    """Attention of every query over its own row's cached keys, itself included.
+    """Computes attention of every query over its own row's cached keys, itself included.
 
     Args:
         q: [T or more, heads, D], the last dimension contiguous.
         cache: [num_blocks, block_size, 2, kv_heads, D], any strides but the last; this step's keys already written.
         scales: float32 [num_blocks, block_size, 2, kv_heads] of a quantised cache, any strides.
-        gpu: what schedules are chosen for; by itself the one that computes.
+        gpu: the GPU for which schedules are chosen; by default the one that computes.
 
     Returns:
         [q's rows, heads * D] in q's dtype; rows beyond the batch's are not written.
+
+    Raises ValueError for a tree with a shared prefix or with a window below `MAX_TREE`.
     """
     if batch.tree is not None and (batch.shared is not None or (options.window or MAX_TREE) < MAX_TREE):
         raise ValueError(f"a tree of drafts has no shared prefix and no sliding window of less than {MAX_TREE}")
@@ -74,13 +77,14 @@ def paged_attention(
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Of products: in float32 three in TF32, nearly as exact; in narrower formats there is nothing to choose."""
+    """Returns the input precision of products: three TF32 products for float32, nearly exact; unused for other
+    formats."""
     return "tf32x3" if dtype is torch.float32 else "tf32"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """One attention over one layer's cache."""
+    """The arguments and the output of one attention over one layer's cache, with the launches of its kernels."""
 
     q: Tensor
     cache: Tensor
@@ -96,7 +100,7 @@ class _Call:
         return AttentionShape(self.q.shape[2], group, self.cache.dtype.itemsize, self.gpu.capability)
 
     def split(self, num_rows: int, num_tokens: int, max_query: int) -> None:
-        """Of the first rows, which have `num_tokens` tokens together."""
+        """Runs the split schedule for the first `num_rows` rows, which have `num_tokens` tokens together."""
         batch, heads, kv_heads = self.batch, self.q.shape[1], self.cache.shape[3]
         is_fixed = self.options.is_batch_invariant
         tiles = configs.split_tiles(self.shape, configs.FIXED_ROWS if is_fixed else max_query, self.gpu.name)
@@ -110,12 +114,12 @@ class _Call:
         before = self._prefix_splits() if shared is not None else 0
         slots = before + splits
         if slots == 1:
-            parts = sums = self.out  # nothing to merge
+            parts = sums = self.out  # one part: nothing to merge
         else:
             parts = self.q.new_empty((num_tokens, heads, slots, self.q.shape[2]), dtype=torch.float32)
             sums = self.q.new_empty((num_tokens, heads, slots, 2), dtype=torch.float32)
             if shared is not None:
-                sums.zero_()  # rows in no group have no prefix to look at
+                sums.zero_()  # rows in no group get no results from the prefix pass
         if shared is not None:
             self._prefix_pass(parts, sums, slots, before)
         attention_split_kernel[(num_rows * num_blocks, kv_heads, splits)](
@@ -152,7 +156,7 @@ class _Call:
             self._merge(parts, sums, slots, num_tokens)
 
     def prefill(self) -> None:
-        """Of all rows but those of one token."""
+        """Runs the prefill schedule for all rows except those of one token."""
         batch, first = self.batch, self.batch.num_singles
         tiles = configs.prefill_tiles(self.shape, self.gpu.name)
         num_rows = batch.num_rows - first
@@ -182,7 +186,7 @@ class _Call:
         return configs.num_splits(programs, self.batch.shared.max_length, self.gpu.num_multiprocessors)
 
     def _prefix_pass(self, parts: Tensor, sums: Tensor, slots: int, splits: int) -> None:
-        """Of what rows share: every query of a group sees every key of its prefix."""
+        """Computes the shared prefixes: every query of a group sees every key of its prefix."""
         shared, kv_heads = self.batch.shared, self.cache.shape[3]
         assert shared is not None
         tiles = configs.split_tiles(self.shape, shared.max_rows, self.gpu.name)

@@ -1,4 +1,4 @@
-"""Configurations of attention's kernels that are compiled ahead of time: those that the rules of `configs` choose."""
+"""Configurations of the attention kernels that are compiled ahead of time: those that the rules of `configs` choose."""
 
 import torch
 
@@ -12,17 +12,17 @@ from sluice_server.kernels.triton.configs import AttentionShape, AttentionTiles
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 
 INTS = ("q_token", "q_head", "cache_block", "cache_offset", "cache_kind", "cache_head", "tables_row", "out_token")
-LOOSE = ("scales_block", "scales_offset", "scales_kind", "scales_head", "window")  # of any value
+LOOSE = ("scales_block", "scales_offset", "scales_kind", "scales_head", "window")  # not divisible by 16 in general
 FLOATS = ("scale", "cap")
 
 
 def _computed(kept: torch.dtype) -> torch.dtype:
-    """What queries are where keys are kept so."""
+    """Returns the dtype of queries for keys stored in `kept`."""
     return torch.bfloat16 if kept.itemsize == 1 else kept
 
 
 def _types(kept: torch.dtype) -> dict[str, str]:
-    """What both schedules take."""
+    """Returns the argument types that both schedules share."""
     scales = "*fp32" if kept.itemsize == 1 else pointer(kept)
     types = dict.fromkeys((*INTS, *LOOSE), "i32") | dict.fromkeys(FLOATS, "fp32")
     computed = pointer(_computed(kept))

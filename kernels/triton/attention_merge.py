@@ -1,10 +1,10 @@
-"""Puts together what splits found of one query each: parts weighted by their share of the softmax, in a fixed order."""
+"""Merges the results of a query's splits, weighted by their share of the softmax, in a fixed order."""
 
 import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_slots"])  # else a new value compiles anew, while somebody waits
+@triton.jit(do_not_specialize=["num_slots"])  # otherwise a new value is compiled during a request
 def attention_merge_kernel(
     parts,  # float32 [T, heads, SLOTS, DIM], unwritten where the total is 0
     sums,  # float32 [T, heads, SLOTS, 2]: highest score in base 2, total
@@ -14,9 +14,9 @@ def attention_merge_kernel(
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    CHUNK: tl.constexpr,  # splits of one load
+    CHUNK: tl.constexpr,  # splits that one load reads
 ):
-    """Grid: (T, heads)."""
+    """Merges the parts of one query and head. Grid: (T, heads)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     first = (token * HEADS + head) * num_slots
@@ -29,7 +29,7 @@ def attention_merge_kernel(
         is_slot = slot < num_slots
         own = tl.load(sums + (first + slot) * 2, mask=is_slot, other=float("-inf"))
         weight = tl.load(sums + (first + slot) * 2 + 1, mask=is_slot, other=0.0)
-        own = tl.where(weight > 0.0, own, float("-inf"))  # a part that is not there says nothing
+        own = tl.where(weight > 0.0, own, float("-inf"))  # ignores the scores of empty parts
         inside = (weight > 0.0)[:, None] & (dim < DIM)[None, :]
         part = tl.load(parts + (first + slot)[:, None] * DIM + dim[None, :], mask=inside, other=0.0)
         higher = tl.maximum(highest, tl.max(own, axis=0))

@@ -1,7 +1,7 @@
-"""Attention of many queries of a row: tiles of queries large enough for wgmma, keys in one pass, no splits.
+"""Attention of many queries of a row: query tiles large enough for wgmma, all keys in one pass, without splits.
 
-Blocks of queries are as many as the tokens allow at most, and find their row by bisection: no length is looked at on
-the host. Keys that every query of a tile sees are taken without masks.
+The grid has as many blocks of queries as the number of tokens allows at most. A block finds its row by bisection, so
+that the host needs no lengths. Keys that every query of a tile sees are computed without masks.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 from sluice_server.kernels.triton.attention_tiles import attend, begun, queries_of, row_of
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows"])  # else a new value compiles anew, while somebody waits
+@triton.jit(do_not_specialize=["first_row", "num_rows"])  # otherwise a new value is compiled during a request
 def attention_prefill_kernel(
     q,  # [T, KEYS · GROUP, DIM]
     cache,  # [blocks, BLOCK, 2, KEYS, DIM]
@@ -49,10 +49,10 @@ def attention_prefill_kernel(
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid: (blocks of queries, KEYS)."""
+    """Computes one block of queries of a kv head. Grid: (blocks of queries, KEYS)."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     head = tl.program_id(1)
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the last queries of a row see most keys: they start first
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # the last queries of a row see most keys, so they start first
     row, first_block = row_of(block, starts, first_row, num_rows, BLOCK_Q)
     skipped = (block - first_block) * BLOCK_Q
     begin = tl.load(starts + row)
@@ -74,7 +74,7 @@ def attention_prefill_kernel(
     seen_by_all = context - num + skipped + 1
     end = tl.minimum(context, seen_by_all + BLOCK_Q - 1)
     first = 0
-    if HAS_WINDOW:  # every tile may be hidden from some query
+    if HAS_WINDOW:  # any tile may have a key that some query does not see
         first = tl.maximum(0, seen_by_all - window) // TILE * TILE
     else:
         first = seen_by_all // TILE * TILE

@@ -1,8 +1,8 @@
 """Attention of few queries over many keys: decode, verification of drafts and trees, and prefixes that rows share.
 
-The queries of one row and the heads that share a kv head are one tile, so that keys are read once; the keys are split
-over programs, whose results another kernel merges. How they are split is a function of a row's own length and of the
-number of splits, or, batch-invariant, of that length alone.
+The queries of one row and the heads that share a kv head form one tile, so that keys are read once. The keys are split
+over programs, and another kernel merges their results. The split depends on a row's own length and on the number of
+splits or, if batch-invariant, on that length alone.
 """
 
 import triton
@@ -13,7 +13,7 @@ from sluice_server.kernels.triton.attention_tiles import attend, begun, depth_of
 
 @triton.jit(
     do_not_specialize=["num_slots", "first_slot", "blocks_per_row"]
-)  # else a new value compiles anew, while somebody waits
+)  # otherwise a new value is compiled during a request
 def attention_split_kernel(
     q,  # [T, KEYS · GROUP, DIM]
     cache,  # [blocks, BLOCK, 2, KEYS, DIM]
@@ -21,11 +21,11 @@ def attention_split_kernel(
     tables,  # int32 [rows, …]
     starts,  # int32 [rows + 1], a row's first token
     contexts,  # int32 [rows], keys of a row
-    prefixes,  # int32 [rows], keys that another pass looks at; unused without HAS_PREFIX
+    prefixes,  # int32 [rows], keys that the prefix pass computes; unused without HAS_PREFIX
     tree,  # int64 [T]; unused without HAS_TREE
     sinks,  # float32 [heads]; unused without HAS_SINKS
-    out,  # [T, heads, DIM]; when IS_WHOLE
-    parts,  # float32 [T, heads, SLOTS, DIM]; else
+    out,  # [T, heads, DIM]; written when IS_WHOLE
+    parts,  # float32 [T, heads, SLOTS, DIM]; written otherwise
     sums,  # float32 [T, heads, SLOTS, 2]: highest score in base 2, total
     q_token,
     q_head,
@@ -64,7 +64,7 @@ def attention_split_kernel(
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid: (rows · blocks_per_row, KEYS, splits)."""
+    """Computes one split of the keys for a tile of queries. Grid: (rows · blocks_per_row, KEYS, splits)."""
     row = tl.program_id(0) // blocks_per_row
     head = tl.program_id(1)
     split = tl.program_id(2)

@@ -1,8 +1,8 @@
-"""What attention's schedules share on the device: one pass over tiles of keys with a running softmax, and which queries
-and keys a program has. Scores are kept in base 2, products summed in float32.
+"""Device functions that the attention schedules share: a pass over tiles of keys, and the work of each program.
 
-Cache and scales are addressed by strides in the logical order [blocks, offset, 2, kv_heads(, D)]; of the keys that a
-mask hides nothing is read, as what is there may be NaN.
+The pass keeps a running softmax. Scores are in base 2; products are summed in float32. Cache and scales are addressed
+by strides in the logical order [blocks, offset, 2, kv_heads(, D)]. Keys beyond `end` are not read, as their memory may
+hold NaN.
 """
 
 import triton
@@ -17,15 +17,15 @@ def attend(
     highest,  # float32 [M], base 2
     total,  # float32 [M]
     summed,  # float32 [M, WIDTH]
-    first,  # keys [first, end) are looked at
+    first,  # keys [first, end) are processed
     end,
     position,  # int32 [M], the last key that a query sees
-    start,  # the first key that a tree tells of
+    start,  # the first key that the tree masks cover
     tree,  # int64 [M], bit j: key start + j is visible
     table,  # int32, the row's blocks
-    keys,  # of the kv head: [blocks, BLOCK, DIM] by cache_block and cache_offset
+    keys,  # of the kv head: [blocks, BLOCK, DIM], with strides cache_block and cache_offset
     values,
-    key_scales,  # float32 [blocks, BLOCK] by scales_block and scales_offset
+    key_scales,  # float32 [blocks, BLOCK], with strides scales_block and scales_offset
     value_scales,
     cache_block,
     cache_offset,
@@ -38,7 +38,7 @@ def attend(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
-    IS_MASKED: tl.constexpr,  # else every query sees every key of [first, end), whole tiles
+    IS_MASKED: tl.constexpr,  # otherwise every query sees every key of [first, end), in whole tiles
     IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
@@ -46,7 +46,8 @@ def attend(
     QUANTISED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The running softmax of queries, gone on with keys [first, end)."""
+    """Continues the running softmax of queries with keys [first, end); returns highest score, total and weighted
+    sum."""
     dim = tl.arange(0, WIDTH)
     for at in tl.range(first, end, TILE):
         key = at + tl.arange(0, TILE)
@@ -74,7 +75,7 @@ def attend(
                 is_seen = is_seen & (is_own | (key < start)[None, :])
             scores = tl.where(is_seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep clear of inf - inf
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet: avoids inf - inf
         weights = tl.exp2(scores - base[:, None])
         kept = tl.exp2(highest - base)
         total = total * kept + tl.sum(weights, axis=1)
@@ -88,8 +89,11 @@ def attend(
 
 @triton.jit
 def queries_of(begin, num, skipped, head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """A tile of a row's queries and the heads of a kv head: each one's place in the row, whether there is one, its
-    token and head. Where BLOCK_M is no multiple of GROUP the last rows of the tile are none."""
+    """Returns each query of a tile: its place in the row, whether it exists, its token and its head.
+
+    A tile has several queries of a row, each with all heads of a kv head. If BLOCK_M is no multiple of GROUP, the last
+    rows of the tile are unused.
+    """
     m = tl.arange(0, BLOCK_M)
     own = skipped + m // GROUP
     is_query = (m // GROUP < BLOCK_M // GROUP) & (own < num)
@@ -98,8 +102,10 @@ def queries_of(begin, num, skipped, head, GROUP: tl.constexpr, BLOCK_M: tl.const
 
 @triton.jit
 def depth_of(bits, HAS_WINDOW: tl.constexpr):
-    """Of each query of a tree, how many are before it on its path: where it stands in a chain, from which a window
-    reaches behind the tree. 0 without a window, which alone asks."""
+    """Returns the depth of each query of a tree, the number of tokens before it on its path, from which windows count.
+
+    Returns 0 without a window, where the depth is not needed.
+    """
     depth = tl.zeros(bits.shape, tl.int32)
     if HAS_WINDOW:
         on_path = (bits[:, None] >> tl.arange(0, 64)[None, :]) & 1
@@ -109,7 +115,7 @@ def depth_of(bits, HAS_WINDOW: tl.constexpr):
 
 @triton.jit
 def begun(sinks, is_query, split, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr):
-    """Highest score and total of queries that have seen no key: in the first split a head's sink, if there are any."""
+    """Returns the initial highest score and total of queries; in the first split those of the head's sink, if any."""
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if HAS_SINKS:
@@ -121,8 +127,10 @@ def begun(sinks, is_query, split, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr
 
 @triton.jit
 def keys_of(first, end, split, num_splits, TILE: tl.constexpr, SPLIT: tl.constexpr, IS_FIXED: tl.constexpr):
-    """The keys of one of the splits of [first, end): as many as others have, whole tiles, and no fewer than are worth a
-    program; when fixed, those between multiples of SPLIT."""
+    """Returns the keys of one of the splits of [first, end): equally many, in whole tiles, and at least SPLIT.
+
+    If IS_FIXED, returns those between two multiples of SPLIT.
+    """
     if IS_FIXED:
         begin = tl.maximum(split * SPLIT, first)
         size = (split + 1) * SPLIT - begin
@@ -134,8 +142,11 @@ def keys_of(first, end, split, num_splits, TILE: tl.constexpr, SPLIT: tl.constex
 
 @triton.jit
 def row_of(block, starts, first_row, num_rows, BLOCK_Q: tl.constexpr):
-    """Row of a block of queries, and the row's first block: they begin at its first token / BLOCK_Q + its number, which
-    leaves room for its last one. By bisection: how many there are is bounded without a look at lengths."""
+    """Returns the row of a block of queries, and that row's first block.
+
+    A row's blocks begin at (its first token) / BLOCK_Q + its index, which leaves space for a partly filled last block.
+    The row is found by bisection; the number of blocks is bounded without reading lengths.
+    """
     origin = tl.load(starts + first_row)
     low = 0
     high = num_rows

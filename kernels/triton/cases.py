@@ -1,4 +1,4 @@
-"""Every configuration of every kernel that is compiled ahead of time: one line for each family."""
+"""All kernel configurations that are compiled ahead of time, collected from the kernel families."""
 
 from sluice_server.kernels.triton import (
     activation,

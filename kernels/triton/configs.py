@@ -1,7 +1,8 @@
-"""How attention's kernels are configured: rules by head size, number formats and queries, and a table for each GPU.
+"""Chooses the configuration of the attention kernels by rules and by a table of measurements for each GPU.
 
-A table (`tuned/NAME.json`, made by `make bench-gpu`) overrides rules for what was measured on that GPU; nothing is ever
-measured while requests wait. Pure: no device is asked.
+The rules depend on head size, number formats and queries. A table (`tuned/NAME.json`, made by `make bench-gpu`)
+overrides them for what was measured on that GPU; nothing is measured while requests wait. Reads only the tables; no
+device is queried.
 """
 
 import dataclasses
@@ -12,17 +13,17 @@ from pathlib import Path
 from sluice_server.kernels.triton.numbers import next_power_of_two
 
 TUNED = Path(__file__).parent / "tuned"
-WAVES = 2  # programs for each multiprocessor that splitting aims at: one computes while another loads
+WAVES = 2  # programs for each multiprocessor that splitting aims at, so that one computes while another loads
 MAX_SPLITS = 64
-LEAST_SPLIT = 256  # keys: fewer are not worth a program and a part to merge
-FIXED_SPLIT = 1024  # keys of a split, batch-invariant
-FIXED_ROWS = 64  # of a tile, batch-invariant: for one token as for many, as products of other shapes may sum otherwise
-LEAST_TILE_M = 16  # rows of a product on tensor cores
+LEAST_SPLIT = 256  # least keys of a split: fewer are not worth a program and a part to merge
+FIXED_SPLIT = 1024  # keys of a split in the batch-invariant schedule
+FIXED_ROWS = 64  # rows of a tile for one token or many, if batch-invariant: products of other shapes may sum otherwise
+LEAST_TILE_M = 16  # least rows of a product on tensor cores
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionTiles:
-    """Of one kernel: rows of queries and heads, keys of a tile, warps, stages of the pipeline."""
+    """Configuration of one kernel: rows of a tile (queries times heads), keys of a tile, warps, and pipeline stages."""
 
     block_m: int
     tile: int
@@ -32,11 +33,12 @@ class AttentionTiles:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What attention's configuration depends on.
+    """Everything that the choice of a configuration depends on.
 
     Attributes:
+        dim: head size.
         group: query heads of a kv head.
-        bytes: of a cached number.
+        bytes: size of a cached number.
         capability: the GPU's compute capability, 80 or 90.
         width: head size, rounded up to a power of two.
     """
@@ -51,28 +53,28 @@ class AttentionShape:
         return next_power_of_two(self.dim)
 
     def key(self, kind: str) -> str:
-        """Its name in a table."""
+        """Returns the name of this shape in a table."""
         return f"{kind}-d{self.dim}-g{self.group}-b{self.bytes}"
 
 
 def split_tiles(shape: AttentionShape, max_query: int, gpu: str = "") -> AttentionTiles:
-    """Of attention with splits, for rows of `max_query` tokens at most."""
+    """Returns the tiles of the split schedule for rows of at most `max_query` tokens."""
     rows = min(64, max(LEAST_TILE_M, next_power_of_two(max_query * shape.group)), 8192 // shape.width)
     block_m = max(rows, next_power_of_two(shape.group), LEAST_TILE_M)
-    is_small = shape.width <= 128 and shape.width * shape.bytes <= 256  # also once 8 bits are widened in registers
+    is_small = shape.width <= 128 and shape.width * shape.bytes <= 256  # also if 8 bits are widened in registers
     tile = 64 if is_small else 32
-    num_warps = 8 if shape.capability < 90 and block_m * shape.width > 4096 else 4  # else registers spill
+    num_warps = 8 if shape.capability < 90 and block_m * shape.width > 4096 else 4  # otherwise registers spill
     rule = AttentionTiles(block_m, tile, num_warps, 2 if shape.width > 128 else 3)
     tuned = tuned_for(gpu).get(shape.key("split"))
     return dataclasses.replace(tuned, block_m=block_m) if tuned is not None else rule
 
 
 def prefill_tiles(shape: AttentionShape, gpu: str = "") -> AttentionTiles:
-    """Of attention without splits: as large as registers and, on sm_80, mma without wgmma allow."""
+    """Returns the tiles of the prefill schedule: as large as registers allow and, on sm_80, mma without wgmma."""
     tuned = tuned_for(gpu).get(shape.key("prefill"))
     if tuned is not None:
         return tuned
-    widens = shape.bytes == 1  # in registers, of which tiles must leave some
+    widens = shape.bytes == 1  # widening needs registers, which tiles must leave free
     if shape.width > 128:
         return (
             AttentionTiles(64, 16 if widens else 32, 8, 2) if shape.capability < 90 else AttentionTiles(128, 32, 8, 2)
@@ -83,19 +85,22 @@ def prefill_tiles(shape: AttentionShape, gpu: str = "") -> AttentionTiles:
 
 
 def num_splits(num_programs: int, max_context: int, num_multiprocessors: int) -> int:
-    """Splits of each row's keys, so that `num_programs` without splits become enough to fill the GPU."""
+    """Returns the splits of each row's keys, so that `num_programs` without splits become enough to fill the GPU."""
     wanted = -(-WAVES * num_multiprocessors // max(1, num_programs))
     return max(1, min(wanted, MAX_SPLITS, -(-max_context // LEAST_SPLIT)))
 
 
 def table_path(gpu: str) -> Path:
-    """Where the table of a GPU of that name is."""
+    """Returns the path of the table of a GPU of that name."""
     return TUNED / f"{gpu.replace(' ', '_')}.json"
 
 
 @functools.cache
 def tuned_for(gpu: str) -> dict[str, AttentionTiles]:
-    """What was measured on a GPU of that name; nothing where nothing was. Only who measures adds to it."""
+    """Returns the measured configurations of a GPU of that name; empty if there are none.
+
+    Only the measuring tool changes the cached result.
+    """
     path = table_path(gpu)
     if not gpu or not path.exists():
         return {}

@@ -1,6 +1,6 @@
-"""Copies of cache blocks in all layers at once, on a CUDA device; the twin is `kernels.reference.blocks.copy_blocks`.
+"""Copies cache blocks in all layers at once on a CUDA device; reference implementation in `kernels.reference.blocks`.
 
-One launch for a fork's or a swap's blocks, as bytes: host memory that is pinned is read and written in place.
+One launch copies all blocks of a fork or a swap, as bytes. Pinned host memory is read and written in place.
 """
 
 import torch
@@ -15,9 +15,10 @@ BLOCK = 1024  # words of one program
 
 
 def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> None:
-    """targets[l][b] = sources[l][a] of every layer l and pair (a, b); see `kernels.reference.blocks.copy_blocks`.
+    """Copies blocks in all layers: targets[l][b] = sources[l][a] for every pair; see
+    `kernels.reference.blocks.copy_blocks`.
 
-    Raises ValueError for layers whose blocks are not dense or not of whole words, or differ.
+    Raises ValueError for layers that differ, or whose blocks are not dense or not of whole words.
     """
     words, source_stride, target_stride = _layout(sources), sources[0].stride(0), targets[0].stride(0)
     size = sources[0].element_size()
@@ -38,7 +39,7 @@ def copy_blocks(sources: list[Tensor], targets: list[Tensor], pairs: Tensor) -> 
 
 
 def _layout(layers: list[Tensor]) -> int:
-    """Words of a block of every layer, all alike."""
+    """Returns the words of a block, equal in all layers. Raises ValueError if the layers cannot be copied as words."""
     first = layers[0]
     bytes_of = first[0].numel() * first.element_size()
     is_dense = sum((num - 1) * step for num, step in zip(first.shape[1:], first.stride()[1:], strict=True)) + 1
@@ -53,14 +54,14 @@ def _layout(layers: list[Tensor]) -> int:
 
 @triton.jit
 def copy_kernel(
-    addresses_ptr,  # int64 [2, layers]: of the first block of each, sources before targets
+    addresses_ptr,  # int64 [2, layers]: addresses of the first block of each, sources before targets
     pairs_ptr,  # int64 [N, 2]
     source_stride,  # words between blocks
     target_stride,
     words,
     BLOCK: tl.constexpr,
 ):
-    """Grid: ⌈words / BLOCK⌉, N, layers."""
+    """Copies BLOCK words of one block of one layer. Grid: ⌈words / BLOCK⌉, N, layers."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     pair = tl.program_id(1)
     layer, layers = tl.program_id(2), tl.num_programs(2)

@@ -1,4 +1,7 @@
-"""Rows of an embedding table on a CUDA device; the twin is `torch.nn.functional.embedding`."""
+"""Looks up rows of an embedding table on a CUDA device.
+
+The reference implementation is `torch.nn.functional.embedding`.
+"""
 
 import torch
 import triton
@@ -8,12 +11,14 @@ from torch import Tensor
 from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.numbers import pointer
 
-BLOCK = 1024  # numbers of one program
+BLOCK = 1024  # elements of one program
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    """Rows of table [V, H] for ids int64 [T] → [T, H]. An id outside of the table gives NaN: whoever asked
-    fails by its own logits, and reads nobody's memory."""
+    """Returns the rows of table [V, H] for ids int64 [T]: [T, H].
+
+    An id outside of the table gives a row of NaN: its request fails by its own logits, and no foreign memory is read.
+    """
     y = torch.empty(len(ids), table.shape[1], dtype=table.dtype, device=table.device)
     if y.numel():
         grid = (triton.cdiv(table.shape[1], BLOCK), len(ids))
@@ -31,7 +36,7 @@ def embedding_kernel(
     width,
     BLOCK: tl.constexpr,
 ):
-    """Grid: ⌈width / BLOCK⌉, T."""
+    """Copies BLOCK columns of one row. Grid: ⌈width / BLOCK⌉, T."""
     row = tl.program_id(1).to(tl.int64)
     chosen = tl.load(ids_ptr + row)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

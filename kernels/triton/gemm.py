@@ -1,8 +1,8 @@
-"""What kernels of matrix products share: sizes of tiles by rule, splits of the inner dimension, and their sum.
+"""Shared parts of the matrix product kernels: tile sizes by rule, splits of the inner dimension, and their sum.
 
-A product is computed as weights [N, K] · inputs [K, M]: rows of weights are many even where inputs are few, so that
-tensor cores are full, and what is widened in registers is the operand that may come from there. Few tiles are split
-along K; a second kernel adds the parts in their order, so that a product has the same bits every time.
+A product is computed as weights [N, K] · inputs [K, M]: weights have many rows even where inputs are few, so that
+tensor cores are full, and the operand widened in registers is one that may come from registers. If there are few tiles,
+they are split along K; a second kernel adds the parts in order, so that a product has the same bits every time.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from sluice_server.kernels.triton.aot import AotCase
 
-PROGRAMS = 264  # twice the multiprocessors of an H100: what few tiles are split for
+PROGRAMS = 264  # twice the multiprocessors of an H100: the number of programs that splitting aims at
 MAX_SPLITS = 16
-MIN_INPUTS = 512  # of a part of a split
+MIN_INPUTS = 512  # least inputs of a split's part
 SUM_BLOCK = 512
 
 
 class GemmTiles(NamedTuple):
-    """Inputs M, outputs N and inner numbers K of a tile; warps and stages of a program."""
+    """Tile of a product: inputs m, outputs n and inner numbers k; warps and pipeline stages of a program."""
 
     m: int
     n: int
@@ -36,23 +36,25 @@ DECODE, SMALL, MEDIUM, LARGE = (
     GemmTiles(128, 128, 64, 8, 3),
 )
 EVERY = (DECODE, SMALL, MEDIUM, LARGE)
-FIXED = MEDIUM  # where the schedule must not follow the number of inputs
+FIXED = MEDIUM  # where the schedule must not depend on the number of inputs
 
 
 def tiles_of(num: int) -> GemmTiles:
-    """For products with so many inputs."""
+    """Returns the tiles for products with `num` inputs."""
     return next((tiles for tiles in EVERY if num <= tiles.m), LARGE)
 
 
 def schedule_of(num: int, outputs: int, inputs: int, *, is_fixed: bool) -> tuple[GemmTiles, int]:
-    """Tiles and parts of the inner dimension; `is_fixed`: the same for any number of inputs, so that an output's sum
-    has one order."""
+    """Returns the tiles and the number of parts of the inner dimension.
+
+    With `is_fixed` they are the same for any number of inputs, so that an output's sum has one order.
+    """
     tiles = FIXED if is_fixed else tiles_of(num)
     return tiles, splits_of(tiles, FIXED.m if is_fixed else num, outputs, inputs)
 
 
 def splits_of(tiles: GemmTiles, num: int, outputs: int, inputs: int) -> int:
-    """Parts of the inner dimension: a power of two, 1 if there are tiles enough or little to add."""
+    """Returns the parts of the inner dimension: a power of two, 1 if there are enough tiles or few numbers to add."""
     programs = triton.cdiv(num, tiles.m) * triton.cdiv(outputs, tiles.n)
     splits = 1
     while splits < MAX_SPLITS and 2 * splits * programs <= PROGRAMS and inputs >= 2 * splits * MIN_INPUTS:
@@ -61,7 +63,7 @@ def splits_of(tiles: GemmTiles, num: int, outputs: int, inputs: int) -> int:
 
 
 def sum_parts(parts: Tensor, y: Tensor, scales: Tensor | None, row_scales: Tensor | None, bias: Tensor | None) -> None:
-    """y [M, N] = Σ parts [S, M, N] · scales [N] · row_scales [M] + bias [N]."""
+    """Computes y [M, N] = Σ parts [S, M, N] · scales [N] · row_scales [M] + bias [N]."""
     splits, num, outputs = parts.shape
     grid = (triton.cdiv(outputs, SUM_BLOCK), num)
     optional = [parts if one is None else one for one in (scales, row_scales, bias)]
@@ -69,7 +71,7 @@ def sum_parts(parts: Tensor, y: Tensor, scales: Tensor | None, row_scales: Tenso
     sum_kernel[grid](parts, *optional, y, num, outputs, *has, splits, SUM_BLOCK)
 
 
-@triton.jit(do_not_specialize=["num"])  # else a new value compiles anew, while somebody waits
+@triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
 def sum_kernel(
     parts_ptr,  # float32 or int32 [SPLITS, M, outputs]
     scales_ptr,  # float32 [outputs]
@@ -84,7 +86,7 @@ def sum_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: ⌈outputs / BLOCK⌉, M."""
+    """Sums the parts of BLOCK outputs of a row, scales them and adds the bias. Grid: ⌈outputs / BLOCK⌉, M."""
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = at < outputs

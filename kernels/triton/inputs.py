@@ -1,4 +1,7 @@
-"""A step's inputs from the state of its slots, on a CUDA device; twins in `kernels.reference.inputs`."""
+"""Builds a step's inputs from the state of its slots on a CUDA device.
+
+The reference implementations are in `kernels.reference.inputs`.
+"""
 
 import torch
 import triton
@@ -8,12 +11,12 @@ from torch import Tensor
 from sluice_server.kernels.reference.inputs import Inputs
 from sluice_server.kernels.triton.aot import AotCase
 
-RUN = 128  # numbers of a run that are copied at once
+RUN = 128  # elements of a run that are copied at once
 TOKENS = 128  # of one program
 
 
 def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, values: Tensor) -> None:
-    """Change a table by short runs of numbers, in place; see `kernels.reference.inputs.write_runs_`."""
+    """Writes short runs of numbers into a table in place; see `kernels.reference.inputs.write_runs_`."""
     if len(rows):
         write_runs_kernel[len(rows),](table, table.stride(0), rows, firsts, offsets, values, RUN, num_warps=1)
 
@@ -21,7 +24,7 @@ def write_runs_(table: Tensor, rows: Tensor, firsts: Tensor, offsets: Tensor, va
 def build_inputs(
     tokens: Tensor, tables: Tensor, slots: Tensor, starts: Tensor, ends: Tensor, block_size: int, num_tokens: int
 ) -> Inputs:
-    """The inputs of a step; see `kernels.reference.inputs.build_inputs`."""
+    """Builds the inputs of a step; see `kernels.reference.inputs.build_inputs`."""
     found = Inputs(*torch.empty(3, num_tokens, dtype=torch.int64, device=tokens.device))
     grid = (triton.cdiv(num_tokens, TOKENS),)
     rows = (slots, starts, ends, len(slots))
@@ -33,7 +36,7 @@ def build_inputs(
 
 @triton.jit(
     do_not_specialize=["rows_ptr", "firsts_ptr", "offsets_ptr", "values_ptr"]
-)  # else a new value compiles anew, while somebody waits
+)  # otherwise a new value is compiled during a request
 def write_runs_kernel(
     table_ptr,  # [slots, width], rows `stride` apart
     stride,
@@ -43,7 +46,7 @@ def write_runs_kernel(
     values_ptr,  # [M]
     RUN: tl.constexpr,
 ):
-    """Grid: N."""
+    """Writes one run. Grid: N."""
     run = tl.program_id(0)
     target = table_ptr + tl.load(rows_ptr + run) * stride + tl.load(firsts_ptr + run)
     first, end = tl.load(offsets_ptr + run), tl.load(offsets_ptr + run + 1)
@@ -70,7 +73,7 @@ def build_inputs_kernel(
     block_size,
     TOKENS: tl.constexpr,
 ):
-    """Grid: ⌈num_tokens / TOKENS⌉. The row of each token is found by bisection."""
+    """Builds the inputs of TOKENS tokens; finds the row of each token by bisection. Grid: ⌈num_tokens / TOKENS⌉."""
     at = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     mask = at < num_tokens
     low, high = tl.zeros([TOKENS], tl.int32), tl.zeros([TOKENS], tl.int32) + num_rows
@@ -95,7 +98,7 @@ def build_inputs_kernel(
 def _runs(kind: str) -> AotCase:
     types = dict.fromkeys(("rows_ptr", "firsts_ptr", "offsets_ptr"), "*i64") | {"stride": "i64"}
     types |= {"table_ptr": kind, "values_ptr": kind}
-    # Runs start anywhere: there is nothing to load as vectors.
+    # Runs start at any address, so that loads are not vectorised.
     return AotCase(f"inputs/runs-{kind[1:]}", write_runs_kernel, types, {"RUN": RUN}, num_warps=1, vectors=frozenset())
 
 

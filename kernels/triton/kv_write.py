@@ -1,8 +1,8 @@
-"""Rotary embedding of queries and keys fused with the write of keys and values into the paged cache.
+"""Applies rotary embedding to queries and keys and writes keys and values into the paged cache, in one kernel.
 
-Takes the heads of a step's tokens, puts queries back rotated and keys and values into their slots, quantised where the
-cache is. Cache and scales are views in the logical order [blocks, offset, 2, kv_heads(, D)] with any strides. Knows no
-model and no request.
+Takes the heads of a step's tokens; stores rotated queries in place, and keys and values in their slots, quantised if
+the cache is. Cache and scales are views in the logical order [blocks, offset, 2, kv_heads(, D)] with any strides.
+Independent of models and requests.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.numbers import largest, next_power_of_two, pointer
 
-HEADS = 8  # of one program at most: enough independent loads to hide their latency, few enough for registers
+HEADS = 8  # most heads of one program: enough independent loads to hide their latency, few enough for registers
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def kv_write_kernel(
     cis,  # float32 [T, DIM]: cosine and sine of each pair
     cache,  # [blocks, BLOCK, 2, KEYS, DIM]
     scales,  # float32 [blocks, BLOCK, 2, KEYS]; unused when not QUANTISED
-    slots,  # int64 [T], -1 for none
+    slots,  # int64 [T], -1 for a token that is not written
     heads_token,
     heads_head,
     cache_block,
@@ -40,11 +40,11 @@ def kv_write_kernel(
     BLOCK: tl.constexpr,
     HEADS_BLOCK: tl.constexpr,
     QUANTISED: tl.constexpr,
-    IS_DYNAMIC: tl.constexpr,  # scales are made here, one a token and head; else they are there already
+    IS_DYNAMIC: tl.constexpr,  # scales are computed, one for each token and head; otherwise they are read
     IS_INTEGER: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Grid: (tokens, ⌈heads / HEADS_BLOCK⌉)."""
+    """Rotates and writes HEADS_BLOCK heads of a token. Grid: (tokens, ⌈heads / HEADS_BLOCK⌉)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_BLOCK + tl.arange(0, HEADS_BLOCK)
     dim = tl.arange(0, WIDTH)
@@ -65,7 +65,7 @@ def kv_write_kernel(
     slot = tl.load(slots + token)
     kind = is_value.to(tl.int32)
     key = head - QUERIES - kind * KEYS
-    # The slot as a vector: the interpreter makes an integer of a condition on a scalar combined with others.
+    # The slot is made a vector, because the interpreter turns a scalar condition combined with others into an integer.
     is_kept = (is_key | is_value) & (head < QUERIES + 2 * KEYS) & (slot + 0 * head >= 0)
     block, offset = slot // BLOCK, slot % BLOCK
     if QUANTISED:
@@ -85,15 +85,17 @@ def kv_write_kernel(
 def rotate_and_write(
     heads: Tensor, cis: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None, *, is_dynamic: bool = True
 ) -> None:
-    """Rotate queries in place and put rotated keys and values into the cache.
+    """Rotates queries in place and writes rotated keys and values into the cache.
 
     Args:
-        heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values. What becomes of its keys is not said.
-        cis: complex64 [T or more, 1, D/2], of neighbouring pairs.
+        heads: [T or more, heads + 2 kv_heads, D]: queries, keys, values. The content of its keys afterwards is
+            undefined.
+        cis: complex64 [T or more, 1, D/2], rotations of neighbouring pairs.
         cache: [num_blocks, block_size, 2, kv_heads, D], any strides but the last.
-        slots: int64 [T], where each token goes; -1 for nowhere.
-        scales: float32 [num_blocks, block_size, 2, kv_heads] of a quantised cache, any strides: written, one for each
-            token and head, when `is_dynamic`; else taken as they are, and what is beyond them saturates.
+        slots: int64 [T], cache slot of each token; -1 for a token that is not written.
+        scales: float32 [num_blocks, block_size, 2, kv_heads] of a quantised cache, any strides. With `is_dynamic`, one
+            is written for each token and head; otherwise they are used as they are, and values beyond their range
+            saturate.
     """
     num_heads, dim = heads.shape[1:]
     _, block_size, _, keys, _ = cache.shape
@@ -138,7 +140,7 @@ def _case(name: str, kept: torch.dtype, dim: int = 128, *, is_quick: bool = Fals
         "IS_INTEGER": not kept.is_floating_point,
         "LARGEST": largest(kept),
     }
-    # Strides of scales are 1 or kv_heads or so: not divisible by 16.
+    # Strides of scales are small, such as 1 or kv_heads, and so not divisible by 16.
     unaligned = frozenset(name for name in types if name.startswith("scales_"))
     vectors = frozenset({"loads", "stores"})
     return AotCase(

@@ -1,7 +1,7 @@
-"""Linear layers in the activations' own format whose rows do not depend on one another, on a CUDA device.
+"""Batch-invariant linear layers in the activations' own format on a CUDA device.
 
-The twin is `torch.nn.functional.linear`, which is faster and sums as the number of rows suggests. Here tiles and splits
-follow from the weight alone, so that an output's sum has one order in any batch.
+The reference implementation is `torch.nn.functional.linear`, which is faster, but sums in an order that depends on the
+number of rows. Here tiles and splits depend on the weight alone, so that an output's sum has one order in any batch.
 """
 
 import torch
@@ -14,7 +14,10 @@ from sluice_server.kernels.triton.gemm import FIXED, schedule_of, sum_parts
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] → [M, N] over a weight [N, K] and a bias [N] of the same dtype."""
+    """Multiplies x [M, K] by a weight [N, K] and adds a bias [N], all of the same dtype; returns [M, N].
+
+    Raises ValueError if x does not fit or rows are not contiguous.
+    """
     (num, inputs), outputs = x.shape, len(weight)
     if inputs != weight.shape[1] or x.stride(1) != 1 or weight.stride(1) != 1:
         raise ValueError(f"inputs {list(x.shape)} {list(x.stride())}: contiguous rows of {weight.shape[1]} wanted")
@@ -47,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-@triton.jit(do_not_specialize=["num"])  # else a new value compiles anew, while somebody waits
+@triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
 def linear16_kernel(
     x_ptr,  # [num, inputs], rows `x_stride` apart
     x_stride,
@@ -65,7 +68,7 @@ def linear16_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Grid: tiles, those of the same weights one after the other; SPLITS."""
+    """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
     tiles = tl.cdiv(num, M)
     m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)

@@ -1,7 +1,8 @@
-"""Linear layers with 4-bit weights on a CUDA device; the twin is `kernels.formats.packed_weights.linear_w4a16`.
+"""Linear layers with 4-bit weights on a CUDA device.
 
-Nibbles less their zero points are small integers, exact in every format: tensor cores multiply these, and scales are
-applied to the sums of a group. A byte holds inputs of two halves of a unit, so that nothing is interleaved.
+The reference implementation is `kernels.formats.packed_weights.linear_w4a16`. Nibbles minus their zero points are small
+integers, exact in every format. Tensor cores multiply these, and scales are applied to the sums of a group. A byte
+holds inputs of both halves of a unit, so that nothing has to be interleaved.
 """
 
 import torch
@@ -18,8 +19,11 @@ HALF = tl.constexpr(UNIT // 2)
 
 
 def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.formats.packed_weights.linear_w4a16`. `is_fixed`: a row's bits
-    depend on that row alone."""
+    """Multiplies x [M, K] by a 4-bit weight; returns [M, N] in x's dtype. With `is_fixed`, it is batch-invariant.
+
+    Raises ValueError if x does not fit or its rows are not contiguous. See
+    `kernels.formats.packed_weights.linear_w4a16`.
+    """
     (num, inputs), outputs = x.shape, len(packed.nibbles)
     y = torch.empty(num, outputs, dtype=x.dtype, device=x.device)
     if inputs != packed.inputs or x.stride(1) != 1:
@@ -61,12 +65,14 @@ def linear_w4a16(x: Tensor, packed: Int4Weight, bias: Tensor | None = None, *, i
 
 
 def span_of(group: int, inputs: int, tiles: GemmTiles) -> int:
-    """Inputs that a program takes at once: whole units, within a group if one is as long as a unit. Of large tiles one
-    unit: two spill registers."""
+    """Returns how many inputs a program multiplies at once: whole units, in one group if groups are as long as a unit.
+
+    Large tiles take one unit, because two spill registers.
+    """
     return 2 * UNIT if tiles.m <= 32 and (group % (2 * UNIT) == 0 or group == inputs) else UNIT
 
 
-@triton.jit(do_not_specialize=["num"])  # else a new value compiles anew, while somebody waits
+@triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
 def linear4_kernel(
     x_ptr,  # [num, inputs], rows `x_stride` apart
     x_stride,
@@ -82,13 +88,13 @@ def linear4_kernel(
     group,
     HAS_BIAS: tl.constexpr,
     IS_EXACT: tl.constexpr,  # float32 inputs are not rounded to fewer bits
-    TWO_GROUPS: tl.constexpr,  # the halves of a unit are of different groups
+    TWO_GROUPS: tl.constexpr,  # the halves of a unit belong to different groups
     SPLITS: tl.constexpr,
     M: tl.constexpr,
     N: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Grid: tiles, those of the same weights one after the other; SPLITS."""
+    """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
     tiles = tl.cdiv(num, M)
     m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)

@@ -1,7 +1,7 @@
-"""Linear layers with 8-bit weights on a CUDA device; twins in `kernels.formats.packed_weights`.
+"""Linear layers with 8-bit weights on a CUDA device; reference implementations in `kernels.formats.packed_weights`.
 
-W8A16 widens int8 weights to the inputs' format in registers. W8A8 quantises inputs row by row first and multiplies int8
-exactly, or float8 with sums carried to float32 at every tile. Scales are applied to sums.
+W8A16 widens int8 weights to the inputs' format in registers. W8A8 first quantises inputs row by row, and multiplies
+int8 exactly, or float8 with sums carried over to float32 at every tile. Scales are applied to the sums.
 """
 
 import torch
@@ -17,19 +17,27 @@ from sluice_server.kernels.triton.support import MAX_INPUTS
 
 
 def linear_w8a16(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.formats.packed_weights.linear_w8a16`. `is_fixed`: a row's bits
-    depend on that row alone."""
+    """Multiplies x [M, K] by an 8-bit weight; returns [M, N] in x's dtype. With `is_fixed`, it is batch-invariant.
+
+    See `kernels.formats.packed_weights.linear_w8a16`.
+    """
     return _multiply(x, None, packed, bias, x.dtype, is_fixed)
 
 
 def linear_w8a8(x: Tensor, packed: Int8Weight, bias: Tensor | None = None, *, is_fixed: bool = False) -> Tensor:
-    """x [M, K] → [M, N] in x's dtype; see `kernels.formats.packed_weights.linear_w8a8` and, for `is_fixed`, above."""
+    """Multiplies x [M, K], quantised by rows, by an 8-bit weight; returns [M, N] in x's dtype.
+
+    With `is_fixed`, it is batch-invariant. See `kernels.formats.packed_weights.linear_w8a8`.
+    """
     rows = quantise_rows(x, packed.weight.dtype)
     return _multiply(rows.weight, rows.scales, packed, bias, x.dtype, is_fixed)
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> Int8Weight:
-    """x [M, K] as numbers of `dtype` and a scale for each row; see `kernels.formats.packed_weights.quantise_rows`."""
+    """Quantises x [M, K] to `dtype` with a scale for each row; see `kernels.formats.packed_weights.quantise_rows`.
+
+    Raises ValueError for rows that are not contiguous or longer than `MAX_INPUTS`.
+    """
     num, width = x.shape
     if width > MAX_INPUTS or x.stride(1) != 1:
         raise ValueError(f"rows of {width} numbers {list(x.stride())}: contiguous ones of up to {MAX_INPUTS} wanted")
@@ -101,19 +109,19 @@ def quantise_kernel(
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: M."""
+    """Quantises one row. Grid: M."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * stride + at, mask=at < width, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 0), LARGEST), 1e-30)
     y = tl.minimum(tl.maximum(tl.div_rn(x, scale), -LARGEST), LARGEST)
-    if IS_INTEGER:  # to the nearest, of two as near to the even one
+    if IS_INTEGER:  # adding 1.5 · 2^23 rounds to the nearest integer, ties to even
         y = (y + 12582912.0) - 12582912.0
     tl.store(y_ptr + row * width + at, y.to(y_ptr.dtype.element_ty), mask=at < width)
     tl.store(scales_ptr + row, scale)
 
 
-@triton.jit(do_not_specialize=["num"])  # else a new value compiles anew, while somebody waits
+@triton.jit(do_not_specialize=["num"])  # otherwise a new value is compiled during a request
 def linear8_kernel(
     x_ptr,  # [num, inputs], rows `x_stride` apart
     x_stride,
@@ -134,7 +142,7 @@ def linear8_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Grid: tiles, those of the same weights one after the other; SPLITS."""
+    """Multiplies one tile over one part of the inputs. Grid: tiles, with those of the same weights adjacent; SPLITS."""
     tiles = tl.cdiv(num, M)
     m = (tl.program_id(0) % tiles) * M + tl.arange(0, M)
     n = (tl.program_id(0) // tiles) * N + tl.arange(0, N)

@@ -1,7 +1,7 @@
-"""Mixture of experts on a CUDA device; twins in `kernels.reference.moe`.
+"""Mixture of experts on a CUDA device; reference implementations in `kernels.reference.moe`.
 
-Two small kernels put choices in groups of one expert, without a sort and without a word from the host; one multiplies
-group by group, each tile taking the inputs of its choices from where they lie; one adds up a token's results.
+Two small kernels put choices in groups of one expert each, without a sort and without waiting for the host. One kernel
+multiplies group by group; each tile gathers the inputs of its choices. One adds up each token's results.
 """
 
 from typing import Any
@@ -17,18 +17,18 @@ from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.gemm import DECODE, LARGE, MEDIUM, GemmTiles
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 
-CHOICES = 1024  # of a program that counts or places them
-BLOCK = 1024  # numbers of a program that adds results
-BY_SHARE = ((64, LARGE), (32, MEDIUM), (0, DECODE))  # choices of an expert on average, at least → tiles
+CHOICES = 1024  # choices that a program counts or places at once
+BLOCK = 1024  # elements of a program that adds results
+BY_SHARE = ((64, LARGE), (32, MEDIUM), (0, DECODE))  # least average number of choices of an expert → tiles
 
 
 def tiles_of(num_choices: int, num_experts: int) -> GemmTiles:
-    """For so many choices: groups of experts that few choose are small."""
+    """Returns the tiles for this number of choices: small groups if an expert has few choices on average."""
     return next(tiles for least, tiles in BY_SHARE if num_choices >= least * num_experts)
 
 
 def group(experts: Tensor, num_experts: int, size: int) -> ExpertGroups:
-    """Put choices of experts in groups; see `kernels.reference.moe.group`. Their order within an expert is not said."""
+    """Puts choices of experts in groups, in any order within an expert; see `kernels.reference.moe.group`."""
     num, experts = num_groups(len(experts), num_experts, size), experts.contiguous()
     choices = torch.full((num * size,), -1, dtype=torch.int32, device=experts.device)
     owners = torch.full((num,), -1, dtype=torch.int32, device=experts.device)
@@ -43,7 +43,10 @@ def group(experts: Tensor, num_experts: int, size: int) -> ExpertGroups:
 def grouped_linear(
     x: Tensor, weight: Tensor, scales: Tensor | None, groups: ExpertGroups, num_choices: int, per_token: int
 ) -> Tensor:
-    """Each choice's input times its expert's weights; see `kernels.reference.moe.grouped_linear`."""
+    """Multiplies each choice's input by its expert's weights; see `kernels.reference.moe.grouped_linear`.
+
+    Raises ValueError for a group size that is no multiple of the tile's, and for tensors that are not contiguous.
+    """
     outputs, inputs = weight.shape[1:]
     y = torch.empty(num_choices, outputs, dtype=x.dtype, device=x.device)
     tiles = next(tiles for _, tiles in BY_SHARE if tiles.m <= groups.size)
@@ -75,7 +78,7 @@ def grouped_linear(
 
 
 def combine(y: Tensor, shares: Tensor) -> Tensor:
-    """Σ over a token's choices of share · result; see `kernels.reference.moe.combine`."""
+    """Returns the sum over a token's choices of share · result; see `kernels.reference.moe.combine`."""
     (tokens, per_token), outputs = shares.shape, y.shape[1]
     found = torch.empty(tokens, outputs, dtype=y.dtype, device=y.device)
     if found.numel():
@@ -93,7 +96,8 @@ def experts_mlp(
     *,
     is_fixed: bool = False,
 ) -> Tensor:
-    """The MLPs of the experts that each token chose, by its shares; see `kernels.reference.moe.experts_mlp`."""
+    """Computes the MLPs of the experts chosen for each token, by their shares; see
+    `kernels.reference.moe.experts_mlp`."""
     num, num_experts, per_token, chosen = experts.numel(), len(gate_up.weight), experts.shape[1], experts.flatten()
     groups = group(chosen, num_experts, (DECODE if is_fixed else tiles_of(num, num_experts)).m)
     halves = gate_up.biased(grouped_linear(x, gate_up.weight, gate_up.scales, groups, num, per_token), chosen)
@@ -106,13 +110,13 @@ def lay_out_kernel(
     experts_ptr,  # int64 [num]
     num,
     num_experts,
-    owners_ptr,  # int32 [groups], written as far as there are groups
-    ends_ptr,  # int32 [num_experts]: where the next choice of an expert is placed
+    owners_ptr,  # int32 [groups], written only for groups that are used
+    ends_ptr,  # int32 [num_experts]: the place of each expert's next choice
     size,
     CHOICES: tl.constexpr,
     EXPERTS: tl.constexpr,  # num_experts, rounded up to a power of two
 ):
-    """Grid: 1."""
+    """Counts the choices of each expert, and assigns groups to experts. Grid: 1."""
     counts = tl.zeros([EXPERTS], tl.int32)
     for first in range(0, num, CHOICES):
         at = first + tl.arange(0, CHOICES)
@@ -130,11 +134,12 @@ def lay_out_kernel(
 def place_kernel(
     experts_ptr,  # int64 [num]
     num,
-    ends_ptr,  # int32 [num_experts], of which each choice takes one
+    ends_ptr,  # int32 [num_experts], incremented by each choice
     choices_ptr,  # int32 [groups · size]
     CHOICES: tl.constexpr,
 ):
-    """Grid: ⌈num / CHOICES⌉. A product of one row does not depend on its place, so that any order will do."""
+    """Places choices in their groups, in any order: a row's product does not depend on its place. Grid: ⌈num /
+    CHOICES⌉."""
     at = tl.program_id(0) * CHOICES + tl.arange(0, CHOICES)
     chosen = tl.load(experts_ptr + at, mask=at < num, other=0)
     place = tl.atomic_add(ends_ptr + chosen, 1, mask=at < num, sem="relaxed")
@@ -160,7 +165,7 @@ def grouped_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
 ):
-    """Grid: tiles of choices, ⌈outputs / N⌉."""
+    """Multiplies one tile of choices of one expert. Grid: tiles of choices, ⌈outputs / N⌉."""
     expert = tl.load(experts_ptr + tl.program_id(0) // per_group).to(tl.int64)
     if expert >= 0:
         choice = tl.load(choices_ptr + tl.program_id(0) * M + tl.arange(0, M)).to(tl.int64)
@@ -191,7 +196,7 @@ def combine_kernel(
     per_token,
     BLOCK: tl.constexpr,
 ):
-    """Grid: ⌈outputs / BLOCK⌉, T."""
+    """Adds up BLOCK outputs of a token, weighted by shares. Grid: ⌈outputs / BLOCK⌉, T."""
     token = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)

@@ -1,8 +1,8 @@
-"""The noise of sampling on the device: words and uniforms equal to the bit to those of `kernels.reference.philox`.
+"""Noise of sampling on the device: words and uniforms are bit-equal to those of `kernels.reference.philox`.
 
-Counter = (token id // 4, position, output, 0), key = the seed, lane = token id % 4. Logarithms are a polynomial of our
-own (Cephes, two units in the last place): the device's approximation is off by 1e-3 of noise near u = 0, and this one
-gives the same noise wherever it runs, but for the fusing of products and sums.
+Counter = (token id // 4, position, output, 0), key = the seed, lane = token id % 4. Logarithms are computed by a
+polynomial (Cephes, two units in the last place): the device's approximation changes the noise by up to 1e-3 near u = 0,
+and the polynomial gives the same noise on every device, except for the fusing of products and sums.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def uniform_words(seed, position, output, calls):
-    """Uniforms in (0, 1) of the ids 4 c … 4 c + 3 of calls c int32 [N] → float32 [N, 4]. Scalars are int64."""
+    """Returns uniforms in (0, 1) of the ids 4 c … 4 c + 3 for calls c int32 [N]: float32 [N, 4]. Scalars are int64."""
     zero = tl.zeros_like(calls)
     c1 = zero + position.to(tl.uint32).to(tl.int32, bitcast=True)
     c2 = zero + output.to(tl.uint32).to(tl.int32, bitcast=True)
@@ -22,15 +22,15 @@ def uniform_words(seed, position, output, calls):
 
 @triton.jit
 def gumbel(uniform):
-    """-log(-log(1 - u)), standard Gumbel noise of float32 uniforms."""
+    """Returns -log(-log(1 - u)), standard Gumbel noise of float32 uniforms."""
     rest = 1.0 - uniform
-    lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)  # what `rest` stands for; the quotient puts back what it rounded off
+    lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)  # the u that `rest` represents; the quotient corrects its rounding
     return -log(tl.where(rest == 1.0, uniform, -log(rest) * (uniform / lost)))
 
 
 @triton.jit
 def log(x):
-    """Natural logarithm of positive, normal float32."""
+    """Returns the natural logarithm of positive, normal float32."""
     bits = x.to(tl.int32, bitcast=True)
     power = ((bits >> 23) & 255) - 126
     m = ((bits & 0x007FFFFF) | 0x3F000000).to(tl.float32, bitcast=True)  # in [0.5, 1)

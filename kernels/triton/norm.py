@@ -1,7 +1,7 @@
-"""RMSNorm on a CUDA device, alone or behind the addition to the residual stream; twins in
-`kernels.reference.elementwise`.
+"""RMSNorm on a CUDA device, alone or after the addition to the residual stream.
 
-A program takes whole rows, several where they are short, in one pass: each number is read once.
+The reference implementations are in `kernels.reference.elementwise`. A program computes whole rows, several if they are
+short, in one pass: each number is read once.
 """
 
 import torch
@@ -12,17 +12,16 @@ from torch import Tensor
 from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.numbers import next_power_of_two, pointer
 
-NUMBERS = 2048  # of one program at least, if there are as many
-MAX_WIDTH = 16_384  # of a row, which a program keeps in registers
+NUMBERS = 2048  # least elements of a program, if there are as many
+MAX_WIDTH = 16_384  # elements of a row, which a program keeps in registers
 PER_WARP = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """RMSNorm over the last dimension of x [..., d], returned in `dtype`; see `kernels.reference.elementwise.rms_norm`.
+    """Returns RMSNorm over the last dimension of x [..., d], in `dtype`; see `kernels.reference.elementwise.rms_norm`.
 
     Args:
-        x: the dimensions before the last must be one another's continuation, as of a slice of heads they are not: then
-            it is copied.
+        x: copied if the dimensions before the last cannot be merged into one without a copy, as in a slice of heads.
         weight: [d], or [H, d] for x [..., H, d].
     """
     rows = x.reshape(-1, x.shape[-1])
@@ -34,7 +33,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | 
 def add_rms_norm_(
     residual: Tensor, x: Tensor, weight: Tensor | None, eps: float, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """residual [T, d] += x [T, d] in place, and RMSNorm of the sum in `dtype`; see `kernels.reference.elementwise`."""
+    """Adds x [T, d] to residual [T, d] in place, and returns RMSNorm of the sum in `dtype` (default: x's dtype)."""
     y = torch.empty(residual.shape, dtype=dtype or x.dtype, device=x.device)
     _launch(x, residual, weight, y, eps)
     return y
@@ -68,7 +67,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor | None, y: Tensor
 
 
 def shape_of(width: int) -> tuple[int, int, int]:
-    """Numbers of a row rounded up, rows and warps of a program."""
+    """Returns a row's width rounded up to a power of two, and the rows and warps of a program."""
     block = max(16, next_power_of_two(width))
     rows = max(1, NUMBERS // block)
     return block, rows, min(32, max(1, rows * block // PER_WARP))
@@ -91,7 +90,7 @@ def norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: ⌈num / ROWS⌉."""
+    """Norms ROWS rows. Grid: ⌈num / ROWS⌉."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     at = tl.arange(0, BLOCK)[None, :]
     mask = (row < num) & (at < width)

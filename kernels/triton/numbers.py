@@ -1,4 +1,4 @@
-"""Numbers that launchers share: powers of two, number formats and their names in Triton. Tensors and numbers only."""
+"""Helpers of the launchers: powers of two, number formats and their names in Triton. Depends on torch only."""
 
 import torch
 
@@ -16,15 +16,15 @@ INT8_LARGEST = 127.0
 
 
 def next_power_of_two(num: int) -> int:
-    """The least power of two ≥ num."""
+    """Returns the least power of two ≥ num."""
     return 1 << max(0, num - 1).bit_length()
 
 
 def largest(dtype: torch.dtype) -> float:
-    """The largest number of a format; of int8, of those that are symmetric."""
+    """Returns the largest number of a format; for int8 that of the symmetric range."""
     return float(torch.finfo(dtype).max) if dtype.is_floating_point else INT8_LARGEST
 
 
 def pointer(dtype: torch.dtype) -> str:
-    """Triton's name for a pointer to such numbers."""
+    """Returns Triton's name for a pointer to numbers of this dtype."""
     return f"*{NAMES[dtype]}"

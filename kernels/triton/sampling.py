@@ -1,8 +1,9 @@
-"""Logits to tokens on a CUDA device: the kernels behind `sample`, whose twin is `kernels.reference.sampling.sample`.
+"""Samples one token for each row of logits on a CUDA device.
 
-Five launches, none of which waits for the host: peaks, floors, bands of typical-p, Gumbel-max over what is kept, and
-its merge. Rows are split over programs where there are few. A row's token depends on that row alone, whatever the
-split: peaks and best scores are exact, and mass is summed in integers.
+The reference implementation is `kernels.reference.sampling.sample`. Five launches, none of which waits for the host:
+peaks, floors, bands of typical-p, Gumbel-max over the kept set, and its merge. If there are few rows, each is split
+over several programs. A row's token depends on that row alone, whatever the split: peaks and best scores are exact, and
+mass is summed in integers.
 """
 
 from typing import Any
@@ -17,17 +18,17 @@ from sluice_server.kernels.triton.aot import AotCase
 from sluice_server.kernels.triton.noise import gumbel, uniform_words
 from sluice_server.kernels.triton.truncation import band_kernel, floor_kernel, is_drawn, peak_of, scaled
 
-TILE = 4096  # values that look for a floor at once
-CALLS = 512  # of Philox at once, for 4 ids each
+TILE = 4096  # values that a program processes at once
+CALLS = 512  # Philox calls at once, for 4 ids each
 WARPS = 8
-ROW_WARPS = 32  # of a kernel with one program a row, which waits for memory most; with fewer, finding floors spills
+ROW_WARPS = 32  # of kernels with one program a row, which mostly wait for memory; with fewer, floor_kernel spills
 MAX_SPLITS = 64
 MAX_VOCAB = 1 << 19  # see `truncation.ONE`
-NOBODY = tl.constexpr(0x7FFFFFFF)  # an id behind all others
+NOBODY = tl.constexpr(0x7FFFFFFF)  # larger than any id
 
 
 def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Draw one id per row; see `kernels.reference.sampling.sample`.
+    """Draws one id per row; see `kernels.reference.sampling.sample`.
 
     Args:
         logits: float32 [R, V], ids of a row contiguous, V up to `MAX_VOCAB`.
@@ -35,6 +36,8 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
     Returns:
         ids int64 [R], -1 for bad rows, and bad bool [R].
+
+    Raises ValueError for other logits.
     """
     num, vocab = logits.shape
     if logits.dtype is not torch.float32 or logits.stride(1) != 1 or not 0 < vocab <= MAX_VOCAB:
@@ -61,7 +64,7 @@ def sample(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def splits_of(num: int, vocab: int, programs: int = 264) -> int:
-    """Programs a row of so many: a power of two that fills a device of 132 multiprocessors twice, if rows are long."""
+    """Returns the programs for each row, a power of two: enough to fill 132 multiprocessors twice, if rows are long."""
     wanted = min(-(-programs // max(num, 1)), -(-vocab // TILE), MAX_SPLITS)
     return 1 << (wanted - 1).bit_length()
 
@@ -75,7 +78,7 @@ def peak_kernel(
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The greatest logit of each part of a row; +inf for a part that holds NaN."""
+    """Finds the greatest logit of each part of a row; +inf for a part that holds NaN."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)  # grid: R, SPLITS
     peak = tl.full([TILE], float("-inf"), tl.float32)
     for first in range(part * TILE, vocab, SPLITS * TILE):
@@ -87,7 +90,7 @@ def peak_kernel(
 
 @triton.jit(
     do_not_specialize=["floors_ptr", "centres_ptr", "reaches_ptr"]
-)  # else a new value compiles anew, while somebody waits
+)  # otherwise a new value is compiled during a request
 def draw_kernel(
     logits_ptr,  # float32 [R, vocab], rows `stride` apart
     stride,
@@ -106,13 +109,13 @@ def draw_kernel(
     SPLITS: tl.constexpr,
     CALLS: tl.constexpr,
 ):
-    """The best score of each part of a row and the lowest id that has it. Noise is drawn where anything is kept."""
+    """Finds the best score of each part of a row and the lowest id that has it. Draws noise only where ids are kept."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)  # grid: R, SPLITS
     peak, temperature = peak_of(peaks_ptr, row, SPLITS), tl.load(temperature_ptr + row)
     drawn = is_drawn(peak, temperature)
     temperature = tl.where(drawn, temperature, 1.0)
     peak = tl.where(tl.abs(peak) < float("inf"), peak, 0.0)
-    floor = tl.where(drawn, tl.load(floors_ptr + row), 0.0)  # greedy: the peak alone
+    floor = tl.where(drawn, tl.load(floors_ptr + row), 0.0)  # greedy: keeps the peak alone
     centre, reach = tl.load(centres_ptr + row), tl.load(reaches_ptr + row)
     last = tl.load(lasts_ptr + row)
     seed, position, output = tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tl.load(outputs_ptr + row)
@@ -129,7 +132,7 @@ def draw_kernel(
             score = x
             if drawn:
                 score += gumbel(uniform_words(seed, position, output, calls))
-            better = kept & (score > best)  # ids ascend: the first of equals stays
+            better = kept & (score > best)  # ids ascend, so that the first of equals is kept
             best = tl.where(better, score, best)
             pick = tl.where(better, at, pick)
     top = tl.max(tl.max(best, 1), 0)
@@ -146,7 +149,7 @@ def merge_kernel(
     ids_ptr,  # int64 [R]
     SPLITS: tl.constexpr,
 ):
-    """The best of a row's parts, the lowest id of equals; -1 for a row of no usable number."""
+    """Chooses the best of a row's parts, the lowest id of equals; -1 for a row without a usable number."""
     row = tl.program_id(0).to(tl.int64)  # grid: R
     at = row * SPLITS + tl.arange(0, SPLITS)
     scores = tl.load(scores_ptr + at)

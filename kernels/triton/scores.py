@@ -1,7 +1,8 @@
-"""Log probabilities of tokens and of their rivals on a CUDA device; the twin is `kernels.reference.scores.score`.
+"""Computes log probabilities of tokens and of alternatives on a CUDA device.
 
-Two launches: the logarithm of the sum of e^x of each row, in one pass, then value and rank of each pair of row and id
-in another. The likeliest ids are torch's `topk` for all rows at once; which of equals come first is its own.
+The reference implementation is `kernels.reference.scores.score`. Two launches: one computes the logarithm of each row's
+sum of e^x in one pass, the other the value and the rank of each pair (row, id). The likeliest ids come from torch's
+`topk` for all rows at once, which decides the order of equals.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ WARPS = 8
 
 
 def score(logits: Tensor, asked: ScoreRequest) -> Scores:
-    """Of rows of logits float32 [L, V], ids of a row contiguous; see `kernels.reference.scores.score`."""
+    """Scores rows of logits float32 [L, V], ids of a row contiguous; see `kernels.reference.scores.score`."""
     num, vocab = logits.shape
     rows = torch.cat((torch.arange(num, device=logits.device), asked.rows))
     ids = torch.cat((asked.ids, asked.others))
@@ -42,7 +43,7 @@ def norm_kernel(
     norms_ptr,  # float32 [L]
     TILE: tl.constexpr,
 ):
-    """Grid: L. log Σ e^x of a row, each thread with a peak of its own until the end."""
+    """Computes log Σ e^x of a row; each thread has its own running maximum until the end. Grid: L."""
     row = tl.program_id(0).to(tl.int64)
     peak = tl.full([TILE], -3.0e38, tl.float32)
     mass = tl.zeros([TILE], tl.float32)
@@ -69,7 +70,7 @@ def rank_kernel(
     ranks_ptr,  # int64 [P]
     TILE: tl.constexpr,
 ):
-    """Grid: P. 1 + how many ids of a pair's row are likelier."""
+    """Computes a pair's log probability, and its rank: 1 + how many ids of its row are likelier. Grid: P."""
     pair = tl.program_id(0)
     row = tl.load(rows_ptr + pair)
     own = tl.load(logits_ptr + row * stride + tl.load(ids_ptr + pair))

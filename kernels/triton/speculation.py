@@ -1,4 +1,4 @@
-"""Acceptance of trees of drafted tokens on a CUDA device; see the twin in `kernels.reference.speculation`."""
+"""Accepts drafted tokens of trees on a CUDA device; reference implementation in `kernels.reference.speculation`."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ NOTHING = tl.constexpr(-1)
 
 
 def standing(sampled: Tensor, ids: Tensor, parents: Tensor, ends: Tensor) -> Tensor:
-    """Which tokens of trees stand, in their order; see `kernels.reference.speculation.standing`."""
+    """Returns which tokens of draft trees are accepted, in order; see `kernels.reference.speculation.standing`."""
     found = torch.arange(len(sampled), device=sampled.device)
     standing_kernel[len(ends),](sampled, ids, parents, ends, found, MAX_TREE, num_warps=1)
     return found
@@ -24,10 +24,10 @@ def standing_kernel(
     ids_ptr,  # int64 [T]
     parents_ptr,  # int64 [T]
     ends_ptr,  # int64 [R]
-    found_ptr,  # int64 [T], each place its own number
-    WIDTH: tl.constexpr,  # tokens of a row at most
+    found_ptr,  # int64 [T], initialised with each place's own index
+    WIDTH: tl.constexpr,  # most tokens of a row
 ):
-    """Grid: R."""
+    """Follows the accepted path of one row. Grid: R."""
     row = tl.program_id(0)
     end = tl.load(ends_ptr + row)
     first = tl.load(ends_ptr + row - 1, mask=row > 0, other=0)
@@ -37,7 +37,7 @@ def standing_kernel(
     parents = tl.load(parents_ptr + first + places, mask=is_there, other=NOTHING)
     at = 0
     place = 0
-    left = (end - first).to(tl.int32)  # an empty row has no token to begin with
+    left = (end - first).to(tl.int32)  # an empty row skips the loop
     while left > 0:
         token = tl.load(sampled_ptr + first + at)
         follows = is_there & (places > at) & (parents == at) & (ids == token)
@@ -50,7 +50,7 @@ def standing_kernel(
 
 def _tree_case() -> AotCase:
     types = {argument: "*i64" for argument in standing_kernel.arg_names if argument.endswith("_ptr")}
-    vectors = frozenset[str]()  # rows begin anywhere
+    vectors = frozenset[str]()  # rows begin at any address
     return AotCase("speculation/tree", standing_kernel, types, {"WIDTH": MAX_TREE}, num_warps=1, vectors=vectors)
 
 

@@ -1,18 +1,20 @@
-"""What our GPU kernels take: asked once at start, so that nothing is found out by a request. Numbers only."""
+"""States which models the GPU kernels support. Checked once at start, so that no request fails for it. Numbers only."""
 
 import torch
 
-LEAST_CAPABILITY = 80  # mma with bfloat16 and asynchronous copies
+LEAST_CAPABILITY = 80  # the first with bfloat16 mma and asynchronous copies
 HEAD_DIMS = range(64, 257, 16)
 MAX_GROUP = 64
 MAX_BLOCK = 128
-FP8_SINCE = 89  # compute capability from which there are products and conversions of float8
-MAX_INPUTS = 32_768  # of a row that is rounded: a program keeps it in registers
-DTYPES = (torch.float16, torch.bfloat16)  # in float32 the tiles of attention do not fit into registers
+FP8_SINCE = 89  # least compute capability with products and conversions of float8
+MAX_INPUTS = 32_768  # elements of a row that is rounded to 8 bits: a program keeps it in registers
+DTYPES = (torch.float16, torch.bfloat16)  # attention's tiles do not fit into registers in float32
 
 
 def unsupported(capability: int, dtype: torch.dtype, dim: int, group: int, block_size: int) -> str | None:
-    """What of these the kernels do not take, and what they do; None when they take all of it.
+    """Returns which of these the kernels do not support, and what they support; None if they support all.
+
+    The caller completes the text with "supported", as in "head size 40: multiples of 16 from 64 to 256 are".
 
     Args:
         capability: the GPU's compute capability, as 90 for 9.0.
@@ -35,5 +37,6 @@ def unsupported(capability: int, dtype: torch.dtype, dim: int, group: int, block
 
 
 def too_wide(inputs: int) -> str | None:
-    """As `unsupported`, of rows of activations that are rounded to 8 bits."""
+    """Returns a text like that of `unsupported` for activations rounded to 8 bits that have too many inputs, else
+    None."""
     return f"rounded activations of {inputs} inputs: up to {MAX_INPUTS} are" if inputs > MAX_INPUTS else None

@@ -1,11 +1,11 @@
-"""What top-k, top-p, min-p and typical-p keep of a row, found without sorting it: one program a row.
+"""Finds what top-k, top-p, min-p and typical-p keep of a row, without sorting it: one program for each row.
 
-In: logits, their peaks and the parameters of sampling. Out, for each row: a floor (keep what is not below it) and the
-band of typical-p. The kept set is that of `kernels.reference.sampling`: a floor is a value of the row, found by
+Takes logits, their peaks and the sampling parameters. Returns for each row a floor (values not below it are kept) and
+the band of typical-p. The kept set is that of `kernels.reference.sampling`: a floor is a value of the row, found by
 bisection over the bits of floats. Mass is counted in integers (e^x · 2^44), so that a sum is the same in any order.
 
-A row is narrowed first: one pass counts its values by magnitude, which bounds what can be kept, and a second gathers
-these, mostly few. Where they are more than a tile, bisection reads the row itself.
+First a row is narrowed: one pass counts its values by magnitude, which bounds what can be kept, and a second one
+gathers these values, usually few. If they are more than a tile, bisection reads the row itself.
 """
 
 import triton
@@ -13,30 +13,31 @@ import triton.language as tl
 
 from sluice_server.kernels.triton.noise import log
 
-BINS = tl.constexpr(128)  # a quarter each; the last holds all beyond 31.75 below the peak, e^-31.75 of its mass
+# Of width 1/4 each. The last bin holds all values 31.75 or more below the peak, of mass e^-31.75 at most each.
+BINS = tl.constexpr(128)
 INF_KEY = tl.constexpr(0x7F800000)
-ONE = tl.constexpr(17592186044416.0)  # 2^44: 2^19 ids of weight 1 stay within int64
+ONE = tl.constexpr(17592186044416.0)  # 2^44, so that the mass of 2^19 ids of weight 1 fits in int64
 
 
 @triton.jit
 def peak_of(peaks_ptr, row, SPLITS: tl.constexpr):
-    """The greatest logit of a row, +inf if it holds NaN or +inf, from peaks float32 [R, SPLITS]."""
+    """Returns the greatest logit of a row, +inf if it holds NaN or +inf, from peaks float32 [R, SPLITS]."""
     return tl.max(tl.load(peaks_ptr + row * SPLITS + tl.arange(0, SPLITS)), 0)
 
 
 @triton.jit
 def is_drawn(peak, temperature):
-    """Whether chance decides: the row is neither bad nor greedy."""
+    """Returns whether the row's token is drawn at random: the row is neither bad nor greedy."""
     return (tl.abs(peak) < float("inf")) & (temperature > 0.0)
 
 
 @triton.jit
 def scaled(logits, peak, temperature):
-    """(logits - peak) / temperature, correctly rounded: the same bits in every kernel that compares with a floor."""
+    """Returns (logits - peak) / temperature, correctly rounded, so that kernels that compare with a floor agree."""
     return tl.div_rn(logits - peak, temperature)
 
 
-@triton.jit(do_not_specialize=["floors_ptr"])  # else a new value compiles anew, while somebody waits
+@triton.jit(do_not_specialize=["floors_ptr"])  # otherwise a new value is compiled during a request
 def floor_kernel(
     logits_ptr,  # float32 [R, vocab], rows `stride` apart
     stride,
@@ -51,7 +52,7 @@ def floor_kernel(
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The least scaled logit that top-k, top-p and min-p keep of each row."""
+    """Finds the least scaled logit that top-k, top-p and min-p keep of each row."""
     row = tl.program_id(0).to(tl.int64)  # grid: R
     peak = peak_of(peaks_ptr, row, SPLITS)
     temperature = tl.load(temperature_ptr + row)
@@ -72,7 +73,7 @@ def floor_kernel(
 
 @triton.jit(
     do_not_specialize=["floors_ptr", "centres_ptr", "reaches_ptr"]
-)  # else a new value compiles anew, while somebody waits
+)  # otherwise a new value is compiled during a request
 def band_kernel(
     logits_ptr,  # float32 [R, vocab], rows `stride` apart
     stride,
@@ -87,9 +88,12 @@ def band_kernel(
     SPLITS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The locally typical set (Meister et al. 2022) of what a floor keeps: ids less than `reach` away from `centre`,
-    and of those just as far, up to id `last`. The surprise of x is (log mass - x), so that its distance from the
-    entropy is that of x from the mean of x."""
+    """Finds the locally typical set (Meister et al. 2022) of what a floor keeps.
+
+    It consists of the ids whose scaled logit is less than `reach` away from `centre`, and of the ids exactly `reach`
+    away up to id `last`. The surprise of x is (log mass - x), so that its distance from the entropy is that of x from
+    the mean of x.
+    """
     row = tl.program_id(0).to(tl.int64)  # grid: R
     peak = peak_of(peaks_ptr, row, SPLITS)
     temperature = tl.load(temperature_ptr + row)
@@ -114,19 +118,19 @@ def band_kernel(
 
 @triton.jit
 def share_of(mass, share):
-    """The least integer that is `share` of a mass, 1 at least."""
+    """Returns `share` of a mass, rounded up to an integer, at least 1."""
     return tl.maximum(tl.ceil(mass.to(tl.float64) * share.to(tl.float64)).to(tl.int64), 1)
 
 
 @triton.jit
 def weight(x, floor):
-    """e^x · 2^44 as an integer, 0 below the floor."""
+    """Returns e^x · 2^44 as an integer, 0 below the floor."""
     return tl.where(x >= floor, tl.exp(x) * ONE, 0.0).to(tl.int64)
 
 
 @triton.jit
 def _tile(source, first, num, peak, temperature, TILE: tl.constexpr):
-    """Scaled values of places first … first + TILE - 1; -inf beyond `num`."""
+    """Returns the scaled values at places first … first + TILE - 1; -inf beyond `num`."""
     at = first + tl.arange(0, TILE)
     return scaled(tl.load(source + at, mask=at < num, other=float("-inf")), peak, temperature)
 
@@ -138,7 +142,7 @@ def _bins(x):
 
 @triton.jit
 def _narrow(source, vocab, peak, temperature, top_k, top_p, TILE: tl.constexpr):
-    """The last bin that may hold anything kept, how many values there are up to it, and the mass of the row."""
+    """Returns the last bin that may hold kept values, the number of values up to it, and the mass of the row."""
     counts = tl.zeros([BINS], tl.int32)
     mass = tl.zeros([TILE], tl.int64)
     for first in range(0, vocab, TILE):
@@ -148,9 +152,9 @@ def _narrow(source, vocab, peak, temperature, top_k, top_p, TILE: tl.constexpr):
     total = tl.sum(mass, 0)
     bins = tl.arange(0, BINS)
     through = tl.cumsum(counts, 0)
-    most = counts.to(tl.float32) * tl.exp(bins.to(tl.float32) * -0.25)  # a bin's mass at most
+    most = counts.to(tl.float32) * tl.exp(bins.to(tl.float32) * -0.25)  # upper bound of a bin's mass
     behind = tl.cumsum(most, 0, reverse=True) - most
-    budget = (1.0 - top_p) * (total.to(tl.float32) * (0.999 / ONE))  # with room for what is rounded
+    budget = (1.0 - top_p) * (total.to(tl.float32) * (0.999 / ONE))  # with a margin for rounding
     enough = tl.where(top_k > 0, through >= top_k, behind <= budget)
     cut = tl.min(tl.where(enough, bins, BINS - 1), 0)
     return cut, tl.sum(tl.where(bins <= cut, counts, 0), 0), total
@@ -158,7 +162,7 @@ def _narrow(source, vocab, peak, temperature, top_k, top_p, TILE: tl.constexpr):
 
 @triton.jit
 def _gather(source, vocab, peak, temperature, cut, target, TILE: tl.constexpr):
-    """Write the scaled values of the bins up to `cut` to `target`, in order."""
+    """Writes the scaled values of the bins up to `cut` to `target`, in order."""
     base = tl.full((), 0, tl.int32)
     for first in range(0, vocab, TILE):
         x = _tile(source, first, vocab, peak, temperature, TILE)
@@ -166,12 +170,12 @@ def _gather(source, vocab, peak, temperature, cut, target, TILE: tl.constexpr):
         places = base + tl.cumsum(chosen.to(tl.int32), 0) - 1
         tl.store(target + places, x, mask=chosen)
         base += tl.sum(chosen.to(tl.int32), 0)
-    tl.debug_barrier()  # the values are read by other threads of this program
+    tl.debug_barrier()  # other threads of this program read the values
 
 
 @triton.jit
 def _floor_of_tile(values_ptr, num, mass, top_k, top_p, TILE: tl.constexpr):
-    """The floor that top-k and top-p set, from the scaled values that may be kept. `mass`: of the row."""
+    """Returns the floor that top-k and top-p set, from the gathered values. `mass` is that of the row."""
     at = tl.arange(0, TILE)
     x = tl.load(values_ptr + at, mask=at < num, other=float("-inf"))
     keys = tl.abs(x).to(tl.int32, bitcast=True)
@@ -186,7 +190,7 @@ def _floor_of_tile(values_ptr, num, mass, top_k, top_p, TILE: tl.constexpr):
 
 @triton.jit
 def _floor_of_row(source, num, peak, temperature, mass, top_k, top_p, TILE: tl.constexpr):
-    """The same from the row itself."""
+    """Returns the floor that top-k and top-p set, from the row itself."""
     kept = tl.full((), float("-inf"), tl.float32)
     if top_k > 0:
         kept = -_reach(source, num, peak, temperature, kept, 0.0, top_k, False, TILE)
@@ -198,7 +202,7 @@ def _floor_of_row(source, num, peak, temperature, mass, top_k, top_p, TILE: tl.c
 
 @triton.jit
 def _least(keys, weights, target):
-    """The least key up to which `target` of the weights lies, as a float; infinite if there is not so much."""
+    """Returns the least key up to which the weights add up to `target`, as a float; infinite if they do not."""
     low = tl.full((), 0, tl.int32)
     high = tl.full((), INF_KEY, tl.int32)
     while low < high:
@@ -211,14 +215,16 @@ def _least(keys, weights, target):
 
 @triton.jit
 def _reach(source, num, peak, temperature, floor, centre, target, BY_MASS: tl.constexpr, TILE: tl.constexpr):
-    """The least distance from `centre` within which `target` of the mass, or so many values, lie that are not below the
-    floor; infinite if there is not so much."""
+    """Returns the least distance from `centre` within which the values not below the floor reach `target`.
+
+    They are counted by mass with BY_MASS, else by number. Infinite if all of them together do not reach it.
+    """
     low = tl.full((), 0, tl.int32)
     high = tl.full((), INF_KEY, tl.int32)
     while low < high:
         middle = low + (high - low) // 2
         total = tl.full([TILE], 0, tl.int64)
-        for first in range(0, num, TILE):  # as `_tile` and `weight` do: calls cost the interpreter most of its time
+        for first in range(0, num, TILE):  # inlines `_tile` and `weight`, as calls take most of the interpreter's time
             at = first + tl.arange(0, TILE)
             logits = tl.load(source + at, mask=at < num, other=float("-inf"))
             x = tl.div_rn(logits - peak, temperature)
@@ -232,7 +238,7 @@ def _reach(source, num, peak, temperature, floor, centre, target, BY_MASS: tl.co
 
 @triton.jit
 def _mass(source, num, peak, temperature, floor, centre, key, TILE: tl.constexpr):
-    """Mass of the values not below the floor whose distance from `centre` has bits up to `key`."""
+    """Returns the mass of the values not below the floor whose distance from `centre` has bits up to `key`."""
     total = tl.zeros([TILE], tl.int64)
     for first in range(0, num, TILE):
         x = _tile(source, first, num, peak, temperature, TILE)
@@ -243,7 +249,7 @@ def _mass(source, num, peak, temperature, floor, centre, key, TILE: tl.constexpr
 
 @triton.jit
 def _mean(source, num, peak, temperature, floor, mass, TILE: tl.constexpr):
-    """Mean of the values not below the floor, by their mass."""
+    """Returns the mean of the values not below the floor, weighted by their mass."""
     total = tl.zeros([TILE], tl.float64)
     for first in range(0, num, TILE):
         x = _tile(source, first, num, peak, temperature, TILE)
@@ -254,7 +260,8 @@ def _mean(source, num, peak, temperature, floor, mass, TILE: tl.constexpr):
 
 @triton.jit
 def _last_tie(source, num, peak, temperature, floor, centre, edge, target, TILE: tl.constexpr):
-    """The last id kept of those whose distance has the bits `edge`: by id, until their mass reaches `target`."""
+    """Returns the last kept id of those whose distance has the bits `edge`: by id, until their mass reaches
+    `target`."""
     before = tl.full((), 0, tl.int64)
     last = tl.full((), -1, tl.int64)
     for first in range(0, num, TILE):
