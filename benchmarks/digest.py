@@ -16,11 +16,11 @@ SHARDS = 4
 ONCE = """
 import sys, time
 from pathlib import Path
-from services.digests import Remembered
-from services.model_source import Contents, ModelSource
+from sluice_server.services.checkpoint.digests import Remembered
+from sluice_server.services.checkpoint.model_source import CheckpointFiles, ModelSource
 start = time.perf_counter()
 source = ModelSource(Path(sys.argv[1]), "m")
-revision = Contents(source, Remembered(Path(sys.argv[2])), with_weights=True).named().revision
+revision = CheckpointFiles(source, Remembered(Path(sys.argv[2])), with_weights=True).named().revision
 print(time.perf_counter() - start, revision)
 """
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WORKS = """
 import importlib.metadata, pathlib, sys
 import kernels, torch, transformers
-import sluice_server.kernels.builds, sluice_server.kernels.ops
-from sluice_server.engine.formats import notes_of
+import sluice_server.kernels.cpu.builds, sluice_server.kernels.ops
+from sluice_server.engine.worker.startup.formats import notes_of
 from transformers.utils import is_kernels_available
 
 site = pathlib.Path(sys.argv[1])
@@ -34,7 +34,7 @@ packages = ("kernels", "sluice", "sluice-client")
 files = [{str(one) for one in importlib.metadata.files(name) if one.parts[0] != ".."} for name in packages]
 assert sum(map(len, files)) == len(set.union(*files)), "a file belongs to two packages"
 print(*(f"{name} {importlib.metadata.version(name)}" for name in ("transformers", *packages)), type(model).__name__)
-print("CPU kernels:", sluice_server.kernels.builds.instruction_set(), *notes_of(torch.float32, ""), sep="; ")
+print("CPU kernels:", sluice_server.kernels.cpu.builds.instruction_set(), *notes_of(torch.float32, ""), sep="; ")
 """
 THEIRS = "transformers[kernels]"
 MACHINE = "import platform; platform.machine = lambda: {!r}\n"

@@ -9,18 +9,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from sluice_server.engine.errors import Code, ServiceError, engine_fault
+from sluice_server.engine.errors import Code, ServiceError
 from sluice_server.services.detokenizer.stage import DetokenizerStage
 from sluice_server.services.engine.grammar_gate import GrammarGate
 from sluice_server.services.engine.stage import EngineStage, RingMembership
+from sluice_server.services.faults import fault
 from sluice_server.services.gateway.access.call import CallMetadata
 from sluice_server.services.gateway.access.quota import Quotas, TenantLimits
 from sluice_server.services.gateway.contract.translate import TranslatedRequest
 from sluice_server.services.gateway.requests.manager import RequestManager
 from sluice_server.services.gateway.requests.open_request import OpenRequest
-from sluice_server.services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Text
+from sluice_server.services.messages.messages import Envelope, Failed, Grant, Message, Preempted, Result, Role, Text
 from sluice_server.services.offline.interrupts import held
 from sluice_server.services.offline.loading import NAME, Loaded
+from sluice_server.services.telemetry.logs import about
 from sluice_server.services.telemetry.observed import Unobserved
 from sluice_server.services.telemetry.phases import Phase
 from sluice_server.services.tokenizer.inline_executor import InlineExecutor
@@ -98,8 +100,8 @@ class Pipeline:
             self._pass_on()
             self._detokenizer.turn()
             self._pass_on()
-            if not again and not self._gate.num_waiting and self._is_stuck():
-                raise engine_fault("the engine has no work, and requests are open")
+            if not again and not self._gate.num_waiting and (stuck := self._stuck()) is not None:
+                raise fault(Role.ENGINE, about(stuck.envelope), "has no work while requests are open")
 
     def close(self, *requests: OpenRequest) -> None:
         """Releases requests, ended or not; nothing more is computed for them."""
@@ -117,8 +119,11 @@ class Pipeline:
         self._refusal = closed()
         del self.engine, self._tokenizer, self._gate, self._detokenizer  # an unfinished stream may still refer to self
 
-    def _is_stuck(self) -> bool:
-        return not self._tokenizer.num_encoding and any(one.outcome is None for one in self._manager.requests)
+    def _stuck(self) -> OpenRequest | None:
+        """Returns a request that has not ended although no prompt is being encoded."""
+        if self._tokenizer.num_encoding:
+            return None
+        return next((one for one in self._manager.requests if one.outcome is None), None)
 
     def _pass_on(self) -> None:
         while self._mail:

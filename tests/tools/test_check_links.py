@@ -27,7 +27,7 @@ def found(root: Path, text: str) -> list[str]:
         ("[x](#nowhere)", "link #nowhere"),
         ("see `engine/gone.py`", "path engine/gone.py"),
         ("see `engine/gone/`", "path engine/gone/"),
-        ("`python -m sluice_server.engine.gone --seed 1`", "module engine.gone"),
+        ("`python -m sluice_server.engine.gone --seed 1`", "module sluice_server.engine.gone"),
         ("`make rest`", "make target rest"),
     ],
 )

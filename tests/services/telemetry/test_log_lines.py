@@ -54,7 +54,7 @@ OF_NO_REQUEST = {
     ("ring/loop.py", "%s cannot go on"),
     ("ring/loop.py", "%s listens again: the file of its socket was gone"),
     ("ring/sockets.py", "a frame of %s is dropped: its clock is more than a day ahead of this one"),
-    ("ring/ends.py", "%s could not handle a %s"),
+    ("ring/request_ends.py", "%s could not handle a %s"),
     ("ring/loop.py", "frames of %s are refused: %s"),
 }
 
