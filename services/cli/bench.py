@@ -206,7 +206,7 @@ async def _one(plan: BenchPlan, client: "sluice.AsyncClient", prompt: list[int])
     """Send one request and note when its messages come."""
     import sluice
 
-    knobs: sluice.Knobs = {
+    options: sluice.GenerateOptions = {
         "max_tokens": plan.output_len,
         "temperature": 0.0,
         "ignore_eos": True,
@@ -215,7 +215,7 @@ async def _one(plan: BenchPlan, client: "sluice.AsyncClient", prompt: list[int])
     start = time.perf_counter()
     arrivals: list[tuple[float, int]] = []
     try:
-        async for delta in client.stream(prompt, **knobs):
+        async for delta in client.stream(prompt, **options):
             arrivals.append((time.perf_counter(), delta.consumed))
     except sluice.SluiceError as error:
         return load.RequestSample(start, tuple(arrivals), time.perf_counter(), error.code.name, error.message)

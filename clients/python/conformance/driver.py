@@ -102,16 +102,16 @@ def pause(progress: Progress) -> None:
     sys.stdin.readline()
 
 
-def knobs_of(asked: Asked) -> dict[str, Any]:
+def options_of(asked: Asked) -> dict[str, Any]:
     """Keyword arguments of the SDK."""
-    knobs: dict[str, Any] = {"temperature": 0.0, "timeout_s": asked.get("timeout_s")}
-    knobs |= {name: asked[name] for name in ("max_tokens", "seed", "choices") if name in asked}
+    options: dict[str, Any] = {"temperature": 0.0, "timeout_s": asked.get("timeout_s")}
+    options |= {name: asked[name] for name in ("max_tokens", "seed", "choices") if name in asked}
     if "choices" not in asked:
-        knobs["ignore_eos"] = True
-    return knobs
+        options["ignore_eos"] = True
+    return options
 
 
-def session_knobs(asked: Asked) -> dict[str, Any]:
+def session_options(asked: Asked) -> dict[str, Any]:
     """Those of a session's open."""
     found: dict[str, Any] = {"window": asked["window"]} if "window" in asked else {}
     return {**found, "grants": "grants" not in asked}
@@ -119,11 +119,11 @@ def session_knobs(asked: Asked) -> dict[str, Any]:
 
 def blocking(client: sluice.Client, asked: Asked) -> None:
     """With threads where there are several at once."""
-    prompt, knobs = asked.get("text", "") * asked.get("repeat", 1), knobs_of(asked)
+    prompt, options = asked.get("text", "") * asked.get("repeat", 1), options_of(asked)
 
     def generate() -> None:
         try:
-            tell_whole(client.generate(prompt, **knobs), None)
+            tell_whole(client.generate(prompt, **options), None)
         except sluice.SluiceError as error:
             tell_whole(None, error)
 
@@ -140,10 +140,10 @@ def blocking(client: sluice.Client, asked: Asked) -> None:
     if asked["call"] == "generate":
         together([generate] * count)
     elif asked["call"] == "stream":
-        together([lambda: follow(client.stream(prompt, **knobs))] * count)
+        together([lambda: follow(client.stream(prompt, **options))] * count)
     else:
         with client.converse() as session:
-            together([lambda: follow(session.open(prompt, **session_knobs(asked), **knobs))] * count)
+            together([lambda: follow(session.open(prompt, **session_options(asked), **options))] * count)
 
 
 def act(opened: Any, action: str, num: int) -> None:  # noqa: ANN401 # a stream or a generation of a session
@@ -175,11 +175,11 @@ def together(jobs: Iterable[Callable[[], None]]) -> None:
 
 async def waiting(client: sluice.AsyncClient, asked: Asked) -> None:
     """With tasks where there are several at once."""
-    prompt, knobs = asked.get("text", "") * asked.get("repeat", 1), knobs_of(asked)
+    prompt, options = asked.get("text", "") * asked.get("repeat", 1), options_of(asked)
 
     async def generate() -> None:
         try:
-            tell_whole(await client.generate(prompt, **knobs), None)
+            tell_whole(await client.generate(prompt, **options), None)
         except sluice.SluiceError as error:
             tell_whole(None, error)
 
@@ -196,10 +196,10 @@ async def waiting(client: sluice.AsyncClient, asked: Asked) -> None:
     if asked["call"] == "generate":
         await asyncio.gather(*(generate() for _ in range(count)))
     elif asked["call"] == "stream":
-        await asyncio.gather(*(follow(client.stream(prompt, **knobs)) for _ in range(count)))
+        await asyncio.gather(*(follow(client.stream(prompt, **options)) for _ in range(count)))
     else:
         async with client.converse() as session:
-            opened = [session.open(prompt, **session_knobs(asked), **knobs) for _ in range(count)]
+            opened = [session.open(prompt, **session_options(asked), **options) for _ in range(count)]
             await asyncio.gather(*map(follow, opened))
 
 

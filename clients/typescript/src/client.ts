@@ -11,7 +11,7 @@ import { Lease, Pool } from "./pool";
 import { Progress } from "./progress";
 import { Attempts, DEFAULT_RETRY, RetryPolicy } from "./retry";
 import { Session } from "./session";
-import { Knobs, Prompt, build } from "./spec";
+import { GenerateOptions, Prompt, build } from "./spec";
 
 export interface Tls {
   /** PEM files; without `ca` Node's own authorities are trusted. */
@@ -66,9 +66,9 @@ export class Client {
   }
 
   /** The whole answer at once. */
-  async generate(prompt: Prompt, knobs: Knobs = {}): Promise<GenerateResponse> {
-    const spec = build(prompt, knobs);
-    const attempts = new Attempts(this.retry, knobs.timeoutS ?? this.options.timeoutS);
+  async generate(prompt: Prompt, options: GenerateOptions = {}): Promise<GenerateResponse> {
+    const spec = build(prompt, options);
+    const attempts = new Attempts(this.retry, options.timeoutS ?? this.options.timeoutS);
     let lease: Lease | undefined;
     for (;;) {
       lease = this.pool.lease(lease);
@@ -88,8 +88,8 @@ export class Client {
   }
 
   /** The answer as it is made: `for await` over it. Leaving the loop cancels it. */
-  stream(prompt: Prompt, knobs: Knobs = {}): Stream {
-    return this.streamOf(build(prompt, knobs), knobs.timeoutS);
+  stream(prompt: Prompt, options: GenerateOptions = {}): Stream {
+    return this.streamOf(build(prompt, options), options.timeoutS);
   }
 
   /** Many generations on one stream, each with its own credit. */

@@ -8,11 +8,11 @@ import { ConverseRequest, ConverseResponse, Update } from "./gen/sluice/v1/infer
 import { Delta, GenerationSpec } from "./gen/sluice/v1/types";
 import { Lease, Pool } from "./pool";
 import { Progress } from "./progress";
-import { Knobs, Prompt, build } from "./spec";
+import { GenerateOptions, Prompt, build } from "./spec";
 
 const DEFAULT_WINDOW = 256;
 
-export interface OpenKnobs extends Knobs {
+export interface OpenOptions extends GenerateOptions {
   /** Tokens that the server may sample ahead of the reader; null is no limit. */
   window?: number | null;
   /** Give back what the reader has taken; true unless said otherwise. */
@@ -31,8 +31,8 @@ export class Session {
   ) {}
 
   /** Start a generation: `for await` over it. */
-  open(prompt: Prompt, knobs: OpenKnobs = {}): Generation {
-    const { window = DEFAULT_WINDOW, grants = true, keepInputOpen = false, ...others } = knobs;
+  open(prompt: Prompt, options: OpenOptions = {}): Generation {
+    const { window = DEFAULT_WINDOW, grants = true, keepInputOpen = false, ...others } = options;
     const spec = build(prompt, others);
     spec.creditWindow = window ?? undefined;
     const wire = this.openWire();

@@ -10,12 +10,12 @@ import grpc
 from sluice.attempts import Attempts
 from sluice.completion import Completion
 from sluice.errors import from_rpc
-from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
 from sluice.retry import RetryPolicy
 from sluice.session import Session
 from sluice.settings import Settings, Tls, channel_options, targets_of
+from sluice.spec import GenerateOptions, Prompt, build
 from sluice.stream import Line, Stream, cancel_generation, once
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
@@ -66,18 +66,20 @@ class Client:
         for line in self._pool.lines():
             line.channel.close()
 
-    def generate(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> Completion:
+    def generate(
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
         """The whole answer at once. A call whose server is lost is made again, from the beginning."""
-        request = inference_pb2.GenerateRequest(spec=build(prompt, knobs))
+        request = inference_pb2.GenerateRequest(spec=build(prompt, options))
         metadata = self._settings.metadata()
         found = self._once(
             lambda line, left: line.inference.Generate(request, timeout=left, metadata=metadata), timeout_s
         )
         return Completion(found)
 
-    def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> Stream:
+    def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]) -> Stream:
         """The answer as it is made: iterate over it. A broken connection is made good on the way."""
-        progress = Progress(build(prompt, knobs))
+        progress = Progress(build(prompt, options))
         return Stream(self._pool, progress, self._attempts(timeout_s, progress), self._settings.metadata())
 
     def converse(self) -> Session:

@@ -17,9 +17,9 @@ from sluice import errors
 from sluice.attempts import Attempts
 from sluice.credit import DEFAULT_WINDOW, Credit
 from sluice.frames import Frames
-from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
+from sluice.spec import GenerateOptions, Prompt, build
 from sluice.stream import Line, Metadata, Stream
 from sluice.v1 import inference_pb2, types_pb2
 
@@ -54,7 +54,7 @@ class Session:
         grants: bool = True,
         keep_input_open: bool = False,
         timeout_s: float | None = None,
-        **knobs: Unpack[Knobs],
+        **options: Unpack[GenerateOptions],
     ) -> "Generation":
         """Start a generation.
 
@@ -64,7 +64,7 @@ class Session:
             keep_input_open: sampling waits for `close_input`; `append` brings more prompt.
             timeout_s: its deadline.
         """
-        spec = build(prompt, knobs)
+        spec = build(prompt, options)
         if window is not None:
             spec.credit_window = window
         progress = Progress(spec)

@@ -12,11 +12,11 @@ from sluice.aio.stream import AsyncLine, AsyncStream, cancel_generation, once
 from sluice.attempts import Attempts
 from sluice.completion import Completion
 from sluice.errors import from_rpc
-from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
 from sluice.retry import RetryPolicy
 from sluice.settings import Settings, Tls, channel_options, targets_of
+from sluice.spec import GenerateOptions, Prompt, build
 from sluice.v1 import control_pb2, inference_pb2, types_pb2
 
 _T = TypeVar("_T")
@@ -68,9 +68,11 @@ class AsyncClient:
         for line in self._pool.lines():
             await line.channel.close()
 
-    async def generate(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> Completion:
+    async def generate(
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
         """The whole answer at once. A call whose server is lost is made again, from the beginning."""
-        request = inference_pb2.GenerateRequest(spec=build(prompt, knobs))
+        request = inference_pb2.GenerateRequest(spec=build(prompt, options))
         metadata = self._settings.metadata()
         return Completion(
             await self._once(
@@ -78,9 +80,11 @@ class AsyncClient:
             )
         )
 
-    def stream(self, prompt: Prompt, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]) -> AsyncStream:
+    def stream(
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncStream:
         """The answer as it is made: `async for` over it. A broken connection is made good on the way."""
-        progress = Progress(build(prompt, knobs))
+        progress = Progress(build(prompt, options))
         return AsyncStream(self._pool, progress, self._attempts(timeout_s, progress), self._settings.metadata())
 
     def converse(self) -> AsyncSession:

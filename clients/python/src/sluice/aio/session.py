@@ -16,10 +16,10 @@ from sluice import errors
 from sluice.aio.stream import AsyncLine, AsyncStream
 from sluice.credit import DEFAULT_WINDOW, Credit
 from sluice.frames import Frames
-from sluice.knobs import Knobs, Prompt, build
 from sluice.pool import Pool
 from sluice.progress import Progress
 from sluice.session import PONG_TIMEOUT_S, MakeAttempts, News
+from sluice.spec import GenerateOptions, Prompt, build
 from sluice.stream import Metadata
 from sluice.v1 import inference_pb2, types_pb2
 
@@ -50,7 +50,7 @@ class AsyncSession:
         grants: bool = True,
         keep_input_open: bool = False,
         timeout_s: float | None = None,
-        **knobs: Unpack[Knobs],
+        **options: Unpack[GenerateOptions],
     ) -> "AsyncGeneration":
         """Start a generation.
 
@@ -60,7 +60,7 @@ class AsyncSession:
             keep_input_open: sampling waits for `close_input`; `append` brings more prompt.
             timeout_s: its deadline.
         """
-        spec = build(prompt, knobs)
+        spec = build(prompt, options)
         if window is not None:
             spec.credit_window = window
         progress = Progress(spec)

@@ -12,7 +12,7 @@ from sluice.v1 import types_pb2
 Prompt: TypeAlias = str | Sequence[int] | types_pb2.Chat | types_pb2.GenerationSpec
 
 
-class Knobs(TypedDict, total=False):
+class GenerateOptions(TypedDict, total=False):
     """How to generate; the contract says what each may be."""
 
     model: str
@@ -56,14 +56,16 @@ _ROLES: Mapping[str, "types_pb2.Role.ValueType"] = {
 }
 
 
-def build(prompt: Prompt, knobs: Knobs) -> types_pb2.GenerationSpec:
+def build(prompt: Prompt, options: GenerateOptions) -> types_pb2.GenerationSpec:
     """The spec. Raises TypeError for a knob that there is not, ValueError for a value that its field cannot carry."""
-    unknown = sorted(set(knobs) - set(Knobs.__annotations__))
+    unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
     if unknown:
-        raise TypeError(f"{unknown[0]!r} is no knob of a generation; there are {', '.join(Knobs.__annotations__)}")
+        raise TypeError(
+            f"{unknown[0]!r} is no option of a generation; there are {', '.join(GenerateOptions.__annotations__)}"
+        )
     spec = _prompted(prompt)
     sampling = types_pb2.SamplingParams()
-    for name, value in knobs.items():
+    for name, value in options.items():
         if name in _TOP:
             _set(spec, name, value)
         elif name in _SAMPLING:
@@ -73,7 +75,7 @@ def build(prompt: Prompt, knobs: Knobs) -> types_pb2.GenerationSpec:
         elif name in _FORMS:
             _set(spec.constraint, name, value)
     spec.sampling.MergeFrom(sampling)
-    _rest(spec, knobs)
+    _rest(spec, options)
     return spec
 
 
@@ -104,20 +106,20 @@ def _prompted(prompt: Prompt) -> types_pb2.GenerationSpec:
     return spec
 
 
-def _rest(spec: types_pb2.GenerationSpec, knobs: Knobs) -> None:
+def _rest(spec: types_pb2.GenerationSpec, options: GenerateOptions) -> None:
     """What is not one field of one message."""
-    if "stop" in knobs:
-        stop = knobs["stop"]
+    if "stop" in options:
+        stop = options["stop"]
         spec.stop.strings.extend([stop] if isinstance(stop, str) else stop)
-    if "stop_token_ids" in knobs:
-        spec.stop.token_ids.extend(knobs["stop_token_ids"])
-    if "ignore_eos" in knobs:
-        spec.stop.ignore_eos = knobs["ignore_eos"]
-    if "choices" in knobs:
-        spec.constraint.choice.texts.extend(knobs["choices"])
-    if "priority" in knobs:
-        spec.scheduling.priority = knobs["priority"]
-    if knobs.get("detach"):
+    if "stop_token_ids" in options:
+        spec.stop.token_ids.extend(options["stop_token_ids"])
+    if "ignore_eos" in options:
+        spec.stop.ignore_eos = options["ignore_eos"]
+    if "choices" in options:
+        spec.constraint.choice.texts.extend(options["choices"])
+    if "priority" in options:
+        spec.scheduling.priority = options["priority"]
+    if options.get("detach"):
         spec.scheduling.on_disconnect = types_pb2.DISCONNECT_ACTION_DETACH
 
 

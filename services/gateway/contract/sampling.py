@@ -23,7 +23,7 @@ _CANCEL = types_pb2.DISCONNECT_ACTION_CANCEL
 _DETACH = types_pb2.DISCONNECT_ACTION_DETACH
 
 
-def sampling(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: Limits) -> SamplingParams:
+def sampling_params(spec: types_pb2.GenerationSpec, defaults: SamplingParams, limits: Limits) -> SamplingParams:
     """Effective parameters: what is absent takes the model's default; the seed is drawn here. Raises `ServiceError`.
 
     Only sizes are looked at here, so that nothing large is copied.
